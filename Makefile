@@ -1,4 +1,4 @@
-# Every task of the project. `make` alone lists them.
+# The development tasks of the project. `make` without a target lists them.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -17,11 +17,10 @@ help:  ## list the targets
 
 setup: $(STAMP) system  ## create .venv from the lock (needs only Python 3.11+ and pip)
 
-# Prompts are typed into tmux panes, workers in shell use curl, a pooler stands before a server, and the tests
-# do it for real. Without them, and without the right to install them, everything else works; the tests that
-# need them say how.
+# The dispatcher types prompts into tmux panes, and shell workers use curl and jq. If these programs are missing
+# and cannot be installed, everything else works. The tests that need them print the install command.
 PROGRAMS := tmux curl jq
-# A server of its own, and namespaces of the network: only where tests are run.
+# The tests also need a connection pooler, network namespaces and a JDBC driver.
 TEST_PROGRAMS := $(PROGRAMS) pgbouncer iproute2 libpostgresql-jdbc-java
 
 .PHONY: system test-system
@@ -33,7 +32,7 @@ system test-system:
 	    sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
 	    $$sudo apt-get install -y -qq $(PROGRAMS) >/dev/null 2>&1 || \
 	    { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq $(PROGRAMS); } >/dev/null 2>&1 || \
-	    echo "these could not be installed: apt-get install -y $(PROGRAMS)"; }
+	    echo "some programs could not be installed. Run: apt-get install -y $(PROGRAMS)"; }
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Holdfast needs Python 3.11 or newer; $(PYTHON) is %d.%d. Try: make setup PYTHON=python3.12" % v[:2])'
@@ -42,16 +41,17 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup  ## see it work, in one command
+demo: setup  ## run the demo
 	$(BIN)/python -m holdfast.cli demo
 
 test: setup test-system  ## run every suite, with the time of each
 	$(BIN)/python tools/suites.py
 
-check: setup  ## format, lint, types, layers, generated docs: what CI runs first
+check: setup  ## format, lint, types, layers, generated docs (first step of CI)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tools/plain_words.py --check
 	$(BIN)/python -m pytest -q --durations=0 tests/test_tidy.py
 	$(BIN)/python tools/traceability.py --check
 	$(BIN)/python tools/states.py --check
@@ -61,7 +61,7 @@ sim: setup  ## simulate SEEDS seeds (2000)
 	$(BIN)/python -m pytest -q -m deep tests/sim
 	$(BIN)/holdfast sim --seeds $(SEEDS)
 
-# Unless BUDGET is given: ten minutes.
+# Ten minutes, unless BUDGET is given.
 CHAOS_BUDGET = $(if $(filter file,$(origin BUDGET)),600,$(BUDGET))
 
 chaos: setup  ## kill real processes KILLS times (200), then break servers and links for BUDGET seconds (600)
@@ -87,18 +87,18 @@ bench-tasks: setup  ## measure tasks beside pgqueuer, huey, RabbitMQ and Restate
 	$(BIN)/python -m bench.peers --suite tasks --budget-s 3000
 
 .PHONY: bench-postgres
-bench-postgres: setup  ## measure all of it on PostgreSQL beside DBOS, pgqueuer and procrastinate
+bench-postgres: setup  ## measure worlds, effects and tasks on PostgreSQL beside DBOS, pgqueuer and procrastinate
 	$(BIN)/python -m bench.peers --suite postgres --runs 3 --budget-s 3000
 
 .PHONY: bench-churn
-bench-churn: setup  ## a PostgreSQL under churn with a backlog of a thousand and of a million, MINUTES (30)
+bench-churn: setup  ## measure PostgreSQL under churn with backlogs of 1,000 and 1,000,000, MINUTES (30)
 	$(BIN)/python -m bench churn --minutes $(or $(MINUTES),30)
 
-# Unless BUDGET is given: both parts need longer than `make bench`.
+# Both parts need more time than `make bench`, unless BUDGET is given.
 SPARK_BUDGET = $(if $(filter file,$(origin BUDGET)),1500,$(BUDGET))
 
-# GB of random keys, and bytes of a result and rows of each run into a spool. They take 40 minutes and 70 GB of disk
-# together; `make bench-spark UNSORTED_GB=1,2 SPOOL_SIZES=8:1000000,8:100000,4096:100000` takes a few minutes.
+# Input sizes in GB with random keys, and BYTES:ROWS of the results of each spool run. Together they take 40 minutes
+# and 70 GB of disk. `make bench-spark UNSORTED_GB=1,2 SPOOL_SIZES=8:1000000,8:100000,4096:100000` takes a few minutes.
 UNSORTED_GB = 8,16
 SPOOL_SIZES = 8:100000000,8:4000000,4096:4000000
 
@@ -113,7 +113,7 @@ docs: setup  ## regenerate docs/traceability.md, docs/states.md and docs/spark-o
 	$(BIN)/python tools/states.py
 	$(BIN)/python tools/odd_inputs.py
 
-sizes: setup  ## lines per module, the biggest last
+sizes: setup  ## lines per module, the largest last
 	$(BIN)/python tools/sizes.py
 
 lock:  ## regenerate requirements.lock (needs uv)

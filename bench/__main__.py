@@ -48,21 +48,21 @@ METRICS: dict[str, Callable[[Place], Record]] = {
         memory.memory,
     )
 }
-# Building its store, or waiting for what is due, takes longer than most others together.
+# Each builds a large store or waits for timers. It takes longer than most other metrics together.
 LONG = {"memory", "effect_fairness", "effect_backlog", "timer_lateness", "pending_timers"}
 LONG |= {"task_backlog", "task_idle"}
 LONG_BUDGET_S = 300.0
-# A second a slice needs about this budget; others are in proportion, between these bounds.
+# Slices of one second need about this budget. Other budgets scale the slice, between these bounds.
 USUAL_BUDGET_S = 120.0
 SLICE_S_MIN, SLICE_S_MAX = 0.1, 3.0
-# Above this load average before it even begins, a run says more about its neighbours.
+# Above this load average before the start, other processes distort the figures.
 QUIET_LOAD = 0.5
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] in (["churn"], ["digest"], ["footprint"], ["isolation"], ["retention"], ["single"]):
-        # Each has options of its own.
+        # Each command parses its options.
         command: int = importlib.import_module(f"bench.{argv[0]}").main(argv[1:])
         return command
     args = _parse(argv)
@@ -73,13 +73,16 @@ def main(argv: list[str] | None = None) -> int:
     documents: list[dict[str, Any]] = []
     load_before = os.getloadavg()[0]
     if load_before > QUIET_LOAD:
-        print(f"others use this machine (load {load_before:.1f}): expect noise", file=sys.stderr)
+        print(
+            f"other processes use this machine (load {load_before:.1f}): expect noise",
+            file=sys.stderr,
+        )
     began = time.monotonic()
     with new_directory(args.dir) as directory:
         place = Place(directory, slice_s=slice_s, raw_s=slice_s / 4)
         for name in names:
             if time.monotonic() - began > args.budget_s and not args.only:
-                print(f"{name}: left out, the budget is used up", file=sys.stderr)
+                print(f"{name}: skipped, the budget is used up", file=sys.stderr)
                 continue
             documents.append(METRICS[name](place).document())
             print(json.dumps(documents[-1], ensure_ascii=False), flush=True)
@@ -94,15 +97,22 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Holdfast.")
-    parser.add_argument("--budget-s", type=float, default=USUAL_BUDGET_S, help="how long, roughly")
-    parser.add_argument("--only", type=_names, metavar="NAME,…", help=f"of {', '.join(METRICS)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole run there")
-    parser.add_argument("--save", action="store_true", help="append it to bench/history.json")
+    parser.add_argument(
+        "--budget-s", type=float, default=USUAL_BUDGET_S, help="approximate duration (120)"
+    )
+    parser.add_argument(
+        "--only",
+        type=_names,
+        metavar="NAME,…",
+        help=f"run only these metrics, of {', '.join(METRICS)}",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the run to FILE")
+    parser.add_argument("--save", action="store_true", help="append the run to bench/history.json")
     parser.add_argument(
         "--dir",
         type=Path,
         default=ROOT / "build",
-        help="measure in a new directory there (build): the disk that counts",
+        help="parent of the temporary directory, on the disk to measure (build)",
     )
     return parser.parse_args(argv)
 

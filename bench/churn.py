@@ -1,14 +1,14 @@
-"""`python -m bench churn`: does a store get slower by what has passed through it, or by what waits?
+"""`python -m bench churn`: whether a store gets slower with its history or with its backlog.
 
     python -m bench churn [--store postgresql://…] [--minutes 30] [--what queue|tasks]
 
-A backlog is kept up while as much is put as is done: a short one for a few minutes, then a long one in
-the same store. Each minute gives a line: the rate, dead rows, the sizes of the tables and their
-indexes, how often autovacuum has run, and the machine's load, which tells whether others used it. At
-the end come two ratios: the last minute to the first, and the long backlog to the short one. Neither
-should be far from one.
+The benchmark keeps a backlog constant: it puts as many items as are done. It runs a few minutes with a
+short backlog, then with a long one in the same store. Each minute gives a line: the rate, dead rows, the
+sizes of the tables and their indexes, the count of autovacuum runs, and the load of the machine, which
+shows whether other processes used it. At the end come two ratios: the last minute to the first, and the
+long backlog to the short one. Both should be close to one.
 
-Without `--store` it starts a PostgreSQL of its own, with autovacuum as it is by default.
+Without `--store` it starts a separate PostgreSQL server with the default autovacuum settings.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MINUTES = 30.0
 SHORT_MINUTES = 3.0
 BACKLOGS = (1_000, 1_000_000)
 MINUTE_S = 60.0
-# Not timed: caches fill, connections open, and what filling the backlog left to do goes on.
+# Not timed: caches fill, connections open, and the server finishes the work of filling the backlog.
 WARM_S = 5.0
 MB = 1e6
 HEADER = (
@@ -55,7 +55,7 @@ _TABLES = """
 
 @dataclass(frozen=True)
 class Tables:
-    """What PostgreSQL says of our tables. Counts of rows are its estimates."""
+    """Statistics of PostgreSQL about our tables. Row counts are its estimates."""
 
     dead: int
     live: int
@@ -84,33 +84,33 @@ def main(argv: Sequence[str] | None = None) -> int:
             for backlog in args.backlogs:
                 churn.fill(backlog)
                 churn.run(backlog, WARM_S)
-                # Whole minutes, and what is left of the last; a second of it is the least.
+                # Whole minutes, and the rest of the last one. The rest has at least a second.
                 last = backlog == max(args.backlogs)
-                for found in _minutes(url, churn, backlog, args.minutes if last else args.short):
-                    minutes.append(found)
-                    print(_line(_cells(found)), flush=True)
+                for minute in _minutes(url, churn, backlog, args.minutes if last else args.short):
+                    minutes.append(minute)
+                    print(_line(_cells(minute)), flush=True)
     ratios = ratios_of(minutes)
     print("\n" + "\n".join(f"{name}: {value:.2f}" for name, value in ratios.items()))
     if args.json:
-        document = {"what": args.what, "minutes": [asdict(one) for one in minutes], **ratios}
+        document = {"what": args.what, "minutes": [asdict(item) for item in minutes], **ratios}
         args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     return 0
 
 
 def ratios_of(minutes: Sequence[Minute]) -> dict[str, float]:
-    """The last minute of each backlog to its first; and of the long backlog to the short one."""
+    """The last minute of each backlog to its first, and the long backlog to the short one."""
     by_backlog: dict[int, list[Minute]] = {}
-    for one in minutes:
-        by_backlog.setdefault(one.backlog, []).append(one)
-    found = {
-        f"last minute / first, backlog {backlog:,}": some[-1].rate / some[0].rate
-        for backlog, some in by_backlog.items()
+    for minute in minutes:
+        by_backlog.setdefault(minute.backlog, []).append(minute)
+    ratios = {
+        f"last minute / first, backlog {backlog:,}": of_backlog[-1].rate / of_backlog[0].rate
+        for backlog, of_backlog in by_backlog.items()
     }
     if len(by_backlog) > 1:
         short, long = min(by_backlog), max(by_backlog)
-        rates = {at: _mean([one.rate for one in by_backlog[at]]) for at in (short, long)}
-        found[f"backlog {long:,} / {short:,}"] = rates[long] / rates[short]
-    return found
+        rates = {at: _mean([minute.rate for minute in by_backlog[at]]) for at in (short, long)}
+        ratios[f"backlog {long:,} / {short:,}"] = rates[long] / rates[short]
+    return ratios
 
 
 def tables_of(url: str) -> Tables:
@@ -135,18 +135,18 @@ def _minutes(url: str, churn: Churn, backlog: int, minutes: float) -> Iterator[M
         yield Minute(backlog, number, rate, per_item, after, os.getloadavg()[0])
 
 
-def _cells(one: Minute) -> tuple[str, ...]:
-    tables = one.tables
+def _cells(minute: Minute) -> tuple[str, ...]:
+    tables = minute.tables
     return (
-        f"{one.backlog:,}",
-        str(one.number),
-        f"{one.rate:,.0f}",
+        f"{minute.backlog:,}",
+        str(minute.number),
+        f"{minute.rate:,.0f}",
         f"{tables.dead:,}",
         f"{tables.table_bytes / MB:,.1f}",
         f"{tables.index_bytes / MB:,.1f}",
         str(tables.vacuums),
-        f"{one.wal_bytes_per_item:,.0f}",
-        f"{one.load:.1f}",
+        f"{minute.wal_bytes_per_item:,.0f}",
+        f"{minute.load:.1f}",
     )
 
 
@@ -163,27 +163,29 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m bench churn", description=__doc__.split("\n")[0]
     )
     parser.add_argument(
-        "--store", metavar="URL", help="a database for it alone; else its own server"
+        "--store", metavar="URL", help="an empty database for this run (default: start a server)"
+    )
+    parser.add_argument("--what", choices=KINDS, default="tasks", help="kind of load (tasks)")
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help="minutes with the longest backlog (30)"
     )
     parser.add_argument(
-        "--what", choices=KINDS, default="tasks", help="what passes through (tasks)"
+        "--short", type=float, default=SHORT_MINUTES, help="minutes with each shorter backlog (3)"
     )
     parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help="with the longest backlog (30)"
+        "--backlogs",
+        type=_numbers,
+        default=list(BACKLOGS),
+        metavar="N,…",
+        help="backlog lengths (1000,1000000)",
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all minutes to FILE")
     parser.add_argument(
-        "--short", type=float, default=SHORT_MINUTES, help="minutes with each of the others (3)"
-    )
-    parser.add_argument(
-        "--backlogs", type=_numbers, default=list(BACKLOGS), metavar="N,…", help="1000,1000000"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all minutes there")
-    parser.add_argument(
-        "--dir", type=Path, default=ROOT / "build", help="where its own server lives"
+        "--dir", type=Path, default=ROOT / "build", help="parent of the temporary directory (build)"
     )
     args = parser.parse_args(argv)
     if args.store and not args.store.startswith(("postgresql:", "postgres:")):
-        parser.error("it looks into PostgreSQL: give postgresql://…, or nothing")
+        parser.error("this command measures PostgreSQL: pass postgresql://…, or omit --store")
     return args
 
 

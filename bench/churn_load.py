@@ -1,6 +1,6 @@
-"""What churns: a queue whose items are put, claimed and acknowledged; or tasks that are submitted and done.
+"""The two loads of `churn`: queue items that are put, claimed and acknowledged, or tasks that are submitted and run.
 
-Both keep a backlog of constant length: as much is put as is done.
+Both keep a backlog of constant length: they put as many items as are done.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Rated:
 
 class Churn(Protocol):
     def fill(self, backlog: int) -> None:
-        """Put as many as are missing to so many."""
+        """Put items until the backlog has this length."""
 
     def run(self, backlog: int, seconds: float) -> Rated:
-        """How many were done, while so many waited."""
+        """Count the items that are done while the backlog keeps this length."""
 
     def __enter__(self) -> Churn: ...
 
@@ -44,7 +44,7 @@ class Churn(Protocol):
 
 
 class QueueChurn:
-    """Callers of one process put a batch, claim one, acknowledge it."""
+    """Callers in one process put a batch, claim a batch and acknowledge it."""
 
     def __init__(self, url: str, _directory: Path) -> None:
         self._stack = contextlib.ExitStack()
@@ -75,7 +75,7 @@ class QueueChurn:
 
 
 class TaskChurn:
-    """A producer and a worker as users run them; what is done is submitted again."""
+    """A producer and a worker as users run them. The producer replaces each completed task."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self._stack = contextlib.ExitStack()
@@ -122,11 +122,11 @@ class TaskChurn:
         return tally.count(self._tasks.tally)
 
     def _wait_for_more_than(self, done: int) -> None:
-        """Until the worker is at work."""
+        """Wait until the worker has completed a task."""
         until = time.monotonic() + WITHIN_S
         while self._done() <= done:
             if time.monotonic() > until:
-                raise TimeoutError(f"no task was done within {WITHIN_S:g} s")
+                raise TimeoutError(f"no task completed within {WITHIN_S:g} s")
             time.sleep(POLL_S)
 
 

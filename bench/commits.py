@@ -27,7 +27,7 @@ BATCH = 1000
 
 
 def floor(place: Place) -> Record:
-    """What LMDB itself gives: the same operation, committed in this process, nobody asked."""
+    """LMDB alone: the same operation, committed in this process without a writer process."""
     keys = [rows_of(0) + pack_int(n) for n in range(ROWS_PER_CALLER + 3)]
     pick = random.Random(0).randrange
 
@@ -108,7 +108,7 @@ def batches_1000(place: Place) -> Record:
 
 
 def computing_thread(place: Place) -> Record:
-    """The same caller with and without a thread beside it that never waits for anything."""
+    """The same caller with and without a CPU-bound thread in its process."""
     samples = []
     with place.store("computing") as path, Crew("threads", 1, path, callers=1) as crew:
         for _ in range(place.repeats):

@@ -1,10 +1,10 @@
-"""`python -m bench digest`: what the digest of the state costs in the message benchmark.
+"""`python -m bench digest`: the cost of the state digest in the message benchmark.
 
     python -m bench digest [--rounds 15]
 
 One client, one worker and one writer on an embedded store with fsync. Rounds alternate: with the digest, and with a
 worker that neither encodes, decodes nor hashes the state of a cycle. A round is `send_many` to 100 worlds, then the same
-number of messages to one world. The table has the medians and the ratio of the rates; below 1 the digest costs time.
+number of messages to one world. The table has the medians and the ratio of the rates. Below 1 the digest costs time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ WAYS = ("batch", "hot")
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench digest", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N")
-    parser.add_argument("--dir", type=Path, default=ROOT, help="where the store is made")
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT, help="parent of the temporary directory (build)"
+    )
     args = parser.parse_args(argv)
     with new_directory(args.dir) as directory:
         rates = measure(directory, args.rounds)
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(directory: Path, rounds: int) -> dict[tuple[bool, str], list[float]]:
     amount = Amount()
-    found: dict[tuple[bool, str], list[float]] = {
+    rates_of: dict[tuple[bool, str], list[float]] = {
         (on, way): [] for on in (False, True) for way in WAYS
     }
     with (
@@ -53,7 +55,7 @@ def measure(directory: Path, rounds: int) -> dict[tuple[bool, str], list[float]]
     ):
         names = client.ask("worlds", count=KEYS)["names"]
         for at in range(rounds + 1):
-            # Each comes first as often as the other.
+            # The order alternates, so that each variant comes first equally often.
             for on in (at % 2 == 0, at % 2 == 1):
                 worker.ask("digest", on=on)
                 rates = {
@@ -63,5 +65,5 @@ def measure(directory: Path, rounds: int) -> dict[tuple[bool, str], list[float]]
                 worker.ask("hosted")
                 if at:  # the first round is a warm-up
                     for way in WAYS:
-                        found[on, way].append(rates[way]["rate"])
-    return found
+                        rates_of[on, way].append(rates[way]["rate"])
+    return rates_of

@@ -1,7 +1,7 @@
-"""Metrics of effects that stand alone: chains, latency, backlog, fairness; and document 004's targets.
+"""Metrics of effects without a peer: chains, latency, backlog, fairness, and the targets of document 004.
 
-Client, roles and writer are processes of their own on one embedded store, fsync on; the roles are
-started by `holdfast up`, as users do. Beside the peers they are measured by `bench.peers`.
+Client, roles and writer are separate processes on one embedded store with fsync. `holdfast up` starts the
+roles, as users do. `bench.peers` measures effects beside the peers.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from bench.record import Record, Sample, Target, against_raw, gather
 
 LEASES = 100
 RENEWALS_PER_S = 20
-# What an event wants at once when a backlog is made, and when it is kept up.
+# Effects per event while a backlog is built, and while it is refilled.
 WANTED_TOGETHER = 1_000
 WANTED_AGAIN = 50
-# Putting is timed so often, by a part of the shorter backlog each.
+# Number of timed puts. Each puts a part of the shorter backlog.
 PUTS = 4
 
 
 def effect_chains(place: Place) -> Record:
-    """Roles in one process, and for comparison with the pool in another; `async def` effects, too."""
+    """All roles in one process, and for comparison the pool in a second one. Also with `async def` effects."""
     count = place.sizes.chains_at_once
     with (
         running(place, "one", "chains") as (client, roles, path),
         running(place, "split", "split") as (other, others, other_path),
     ):
-        one = HoldfastTurn(client, roles, path, worlds=count)
+        turn = HoldfastTurn(client, roles, path, worlds=count)
         split = HoldfastTurn(other, others, other_path, worlds=count)
 
         def run() -> Sample:
-            found = one.rated(count, seconds=place.slice_s)
+            sample = turn.rated(count, seconds=place.slice_s)
             return {
-                "rate": found.pop("chains"),
-                **found,
-                "async_rate": one.rated(count, seconds=place.slice_s, is_async=True)["chains"],
+                "rate": sample.pop("chains"),
+                **sample,
+                "async_rate": turn.rated(count, seconds=place.slice_s, is_async=True)["chains"],
                 "split_rate": split.rated(count, seconds=place.slice_s)["chains"],
             }
 
@@ -60,7 +60,7 @@ def effect_chains(place: Place) -> Record:
     return Record(
         "effect_chains",
         f"{STEPS} no-op effects in sequence, {count} worlds at once; processor time a step; the same "
-        "with `async def`, and with the pool in a process of its own",
+        "with `async def`, and with the pool in a separate process",
         gather(samples, units),
     )
 
@@ -70,13 +70,13 @@ def effect_latency(place: Place) -> Record:
     with running(place, "one", "latency") as (client, _, _):
         names = client.ask("worlds", count=min(place.sizes.steps, 100))["names"]
         for _ in range(place.repeats):
-            asked = {"names": names, "count": place.sizes.steps, "per_s": STEPS_PER_S}
-            found = client.ask("steps", **asked)
+            parameters = {"names": names, "count": place.sizes.steps, "per_s": STEPS_PER_S}
+            times = client.ask("steps", **parameters)
             samples.append(
                 {
-                    **shares("ms", found["journaled"]),
-                    "entries_p95": percentile(found["entries"], 0.95),
-                    "whole_p95": percentile(found["whole"], 0.95),
+                    **shares("ms", times["journaled"]),
+                    "entries_p95": percentile(times["entries"], 0.95),
+                    "whole_p95": percentile(times["whole"], 0.95),
                 }
             )
     units = dict.fromkeys(("ms_p95", "ms_p50", "ms_p99", "entries_p95", "whole_p95"), "ms")
@@ -90,7 +90,7 @@ def effect_latency(place: Place) -> Record:
 
 
 def runtime_targets(place: Place) -> Record:
-    """The three that document 004 names, at a tenth of its figures."""
+    """The three targets of document 004, at a tenth of its load."""
     samples = []
     steps = place.sizes.steps
     with (
@@ -102,7 +102,7 @@ def runtime_targets(place: Place) -> Record:
         accounts = client.ask("worlds", count=LEASES)["names"]
         names = flows.ask("worlds", count=min(steps, 100))["names"]
         for _ in range(place.repeats):
-            # Journaled first: it keeps the worlds busy, so that all of them are leased to be renewed.
+            # The journal part runs first. It keeps the worlds busy, so that all of them hold leases to renew.
             sent = client.ask("latency", names=accounts, count=steps, per_s=STEPS_PER_S)
             renewed = worker.ask("renew", count=max(steps // 5, 5), per_s=RENEWALS_PER_S)
             done = flows.ask("steps", names=names, count=steps, per_s=STEPS_PER_S)
@@ -117,7 +117,7 @@ def runtime_targets(place: Place) -> Record:
     units = dict.fromkeys(("renewal_p95_ms", "journaled_p95_ms", "receipt_p95_ms"), "ms")
     return Record(
         "runtime_targets",
-        "document 004's: renewal of leases, inbox to journal, dispatch to receipt (even journaled, "
+        "the targets of document 004: renewal of leases, inbox to journal, dispatch to receipt (even journaled, "
         f"which comes after its ingress), the last two at {STEPS_PER_S}/s; a tenth of its figures",
         gather(samples, {**units, "leases": "leases in a commit"}),
         (
@@ -129,38 +129,38 @@ def runtime_targets(place: Place) -> Record:
 
 
 def effect_backlog(place: Place) -> Record:
-    """Two stores, one with a short queue and one with a long one, turn by turn.
+    """Two stores, one with a short queue and one with a long one, measured in turn.
 
-    A pool drains while as much is wanted again: all that an effect costs is in it (want, put, claim,
-    call, receipt, journal). Putting alone is measured while no pool runs.
+    A pool drains while the client requests as many new effects. The rate has the whole cost of an effect
+    (request, put, claim, call, receipt, journal). The cost of the put alone is measured without a pool.
     """
     sizes = {"short": place.sizes.effects_small, "long": place.sizes.effects_large}
     together = min(WANTED_TOGETHER, sizes["short"])
     put = together // PUTS
     samples = []
     with _Bulk(place, "short") as short, _Bulk(place, "long") as long:
-        for one in (short, long):
-            one.want(sizes[one.name], together)
+        for bulk in (short, long):
+            bulk.want(sizes[bulk.name], together)
         for _ in range(place.repeats):
-            found: Sample = {}
-            for one in (short, long):
-                one.refill(sizes[one.name], together)
-                found[f"put_{one.name}"] = put / median(one.want(put, put) for _ in range(PUTS))
-                found |= one.drained(sizes[one.name], place.slice_s)
+            sample: Sample = {}
+            for bulk in (short, long):
+                bulk.refill(sizes[bulk.name], together)
+                sample[f"put_{bulk.name}"] = put / median(bulk.want(put, put) for _ in range(PUTS))
+                sample |= bulk.drained(sizes[bulk.name], place.slice_s)
             samples.append(
                 {
-                    "cost": found["rate_short"] / found["rate_long"],
-                    "put_cost": found["put_short"] / found["put_long"],
-                    **found,
+                    "cost": sample["rate_short"] / sample["rate_long"],
+                    "put_cost": sample["put_short"] / sample["put_long"],
+                    **sample,
                 }
             )
     rates = ("rate_long", "rate_short", "put_long", "put_short")
-    # Where a queue was often empty, its rate is that of wanting, not of doing.
+    # If a queue is often empty, its rate is that of the requests, not of the pool.
     looks = dict.fromkeys(("dry_long", "dry_short"), "of looks")
     return Record(
         "effect_backlog",
-        f"cost of an effect at a backlog of {sizes['long']:,} against {sizes['short']:,}, from wanted "
-        "to journaled, and of putting it alone",
+        f"cost of an effect at a backlog of {sizes['long']:,} against {sizes['short']:,}, from request "
+        "to journal, and of the put alone",
         gather(
             samples,
             {"cost": "×", "put_cost": "×", **dict.fromkeys(rates, "effects/s"), **looks},
@@ -170,7 +170,7 @@ def effect_backlog(place: Place) -> Record:
 
 
 def effect_fairness(place: Place) -> Record:
-    """A pool works on one world's flood; other worlds want one effect of the same kind each."""
+    """A pool works on a flood of one world. Other worlds request one effect of the same kind each."""
     flood, singles = place.sizes.flood, place.sizes.singles
     samples = []
     with _Bulk(place, "flood") as bulk:
@@ -179,16 +179,16 @@ def effect_fairness(place: Place) -> Record:
         for _ in range(place.repeats):
             bulk.refill(flood, min(WANTED_TOGETHER, flood))
             bulk.pool.ask("start")
-            found = bulk.client.ask("single", names=others)
+            counts = bulk.client.ask("single", names=others)
             bulk.pool.ask("stop")
             left = bulk.client.ask("left")["left"]
             samples.append(
                 {
-                    "passed": percentile(found["passed"], 0.5),
-                    "passed_max": max(found["passed"]),
-                    "ms": percentile(found["ms"], 0.5),
-                    "journaled": percentile(found["journaled"], 0.5),
-                    "journaled_ms": percentile(found["journaled_ms"], 0.5),
+                    "passed": percentile(counts["passed"], 0.5),
+                    "passed_max": max(counts["passed"]),
+                    "ms": percentile(counts["ms"], 0.5),
+                    "journaled": percentile(counts["journaled"], 0.5),
+                    "journaled_ms": percentile(counts["journaled_ms"], 0.5),
                     "left": left,
                 }
             )
@@ -202,10 +202,10 @@ def effect_fairness(place: Place) -> Record:
     }
     return Record(
         "effect_fairness",
-        f"one world has {flood:,} effects waiting, another wants one: how many of the flood end "
-        "between its dispatch and its receipt, and until that is journaled",
+        f"one world has {flood:,} effects waiting, another requests one: the effects of the flood that end "
+        "between its dispatch and its receipt, and until the receipt is journaled",
         gather(samples, units),
-        # A hundredth of the flood; first come, first served would be all of it.
+        # A hundredth of the flood. A first-in-first-out queue would process all of it first.
         (Target("passed", below=1_000),),
         {"flood": flood, "singles": singles},
     )
@@ -218,7 +218,7 @@ METRICS: dict[str, Callable[[Place], Record]] = {
 
 
 class _Bulk:
-    """A store with world roles running, a pool that can be started and stopped, and one client."""
+    """A store with running world roles, a pool that can be started and stopped, and one client."""
 
     def __init__(self, place: Place, name: str) -> None:
         self.name = name
@@ -233,7 +233,7 @@ class _Bulk:
             self.pool = self._opened(spawn("pool", path))
             roles = ("orchestrator", "world")
             self._open.append(Up(APP, path, *roles, worker=f"worker-{self.name}"))
-            # The flood is of the first world alone; a backlog is of all of them.
+            # One world causes a flood. All worlds share a backlog.
             worlds = 1 if self.name == "flood" else self._place.sizes.chains_at_once
             self._worlds = [f"bulk-{at}" for at in range(worlds)]
         except BaseException:
@@ -242,14 +242,14 @@ class _Bulk:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for one in reversed(self._open):
-            one.close()
+        for process in reversed(self._open):
+            process.close()
         self._store.__exit__(None, None, None)
 
     def want(self, count: int, together: int) -> float:
-        """Seconds until so many more are in the queue."""
-        asked = {"names": self._worlds, "count": count, "per_event": together}
-        seconds: float = self.client.ask("want", **asked)["seconds"]
+        """Seconds until the queue has `count` more effects."""
+        parameters = {"names": self._worlds, "count": count, "per_event": together}
+        seconds: float = self.client.ask("want", **parameters)["seconds"]
         return seconds
 
     def refill(self, goal: int, together: int) -> None:
@@ -258,14 +258,14 @@ class _Bulk:
             self.want(missing, together)
 
     def drained(self, backlog: int, seconds: float) -> Sample:
-        """Effects that end in a second while the backlog is kept up."""
+        """Effects per second while the client keeps the backlog constant."""
         self.pool.ask("start")
-        asked = {"names": self._worlds, "per_event": min(WANTED_AGAIN, backlog)}
-        # The first moments are the pool's start.
-        self.client.ask("churn", backlog=backlog, seconds=seconds / 4, **asked)
-        found = self.client.ask("churn", backlog=backlog, seconds=seconds, **asked)
+        parameters = {"names": self._worlds, "per_event": min(WANTED_AGAIN, backlog)}
+        # Not counted: the pool starts.
+        self.client.ask("churn", backlog=backlog, seconds=seconds / 4, **parameters)
+        measures = self.client.ask("churn", backlog=backlog, seconds=seconds, **parameters)
         self.pool.ask("stop")
-        return {f"{measure}_{self.name}": value for measure, value in found.items()}
+        return {f"{measure}_{self.name}": value for measure, value in measures.items()}
 
     def _opened(self, load: Load) -> Load:
         self._open.append(load)

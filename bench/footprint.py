@@ -1,10 +1,11 @@
-"""`python -m bench footprint`: what a message, an effect and a task leave in PostgreSQL, and what they cost.
+"""`python -m bench footprint`: the space and the commits that a message, an effect and a task take in PostgreSQL.
 
     python -m bench footprint [--store postgresql://…] [--items 10000]
 
-For each it prints how many items a commit held, bytes of write-ahead log an item, rows and bytes that
-stay, bytes on disk once the table is packed, and how many connections a process had at most. The store
-must be one for this alone: its table is rewritten (VACUUM FULL), so that free space does not count.
+For each kind it prints the items per commit, the bytes of write-ahead log per item, the rows and bytes that
+remain, the bytes on disk after the table is packed, and the maximum of connections per process. The store
+must be empty and used by this command alone: it rewrites the table (VACUUM FULL), so that free space does
+not count.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _CONNECTIONS = """
 
 @dataclass(frozen=True)
 class Footprint:
-    """Per item, but for the first and the last."""
+    """Figures per item, except `items` and `connections`."""
 
     name: str
     items: int
@@ -64,7 +65,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Work:
-    """What was done: so many items, and by how many processes of ours."""
+    """The number of items, and the number of our processes."""
 
     items: int
     processes: int
@@ -72,37 +73,43 @@ class Work:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
-    found = []
+    footprints = []
     with somewhere(args.store, args.dir) as url:
         print(_line(HEADER), flush=True)
         for name, body in BODIES.items():
             with new_directory(args.dir) as directory:
-                found.append(measure(name, url, partial(body, url, directory, args.items)))
-            print(_line(_cells(found[-1])), flush=True)
+                footprints.append(measure(name, url, partial(body, url, directory, args.items)))
+            print(_line(_cells(footprints[-1])), flush=True)
     if args.json:
-        args.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n", "utf-8")
+        args.json.write_text(
+            json.dumps([asdict(footprint) for footprint in footprints], indent=1) + "\n", "utf-8"
+        )
     return 0
 
 
 def measure(name: str, url: str, body: Callable[[], Work]) -> Footprint:
     import psycopg
 
-    # The tables are there before anything is counted.
-    _made(url)
+    # Create the tables before anything is counted.
+    _create_tables(url)
     with psycopg.connect(url, autocommit=True) as connection:
 
-        def ask(statement: str) -> tuple[int, ...]:
+        def query(statement: str) -> tuple[int, ...]:
             row = connection.execute(statement).fetchone()
             assert row is not None
             return tuple(int(value) for value in row)
 
         connection.execute("VACUUM FULL holdfast_row")
-        kept, seen = ask(_KEPT), ask(_SEEN)
-        with _most(url) as most:
+        kept, before_counts = query(_KEPT), query(_SEEN)
+        with _sample_connections(url) as most:
             work = body()
-        commit_no, wal = (after - before for after, before in zip(ask(_SEEN), seen, strict=True))
+        commit_no, wal = (
+            after - before for after, before in zip(query(_SEEN), before_counts, strict=True)
+        )
         connection.execute("VACUUM FULL holdfast_row")
-        rows, size, disk = (after - before for after, before in zip(ask(_KEPT), kept, strict=True))
+        rows, size, disk = (
+            after - before for after, before in zip(query(_KEPT), kept, strict=True)
+        )
     n = work.items
     per_process = -(-most[0] // work.processes)
     return Footprint(name, n, n / commit_no, wal / n, rows / n, size / n, disk / n, per_process)
@@ -119,7 +126,7 @@ def _messages(url: str, _directory: Path, items: int) -> Work:
 
 
 def _effects(url: str, directory: Path, _items: int) -> Work:
-    """Each with the entry that wants it and the entry with its receipt."""
+    """Each effect with its request entry and its receipt entry."""
     with effect_turns.running(UrlPlace(directory, url=url), "one") as (client, _, _):
         names = client.ask("worlds", count=WORLDS)["names"]
         steps: int = client.ask("chains", names=names, seconds=CHAINS_S)["steps"]
@@ -140,15 +147,15 @@ BODIES: dict[str, Callable[[str, Path, int], Work]] = {
 }
 
 
-def _made(url: str) -> None:
+def _create_tables(url: str) -> None:
     from holdfast import store as stores
 
     stores.open(url).close()
 
 
 @contextlib.contextmanager
-def _most(url: str) -> Iterator[list[int]]:
-    """How many connections there were at once, as far as looking now and then tells."""
+def _sample_connections(url: str) -> Iterator[list[int]]:
+    """The maximum of concurrent connections, sampled every WATCH_S seconds."""
     import psycopg
 
     most, ended = [0], threading.Event()
@@ -169,16 +176,16 @@ def _most(url: str) -> Iterator[list[int]]:
         watcher.join()
 
 
-def _cells(one: Footprint) -> tuple[str, ...]:
+def _cells(footprint: Footprint) -> tuple[str, ...]:
     return (
-        one.name,
-        f"{one.items:,}",
-        f"{one.in_a_commit:,.1f}",
-        f"{one.wal_bytes:,.0f}",
-        f"{one.rows:.2f}",
-        f"{one.bytes:,.0f}",
-        f"{one.disk_bytes:,.0f}",
-        str(one.connections),
+        footprint.name,
+        f"{footprint.items:,}",
+        f"{footprint.in_a_commit:,.1f}",
+        f"{footprint.wal_bytes:,.0f}",
+        f"{footprint.rows:.2f}",
+        f"{footprint.bytes:,.0f}",
+        f"{footprint.disk_bytes:,.0f}",
+        str(footprint.connections),
     )
 
 
@@ -188,19 +195,22 @@ def _line(cells: Sequence[str]) -> str:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench footprint", description="Bytes and commits of what is stored."
+        prog="python -m bench footprint",
+        description="Bytes and commits per message, effect and task.",
     )
     parser.add_argument(
-        "--store", metavar="URL", help="a database for it alone; else its own server"
+        "--store", metavar="URL", help="an empty database for this run (default: start a server)"
     )
-    parser.add_argument("--items", type=int, default=ITEMS, help="messages and tasks (10000)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write it there, too")
     parser.add_argument(
-        "--dir", type=Path, default=ROOT / "build", help="where its own server lives"
+        "--items", type=int, default=ITEMS, help="number of messages and of tasks (10000)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT / "build", help="parent of the temporary directory (build)"
     )
     args = parser.parse_args(argv)
     if args.store and not args.store.startswith(("postgresql:", "postgres:")):
-        parser.error("it looks into PostgreSQL: give postgresql://…, or nothing")
+        parser.error("this command measures PostgreSQL: pass postgresql://…, or omit --store")
     return args
 
 

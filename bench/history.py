@@ -1,4 +1,4 @@
-"""The saved runs: `bench/history.json`, oldest first. No host names, no paths: figures travel, machines do not."""
+"""The saved runs: `bench/history.json`, oldest first. They hold no host names and no paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("history.json")
 def entry(
     documents: Sequence[dict[str, Any]], *, budget_s: float, load_before: float
 ) -> dict[str, Any]:
-    """`load_before` is the load average when the run began: how quiet the machine was."""
+    """`load_before` is the load average at the start of the run. It shows how quiet the machine was."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "holdfast": __version__,

@@ -1,10 +1,10 @@
-"""`python -m bench isolation`: what refused submissions of some callers cost the others.
+"""`python -m bench isolation`: the cost of rejected submissions for concurrent callers.
 
     python -m bench isolation [--store postgresql://…] [--callers 64] [--rounds 5]
 
-64 callers submit tasks, in rounds by turns: without refusals, and with one in 100 refused inside the
-operation. For each store and door it prints the p95 of the calls that are not refused, with and without
-refusals, their ratio (the target is 2 at most), and how many of them failed: one is an error.
+64 callers submit tasks in alternating rounds: without rejections, and with one call in 100 rejected inside the
+operation. For each store and interface it prints the p95 of the valid calls with and without rejections, their
+ratio (the target is 2 at most), and the number of valid calls that failed. One failure is an error.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import NamedTuple
 import holdfast as hf
 from bench.place import ROOT, new_directory
 from holdfast.errors import KeyTooLarge
-from holdfast.ops.http.guard import Guard, address_of
+from holdfast.ops.http.auth import RequestGuard, parse_address
 from holdfast.ops.http.server import HttpServer
-from holdfast.ops.http.tasks import TaskApi
+from holdfast.ops.http.task_routes import TaskApi
 
 CALLERS = 64
 CALLS = 50
 ROUNDS = 5
 REFUSED_EACH = 100
 RATIO_MAX = 2.0
-HEADER = ("store", "door", "p95 ms", "with refusals", "ratio", "innocent failed")
-# Each name is within its bounds. The key of both is longer than a store takes.
+HEADER = ("store", "interface", "p95 ms", "with rejections", "ratio", "valid failed")
+# Each name is within its limit. The key that holds both exceeds the key limit of the store.
 LONG = {"queue": "q" * 200, "limit_key": "l" * 200}
 
 
@@ -50,7 +50,7 @@ APP = hf.App("isolation", tasks=[note])
 
 
 class Calls(NamedTuple):
-    """The times of calls that were not to be refused, and how many of them failed."""
+    """The times of the valid calls, and the number of them that failed."""
 
     seconds: list[float]
     failed: int
@@ -73,7 +73,7 @@ class Result(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
-    found: list[Result] = []
+    results: list[Result] = []
     print(_line(HEADER), flush=True)
     with new_directory(args.dir) as directory:
         urls = {"memory": "memory:", "lmdb": str(directory / "data")}
@@ -82,16 +82,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for store, url in urls.items():
             with APP.open(url, roles=()) as runtime, doors(runtime) as open_doors:
                 for name, door in open_doors.items():
-                    found.append(measure(store, name, door, args.callers, args.rounds))
-                    print(_line(_cells(found[-1])), flush=True)
+                    results.append(measure(store, name, door, args.callers, args.rounds))
+                    print(_line(_cells(results[-1])), flush=True)
     if args.json:
-        documents = [one._asdict() | {"ratio": one.ratio} for one in found]
+        documents = [result._asdict() | {"ratio": result.ratio} for result in results]
         args.json.write_text(json.dumps(documents, indent=1) + "\n", "utf-8")
-    return int(any(one.failed for one in found))
+    return int(any(result.failed for result in results))
 
 
 def measure(store: str, name: str, door: Door, callers: int, rounds: int) -> Result:
-    """The medians over rounds by turns."""
+    """The medians over alternating rounds."""
     door(callers, True)
     p95s: dict[bool, list[float]] = {False: [], True: []}
     failed = 0
@@ -106,11 +106,11 @@ def measure(store: str, name: str, door: Door, callers: int, rounds: int) -> Res
 
 @contextmanager
 def doors(runtime: hf.Runtime) -> Iterator[dict[str, Door]]:
-    address = address_of("127.0.0.1:0")
+    address = parse_address("127.0.0.1:0")
     with HttpServer(
         lambda server: TaskApi(server, runtime.store, APP.name, APP.tasks),
         address=address,
-        guard=Guard(address, ""),
+        guard=RequestGuard(address, ""),
     ) as server:
         yield {
             "threads": lambda callers, refusing: _threads(runtime, callers, refusing),
@@ -127,8 +127,8 @@ def _refused(number: int, refusing: bool) -> bool:
 
 def _threads(runtime: hf.Runtime, callers: int, refusing: bool) -> Calls:
     def submit(number: int) -> None:
-        wanted = refused_note if _refused(number, refusing) else note
-        runtime.submit(wanted, number)
+        task = refused_note if _refused(number, refusing) else note
+        runtime.submit(task, number)
 
     return _in_threads(callers, refusing, lambda _: submit)
 
@@ -174,7 +174,7 @@ def _in_threads(
         return Calls(seconds, failed)
 
     with ThreadPoolExecutor(callers) as pool:
-        return _together(list(pool.map(call, range(callers))))
+        return _merged(list(pool.map(call, range(callers))))
 
 
 def _coroutines(runtime: hf.Runtime, callers: int, refusing: bool) -> Calls:
@@ -183,8 +183,8 @@ def _coroutines(runtime: hf.Runtime, callers: int, refusing: bool) -> Calls:
         for at in range(number * CALLS, (number + 1) * CALLS):
             began = time.perf_counter()
             try:
-                wanted = refused_note if _refused(at, refusing) else note
-                await runtime.submit_async(wanted, at)
+                task = refused_note if _refused(at, refusing) else note
+                await runtime.submit_async(task, at)
             except Exception:
                 failed += not _refused(at, refusing)
                 continue
@@ -194,21 +194,23 @@ def _coroutines(runtime: hf.Runtime, callers: int, refusing: bool) -> Calls:
     async def all_calls() -> list[Calls]:
         return await asyncio.gather(*map(call, range(callers)))
 
-    return _together(asyncio.run(all_calls()))
+    return _merged(asyncio.run(all_calls()))
 
 
-def _together(some: Sequence[Calls]) -> Calls:
-    return Calls([one for calls in some for one in calls.seconds], sum(one.failed for one in some))
+def _merged(parts: Sequence[Calls]) -> Calls:
+    return Calls(
+        [one for calls in parts for one in calls.seconds], sum(one.failed for one in parts)
+    )
 
 
-def _cells(one: Result) -> Sequence[str]:
+def _cells(result: Result) -> Sequence[str]:
     return (
-        one.store,
-        one.door,
-        f"{one.p95_ms:.2f}",
-        f"{one.refusing_p95_ms:.2f}",
-        f"{one.ratio:.2f} {'met' if one.ratio <= RATIO_MAX else 'not met'}",
-        str(one.failed),
+        result.store,
+        result.door,
+        f"{result.p95_ms:.2f}",
+        f"{result.refusing_p95_ms:.2f}",
+        f"{result.ratio:.2f} {'met' if result.ratio <= RATIO_MAX else 'not met'}",
+        str(result.failed),
     )
 
 
@@ -218,11 +220,13 @@ def _line(cells: Sequence[str]) -> str:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench isolation", description=__doc__)
-    parser.add_argument("--store", metavar="URL", help="a PostgreSQL database for this alone")
+    parser.add_argument("--store", metavar="URL", help="an empty PostgreSQL database for this run")
     parser.add_argument("--callers", type=int, default=CALLERS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--dir", type=Path, default=ROOT / "build", help="where the store is made")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT / "build", help="parent of the temporary directory (build)"
+    )
     return parser.parse_args(argv)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of the seq ledger: moves a second, what a record costs, with and without its log."""
+"""Metrics of the sequence ledger: moves per second and the cost of a record, with and without its log."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from bench.record import Record, Target, gather
 from holdfast import store as stores
 from holdfast.clock import S
 from holdfast.durable import lease
-from holdfast.ledger.answers import Grant
-from holdfast.ledger.board import Board, Entries
-from holdfast.ledger.classes import Policy
-from holdfast.ledger.ledger import Ledger
+from holdfast.ledger.events import FinishedRange
 from holdfast.ledger.log import RunLog, open_run
-from holdfast.ledger.records import Done
-from holdfast.ledger.states import Event, State
+from holdfast.ledger.replies import RowGrant
+from holdfast.ledger.run_policy import RunPolicy
+from holdfast.ledger.run_scheduler import LogEntries, RunScheduler
+from holdfast.ledger.seq_ledger import SeqLedger
+from holdfast.ledger.states import RowEvent, RowState
 
 BATCH = 10_000
 EPOCH = 1
-# A checkpoint every so many grants.
+# Grants between two checkpoints.
 CHECKPOINT_GRANTS = 200
 
 
 def ledger_moves(place: Place) -> Record:
-    """Every row goes from unseen to committed, once in ranges and once in scattered sets."""
+    """Every row moves from unseen to committed, once in ranges and once in scattered sets."""
     rows = place.sizes.ledger_rows
     samples = []
     for _ in range(place.repeats):
         rates = {}
         for name, movers in (("rate", _in_ranges), ("set_rate", _in_sets)):
-            ledger = Ledger(rows)
+            ledger = SeqLedger(rows)
             moved, seconds = _through(movers(ledger))
             assert ledger.committed_count == rows
             rates[name] = moved / seconds
@@ -51,12 +51,12 @@ def ledger_moves(place: Place) -> Record:
 
 
 def ledger_records(place: Place) -> Record:
-    """Claim, begin, report and commit, decided by the board; nothing is stored."""
+    """Claim, begin, report and commit, as decisions of the run state. Nothing is stored."""
     rows = place.sizes.ledger_rows
     samples = []
     for _ in range(place.repeats):
         before = rss_anon(os.getpid())
-        board, _ = Board.open(rows, Policy(), now_ns=S)
+        board, _ = RunScheduler.open(rows, RunPolicy(), now_ns=S)
         began = perf_counter()
         for _ in _work(board):
             pass
@@ -64,10 +64,10 @@ def ledger_records(place: Place) -> Record:
         used = rss_anon(os.getpid()) - before
         assert board.ledger.committed_count == rows
         dump = board.dump()
-        # Before the next is made, or its memory would be this one's, used again.
+        # Measured before the next one is created, which would reuse this memory.
         del board
         began = perf_counter()
-        Board.load(dump)
+        RunScheduler.load(dump)
         loaded = perf_counter() - began
         samples.append(
             {
@@ -86,14 +86,14 @@ def ledger_records(place: Place) -> Record:
 
 
 def ledger_logged(place: Place) -> Record:
-    """The same, each decision durable before the next, one worker: nothing shares its commits."""
+    """The same with each decision durable before the next. One worker, so that no commit is shared."""
     rows = place.sizes.ledger_logged_rows
     samples = []
     for repeat in range(place.repeats):
         with place.store(f"ledger-{repeat}") as path, stores.open(path) as store:
             held = store.transact(lease.acquire, "run/bench", "bench", "1", 3600 * S)
             log = RunLog(store, "bench", held)
-            board, entries = Board.open(rows, Policy(), now_ns=store.now_ns())
+            board, entries = RunScheduler.open(rows, RunPolicy(), now_ns=store.now_ns())
             log.append(entries)
             began = perf_counter()
             for grant, decided in enumerate(_work(board)):
@@ -121,16 +121,16 @@ def ledger_logged(place: Place) -> Record:
     )
 
 
-# -- inside --------------------------------------------------------------------------------------
+# -- helpers -------------------------------------------------------------------------------------
 
-_LIFE = (Event.DISPATCH, Event.BEGIN, Event.SUCCEED, Event.COMMIT)
-_ENDS = cycle((State.TERMINAL_SUCCESS, State.TERMINAL_SKIP))
+_LIFE = (RowEvent.DISPATCH, RowEvent.BEGIN, RowEvent.SUCCEED, RowEvent.COMMIT)
+_ENDS = cycle((RowState.TERMINAL_SUCCESS, RowState.TERMINAL_SKIP))
 
-Mover = Callable[[Event], int]
+Mover = Callable[[RowEvent], int]
 
 
 def _through(movers: Iterator[Mover]) -> tuple[int, float]:
-    """Move every batch through its life; how many moves, in how many seconds."""
+    """Move every batch through all its states. Returns the number of moves and the seconds."""
     moved, seconds = 0, 0.0
     for move in movers:
         for event in _LIFE:
@@ -140,21 +140,21 @@ def _through(movers: Iterator[Mover]) -> tuple[int, float]:
     return moved, seconds
 
 
-def _in_ranges(ledger: Ledger) -> Iterator[Mover]:
+def _in_ranges(ledger: SeqLedger) -> Iterator[Mover]:
     for lo in range(0, ledger.size, BATCH):
         hi = min(lo + BATCH, ledger.size)
 
-        def move(event: Event, lo: int = lo, hi: int = hi) -> int:
-            if event is Event.BEGIN:
-                ledger.own(lo, hi, EPOCH)
+        def move(event: RowEvent, lo: int = lo, hi: int = hi) -> int:
+            if event is RowEvent.BEGIN:
+                ledger.assign(lo, hi, EPOCH)
             ledger.move(lo, hi, event, epoch=EPOCH)
             return hi - lo
 
         yield move
 
 
-def _in_sets(ledger: Ledger) -> Iterator[Mover]:
-    """Each set is spread over a hundred times its size: no two of its rows are neighbours."""
+def _in_sets(ledger: SeqLedger) -> Iterator[Mover]:
+    """Each set is spread over a hundred times its size, so that no two of its rows are adjacent."""
     span = min(100 * BATCH, ledger.size)
     for lo in range(0, ledger.size, span):
         hi = min(lo + span, ledger.size)
@@ -162,27 +162,27 @@ def _in_sets(ledger: Ledger) -> Iterator[Mover]:
         for offset in range(stride):
             seqs = np.arange(lo + offset, hi, stride)
 
-            def move(event: Event, seqs: np.ndarray = seqs) -> int:  # type: ignore[type-arg]
-                if event is Event.BEGIN:
-                    ledger.lease[seqs] = EPOCH
-                ledger.move_at(seqs, event, epoch=EPOCH)
+            def move(event: RowEvent, seqs: np.ndarray = seqs) -> int:  # type: ignore[type-arg]
+                if event is RowEvent.BEGIN:
+                    ledger.owner_epochs[seqs] = EPOCH
+                ledger.move_set(seqs, event, epoch=EPOCH)
                 return len(seqs)
 
             yield move
 
 
-def _work(board: Board) -> Iterator[Entries]:
-    """One worker goes through all rows. Yields what is to be logged before it goes on."""
+def _work(board: RunScheduler) -> Iterator[LogEntries]:
+    """One worker processes all rows. Yields the entries to log before it continues."""
     now_ns = S
     while True:
         now_ns += 1
         grant, entries = board.claim("w", BATCH, now_ns=now_ns, begin=BATCH)
-        if not isinstance(grant, Grant):
+        if not isinstance(grant, RowGrant):
             return
         yield entries
         code = next(_ENDS)
-        done = [Done(part.lo, part.hi, code) for part in grant.parts]
-        _, entries = board.advance(grant.epoch, 1, b"", done=done, now_ns=now_ns)
+        done = [FinishedRange(part.lo, part.hi, code) for part in grant.ranges]
+        _, entries = board.report(grant.epoch, 1, b"", done=done, now_ns=now_ns)
         upto = board.terminal_prefix()
         _, more = board.commit(upto, upto - 1, now_ns)
         yield [*entries, *more]

@@ -1,7 +1,7 @@
-"""What a worker process does: `python -m bench.load ARGUMENTS`, started by `workers`.
+"""The code of a load process: `python -m bench.load ARGUMENTS`, started by `workers`.
 
-A role is a generator function. It opens what it needs and yields once, ready; then it is sent the
-parameters of a repeat, yields its answer, and so on until its input ends.
+A role is a generator function. It opens its store and yields once when it is ready. Then it receives the
+parameters of a repeat, yields its answer, and repeats this until its input ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast import store as stores
 from holdfast.clock import S
 from holdfast.durable import journal, queue
 from holdfast.store.api import Store, Txn
-from holdfast.store.schema import Space, prefix
+from holdfast.store.schema import Space, key_prefix
 from holdfast.store.tuples import pack_int
 
 Answer = dict[str, Any]
@@ -41,7 +41,7 @@ def main() -> int:
     next(role)
     print("ready", flush=True)
     for line in sys.stdin:
-        # Not in the middle of a repeat, where it would be one more difference between two of them.
+        # Collect here, so that no collection falls into a repeat.
         gc.collect()
         print(json.dumps(role.send(json.loads(line))), flush=True)
     role.close()
@@ -52,9 +52,9 @@ def main() -> int:
 
 
 def op(txn: Txn, caller: int, n: int) -> None:
-    """The operation of the targets: one read and three puts, on rows that no other caller has.
+    """The operation of the targets: one read and three puts, on rows of this caller alone.
 
-    A batch of 1,000 writes some 2,600 different rows, so it is no cheaper than it says.
+    A batch of 1,000 operations writes about 2,600 different rows.
     """
     rows = rows_of(caller)
     txn.get(rows + pack_int(n))
@@ -64,8 +64,8 @@ def op(txn: Txn, caller: int, n: int) -> None:
 
 @cache
 def rows_of(caller: int) -> bytes:
-    """The packed prefix, as the modules of `durable` keep theirs."""
-    return prefix(Space.APP_STATE, "bench", caller)
+    """The packed prefix, cached as the modules of `durable` cache theirs."""
+    return key_prefix(Space.APP_STATE, "bench", caller)
 
 
 def ops(txn: Txn, caller: int, numbers: list[int]) -> None:
@@ -74,14 +74,14 @@ def ops(txn: Txn, caller: int, numbers: list[int]) -> None:
 
 
 def threads(path: str, number: int, callers: int) -> Role:
-    """Callers that each wait for their commit, as threads; one alone is the main thread."""
+    """Callers as threads. Each waits for its commit. A single caller is the main thread."""
     store = stores.open(path)
     names = range(number * 1000, number * 1000 + callers)
-    asked = yield {}
+    parameters = yield {}
     while True:
-        with _computing(asked.get("computing", False)):
-            answer = _threaded(partial(_call_until, store), names, asked["seconds"])
-        asked = yield answer
+        with _computing(parameters.get("computing", False)):
+            answer = _threaded(partial(_call_until, store), names, parameters["seconds"])
+        parameters = yield answer
 
 
 def tasks(path: str, number: int, callers: int) -> Role:
@@ -102,22 +102,22 @@ def tasks(path: str, number: int, callers: int) -> Role:
         runs = [caller_task(caller, watch.began + seconds) for caller in names]
         return watch.rated([each for run in await asyncio.gather(*runs) for each in run])
 
-    asked = yield {}
+    parameters = yield {}
     while True:
-        asked = yield asyncio.run(all_tasks(asked["seconds"]))
+        parameters = yield asyncio.run(all_tasks(parameters["seconds"]))
 
 
 def batches(path: str, number: int, size: int) -> Role:
-    """One caller whose transactions hold many operations."""
+    """One caller with many operations per transaction."""
     store = stores.open(path)
     pick = random.Random(number).randrange
-    asked = yield {}
+    parameters = yield {}
     while True:
         took, watch = [], Watch()
-        while (at := time.perf_counter()) < watch.began + asked["seconds"] or not took:
+        while (at := time.perf_counter()) < watch.began + parameters["seconds"] or not took:
             store.transact(ops, number, [pick(ROWS_PER_CALLER) for _ in range(size)])
             took.append(time.perf_counter() - at)
-        asked = yield watch.rated(took, per_call=size)
+        parameters = yield watch.rated(took, per_call=size)
 
 
 # -- queue and journal ---------------------------------------------------------------------------
@@ -126,33 +126,33 @@ def batches(path: str, number: int, size: int) -> Role:
 def loader(path: str, number: int) -> Role:
     """Fills queues."""
     store = stores.open(path)
-    asked = yield {}
+    parameters = yield {}
     while True:
         began = time.perf_counter()
-        for at in range(0, asked["items"], LOAD_BATCH):
-            count = min(LOAD_BATCH, asked["items"] - at)
-            store.transact(queue.put_many, asked["queue"], [PAYLOAD] * count)
-        asked = yield {"seconds": time.perf_counter() - began}
+        for at in range(0, parameters["items"], LOAD_BATCH):
+            count = min(LOAD_BATCH, parameters["items"] - at)
+            store.transact(queue.put_many, parameters["queue"], [PAYLOAD] * count)
+        parameters = yield {"seconds": time.perf_counter() - began}
 
 
 def claimers(path: str, number: int, batch: int) -> Role:
-    """One of several that empty a queue together: claim a batch, acknowledge it, until none is left."""
+    """One of several processes that empty a queue: claim a batch, acknowledge it, until the queue is empty."""
     store = stores.open(path)
-    asked = yield {}
+    parameters = yield {}
     while True:
         count, began = 0, time.perf_counter()
-        while claims := _claim(store, asked["queue"], f"claimer-{number}", batch):
+        while claims := _claim(store, parameters["queue"], f"claimer-{number}", batch):
             store.transact(queue.ack, [claim.token for claim in claims])
             count += len(claims)
-        asked = yield {"count": count, "began": began, "ended": time.perf_counter()}
+        parameters = yield {"count": count, "began": began, "ended": time.perf_counter()}
 
 
 def churn(path: str, number: int, callers: int, batch: int) -> Role:
-    """Callers that put a batch, claim one, acknowledge it. A backlog stays as long as it was."""
+    """Callers put a batch, claim a batch and acknowledge it. The backlog keeps its length."""
     store = stores.open(path)
-    asked = yield {}
+    parameters = yield {}
     while True:
-        name = asked["queue"]
+        name = parameters["queue"]
 
         def turn(caller: int, until: float, name: str = name) -> list[float]:
             took = []
@@ -163,11 +163,11 @@ def churn(path: str, number: int, callers: int, batch: int) -> Role:
                 took.append(time.perf_counter() - began)
             return took
 
-        asked = yield _threaded(turn, range(callers), asked["seconds"], per_call=batch)
+        parameters = yield _threaded(turn, range(callers), parameters["seconds"], per_call=batch)
 
 
 def appends(path: str, number: int, callers: int, batch: int) -> Role:
-    """Callers that append to a journal each, a batch of entries in a transaction."""
+    """Each caller appends to its journal, a batch of entries per transaction."""
     store = stores.open(path)
     bodies = [PAYLOAD] * batch
     heights = [0] * callers
@@ -180,12 +180,12 @@ def appends(path: str, number: int, callers: int, batch: int) -> Role:
             took.append(time.perf_counter() - began)
         return took
 
-    asked = yield {}
+    parameters = yield {}
     while True:
-        asked = yield _threaded(turn, range(callers), asked["seconds"], per_call=batch)
+        parameters = yield _threaded(turn, range(callers), parameters["seconds"], per_call=batch)
 
 
-def _append(txn: Txn, subject: str, bodies: list[bytes], height: int) -> journal.Head:
+def _append(txn: Txn, subject: str, bodies: list[bytes], height: int) -> journal.JournalHead:
     return journal.append(txn, subject, bodies, expected_head=height)
 
 
@@ -198,53 +198,53 @@ def _claim(store: Store, name: str, owner: str, batch: int) -> list[queue.Claim]
 
 
 def waiter(path: str, number: int) -> Role:
-    """Waits for a topic and says when it woke, by the clock that all processes share."""
+    """Waits for a topic and returns its wake-up time, by the clock that all processes share."""
     store = stores.open(path)
     since = store.wait(TOPIC, 0, 0)
-    asked = yield {}
+    parameters = yield {}
     while True:
-        since = store.wait(TOPIC, since, asked["timeout_s"])
-        asked = yield {"woke_ns": time.monotonic_ns()}
+        since = store.wait(TOPIC, since, parameters["timeout_s"])
+        parameters = yield {"woke_ns": time.monotonic_ns()}
 
 
 def notifier(path: str, number: int) -> Role:
     store = stores.open(path)
-    asked = yield {}
+    parameters = yield {}
     while True:
-        time.sleep(asked["after_s"])
+        time.sleep(parameters["after_s"])
         called_ns = time.monotonic_ns()
         store.transact(lambda txn: txn.notify(TOPIC))
-        asked = yield {"called_ns": called_ns, "answered_ns": time.monotonic_ns()}
+        parameters = yield {"called_ns": called_ns, "answered_ns": time.monotonic_ns()}
 
 
 def idler(path: str, number: int) -> Role:
-    """A worker with nothing to do: a runner on an empty queue."""
+    """An idle worker: a runner on an empty queue."""
     from holdfast.runner.runner import Runner
 
     store = stores.open(path)
     runner = Runner(store, "nothing", lambda work: None, worker="idler", bootstrap=True)
     runner.boot()
     threading.Thread(target=runner.run, daemon=True).start()
-    asked = yield {}
+    parameters = yield {}
     while True:
         began, used = time.perf_counter(), time.process_time()
-        time.sleep(asked["seconds"])
+        time.sleep(parameters["seconds"])
         share = (time.process_time() - used) / (time.perf_counter() - began)
-        asked = yield {"share": share}
+        parameters = yield {"share": share}
 
 
 # -- memory --------------------------------------------------------------------------------------
 
 
 def opener(path: str, number: int) -> Role:
-    """Opens a store when told to, and says how long that took."""
-    asked = yield {}
+    """Opens a store on request and returns the time that this took."""
+    parameters = yield {}
     began = time.perf_counter()
     with stores.open(path, bootstrap=False) as store:
         opened_s = time.perf_counter() - began
         store.transact(op, 0, 0)
-        asked = yield {"opened_s": opened_s, "usable_s": time.perf_counter() - began}
-        del asked
+        parameters = yield {"opened_s": opened_s, "usable_s": time.perf_counter() - began}
+        del parameters
         while True:
             yield {}
 
@@ -264,7 +264,7 @@ def _call_until(store: Store, caller: int, until: float) -> list[float]:
 def _threaded(
     turn: Callable[[int, float], list[float]], callers: range, seconds: float, *, per_call: int = 1
 ) -> Answer:
-    """Run `turn(caller, until)` for each caller at once."""
+    """Run `turn(caller, until)` for all callers at once."""
     watch = Watch()
     until = watch.began + seconds
     took: list[float] = []
@@ -283,13 +283,13 @@ def _threaded(
 
 
 class Watch:
-    """Wall and processor time from here on."""
+    """Wall time and processor time since its creation."""
 
     def __init__(self) -> None:
         self.began, self._used = time.perf_counter(), time.process_time()
 
     def rated(self, took: list[float], *, per_call: int = 1) -> Answer:
-        """`took` is how long each call took; a call may hold several operations."""
+        """`took` has the duration of each call. A call may hold several operations."""
         seconds, used = time.perf_counter() - self.began, time.process_time() - self._used
         took.sort()
         return {
@@ -302,7 +302,7 @@ class Watch:
 
 
 class _computing:
-    """A thread of this process that computes all the time, while the block runs."""
+    """A CPU-bound thread of this process, while the block runs."""
 
     def __init__(self, wanted: bool) -> None:
         self._stop = not wanted

@@ -1,4 +1,4 @@
-"""Metrics of a large store: how soon it is open, and what it holds in memory that is not the file."""
+"""Metrics of a large store: the time to open it, and its memory apart from mapped files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.workers import Crew
 from holdfast import store as stores
 from holdfast.config import MAP_BYTES
 from holdfast.store import tuples
-from holdfast.store.rows import LmdbBackend
+from holdfast.store.lmdb.backend import LmdbBackend
 from holdfast.store.schema import Space
 
 ROWS_PER_COMMIT = 100_000
@@ -28,7 +28,7 @@ def memory(place: Place) -> Record:
         build(path, place.sizes.memory_keys)
         for _ in range(place.repeats):
             with Crew("opener", 1, path) as crew:
-                # Nobody has the store open yet: this starts the writer, too.
+                # No process has the store open yet, so this starts the writer, too.
                 [opened] = crew.go()
                 client, writer = crew.members[0].pid, writer_pid(path)
                 samples.append(
@@ -52,9 +52,9 @@ def memory(place: Place) -> Record:
 
 
 def build(path: Path, keys: int) -> None:
-    """Rows in key order, appended, synced once at the end. Nobody has the store open."""
+    """Append rows in key order and sync once at the end. No other process has the store open."""
     prefix = tuples.pack((int(Space.APP_STATE), "bench-memory"))
-    # What its writer left in the log is taken up, and the log ended: this goes past it.
+    # Apply and close the redo log of the writer first: the code below bypasses the log.
     LmdbBackend(path, readonly=False).close()
     with lmdb.open(str(path), map_size=MAP_BYTES, readahead=False, sync=False) as env:
         for start in range(0, keys, ROWS_PER_COMMIT):
@@ -65,7 +65,7 @@ def build(path: Path, keys: int) -> None:
 
 
 def rss_anon(pid: int) -> int:
-    """Bytes of memory that are no mapped file."""
+    """Anonymous resident memory in bytes, without mapped files."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

@@ -1,6 +1,6 @@
-"""Where and how big: the directory of a run, the length of its slices, the sizes of its data.
+"""The directory of a run, the length of its slices and the sizes of its data.
 
-`Sizes` holds what the targets speak of; the tests run the same metrics with small ones.
+`Sizes` holds the sizes of the targets. The tests run the same metrics with small sizes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 
-from holdfast.store.reach import dial, kill_exactly, peer_of
+from holdfast.store.lmdb.writer_process import connect, kill_verified, peer_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,7 +36,7 @@ class Sizes:
     singles: int = 20
     timers: int = 2_000
     timers_spread_s: float = 10.0
-    # All of them are set before the first is due.
+    # All timers are set before the first one is due.
     timers_lead_s: float = 4.0
     pending_small: int = 1_000
     pending_large: int = 1_000_000
@@ -57,7 +57,7 @@ class Place:
 
     @contextlib.contextmanager
     def store(self, name: str) -> Iterator[Path]:
-        """A directory for one store, gone afterwards, and its writer with it."""
+        """A directory for one store. It is removed afterwards, and its writer is ended."""
         path = self.directory / name
         try:
             yield path
@@ -77,7 +77,7 @@ def new_directory(parent: Path) -> Iterator[Path]:
 
 
 def writer_pid(path: Path | str) -> int:
-    """The process that writes a store; of a PostgreSQL on this machine, the parent of those that do."""
+    """The writer process of a store. For a PostgreSQL server on this machine, its parent process."""
     if isinstance(path, str):
         import psycopg
 
@@ -85,11 +85,11 @@ def writer_pid(path: Path | str) -> int:
             row = connection.execute("select pg_read_file('postmaster.pid')").fetchone()
         assert row is not None
         return int(row[0].split()[0])
-    with dial(path) as sock:
+    with connect(path) as sock:
         return peer_of(sock)[0]
 
 
 def end_writer(path: Path) -> None:
-    """Kill the writer of a store that is not needed any more, rather than let it linger."""
-    with contextlib.suppress(OSError), dial(path) as sock:
-        kill_exactly(*peer_of(sock))
+    """Kill the writer of a store, so that it does not linger."""
+    with contextlib.suppress(OSError), connect(path) as sock:
+        kill_verified(*peer_of(sock))

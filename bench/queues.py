@@ -1,4 +1,4 @@
-"""Metrics of queue and journal, through the writer process, with the operations that users call."""
+"""Metrics of queue and journal, through the writer process, with the operations of the public API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOURNAL_BATCH = 256
 
 
 def contended_queue(place: Place) -> Record:
-    """All of them empty one queue; an emptied queue is filled again under a new name."""
+    """All processes empty one queue. An empty queue is filled again under a new name."""
     names = (f"contended-{n}" for n in count())
 
     def run() -> Sample:
@@ -86,7 +86,7 @@ def journal_appends(place: Place) -> Record:
 
 
 def backlog(place: Place) -> Record:
-    """Put, claim and acknowledge on a long and on a short queue of one store, turn by turn."""
+    """Put, claim and acknowledge on a long and on a short queue of one store, in turn."""
     small, large = place.sizes.backlog_small, place.sizes.backlog_large
     samples = []
     with (

@@ -1,4 +1,4 @@
-"""The yardstick: overwrite 4 KiB in place, `fdatasync`, again. What a durable commit costs at least."""
+"""The reference loop: overwrite 4 KiB in place and `fdatasync`. It is the lower bound of a durable commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BLOCKS = 256
 
 
 def raw_per_s(directory: Path, seconds: float) -> float:
-    """Durable overwrites a second, one after the other, in a file that is allocated already."""
+    """Sequential durable overwrites per second, in a preallocated file."""
     block = b"x" * BLOCK_BYTES
     path = directory / "raw.bin"
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

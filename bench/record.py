@@ -1,7 +1,7 @@
-"""What a metric comes to: measures with their spread over the repeats, and the targets they have.
+"""The outcome of a metric: measures with their spread over the repeats, and their targets.
 
-A target is met when the median meets it. Ratios are to the raw loop (see `raw`), repeat by repeat,
-so that a disk that slows down half-way slows both sides of the fraction.
+A target is met when the median meets it. Each repeat is divided by the raw loop around it (see `raw`), so
+that a disk that slows down half-way slows both sides of the fraction.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Record:
 
     @property
     def met(self) -> bool | None:
-        """None when the metric has no target: it is there to explain the others."""
+        """None when the metric has no target. Such a metric explains other metrics."""
         if not self.targets:
             return None
         return all(target.met(self.measures[target.measure].median) for target in self.targets)
@@ -77,12 +77,12 @@ class Record:
         }
 
 
-# One repeat: its measures by name. `rate` is the one that is compared with raw.
+# One repeat: its measures by name. `rate` is compared with raw.
 Sample = dict[str, float]
 
 
 def against_raw(place: Place, run: Callable[[], Sample]) -> list[Sample]:
-    """Repeat `run`, each time between two raw loops; `raw` and `ratio` join its measures."""
+    """Repeat `run`, each time between two raw loops. Adds `raw` and `ratio` to its measures."""
     samples = []
     before = raw_per_s(place.directory, place.raw_s)
     for _ in range(place.repeats):
@@ -101,5 +101,5 @@ def gather(samples: Iterable[Sample], units: dict[str, str]) -> dict[str, Spread
 
 
 def _short(value: float) -> float:
-    """Four digits: the rest is noise, and would make every saved run a new text."""
+    """Four digits. More digits are noise, and would change the text of every saved run."""
     return float(f"{value:.4g}")

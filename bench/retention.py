@@ -1,14 +1,14 @@
-"""`python -m bench retention`: are tasks forgotten as fast as they end?
+"""`python -m bench retention`: whether tasks are removed as fast as they complete.
 
     python -m bench retention [--by worker|http] [--store postgresql://…] [--minutes 60] [--rate 1000]
                               [--retain-s 60] [--batch 100]
 
-Store time is moved by the command, a second for every `--rate` tasks that were done; rows, files and the
-server are real. Each simulated minute gives a line: tasks that are kept, rows, bytes, and how many seconds the
-minute took. At the end come the ratios of the last minute to the tenth: without a leak they are near one.
+The command moves the store time, a second for every `--rate` completed tasks. Rows, files and the
+server are real. Each simulated minute gives a line: retained tasks, rows, bytes, and the seconds that the
+minute took. At the end come the ratios of the last minute to the tenth. Without a leak they are near one.
 
-`worker` is a task worker in this process, `http` a server in this process whose only workers are HTTP clients.
-Without `--store` the store is an LMDB file of its own.
+`worker` is a task worker in this process. `http` is a server in this process with HTTP clients as its only
+workers. Without `--store` the store is a new LMDB file.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ import holdfast as hf
 from bench.place import ROOT, new_directory
 from holdfast.app.runtime import Runtime
 from holdfast.clock import MS, S, SimClock
-from holdfast.ops.http.guard import Guard, address_of
+from holdfast.ops.http.auth import RequestGuard, parse_address
 from holdfast.ops.http.server import HttpServer
-from holdfast.ops.http.tasks import TaskApi
+from holdfast.ops.http.task_routes import TaskApi
 from holdfast.store.api import Store
-from holdfast.store.local import LocalStore
-from holdfast.store.rows import LmdbBackend
-from holdfast.tasks import checkpoint, coordinator, look
-from holdfast.tasks.coordinator import New
-from holdfast.tasks.rows import Spec, counts_of, keys_of
+from holdfast.store.in_process import InProcessStore
+from holdfast.store.lmdb.backend import LmdbBackend
+from holdfast.tasks import checkpoint, operations, queries
+from holdfast.tasks.model import TaskSpec, get_counts, keys_of
+from holdfast.tasks.operations import TaskToSubmit
 
 UNIVERSE = "retention"
 NAME = "nothing"
-# The minute that later ones are compared with, and what they may be at most.
+# The reference minute, and the maximum ratio of the last minute to it.
 FIRST = 10
 BOUND = 1.1
 HTTP_WORKERS = 2
 POLL_S = 0.002
-# How much store time passes between two looks while tasks are to be forgotten.
+# Store time between two checks while tasks expire.
 TICK_NS = 2 * MS
-# Nothing that is waited for takes as long.
+# Time limit of every wait.
 LONG_S = 300.0
 MB = 1e6
 _PG_SIZE = """
@@ -77,7 +77,7 @@ class Minute:
 
 
 class Site(Protocol):
-    """A store whose time is moved by hand, and its size."""
+    """A store with a simulated clock, and its size."""
 
     store: Store
     clock: SimClock
@@ -93,7 +93,7 @@ class LmdbSite:
         self.clock = SimClock()
         self._path = path
         self._backend = LmdbBackend(path, readonly=False, logged=True)
-        self.store: Store = LocalStore(f"lmdb:{path}", self._backend, self.clock)
+        self.store: Store = InProcessStore(f"lmdb:{path}", self._backend, self.clock)
 
     def size(self) -> tuple[int, int]:
         files = sum(file.stat().st_size for file in self._path.iterdir() if file.is_file())
@@ -105,14 +105,15 @@ class LmdbSite:
 
 
 class PgSite:
-    """Tables on a PostgreSQL server, its record of the last commits among them.
+    """Tables on a PostgreSQL server, including its commit records.
 
-    Autovacuum goes by the clock on the wall, which a simulated minute is far ahead of. One VACUUM a simulated
-    minute stands in for it: that is what the server's default `autovacuum_naptime` of a minute comes to, since
-    a minute leaves more dead rows than the tables' threshold. Autovacuum itself stays on beside it."""
+    Autovacuum follows the wall clock, and simulated minutes pass much faster. One VACUUM per simulated minute
+    replaces it. This matches the server's default `autovacuum_naptime` of a minute, since a minute leaves more
+    dead rows than the threshold of the tables. Autovacuum stays on.
+    """
 
     def __init__(self, url: str) -> None:
-        from holdfast.store.postgres import PostgresStore
+        from holdfast.store.postgres.store import PostgresStore
 
         self.clock = SimClock(time.time_ns())
         self._url = url
@@ -133,7 +134,7 @@ class PgSite:
 
 @hf.task(name=NAME)
 def nothing() -> None:
-    """What is measured is everything around it."""
+    """Empty: the benchmark measures the cost around a task."""
 
 
 @contextlib.contextmanager
@@ -144,7 +145,7 @@ def by_worker(store: Store) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def by_http(store: Store) -> Iterator[Callable[[], None]]:
-    address = address_of("127.0.0.1:0")
+    address = parse_address("127.0.0.1:0")
     over = threading.Event()
     failures: list[BaseException] = []
 
@@ -152,10 +153,10 @@ def by_http(store: Store) -> Iterator[Callable[[], None]]:
         connection = http.client.HTTPConnection(*server.address, timeout=LONG_S)
         try:
             while not over.is_set():
-                asked = {"worker": name, "limit": 1_000, "wait_s": 1}
-                granted = _posted(connection, "lease", asked)["tasks"]
+                claim = {"worker": name, "limit": 1_000, "wait_s": 1}
+                granted = _posted(connection, "lease", claim)["tasks"]
                 if granted:
-                    reports = [{"lease": one["lease"], "result": None} for one in granted]
+                    reports = [{"lease": grant["lease"], "result": None} for grant in granted]
                     _posted(connection, "complete", {"worker": name, "reports": reports})
         except BaseException as error:
             failures.append(error)
@@ -169,7 +170,7 @@ def by_http(store: Store) -> Iterator[Callable[[], None]]:
     with HttpServer(
         lambda server: TaskApi(server, store, UNIVERSE, {}),
         address=address,
-        guard=Guard(address, ""),
+        guard=RequestGuard(address, ""),
     ) as server:
         workers = [
             threading.Thread(target=work, args=(f"http-{n}",), daemon=True)
@@ -191,8 +192,8 @@ BY = {"worker": by_worker, "http": by_http}
 def run(site: Site, by: str, amount: Amount, tell: Callable[[Minute], None]) -> list[Minute]:
     """The simulated minutes, each with its size at the end."""
     store, keys = site.store, keys_of(UNIVERSE)
-    spec = Spec(NAME, retain_ns=int(amount.retain_s * S))
-    new = [New(_NO_ARGUMENTS)] * amount.batch
+    spec = TaskSpec(NAME, retain_ns=int(amount.retain_s * S))
+    new = [TaskToSubmit(_NO_ARGUMENTS)] * amount.batch
     batches = max(amount.rate // amount.batch, 1)
     minutes: list[Minute] = []
     with BY[by](store) as check:
@@ -206,34 +207,34 @@ def run(site: Site, by: str, amount: Amount, tell: Callable[[Minute], None]) -> 
                 time.sleep(POLL_S)
 
         def done() -> bool:
-            counts = store.read(counts_of, keys, spec.queue)
+            counts = store.read(get_counts, keys, spec.queue)
             return counts.waiting + counts.leased == 0
 
         for number in range(1, amount.minutes + 1):
             began = time.monotonic()
             for _ in range(60):
                 for _ in range(batches):
-                    store.transact(coordinator.submit, UNIVERSE, spec, new)
-                until(done, "tasks are done")
+                    store.transact(operations.submit, UNIVERSE, spec, new)
+                until(done, "tasks are completed")
                 site.clock.advance(S)
             over_ns = store.now_ns()
 
-            def forgotten(over_ns: int = over_ns) -> bool:
-                # Time goes on meanwhile: roles that sleep wake up by it.
+            def expired(over_ns: int = over_ns) -> bool:
+                # Advance the store time, so that sleeping roles wake up.
                 site.clock.advance(TICK_NS)
-                first_ns = store.read(look.next_retention_ns, UNIVERSE)
-                gone = first_ns is None or first_ns > over_ns
-                return gone and not store.read(checkpoint.due_in, UNIVERSE)
+                first_ns = store.read(queries.next_retention_ns, UNIVERSE)
+                removed = first_ns is None or first_ns > over_ns
+                return removed and not store.read(checkpoint.is_due_in, UNIVERSE)
 
-            until(forgotten, "tasks are forgotten, and the log has its checkpoint")
-            kept = store.read(counts_of, keys, spec.queue).completed
+            until(expired, "tasks are removed, and the log has its checkpoint")
+            kept = store.read(get_counts, keys, spec.queue).completed
             minutes.append(Minute(number, kept, *site.size(), time.monotonic() - began))
             tell(minutes[-1])
     return minutes
 
 
 def ratios_of(minutes: Sequence[Minute], first: int) -> dict[str, float]:
-    """The last minute to the first that counts."""
+    """The ratios of the last minute to the reference minute."""
     at, last = minutes[first - 1], minutes[-1]
     return {
         "kept": last.kept / at.kept,
@@ -249,7 +250,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with new_directory(args.dir) as directory:
         site = PgSite(args.store) if args.store else LmdbSite(directory)
         with contextlib.closing(site):
-            minutes = run(site, args.by, amount, lambda one: print(_line(_cells(one)), flush=True))
+            minutes = run(
+                site, args.by, amount, lambda minute: print(_line(_cells(minute)), flush=True)
+            )
     ratios = ratios_of(minutes, amount.first)
     met = all(ratio <= BOUND for ratio in ratios.values())
     print("\n" + "\n".join(f"{name}: {value:.3f}" for name, value in ratios.items()))
@@ -257,12 +260,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"minute {minutes[-1].number} to minute {amount.first}: {'met' if met else 'MISSED'} (≤ {BOUND})"
     )
     if args.json:
-        document = {"by": args.by, "minutes": [asdict(one) for one in minutes], **ratios}
+        document = {"by": args.by, "minutes": [asdict(minute) for minute in minutes], **ratios}
         args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     return 0 if met else 1
 
 
-# The arguments of a call without any, as tasks store them.
+# The stored form of an empty argument list.
 _NO_ARGUMENTS = b"\x92\x90\x80"
 
 
@@ -276,13 +279,13 @@ def _posted(connection: http.client.HTTPConnection, what: str, document: Any) ->
     return json.loads(body)
 
 
-def _cells(one: Minute) -> tuple[str, ...]:
+def _cells(minute: Minute) -> tuple[str, ...]:
     return (
-        str(one.number),
-        f"{one.kept:,}",
-        f"{one.rows:,}",
-        f"{one.bytes / MB:,.1f}",
-        f"{one.seconds:,.1f}",
+        str(minute.number),
+        f"{minute.kept:,}",
+        f"{minute.rows:,}",
+        f"{minute.bytes / MB:,.1f}",
+        f"{minute.seconds:,.1f}",
     )
 
 
@@ -294,21 +297,21 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench retention", description=__doc__.split("\n")[0]
     )
-    parser.add_argument(
-        "--by", choices=BY, default="worker", help="the role that is there (worker)"
-    )
-    parser.add_argument("--store", metavar="URL", help="a PostgreSQL database for it alone")
+    parser.add_argument("--by", choices=BY, default="worker", help="the role that runs (worker)")
+    parser.add_argument("--store", metavar="URL", help="an empty PostgreSQL database for this run")
     parser.add_argument("--minutes", type=int, default=60, help="simulated minutes (60)")
     parser.add_argument("--rate", type=int, default=1_000, help="tasks per simulated second (1000)")
-    parser.add_argument("--retain-s", type=float, default=60.0, help="kept after their end (60)")
-    parser.add_argument("--batch", type=int, default=100, help="tasks that are submitted together")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all minutes there")
     parser.add_argument(
-        "--dir", type=Path, default=ROOT / "build", help="where its LMDB file lives"
+        "--retain-s", type=float, default=60.0, help="retention of completed tasks in seconds (60)"
+    )
+    parser.add_argument("--batch", type=int, default=100, help="tasks per submission")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all minutes to FILE")
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT / "build", help="parent of the temporary directory (build)"
     )
     args = parser.parse_args(argv)
     if args.minutes < FIRST:
-        parser.error(f"{FIRST} minutes at least: later ones are compared with that one")
+        parser.error(f"at least {FIRST} minutes: minute {FIRST} is the reference")
     return args
 
 

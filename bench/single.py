@@ -1,10 +1,10 @@
-"""`python -m bench single`: where the time of a single task goes.
+"""`python -m bench single`: the time of a single task, stage by stage.
 
     python -m bench single [--tasks 300] [--per-s 50,500]
 
-A producer submits a task every so often, a worker that waits for it runs it; both are processes of their own,
-and so is the writer of the store. For each stage it prints the median and the 95th percentile in
-microseconds. The rarer the tasks, the colder the processors' caches, and the longer each stage takes.
+A producer submits tasks at a fixed rate, and a waiting worker runs them. Producer, worker and the writer of the
+store are separate processes. For each stage the command prints the median and the 95th percentile in
+microseconds. At a lower rate the processor caches are colder, and each stage takes longer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.peers.task_turn import tally_file
 from bench.place import ROOT, new_directory
 
 WARM_TASKS = 40
-# Nothing that belongs to one task is noted later than this.
+# Every timestamp of a task is within this time after its submission.
 WITHIN_NS = 50_000_000
 SETTLE_S = 0.5
 STOP_S = 20.0
@@ -48,12 +48,12 @@ STAGES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
-    found = [(per_s, measure(args.dir, args.tasks, per_s)) for per_s in args.per_s]
+    results = [(per_s, measure(args.dir, args.tasks, per_s)) for per_s in args.per_s]
     print(
-        "µs, median (95th percentile)".ljust(36) + "".join(f"{n:g}/s".rjust(18) for n, _ in found)
+        "µs, median (95th percentile)".ljust(36) + "".join(f"{n:g}/s".rjust(18) for n, _ in results)
     )
     for stage in STAGES:
-        cells = [[one[stage] for one in stages] for _, stages in found]
+        cells = [[times[stage] for times in stages] for _, stages in results]
         texts = [f"{percentile(cell, 0.5):,.0f} ({percentile(cell, 0.95):,.0f})" for cell in cells]
         print(stage.ljust(36) + "".join(text.rjust(18) for text in texts))
     return 0
@@ -82,11 +82,11 @@ def measure(parent: Path, count: int, per_s: float) -> list[Stages]:
 
 @contextlib.contextmanager
 def running(store: Path, notes: dict[str, Path], done: Path) -> Iterator[Load]:
-    """A writer, a worker and a producer; the notes are there when it is left."""
+    """A writer, a worker and a producer. The note files exist after the context exits."""
     probe = [sys.executable, "-m", "bench.single_probe"]
     with Process([*probe, "writer", notes["writer"], store], talks=True, hears=False) as writer:
-        if (said := writer.line()) != "ready":
-            raise ProcessFailed(f"the writer said {said!r} instead of ready")
+        if (line := writer.line()) != "ready":
+            raise ProcessFailed(f"the writer printed {line!r} instead of ready")
         up = ["up", APP, "--store", str(store), "--role", "task"]
         env = {tally.VARIABLE: str(done)}
         worker = Process([*probe, "worker", notes["worker"], *up], talks=True, hears=False, env=env)
@@ -100,7 +100,7 @@ def running(store: Path, notes: dict[str, Path], done: Path) -> Iterator[Load]:
 
 
 def _stages(noted: dict[str, list[list[int]]], sent_ns: int, acked_ns: int) -> Stages | None:
-    """What is noted of one task, if it was all there was to do then."""
+    """The stages of one task, or None if other work overlaps with it."""
     first: dict[str, list[int]] = {}
     for kind, all_of_kind in noted.items():
         at = bisect_left(all_of_kind, [sent_ns])
@@ -126,19 +126,25 @@ def _stages(noted: dict[str, list[list[int]]], sent_ns: int, acked_ns: int) -> S
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     def rates(text: str) -> list[float]:
-        found = [float(part) for part in text.split(",")]
-        if not all(0 < rate <= 10_000 for rate in found):
+        values = [float(part) for part in text.split(",")]
+        if not all(0 < rate <= 10_000 for rate in values):
             raise ValueError(text)
-        return found
+        return values
 
     parser = argparse.ArgumentParser(
-        prog="python -m bench single", description="Where the time of a single task goes."
+        prog="python -m bench single", description="The time of a single task, stage by stage."
     )
-    parser.add_argument("--tasks", type=int, default=300, help="of each pace (300)")
+    parser.add_argument("--tasks", type=int, default=300, help="tasks per rate (300)")
     parser.add_argument(
-        "--per-s", type=rates, default=[50.0, 500.0], metavar="N,…", help="paces (50,500)"
+        "--per-s",
+        type=rates,
+        default=[50.0, 500.0],
+        metavar="N,…",
+        help="rates in tasks per second (50,500)",
     )
-    parser.add_argument("--dir", type=Path, default=ROOT / "build", help="where the stores are")
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT / "build", help="parent of the temporary directory (build)"
+    )
     return parser.parse_args(argv)
 
 

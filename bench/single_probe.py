@@ -1,7 +1,7 @@
-"""Ours, taking notes: `python -m bench.single_probe writer|worker NOTES ARGUMENT…` (see `bench.single`).
+"""Our writer or worker with timestamps: `python -m bench.single_probe writer|worker NOTES ARGUMENT…` (see `bench.single`).
 
-The same writer and the same worker as ever, but for a few functions that note when they began and ended, by
-the clock of `tally`, which all processes share. The notes are written when the process is told to stop.
+The processes are the normal ones, except that a few functions record their start and end, by the clock of
+`tally`, which all processes share. The process writes its notes when it stops.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import msgspec
 
 from holdfast.cli import main as holdfast
 from holdfast.config import WriterLimits
-from holdfast.roles import task_hands
-from holdfast.store import engine, redo, writer
-from holdfast.store.address import Arguments
+from holdfast.store import engine
+from holdfast.store.lmdb import redo_log, writer
+from holdfast.store.lmdb.writer_address import WriterArguments
+from holdfast.workers.tasks import executors
 
 Note = tuple[str, int, int]
 
@@ -45,15 +46,17 @@ def watch(notes: list[Note], what: str, owner: Any, name: str) -> None:
 
 def write(notes: list[Note], store: str) -> None:
     watch(notes, "receive", writer.Writer, "_receive")
-    watch(notes, "commit", engine.Engine, "decide")
-    watch(notes, "log", redo.Redo, "append")
+    watch(notes, "commit", engine.StoreEngine, "apply_batch")
+    watch(notes, "log", redo_log.RedoLog, "append")
     limits = WriterLimits()
-    arguments = Arguments(store, True, limits.linger_s, limits.backlog_bytes, limits.reader_check_s)
+    arguments = WriterArguments(
+        store, True, limits.idle_exit_s, limits.backlog_bytes, limits.reader_check_s
+    )
     writer.main([msgspec.json.encode(arguments).decode()])
 
 
 def work(notes: list[Note], *argv: str) -> None:
-    watch(notes, "run", task_hands, "attempt")
+    watch(notes, "run", executors, "run_attempt")
     holdfast(list(argv))
 
 

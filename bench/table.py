@@ -1,4 +1,4 @@
-"""A run as a table: one line a metric, its ratio or figure, its spread, its target."""
+"""A run as a table: one line per metric with its ratio or figure, its spread and its target."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 HEADER = ("metric", "figure", "× raw", "spread", "other", "target", "met")
-# Whatever a metric is about comes first among its measures.
+# The main measure of a metric comes first.
 SHOWN_APART = ("raw", "ratio", "p50_ms")
 
 
@@ -40,5 +40,5 @@ def _line(document: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _figure(measure: dict[str, Any]) -> str:
-    found = measure["median"]
-    return f"{found:,.0f} {measure['unit']}" if found >= 100 else f"{found:,g} {measure['unit']}"
+    value = measure["median"]
+    return f"{value:,.0f} {measure['unit']}" if value >= 100 else f"{value:,g} {measure['unit']}"

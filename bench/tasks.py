@@ -1,6 +1,6 @@
-"""Tasks, ours alone: what no peer is compared with, each with its target.
+"""Metrics of tasks without a peer, each with its target.
 
-The same turn as beside the peers (`bench.peers.task_turn`), so the figures are comparable.
+The turn is the same as beside the peers (`bench.peers.task_turn`), so that the figures are comparable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.record import Record, Sample, Target, gather
 
 
 def task_backlog(place: Place) -> Record:
-    """A rate that the backlog does not change."""
+    """The rate must not depend on the length of the backlog."""
     samples = _repeated(place, lambda turn, amount: turn.drain(amount) | turn.backlog(amount))
     units = {"flat": "×", "drain_10k": "tasks/s", "drain_200k": "tasks/s"}
     return Record(
@@ -54,7 +54,7 @@ METRICS: dict[str, Callable[[Place], Record]] = {
 
 
 def _repeated(place: Place, part: Callable[[TaskTurn, TaskAmount], Sample]) -> list[Sample]:
-    """A part of the turn, each time on a new store."""
+    """A part of the turn, repeated, each time on a new store."""
     sizes = place.sizes
     amount = replace(
         TaskAmount(), small=sizes.tasks_small, large=sizes.tasks_large, idle_s=sizes.idle_s

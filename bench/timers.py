@@ -1,7 +1,7 @@
-"""Metrics of timers: how late they are, and what a million pending ones cost.
+"""Metrics of timers: their lateness, and the cost of a million pending timers.
 
-The same processes as for effects (`bench.effects`); beside the peers timers are measured by
-`bench.peers`.
+The processes are those of the effect metrics (`bench.effects`). `bench.peers` measures timers beside the
+peers.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ CLAIM_LEAD_S = 0.3
 
 
 def timer_lateness(place: Place) -> Record:
-    """Set ahead for times of the calendar, one in each world; and `cx.after`, set one by one."""
+    """Timers set in advance for wall-clock times, one per world, and `cx.after`, set one by one."""
     count, spread_s = place.sizes.timers, place.sizes.timers_spread_s
     samples = []
     with running(place, "one", "timers") as (client, _, _):
         names = client.ask("worlds", count=min(FEW_WORLDS, count))["names"]
         for _ in range(place.repeats):
-            asked = {"count": count, "spread_s": spread_s, "lead_s": place.sizes.timers_lead_s}
-            late = client.ask("timers", worlds=count, **asked)
-            few = client.ask("timers", worlds=min(FEW_WORLDS, count), **asked)
+            parameters = {"count": count, "spread_s": spread_s, "lead_s": place.sizes.timers_lead_s}
+            late = client.ask("timers", worlds=count, **parameters)
+            few = client.ask("timers", worlds=min(FEW_WORLDS, count), **parameters)
             after = client.ask(
                 "afters", names=names, count=count // 4, per_s=AFTERS_PER_S, wait_s=AFTER_S
             )
@@ -52,36 +52,37 @@ def timer_lateness(place: Place) -> Record:
         f"{count:,} timers over {spread_s:g} s, one in each world; in {FEW_WORLDS} worlds; and "
         f"`after` at {AFTERS_PER_S}/s, the commit that set it included",
         gather(samples, {**dict.fromkeys(late_units, "ms"), "set_s": "s to set them"}),
-        # The best that was seen of peers.
+        # The best measured lateness of a peer.
         (Target("ms_p95", below=7.4),),
     )
 
 
 def pending_timers(place: Place) -> Record:
-    """Two stores, with few and with many pending timers, turn by turn.
+    """Two stores, with few and with many pending timers, measured in turn.
 
-    Claiming: the commit that finds and fires what is due, made by hand, without a timer worker.
-    Firing: the same by the timer worker, until the last of them is handled.
+    Claiming: the commit that finds and fires the due timers, made directly, without a timer worker.
+    Firing: the same by the timer worker, until the last timer is handled.
     """
     sizes = {"few": place.sizes.pending_small, "many": place.sizes.pending_large}
     samples = []
     with _Pending(place, "few") as few, _Pending(place, "many") as many:
         both = {"few": few, "many": many}
         hung_s = {
-            name: one.client.ask("hang", count=sizes[name])["seconds"] for name, one in both.items()
+            name: store.client.ask("hang", count=sizes[name])["seconds"]
+            for name, store in both.items()
         }
         claims = []
         for _ in range(place.repeats):
-            # By turns within a repeat, and the median of them: one is over in milliseconds.
+            # The stores alternate within a repeat, and the median counts: one commit takes only milliseconds.
             turns = [
-                {name: one.fire_due() for name, one in both.items()}
+                {name: store.fire_due() for name, store in both.items()}
                 for _ in range(place.sizes.due_batches)
             ]
             claims.append({name: median(turn[name] for turn in turns) for name in both})
-        for one in both.values():
-            one.start_timers()
+        for store in both.values():
+            store.start_timers()
         for claimed in claims:
-            fired = {name: one.burst() for name, one in both.items()}
+            fired = {name: store.burst() for name, store in both.items()}
             idle = _idle(both, max(place.slice_s * 3, 0.5))
             batch = place.sizes.due_batch
             samples.append(
@@ -127,7 +128,7 @@ METRICS: dict[str, Callable[[Place], Record]] = {
 
 
 class _Pending:
-    """A store with world roles running, the timer worker later, and one client."""
+    """A store with running world roles, one client, and a timer worker that starts later."""
 
     def __init__(self, place: Place, name: str) -> None:
         self._place = place
@@ -161,8 +162,8 @@ class _Pending:
 
     def _seconds(self, what: str, lead_s: float) -> float:
         count = self._place.sizes.due_batch
-        asked = {"names": self._worlds, "count": count, "lead_s": lead_s}
-        seconds: float = self.client.ask(what, **asked)["seconds"]
+        parameters = {"names": self._worlds, "count": count, "lead_s": lead_s}
+        seconds: float = self.client.ask(what, **parameters)["seconds"]
         return seconds
 
     def _up(self, *roles: str) -> Up:
@@ -172,8 +173,8 @@ class _Pending:
 
 
 def _idle(stores: dict[str, _Pending], seconds: float) -> dict[str, float]:
-    """Percent of a core that each store's roles and writer use while nothing happens."""
-    pids = {name: one.pids for name, one in stores.items()}
+    """Percent of a core that the roles and the writer of each store use while idle."""
+    pids = {name: store.pids for name, store in stores.items()}
     before = {name: sum(map(cpu_ns, each)) for name, each in pids.items()}
     began = time.perf_counter()
     time.sleep(seconds)

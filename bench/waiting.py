@@ -1,4 +1,4 @@
-"""Metrics of doing nothing: how fast a sleeper wakes, and what sleeping costs."""
+"""Metrics of waiting: the wake-up latency, and the cost of an idle process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from bench.place import Place, writer_pid
 from bench.record import Record, Sample, Target, gather
 from bench.workers import Crew, Worker, cpu_ns
 
-# Long enough for the waiter to be asleep again before it is called.
+# Long enough for the waiter to sleep again before the next notification.
 SETTLE_S = 0.005
 WAIT_S = 10.0
 
 
 def wake_up(place: Place) -> Record:
-    """From the call that notifies to the other process running again, its durable commit included."""
+    """From the notify call until the other process runs again, including the durable commit."""
     samples = []
     with (
         place.store("wake") as path,
@@ -37,7 +37,7 @@ def wake_up(place: Place) -> Record:
 
 
 def idle(place: Place) -> Record:
-    """A booted runner with an empty queue, and the writer process that serves it."""
+    """An idle runner with an empty queue, and the writer process that serves it."""
     seconds = max(place.slice_s, 0.2)
     samples = []
     with place.store("idle") as path, Crew("idler", 1, path) as crew:
@@ -63,20 +63,20 @@ def idle(place: Place) -> Record:
 def _wake(waiter: Worker, notifier: Worker) -> tuple[float, float]:
     waiter.go(timeout_s=WAIT_S)
     notifier.go(after_s=SETTLE_S)
-    told, woken = notifier.answer(), waiter.answer()
+    notified, woken = notifier.answer(), waiter.answer()
     return (
-        (woken["woke_ns"] - told["called_ns"]) / 1e6,
-        (woken["woke_ns"] - told["answered_ns"]) / 1e6,
+        (woken["woke_ns"] - notified["called_ns"]) / 1e6,
+        (woken["woke_ns"] - notified["answered_ns"]) / 1e6,
     )
 
 
 def _percentiles(wakes: list[tuple[float, float]]) -> Sample:
-    whole, after = sorted(it[0] for it in wakes), sorted(it[1] for it in wakes)
+    whole, after = sorted(wake[0] for wake in wakes), sorted(wake[1] for wake in wakes)
     at_95 = len(wakes) * 95 // 100
     return {
         "p50_ms": whole[len(whole) // 2],
         "p95_ms": whole[at_95],
         "max_ms": whole[-1],
-        # Below zero: the sleeper ran before the notifier had its own answer.
+        # Below zero if the waiter runs before the notifier receives its answer.
         "after_commit_p95_ms": after[at_95],
     }

@@ -1,10 +1,9 @@
-"""Processes that load a store: each says `ready`, runs when it reads a go line, answers with JSON.
+"""Processes that load a store. Each prints `ready`, runs when it reads a go line, and answers in JSON.
 
     with Crew(role, count, path) as crew:
-        answers = crew.go(seconds=1.0)         all start at once; one answer each
+        answers = crew.go(seconds=1.0)         all start at once; one answer per process
 
-Starting Python and opening the store is over before anything is timed, and one crew serves all
-repeats of a metric.
+The processes start Python and open the store before anything is timed. They serve all repeats of a metric.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Worker:
 
     def await_ready(self) -> None:
         if (line := self._line()) != "ready":
-            raise WorkerFailed(f"said {line!r} instead of ready")
+            raise WorkerFailed(f"a worker printed {line!r} instead of ready")
 
     def go(self, **parameters: Any) -> None:
         assert self._process.stdin
@@ -49,7 +48,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """It leaves when its input ends; one that does not is killed."""
+        """Close the input, so that the process exits. Kill it if it does not."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.close()
@@ -91,10 +90,10 @@ class Crew:
         return [member.answer() for member in self.members]
 
     def rated(self, **parameters: Any) -> Sample:
-        """One repeat as a sample: rates add up, latencies are those of the slowest process.
+        """One repeat as a sample: the sum of the rates, and the latencies of the slowest process.
 
         `client_us` and `writer_us` are processor time per operation, of all clients together and of
-        the store's writer. They tell which side is the limit.
+        the writer of the store. They show which side is the bottleneck.
         """
         pid = writer_pid(self._path)
         used_ns = cpu_ns(pid)
@@ -115,7 +114,7 @@ class Crew:
 
 
 def cpu_ns(pid: int) -> int:
-    """What a process has used so far, to the nanosecond: clock ticks would be too coarse."""
+    """Processor time of a process so far, in nanoseconds. Clock ticks would be too coarse."""
     return sum(
         int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")
     )

@@ -1,7 +1,7 @@
-"""Metrics of worlds that stand alone: leases, failover, restore, fork, memory.
+"""Metrics of worlds without a peer: leases, failover, restore, fork, memory.
 
-Client, worker and writer are processes of their own on one embedded store, fsync on. Rates and
-latency are measured beside the peers (`bench.peers`), by the same processes.
+Client, worker and writer are separate processes on one embedded store with fsync. `bench.peers` measures
+rates and latency beside the peers, with the same processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Amounts:
-    """What the targets speak of; smaller ones are for trying the metrics out."""
+    """The sizes of the targets. Smaller sizes serve to try the metrics."""
 
     few_leases: int = 100
     leases: int = 10_000
@@ -31,7 +31,7 @@ class Amounts:
     watched_s: float = 20.0
     ttl_s: float = 5.0
     restored_entries: int = 100_000
-    # The most that the snapshot policy leaves above a baseline.
+    # The maximum that the snapshot policy leaves above a baseline.
     restored_tail: int = 1_000
     forked_entries: int = 1_000_000
     forks: int = 50
@@ -43,7 +43,7 @@ AMOUNTS = Amounts()
 
 
 def leases(place: Place, amounts: Amounts = AMOUNTS) -> Record:
-    """All worlds stay hosted; what is used is what renewing them takes."""
+    """All worlds stay hosted, so that the processor time is the cost of the renewals."""
     policy = {"lease_ttl_s": 10.0, "idle_s": 3600.0}
     samples = []
     with (
@@ -97,7 +97,7 @@ def leases(place: Place, amounts: Amounts = AMOUNTS) -> Record:
 
 
 def failover(place: Place, amounts: Amounts = AMOUNTS) -> Record:
-    """The worker that leads and hosts is killed; the other one has to find out."""
+    """The worker that leads and hosts is killed. The other worker must detect this."""
     policy = {"lease_ttl_s": amounts.ttl_s}
     samples: list[Sample] = []
     for at in range(place.repeats):
@@ -108,7 +108,7 @@ def failover(place: Place, amounts: Amounts = AMOUNTS) -> Record:
         ):
             [name] = client.ask("worlds", count=1)["names"]
             with spawn("worker", path=str(path), name="worker-2", policy=policy) as second:
-                # Both have said that they are there, and the lease was renewed just now or not.
+                # Both workers have sent a heartbeat. The age of the lease differs between repeats.
                 time.sleep(2 + 0.37 * at)
                 client.ask("until_handled", name=name)
                 assert first.ask("hosted") == {"hosted": 1, "leading": True}
@@ -132,11 +132,11 @@ def restore(place: Place, amounts: Amounts = AMOUNTS) -> Record:
     with place.store("restore") as path, spawn("client", path=str(path)) as builder:
         builder.ask("history", name="long", entries=entries, tail=tail)
         for _ in range(place.repeats):
-            # In a process that has read nothing yet: the first is what a worker sees.
+            # A new process with cold caches: its first restore is like that of a worker.
             with spawn("client", path=str(path)) as client:
-                found = client.ask("restores", name="long", count=5)
-                assert found["balance"] == entries, found
-                samples.append({"first_ms": found["ms"][0], "again_ms": min(found["ms"])})
+                restored = client.ask("restores", name="long", count=5)
+                assert restored["balance"] == entries, restored
+                samples.append({"first_ms": restored["ms"][0], "again_ms": min(restored["ms"])})
     return Record(
         "restore",
         f"state of a world with {entries:,} entries, {tail:,} of them above the baseline",
@@ -174,7 +174,7 @@ def fork(place: Place, amounts: Amounts = AMOUNTS) -> Record:
 
 
 def idle_memory(place: Place, amounts: Amounts = AMOUNTS) -> Record:
-    """Every world has handled one message on this worker, then nothing more came."""
+    """Every world has handled one message on this worker and is idle since."""
     began = time.monotonic()
     peak = 0
     with (

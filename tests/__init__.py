@@ -1,1 +1,1 @@
-"""The tests, as a package: `tests.processes` is imported by suites and by `python -m`."""
+"""The tests as a package: suites and `python -m` programs import `tests.processes`."""

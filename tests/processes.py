@@ -1,16 +1,15 @@
 """Real processes for tests: spawn, wait for the ready line, kill, stop, continue, reap.
 
-    with Proc.spawn([sys.executable, "-m", "tests.process.worker"]) as worker:
+    with Proc.spawn([sys.executable, "-m", "tests.process.load_worker"]) as worker:
         worker.expect("claimed 7")
         worker.kill()
 
-- A process starts in a session of its own, so its descendants share its group, and it carries a tag
-  in its environment, so a descendant that left the session is still found.
-- Leaving the `with` block kills whatever is left of it and fails unless all of it is gone.
-- Nothing sleeps to wait: one thread watches the output and, through a pidfd, the exit; a stop is
-  awaited by the kernel's report of it. An exit is told only after all that the process wrote.
-- The dead leader stays a zombie until the block ends. Its pid, and so its group id, cannot be given
-  to a stranger in the meantime.
+- A process starts in a new session, so its descendants share its group. A tag in its environment identifies
+  descendants that left the session.
+- Leaving the `with` block kills the remaining processes and fails if one survives.
+- Waits do not sleep: one thread watches the output and, through a pidfd, the exit. A stop is awaited by the kernel's
+  report. The exit is published after all output of the process.
+- The dead leader stays a zombie until the block ends, so the kernel cannot reuse its pid and group id.
 
 Linux only, like the fault injection that uses it.
 """
@@ -36,26 +35,26 @@ from uuid import uuid4
 ROOT = Path(__file__).resolve().parent.parent
 TAG = "HOLDFAST_TEST_PROC"
 
-# A machine that is slower than the tests expect says so.
+# A factor for time limits on slow machines.
 _SLOWNESS = float(os.environ.get("HOLDFAST_TEST_SLOWNESS") or 1)
 TIMEOUT_S = 30.0 * _SLOWNESS
 REAP_TIMEOUT_S = 10.0 * _SLOWNESS
 READ_BYTES = 65536
 DRAIN_READS_MAX = 64  # a full pipe is read in fewer; a descendant may write for ever
 TAIL_LINES = 30
-# Looks at a process without an environment, a millisecond apart; the parent of the kernel's threads.
-_BECOMING_TRIES = 20
+# Reads of an empty environment, a millisecond apart; the parent of the kernel threads.
+_EXEC_TRIES = 20
 _KTHREADD = 2
 
 
-def need(*programs: str) -> None:
-    """Fail with the command that installs what is missing: nothing is left out silently."""
+def require_programs(*programs: str) -> None:
+    """Fail with the installation command if a program is missing."""
     for program in programs:
         assert shutil.which(program), f"{program} is missing: apt-get install -y {program}"
 
 
 class ProcFailed(AssertionError):
-    """The process did not do what the test waits for; the text holds its output."""
+    """The process did not reach the awaited state. The text holds its output."""
 
 
 class Proc:
@@ -72,7 +71,7 @@ class Proc:
         self.lines: list[str] = []
         self.errors: list[str] = []
         self._token = uuid4().hex
-        self._seen = 0  # lines that `expect` has passed
+        self._lines_passed = 0  # lines that `expect` has passed
         self._exit_code: int | None = None
         self._changed = threading.Condition()
         self._popen = subprocess.Popen(
@@ -81,7 +80,12 @@ class Proc:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {}), TAG: self._tags()},
+            env={
+                **os.environ,
+                "PYTHONUNBUFFERED": "1",
+                **(env or {}),
+                TAG: self._environment_tags(),
+            },
             cwd=cwd,
             start_new_session=True,
         )
@@ -103,7 +107,7 @@ class Proc:
     ) -> Self:
         """Start `args` and return once it printed a line that begins with the word `ready`.
 
-        `env` is added to this process's environment. With `ready=None` it returns at once.
+        `env` is added to this process's environment. With `ready=None` it returns immediately.
         """
         proc = cls(args, env=env, cwd=cwd)
         if ready is not None:
@@ -128,7 +132,7 @@ class Proc:
     # --- signals ----------------------------------------------------------------------------
 
     def kill(self) -> int:
-        """SIGKILL this process, not its descendants, and wait until it is dead."""
+        """SIGKILL this process, not its descendants, and wait for its exit."""
         self._signal(signal.SIGKILL)
         return self.wait()
 
@@ -136,7 +140,7 @@ class Proc:
         self._signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        """SIGSTOP, and return once it stands still."""
+        """SIGSTOP, and return once the process is stopped."""
         self._signal(signal.SIGSTOP)
         self._await_report(os.WSTOPPED)
 
@@ -158,7 +162,7 @@ class Proc:
         return not select.select([self._pidfd], [], [], 0)[0]
 
     def wait(self, timeout_s: float = TIMEOUT_S) -> int:
-        """Its exit code, negative for a signal; all it wrote is in `lines` and `errors`."""
+        """Return the exit code, negative for a signal. All output is then in `lines` and `errors`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._exit_code is not None, timeout_s):
                 raise self._failure(f"still runs after {timeout_s} s")
@@ -166,23 +170,23 @@ class Proc:
         return self._exit_code
 
     def expect(self, text: str, timeout_s: float = TIMEOUT_S) -> str:
-        """The next stdout line that contains `text`, after the one found last."""
+        """Return the next stdout line that contains `text`, after the last match."""
         return self._await_line(lambda line: text in line, text, timeout_s)
 
     # --- the group --------------------------------------------------------------------------
 
     def survivors(self) -> list[int]:
-        """Live descendants: of its group, of its session, or carrying its tag."""
-        return [pid for pid in _live_pids() if pid != self.pid and self._owns(pid)]
+        """List live descendants: processes of its group, of its session, or with its tag."""
+        return [pid for pid in _live_pids() if pid != self.pid and self._is_descendant(pid)]
 
     def close(self) -> None:
-        """Kill and reap all of it; fail if something of it is still alive after that."""
+        """Kill and reap the process and its descendants. Fail if one is still alive."""
         if self._popen.returncode is not None:
             return
         deadline = time.monotonic() + REAP_TIMEOUT_S
         self._signal(signal.SIGKILL)
-        while left := self.survivors():
-            for pid in left:
+        while survivors := self.survivors():
+            for pid in survivors:
                 _kill_and_await(pid)
             if time.monotonic() > deadline:
                 break
@@ -195,18 +199,18 @@ class Proc:
             stream.close()
         os.close(self._closing)
         os.close(self._pidfd)
-        if left:
-            raise self._failure(f"left processes behind: {left}")
+        if survivors:
+            raise self._failure(f"left processes behind: {survivors}")
 
-    def _owns(self, pid: int) -> bool:
+    def _is_descendant(self, pid: int) -> bool:
         try:
             # The command name may hold spaces and brackets: fields count from its last bracket.
             stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
             if self.pid in (int(stat[2]), int(stat[3])):
                 return True
             environ = Path(f"/proc/{pid}/environ").read_bytes()
-            # One that is just becoming a program has none yet; a thread of the kernel never has.
-            for _ in range(_BECOMING_TRIES if int(stat[1]) not in (0, _KTHREADD) else 0):
+            # The environment is empty during exec; that of a kernel thread is always empty.
+            for _ in range(_EXEC_TRIES if int(stat[1]) not in (0, _KTHREADD) else 0):
                 if environ:
                     break
                 time.sleep(0.001)
@@ -215,38 +219,38 @@ class Proc:
             return False
         return self._token.encode() in environ
 
-    def _tags(self) -> str:
-        """Its own tag after those of the processes above, which own it too."""
+    def _environment_tags(self) -> str:
+        """Return the tags of the ancestors, which own the process too, and its own tag."""
         return ":".join(filter(None, (os.environ.get(TAG), self._token)))
 
     # --- plumbing ---------------------------------------------------------------------------
 
     def _signal(self, number: signal.Signals) -> None:
-        # The zombie is reaped only by `close`, so the pid is ours whether it lives or not.
+        # Only `close` reaps the zombie, so the pid is valid even after the exit.
         if self._popen.returncode is None:
             os.kill(self.pid, number)
 
     def _await_report(self, event: int) -> None:
-        """Wait for the kernel to report a stop or a continue; an exit ends the wait too."""
+        """Wait until the kernel reports a stop, a continue or an exit."""
         report = os.waitid(os.P_PID, self.pid, event | os.WEXITED | os.WNOWAIT)
         if report is not None and report.si_code in (os.CLD_STOPPED, os.CLD_CONTINUED):
-            os.waitid(os.P_PID, self.pid, event | os.WNOHANG)  # take the report
+            os.waitid(os.P_PID, self.pid, event | os.WNOHANG)  # consume the report
 
     def _watch(self) -> None:
-        """The watcher's thread: collect lines, then the exit, then lines of descendants."""
+        """Run the watcher thread: collect lines, then the exit, then lines of descendants."""
         assert self._popen.stdout
         assert self._popen.stderr
         streams = {
-            self._popen.stdout.fileno(): _Lines(self.lines),
-            self._popen.stderr.fileno(): _Lines(self.errors),
+            self._popen.stdout.fileno(): _LineSplitter(self.lines),
+            self._popen.stderr.fileno(): _LineSplitter(self.errors),
         }
-        untold = False  # it has exited, and what it wrote before is still being read
+        exit_pending = False  # the process has exited, and its output is still being read
         reads_left = DRAIN_READS_MAX
         with selectors.DefaultSelector() as selector:
             for fd in (*streams, self._pidfd, self._closing):
                 selector.register(fd, selectors.EVENT_READ)
             while True:
-                ready = {key.fd for key, _ in selector.select(0 if untold else None)}
+                ready = {key.fd for key, _ in selector.select(0 if exit_pending else None)}
                 readable = ready & streams.keys()
                 for fd in readable:
                     data = os.read(fd, READ_BYTES)
@@ -255,18 +259,18 @@ class Proc:
                     with self._changed:
                         streams[fd].feed(data)
                         self._changed.notify_all()
-                if untold:
+                if exit_pending:
                     reads_left -= 1
                     if not readable or not reads_left:
-                        self._tell_exit()
-                        untold = False
+                        self._publish_exit()
+                        exit_pending = False
                 elif self._pidfd in ready:
                     selector.unregister(self._pidfd)
-                    untold = True
+                    exit_pending = True
                 elif self._closing in ready:
                     return
 
-    def _tell_exit(self) -> None:
+    def _publish_exit(self) -> None:
         report = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert report is not None
         with self._changed:
@@ -278,10 +282,10 @@ class Proc:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
-                while self._seen < len(self.lines):
-                    self._seen += 1
-                    if matches(self.lines[self._seen - 1]):
-                        return self.lines[self._seen - 1]
+                while self._lines_passed < len(self.lines):
+                    self._lines_passed += 1
+                    if matches(self.lines[self._lines_passed - 1]):
+                        return self.lines[self._lines_passed - 1]
                 if self._exit_code is not None:
                     raise self._failure(f"printed no {text!r} before it ended")
                 if not self._changed.wait(deadline - time.monotonic()):
@@ -296,18 +300,18 @@ class Proc:
         )
 
 
-class _Lines:
-    """Splits what arrives into lines; the unfinished last one counts when the stream ends."""
+class _LineSplitter:
+    """Splits a byte stream into lines. An unfinished last line counts at the end of the stream."""
 
-    def __init__(self, into: list[str]) -> None:
-        self._into = into
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
         *whole, self._rest = (self._rest + data).split(b"\n")
         if not data and self._rest:
             whole, self._rest = [self._rest], b""
-        self._into += (line.decode("utf-8", "replace") for line in whole)
+        self._lines += (line.decode("utf-8", "replace") for line in whole)
 
 
 def python_proc(
@@ -318,17 +322,17 @@ def python_proc(
     cwd: str | os.PathLike[str] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Proc:
-    """Spawn this Python on a dotted module name, or on code (anything that is no such name)."""
+    """Spawn this Python on a dotted module name, or on code (any other string)."""
     if re.fullmatch(r"\w+(\.\w+)*", module_or_code):
-        what = ["-m", module_or_code]
+        options = ["-m", module_or_code]
     else:
-        what = ["-c", textwrap.dedent(module_or_code)]
-    command = [sys.executable, *what, *args]
+        options = ["-c", textwrap.dedent(module_or_code)]
+    command = [sys.executable, *options, *args]
     return Proc.spawn(command, ready=ready, env=env, cwd=cwd or ROOT, timeout_s=timeout_s)
 
 
 def _live_pids() -> list[int]:
-    """Every process that is not a zombie: one that nobody reaps holds nothing any more."""
+    """List every process that is not a zombie: a zombie holds no resources."""
     live = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():

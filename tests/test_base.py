@@ -1,4 +1,4 @@
-"""The ground floor: errors, clock, codec, transitions, retry."""
+"""The lowest layer: errors, clock, codec, transitions, retry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import codec, errors, retry
-from holdfast.clock import Anchor, S, SimClock, SystemClock, anchor
+from holdfast.clock import ClockAnchor, S, SimClock, SystemClock, anchor_at_open
 from holdfast.errors import Fenced, HoldfastError, IllegalTransition, Invalid
 from holdfast.transitions import Transitions
 
@@ -17,22 +17,22 @@ MODULES = ("holdfast.errors", "holdfast.clock", "holdfast.codec", "holdfast.tran
 
 
 def every_error() -> list[type[HoldfastError]]:
-    found, level = [], [HoldfastError]
+    kinds, level = [], [HoldfastError]
     while level:
-        found += level
+        kinds += level
         level = [child for kind in level for child in kind.__subclasses__()]
-    return [kind for kind in found if kind.__module__ == "holdfast.errors"]
+    return [kind for kind in kinds if kind.__module__ == "holdfast.errors"]
 
 
 # -- errors --------------------------------------------------------------------------------------
 
 
-def test_every_error_has_a_code_of_its_own() -> None:
+def test_every_error_has_a_unique_code() -> None:
     codes = [kind.code for kind in every_error()]
     assert len(codes) == len(set(codes))
 
 
-def test_the_tree_drawn_in_the_header_names_every_error_and_no_other() -> None:
+def test_error_tree_in_the_module_docstring_is_complete() -> None:
     drawn = {
         line.split("──")[1].split()[0]
         for line in (errors.__doc__ or "").splitlines()
@@ -41,14 +41,14 @@ def test_the_tree_drawn_in_the_header_names_every_error_and_no_other() -> None:
     assert drawn == {kind.__name__ for kind in every_error()} - {"HoldfastError"}
 
 
-def test_an_error_is_one_line_with_its_fields_and_what_to_do() -> None:
+def test_error_text_is_one_line_with_fields_and_hint() -> None:
     text = str(errors.StoreFull(path="p", why="No space left"))
     assert text == f"store_full: path='p' why='No space left' ({errors.StoreFull.hint})"
     assert "\n" not in text
 
 
 @pytest.mark.parametrize("kind", every_error())
-def test_an_error_survives_the_trip_to_another_process(kind: type[HoldfastError]) -> None:
+def test_error_round_trips_over_the_wire(kind: type[HoldfastError]) -> None:
     sent = codec.pack(errors.to_wire(kind(resource="r", held=3)))
     arrived = errors.from_wire(codec.unpack(sent))
     assert type(arrived) is kind
@@ -56,7 +56,7 @@ def test_an_error_survives_the_trip_to_another_process(kind: type[HoldfastError]
     assert arrived.resource == "r"
 
 
-def test_an_unknown_code_from_another_process_is_still_an_error() -> None:
+def test_unknown_error_code_decodes_to_holdfast_error() -> None:
     arrived = errors.from_wire(["from_the_future", {"a": 1}])
     assert type(arrived) is HoldfastError
     assert arrived.fields == {"remote_code": "from_the_future", "a": 1}
@@ -66,35 +66,35 @@ def test_an_unknown_code_from_another_process_is_still_an_error() -> None:
 
 
 @pytest.mark.parametrize("step_h", [-48, -1, 1, 48])
-def test_a_stepping_wall_clock_does_not_move_store_time_within_a_boot(step_h: int) -> None:
+def test_wall_clock_step_within_a_boot_does_not_move_store_time(step_h: int) -> None:
     clock = SimClock()
-    first = anchor(clock, last=None, floor_ns=0)
+    first = anchor_at_open(clock, last=None, floor_ns=0)
     before_ns = first.now_ns(clock.boot_ns())
     clock.step_wall(step_h * 3600 * S)
     clock.advance(S)
-    again = anchor(clock, last=first, floor_ns=before_ns)
+    again = anchor_at_open(clock, last=first, floor_ns=before_ns)
     assert again.now_ns(clock.boot_ns()) == before_ns + S
 
 
 @pytest.mark.parametrize("step_h", [-48, 0, 48])
-def test_after_a_reboot_store_time_follows_the_wall_but_never_falls(step_h: int) -> None:
+def test_store_time_after_a_reboot_follows_the_wall_clock_and_never_decreases(step_h: int) -> None:
     clock = SimClock()
-    first = anchor(clock, last=None, floor_ns=0)
+    first = anchor_at_open(clock, last=None, floor_ns=0)
     floor_ns = first.now_ns(clock.boot_ns())
     clock.reboot()
     clock.step_wall(step_h * 3600 * S)
-    again = anchor(clock, last=first, floor_ns=floor_ns).now_ns(clock.boot_ns())
+    again = anchor_at_open(clock, last=first, floor_ns=floor_ns).now_ns(clock.boot_ns())
     assert again > floor_ns
     if step_h > 0:
         assert again >= clock.wall_ns()
 
 
-def test_the_system_clock_names_its_boot_and_moves_on() -> None:
+def test_system_clock_has_a_boot_id_and_advances() -> None:
     clock = SystemClock()
     assert clock.boot_id() == clock.boot_id() != ""
     assert clock.boot_ns() <= clock.boot_ns()
     assert clock.entropy(8) != clock.entropy(8)
-    assert Anchor("b", 5).now_ns(10) == 15
+    assert ClockAnchor("b", 5).now_ns(10) == 15
 
 
 # -- codec ---------------------------------------------------------------------------------------
@@ -105,17 +105,17 @@ class Sample(codec.Record):
     count: int = 0
 
 
-def test_equal_values_have_equal_bytes_whatever_their_order() -> None:
+def test_codec_packs_equal_values_to_equal_bytes() -> None:
     assert codec.pack({"a": 1, "b": 2}) == codec.pack({"b": 2, "a": 1})
     assert codec.digest_of({"a": 1, "b": [1]}) == codec.digest_of({"b": [1], "a": 1})
 
 
-def test_a_record_with_a_later_field_reads_older_bytes() -> None:
+def test_record_with_a_new_field_decodes_older_bytes() -> None:
     assert codec.unpack_as(Sample, codec.pack(["x"])) == Sample("x", 0)
 
 
 @given(st.binary(max_size=64))
-def test_foreign_bytes_are_invalid_or_a_record_and_nothing_else(data: bytes) -> None:
+def test_unpack_of_random_bytes_returns_a_record_or_raises_invalid(data: bytes) -> None:
     try:
         codec.unpack_as(Sample, data)
         codec.unpack(data)
@@ -154,7 +154,7 @@ LIGHT = Transitions(
 )
 
 
-def test_every_pair_is_either_a_legal_move_or_an_error_with_its_context() -> None:
+def test_transitions_next_returns_the_state_or_raises_illegal_transition() -> None:
     legal = 0
     for state, event, after in LIGHT.pairs():
         if after is not None:
@@ -173,14 +173,14 @@ def test_every_pair_is_either_a_legal_move_or_an_error_with_its_context() -> Non
     assert legal == len(LIGHT.table) == 3
 
 
-def test_a_table_knows_its_ends_and_its_islands() -> None:
+def test_transitions_report_terminal_and_unreachable_states() -> None:
     assert LIGHT.terminal == {Light.BROKEN}
     assert LIGHT.unreachable() == frozenset()
     island = Transitions("island", Light.RED, {(Light.RED, Push.GO): Light.GREEN})
     assert island.unreachable() == {Light.BROKEN}
 
 
-def test_a_table_draws_itself() -> None:
+def test_transitions_render_a_mermaid_diagram() -> None:
     drawing = LIGHT.mermaid()
     assert drawing.startswith("stateDiagram-v2\n    [*] --> RED")
     assert "    GREEN --> BROKEN: hit" in drawing
@@ -191,25 +191,25 @@ def test_a_table_draws_itself() -> None:
 
 
 @given(st.integers(1, 10**6), st.floats(0, 1, exclude_max=True))
-def test_a_delay_stays_between_half_and_all_of_its_ceiling(attempt: int, unit: float) -> None:
+def test_backoff_delay_is_between_half_and_all_of_its_ceiling(attempt: int, unit: float) -> None:
     backoff = retry.Backoff(first_ns=100, factor=3.0, max_ns=10_000)
     ceiling = min(100 * 3.0 ** min(attempt - 1, 64), 10_000)
     assert ceiling / 2 - 1 <= backoff.delay_ns(attempt, unit) <= ceiling
 
 
 @given(st.lists(st.integers(-(2**70), 2**70), max_size=4))
-def test_spread_is_a_pure_function_into_the_unit_interval(parts: list[int]) -> None:
-    assert 0.0 <= retry.spread(*parts) == retry.spread(*parts) < 1.0
+def test_jitter_is_deterministic_and_in_the_unit_interval(parts: list[int]) -> None:
+    assert 0.0 <= retry.jitter(*parts) == retry.jitter(*parts) < 1.0
 
 
-def test_spread_scatters_neighbours() -> None:
-    seen = sorted(retry.spread(seq, 1) for seq in range(1000))
+def test_jitter_of_consecutive_numbers_is_uniform() -> None:
+    seen = sorted(retry.jitter(seq, 1) for seq in range(1000))
     assert seen[100] < 0.2
     assert seen[500] == pytest.approx(0.5, abs=0.1)
     assert seen[900] > 0.8
 
 
-def test_an_error_offers_its_fields_as_attributes_and_nothing_more() -> None:
+def test_error_fields_are_attributes() -> None:
     error = Fenced(held=3)
     assert error.held == 3
     with pytest.raises(AttributeError):

@@ -1,4 +1,4 @@
-"""The benchmark runs, and its records are well formed. How fast it is, is no test."""
+"""The benchmarks run and write well-formed records. The tests do not check speed."""
 
 import json
 import os
@@ -61,8 +61,8 @@ TINY = Sizes(
 
 
 @pytest.fixture
-def room() -> Iterator[Path]:
-    """A directory that a PostgreSQL, which is another user, may enter: those of pytest are its own."""
+def shared_directory() -> Iterator[Path]:
+    """Create a directory that PostgreSQL, which runs as another user, can enter; tmp_path is private."""
     path = Path(tempfile.mkdtemp(prefix="hf-bench-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -73,7 +73,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path, slice_s=0.05, raw_s=0.01, repeats=3, sizes=TINY)
 
 
-# These start an application's processes, some of them several times.
+# The metrics marked `bench` start processes of an application, some of them several times.
 METRICS = [
     pytest.param(name, marks=pytest.mark.bench)
     if name in {**EFFECTS.alone, **TASKS.alone}
@@ -83,7 +83,7 @@ METRICS = [
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_every_metric_yields_a_record(place: Place, name: str) -> None:
+def test_every_bench_metric_returns_a_record(place: Place, name: str) -> None:
     record = bench.METRICS[name](place)
     document = record.document()
     assert document["metric"] == name
@@ -100,24 +100,24 @@ def test_every_metric_yields_a_record(place: Place, name: str) -> None:
     assert line[0] == name
 
 
-def test_a_ratio_is_to_the_raw_loop_around_its_repeat(place: Place) -> None:
+def test_bench_ratio_uses_the_raw_loop_of_its_repeat(place: Place) -> None:
     samples = against_raw(place, lambda: {"rate": 1000.0})
     assert len(samples) == place.repeats
     assert all(sample["ratio"] == 1000.0 / sample["raw"] for sample in samples)
 
 
-def test_a_target_is_met_by_the_median() -> None:
+def test_bench_target_is_compared_with_the_median() -> None:
     measures = gather([{"p99_ms": ms} for ms in (1.0, 2.0, 90.0)], {"p99_ms": "ms"})
     assert Record("n", "what", measures, (Target("p99_ms", below=10),)).met is True
     assert Record("n", "what", measures, (Target("p99_ms", at_least=10),)).met is False
     assert Record("n", "what", measures).met is None
 
 
-def test_figures_are_kept_to_four_digits() -> None:
+def test_bench_figures_have_four_significant_digits() -> None:
     assert Spread("x", (1.23456, 123456.0)).document()["max"] == 123500.0
 
 
-def test_a_run_prints_a_json_line_a_metric_and_then_the_table(
+def test_bench_run_prints_a_json_line_per_metric_and_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "run.json"
@@ -130,13 +130,13 @@ def test_a_run_prints_a_json_line_a_metric_and_then_the_table(
     assert json.loads(file.read_text())["metrics"][0] == json.loads(first)
 
 
-def test_an_unknown_metric_is_wrong_usage() -> None:
+def test_unknown_bench_metric_is_a_usage_error() -> None:
     with pytest.raises(SystemExit) as ended:
         bench.main(["--only", "nothing"])
     assert ended.value.code == 2
 
 
-def test_saved_runs_make_the_page(tmp_path: Path) -> None:
+def test_bench_report_writes_the_page_from_saved_runs(tmp_path: Path) -> None:
     file, target = tmp_path / "history.json", tmp_path / "docs" / "benchmarks.md"
     assert report.main(file, target) == 1
     measures = gather([{"rate": 5.0, "raw": 2.0, "ratio": 2.5}], {"rate": "ops/s", "ratio": "×"})
@@ -148,19 +148,19 @@ def test_saved_runs_make_the_page(tmp_path: Path) -> None:
     assert "| one | 5 ops/s | 2.50 | 2.5 … 2.5 |  | ratio ≥ 0.3 | yes |" in target.read_text()
 
 
-def test_a_saved_run_names_no_machine() -> None:
+def test_saved_bench_run_has_no_machine_name() -> None:
     entry = history.entry([], budget_s=120, load_before=0.1)
     assert set(entry) == {
         "date", "holdfast", "python", "cpu_count", "load_before", "budget_s", "metrics",
     }  # fmt: skip
 
 
-def test_the_committed_history_is_whole() -> None:
+def test_committed_bench_history_is_readable() -> None:
     for run in history.load():
         assert table.text(run["metrics"])
 
 
-# -- beside the peers ------------------------------------------------------------------------------
+# -- comparison with peers -------------------------------------------------------------------------
 
 SAMPLES = {
     "holdfast": {"timer_p95": [2.0, 3.0, 2.0], "chains_64": [900.0, 1000.0, 1100.0]},
@@ -169,12 +169,12 @@ SAMPLES = {
 }
 
 
-def test_a_ratio_to_the_best_peer_is_taken_run_by_run() -> None:
+def test_ratio_to_the_best_peer_is_computed_per_run() -> None:
     ratios = peers_table.document(EFFECTS, SAMPLES)["ratios"]
     assert ratios["best"]["timer_p95"] == {"unit": "×", "median": 0.75, "min": 0.5, "max": 2.0}
 
 
-def test_the_best_of_rates_is_the_greatest() -> None:
+def test_best_peer_of_a_rate_has_the_highest_value() -> None:
     samples = {
         "holdfast": {"single": [30.0, 10.0]},
         "huey": {"single": [5.0, 2.0]},
@@ -184,7 +184,7 @@ def test_the_best_of_rates_is_the_greatest() -> None:
     assert ratios["best"]["single"] == {"unit": "×", "median": 4.0, "min": 3.0, "max": 5.0}
 
 
-def test_beside_many_peers_ours_is_shown_against_the_best() -> None:
+def test_table_of_many_peers_shows_the_ratio_to_the_best() -> None:
     samples = {name: {"single": [2.0], "p95": [1.0]} for name in TASKS.systems}
     lines = peers_table.lines(TASKS, peers_table.document(TASKS, samples))
     assert {len(line) for line in lines} == {len(peers_table.header(TASKS))}
@@ -192,7 +192,7 @@ def test_beside_many_peers_ours_is_shown_against_the_best() -> None:
     assert lines[0][-3:] == ("1.00 (1.00 … 1.00)", "≥ 2 × of the best peer", "NO")
 
 
-def test_a_goal_of_the_comparison_is_judged_by_the_median_ratio() -> None:
+def test_peer_goal_is_compared_with_the_median_ratio() -> None:
     met = {record.name: record.met for record in peers_table.records(EFFECTS, SAMPLES)}
     assert met == {"effects_chains_64": True, "effects_timer_p95": True}
     slower = {**SAMPLES, "holdfast": {"timer_p95": [5.0, 5.0, 5.0], "chains_64": [500.0] * 3}}
@@ -200,19 +200,19 @@ def test_a_goal_of_the_comparison_is_judged_by_the_median_ratio() -> None:
     assert met == {"effects_chains_64": False, "effects_timer_p95": False}
 
 
-def test_a_peer_that_is_not_there_leaves_its_goals_open() -> None:
-    alone = {"holdfast": SAMPLES["holdfast"]}
-    assert {record.met for record in peers_table.records(EFFECTS, alone)} == {None}
+def test_missing_peer_leaves_its_goals_open() -> None:
+    without_peers = {"holdfast": SAMPLES["holdfast"]}
+    assert {record.met for record in peers_table.records(EFFECTS, without_peers)} == {None}
 
 
-def test_a_goal_says_against_whom_it_is() -> None:
+def test_goal_text_names_the_compared_peer() -> None:
     assert str(Goal("a", "a", at_least=3)) == "≥ 3 ×"
     assert str(Goal("a", "b", at_least=3)) == "≥ 3 × of its b"
     assert str(Goal("a", "a", below=1, best=True)) == "< 1 × of the best peer"
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
-def test_a_suite_names_what_it_judges(suite: Suite) -> None:
+def test_peer_suite_describes_every_judged_measure(suite: Suite) -> None:
     for goal in suite.goals:
         assert goal.ours in suite.what
         assert goal.ours in suite.measures
@@ -223,44 +223,44 @@ def test_a_suite_names_what_it_judges(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
-def test_the_saved_comparisons_make_their_pages(suite: Suite) -> None:
+def test_saved_peer_comparisons_render_their_pages(suite: Suite) -> None:
     for run in history.load(suite.history):
         assert "| measure | unit |" in peers_report.page(suite, run)
 
 
-def test_a_name_of_another_suite_is_wrong_usage() -> None:
+def test_measure_of_another_peer_suite_is_a_usage_error() -> None:
     with pytest.raises(SystemExit) as ended:
         peers.main(["--suite", "effects", "--only", "hot"])
     assert ended.value.code == 2
 
 
 @pytest.mark.bench
-def test_our_turn_yields_every_measure_that_peers_are_compared_by(tmp_path: Path) -> None:
+def test_holdfast_effects_run_returns_every_compared_measure(tmp_path: Path) -> None:
     amount = EffectAmount(chain_s=0.05, steps=5, timers=20, spread_s=0.1, lead_s=2.0)
-    found: dict[str, float] = {}
+    measures: dict[str, float] = {}
     with HoldfastEffects().turn(tmp_path) as turn:
         for part in EFFECTS.parts:
-            found |= getattr(turn, part)(amount)
-    assert set(EFFECTS.measures) <= set(found) <= set(EFFECTS.units)
-    assert all(value > 0 for value in found.values())
+            measures |= getattr(turn, part)(amount)
+    assert set(EFFECTS.measures) <= set(measures) <= set(EFFECTS.units)
+    assert all(value > 0 for value in measures.values())
 
 
 @pytest.mark.bench
-def test_our_turn_of_tasks_yields_every_measure(tmp_path: Path) -> None:
+def test_holdfast_tasks_run_returns_every_measure(tmp_path: Path) -> None:
     amount = TaskAmount(
         seconds=0.1, batched=1000, small=100, large=300, drain_s=30.0, paced=10, idle_s=0.3
     )
-    found: dict[str, float] = {}
+    measures: dict[str, float] = {}
     with HoldfastTasks().turn(tmp_path) as turn:
         for part in TASKS.parts:
-            found |= getattr(turn, part)(amount)
-    assert set(found) == set(TASKS.units) - {"raw"}
-    assert all(value > 0 for value in found.values())
+            measures |= getattr(turn, part)(amount)
+    assert set(measures) == set(TASKS.units) - {"raw"}
+    assert all(value > 0 for value in measures.values())
 
 
 @pytest.mark.bench
 @pytest.mark.timeout(300)
-def test_our_turn_on_postgresql_yields_every_measure(room: Path) -> None:
+def test_holdfast_postgresql_run_returns_every_measure(shared_directory: Path) -> None:
     amount = PgAmount(
         Amount(per_key=2, hot=20, latency=5),
         EffectAmount(chain_s=0.1, steps=5, timers=20, spread_s=0.1, lead_s=3.0),
@@ -268,60 +268,63 @@ def test_our_turn_on_postgresql_yields_every_measure(room: Path) -> None:
             seconds=0.1, batched=1000, small=100, large=300, drain_s=30.0, paced=10, idle_s=0.3
         ),
     )
-    found: dict[str, float] = {}
-    with serving(room), HoldfastOnPostgres().turn(room) as turn:
+    measures: dict[str, float] = {}
+    with serving(shared_directory), HoldfastOnPostgres().turn(shared_directory) as turn:
         for part in POSTGRES.parts:
-            found |= getattr(turn, part)(amount)
-    assert set(POSTGRES.measures) - {"total"} <= set(found) <= set(POSTGRES.units)
-    assert all(value > 0 for value in found.values())
+            measures |= getattr(turn, part)(amount)
+    assert set(POSTGRES.measures) - {"total"} <= set(measures) <= set(POSTGRES.units)
+    assert all(value > 0 for value in measures.values())
 
 
 @pytest.mark.bench
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", ["tasks", "queue"])
-def test_churn_tells_each_minute_and_the_ratios(
-    room: Path, capsys: pytest.CaptureFixture[str], what: str
+def test_bench_churn_reports_each_minute_and_the_ratios(
+    shared_directory: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
-    file = room / "churn.json"
+    file = shared_directory / "churn.json"
     options = ["--what", what, "--backlogs", "50,200", "--minutes", "0.03", "--short", "0.03"]
-    assert bench.main(["churn", *options, "--dir", str(room), "--json", str(file)]) == 0
+    assert bench.main(["churn", *options, "--dir", str(shared_directory), "--json", str(file)]) == 0
     document = json.loads(file.read_text())
-    assert [one["backlog"] for one in document["minutes"]] == [50, 200]
-    assert all(one["rate"] > 0 for one in document["minutes"])
+    assert [minute["backlog"] for minute in document["minutes"]] == [50, 200]
+    assert all(minute["rate"] > 0 for minute in document["minutes"])
     assert document["backlog 200 / 50"] > 0
     assert "last minute / first" in capsys.readouterr().out
 
 
 @pytest.mark.bench
 @pytest.mark.timeout(120)
-def test_the_stages_of_a_single_task_add_up_to_all_of_it(
-    room: Path, capsys: pytest.CaptureFixture[str]
+def test_bench_single_stages_sum_to_the_total(
+    shared_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = single.measure(room, 10, 100.0)
-    assert found
+    measured = single.measure(shared_directory, 10, 100.0)
+    assert measured
     *stages, whole, _ = single.STAGES
-    for one in found:
-        assert sum(one[stage] for stage in stages) == pytest.approx(one[whole])
-    assert bench.main(["single", "--tasks", "5", "--per-s", "100,200", "--dir", str(room)]) == 0
+    for task in measured:
+        assert sum(task[stage] for stage in stages) == pytest.approx(task[whole])
+    assert (
+        bench.main(["single", "--tasks", "5", "--per-s", "100,200", "--dir", str(shared_directory)])
+        == 0
+    )
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[-2:] == ["100/s", "200/s"]
     assert len(lines) == len(single.STAGES)
 
 
 @pytest.mark.parametrize("command", ["churn", "footprint"])
-def test_what_looks_into_postgresql_refuses_another_store(command: str) -> None:
+def test_bench_commands_for_postgresql_reject_another_store(command: str) -> None:
     with pytest.raises(SystemExit) as ended:
         bench.main([command, "--store", "./data"])
     assert ended.value.code == 2
 
 
-def test_churn_compares_minutes_and_backlogs() -> None:
+def test_bench_churn_compares_minutes_and_backlogs() -> None:
     none = churn.Tables(0, 0, 0, 0, 0, 0)
     rates = {1_000: (100.0, 300.0), 1_000_000: (80.0, 40.0)}
     minutes = [
         churn.Minute(backlog, at + 1, rate, 0.0, none)
-        for backlog, found in rates.items()
-        for at, rate in enumerate(found)
+        for backlog, minute_rates in rates.items()
+        for at, rate in enumerate(minute_rates)
     ]
     assert churn.ratios_of(minutes) == {
         "last minute / first, backlog 1,000": 3.0,
@@ -332,28 +335,37 @@ def test_churn_compares_minutes_and_backlogs() -> None:
 
 @pytest.mark.bench
 @pytest.mark.timeout(300)
-def test_a_footprint_has_a_line_for_each_kind(room: Path) -> None:
-    file = room / "footprint.json"
-    options = ["--items", "200", "--dir", str(room), "--json", str(file)]
+def test_bench_footprint_has_a_line_for_each_kind(shared_directory: Path) -> None:
+    file = shared_directory / "footprint.json"
+    options = ["--items", "200", "--dir", str(shared_directory), "--json", str(file)]
     assert bench.main(["footprint", *options]) == 0
-    found = json.loads(file.read_text())
-    assert [one["name"] for one in found] == list(footprint.BODIES)
-    assert all(one["wal_bytes"] > 0 and one["rows"] > 0 for one in found)
+    lines = json.loads(file.read_text())
+    assert [line["name"] for line in lines] == list(footprint.BODIES)
+    assert all(line["wal_bytes"] > 0 and line["rows"] > 0 for line in lines)
 
 
 @pytest.mark.bench
-def test_isolation_has_a_ratio_for_each_store_and_door(room: Path) -> None:
-    file = room / "isolation.json"
-    options = ["--callers", "8", "--rounds", "1", "--dir", str(room), "--json", str(file)]
+def test_bench_isolation_has_a_ratio_for_each_store_and_interface(shared_directory: Path) -> None:
+    file = shared_directory / "isolation.json"
+    options = [
+        "--callers",
+        "8",
+        "--rounds",
+        "1",
+        "--dir",
+        str(shared_directory),
+        "--json",
+        str(file),
+    ]
     assert bench.main(["isolation", *options]) == 0
-    found = json.loads(file.read_text())
-    assert [(one["store"], one["door"]) for one in found] == [
+    lines = json.loads(file.read_text())
+    assert [(line["store"], line["door"]) for line in lines] == [
         (store, door) for store in ("memory", "lmdb") for door in ("threads", "coroutines", "http")
     ]
-    assert all(one["ratio"] > 0 and one["failed"] == 0 for one in found)
+    assert all(line["ratio"] > 0 and line["failed"] == 0 for line in lines)
 
 
-def test_a_tally_has_when_each_task_was_sent_and_done(tmp_path: Path) -> None:
+def test_tally_records_send_and_finish_times(tmp_path: Path) -> None:
     path = tmp_path / "done"
     assert tally.count(path) == 0
     sent = [time.monotonic_ns() for _ in range(3)]
@@ -364,7 +376,7 @@ def test_a_tally_has_when_each_task_was_sent_and_done(tmp_path: Path) -> None:
     assert all(done_ns >= sent_ns for sent_ns, done_ns in tally.records(path))
 
 
-def test_processor_time_has_that_of_threads_that_ended() -> None:
+def test_used_processor_time_includes_ended_threads() -> None:
     before = processors.used_ns([os.getpid()])
     used: list[int] = []
 
@@ -378,7 +390,7 @@ def test_processor_time_has_that_of_threads_that_ended() -> None:
     assert processors.used_ns([os.getpid()]) - before >= used[-1]
 
 
-def test_backlogs_keep_their_sizes_whatever_the_budget() -> None:
+def test_scaled_task_amount_keeps_the_backlog_sizes() -> None:
     small = TaskAmount().scaled(0.01)
     assert (small.small, small.large) == (10_000, 200_000)
     assert small.batched == 5_000

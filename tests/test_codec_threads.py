@@ -1,4 +1,4 @@
-"""Decoders are made by one thread at a time: two that prepare one type at once would kill the process."""
+"""The codec creates decoders under a lock: two threads that prepare one type concurrently would crash the process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RACE = f"""
 @pytest.mark.parametrize(
     "use", ["codec.unpack_as(kind, data)", "codec.convert([[1, [2]], {}], kind)"]
 )
-def test_threads_that_use_a_type_for_the_first_time_at_once_live(use: str) -> None:
+def test_concurrent_first_use_of_a_codec_type_does_not_crash(use: str) -> None:
     with python_proc(RACE.replace("USE", use), ready=None) as race:
         assert race.wait() == 0, race.errors
         assert race.lines == ["lived"]

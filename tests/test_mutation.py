@@ -1,4 +1,4 @@
-"""The tool that plants bugs: each mutation changes what it says, and a marked test can notice it."""
+"""The mutation tool: each mutation changes one expression, and a marked test can detect it."""
 
 import ast
 import json
@@ -26,8 +26,12 @@ def judge(height: int, names: list[str], flag: bool = True) -> str | None:
 '''
 
 
-def texts(kind: str) -> list[tuple[int, str, str]]:
-    return [(one.line, one.before, one.after) for one in mutations(SOURCE) if one.kind == kind]
+def mutation_texts(kind: str) -> list[tuple[int, str, str]]:
+    return [
+        (mutation.line, mutation.before, mutation.after)
+        for mutation in mutations(SOURCE)
+        if mutation.kind == kind
+    ]
 
 
 @pytest.mark.parametrize(
@@ -47,11 +51,13 @@ def texts(kind: str) -> list[tuple[int, str, str]]:
         ("drop", [(8, 'names.append("é" + "low")', "pass"), (11, "names.pop()", "pass")]),
     ],
 )
-def test_each_kind_changes_its_own_places(kind: str, expected: list[tuple[int, str, str]]) -> None:
-    assert texts(kind) == expected
+def test_each_mutation_kind_changes_its_expressions(
+    kind: str, expected: list[tuple[int, str, str]]
+) -> None:
+    assert mutation_texts(kind) == expected
 
 
-def test_a_mutation_changes_one_place_of_the_text_and_it_parses() -> None:
+def test_mutation_changes_one_place_and_the_source_parses() -> None:
     for one in mutations(SOURCE):
         changed = one.apply(SOURCE)
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(SOURCE))
@@ -64,17 +70,17 @@ def test_every_module_of_the_package_can_be_mutated() -> None:
     kinds = set()
     for path in sorted((mutation.ROOT / "src").rglob("*.py"))[::40]:
         source = path.read_text(encoding="utf-8")
-        # The last of each kind: its offsets are behind everything that could shift them.
+        # The last mutation of each kind: all text that could shift its offsets is before it.
         for kind, one in {one.kind: one for one in mutations(source)}.items():
             ast.parse(one.apply(source))
             kinds.add(kind)
     assert kinds == {"negate", "compare", "connect", "number", "answer", "drop"}
 
 
-def test_marked_tests_have_modules_and_are_drawn_once() -> None:
-    found = mutation.marked_tests()
-    assert len(found) == len({one.test for one in found}) > 300
-    assert all(one.modules for one in found)
+def test_marked_tests_have_modules_and_are_listed_once() -> None:
+    marked = mutation.marked_tests()
+    assert len(marked) == len({one.test for one in marked}) > 300
+    assert all(one.modules for one in marked)
 
 
 TEST = """
@@ -95,7 +101,7 @@ def test_other():
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small tree with one module, which one test checks and one only executes."""
+    """Create a source tree with a module that one test checks and another test only executes."""
     package = tmp_path / "src" / "holdfast"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -111,7 +117,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_test_notices_a_mutation_of_a_line_that_it_executes(
+def test_strict_test_detects_a_mutation_of_an_executed_line(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     strict, blind, other = (
@@ -123,43 +129,45 @@ def test_a_test_notices_a_mutation_of_a_line_that_it_executes(
         )
     )
     with Server(tree, "pytest") as server:
-        found = list(mutation.planted([strict, other, blind], 3, 1, tree, server))
-    assert [(one["test"], one["where"], one["kind"], one["noticed"]) for one in found] == [
+        results = list(mutation.planted([strict, other, blind], 3, 1, tree, server))
+    assert [
+        (result["test"], result["where"], result["kind"], result["noticed"]) for result in results
+    ] == [
         (strict.test, "src/holdfast/retry.py:2", "answer", "yes"),
         (blind.test, "src/holdfast/retry.py:2", "answer", "no"),
     ]
     assert "return None" not in (tree / "src/holdfast/retry.py").read_text(), "it was taken back"
-    # A test that executes no line of its modules is passed over.
+    # A test that executes no line of its modules is skipped.
     assert f"passed over   {other.test}: " in capsys.readouterr().out
 
 
-def test_the_report_counts_and_lists_survivors(
+def test_mutation_report_counts_and_lists_survivors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = [
+    results = [
         {"test": f"t{n}", "where": "a.py:1", "kind": "drop", "before": "f()", "after": "pass",
          "noticed": "yes" if n else "no"}
         for n in range(3)
     ]  # fmt: skip
-    assert mutation.report(found, 7, tmp_path / "out.json") == 0
-    told = capsys.readouterr().out
-    assert "2 of 3 marked tests noticed (seed 7)" in told
-    assert "t0\n    a.py:1 drop: 'f()' -> 'pass'" in told
-    assert json.loads((tmp_path / "out.json").read_text()) == found
+    assert mutation.report(results, 7, tmp_path / "out.json") == 0
+    output = capsys.readouterr().out
+    assert "2 of 3 marked tests noticed (seed 7)" in output
+    assert "t0\n    a.py:1 drop: 'f()' -> 'pass'" in output
+    assert json.loads((tmp_path / "out.json").read_text()) == results
 
 
-def test_the_tool_runs_as_a_script() -> None:
-    told = subprocess.run(
+def test_mutation_tool_runs_as_a_script() -> None:
+    completed = subprocess.run(
         [sys.executable, "tools/mutation.py", "--help"],
         cwd=mutation.ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "--seed" in told.stdout
+    assert "--seed" in completed.stdout
 
 
-def test_a_mutation_of_a_line_beyond_ascii_hits_its_place() -> None:
+def test_mutation_of_a_non_ascii_line_changes_the_right_place() -> None:
     source = 'x = f("é", 1)\n'
     [one] = [one for one in mutations(source) if one.kind == "number"]
     assert one.apply(source) == 'x = f("é", (2))\n'

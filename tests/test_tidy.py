@@ -1,4 +1,4 @@
-"""The house rules as tests: each rule holds for every module, and is shown to fail on bad source."""
+"""The source rules as tests: every module follows each rule, and each rule rejects a bad example."""
 
 import json
 import re
@@ -17,33 +17,33 @@ LAYERS = rules.read_layers((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"
 MODULES = rules.package_modules()
 
 
-def ambient(module: Module) -> list[str]:
+def ambient_breaches(module: Module) -> list[str]:
     return rules.ambient_breaches(module, LAYERS)
 
 
-def layering(module: Module) -> list[str]:
+def layer_breaches(module: Module) -> list[str]:
     return rules.layer_breaches(module, LAYERS)
 
 
-def pyspark_confined(module: Module) -> list[str]:
+def pyspark_import_breaches(module: Module) -> list[str]:
     return rules.confined_import_breaches(module, "pyspark", frozenset({"spark"}))
 
 
-def numpy_confined(module: Module) -> list[str]:
+def numpy_import_breaches(module: Module) -> list[str]:
     return rules.confined_import_breaches(module, "numpy", frozenset({"ledger", "spark"}))
 
 
-def assert_tidy(check: Callable[[Module], list[str]]) -> None:
+def assert_no_breach(check: Callable[[Module], list[str]]) -> None:
     breaches = [line for module in MODULES for line in check(module)]
     assert not breaches, "\n" + "\n".join(breaches)
 
 
-def assert_caught(check: Callable[[Module], list[str]], name: str, source: str) -> None:
+def assert_one_breach(check: Callable[[Module], list[str]], name: str, source: str) -> None:
     breaches = check(Module(name, source))
     assert len(breaches) == 1, breaches
 
 
-def test_there_are_modules_to_check() -> None:
+def test_package_modules_are_found() -> None:
     assert "holdfast" in {module.name for module in MODULES}
 
 
@@ -55,7 +55,7 @@ def test_layers_are_read_from_top_to_bottom() -> None:
     assert layers == Layers({"top": 2, "left": 1, "right": 1, "base": 0})
 
 
-def test_the_architecture_lists_every_layer_of_the_design() -> None:
+def test_architecture_lists_the_layers_in_order() -> None:
     top_down = sorted(LAYERS.rank, key=LAYERS.rank.__getitem__, reverse=True)
     assert top_down[:4] == ["cli", "sim", "ops", "app"]
     assert top_down[-1] == "errors"
@@ -64,57 +64,63 @@ def test_the_architecture_lists_every_layer_of_the_design() -> None:
     assert "runner" not in LAYERS.below("runner")
 
 
-def test_imports_point_down() -> None:
-    assert_tidy(layering)
+def test_layer_imports_point_down() -> None:
+    assert_no_breach(layer_breaches)
 
 
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("holdfast.store.lmdb", "from holdfast.durable import lease"),
-        ("holdfast.store.lmdb", "from holdfast import durable"),
-        ("holdfast.store.lmdb", "import holdfast.durable.lease"),
-        ("holdfast.store.lmdb", "from ..durable import lease"),
-        ("holdfast.store.lmdb", "def f():\n    from holdfast.runner import loop"),
-        ("holdfast.store.lmdb", "if TYPE_CHECKING:\n    from holdfast.runner import loop"),
-        ("holdfast.store.lmdb", "import importlib\nimportlib.import_module('holdfast.runner')"),
-        ("holdfast.store.lmdb", "from holdfast import App"),
-        ("holdfast.store.lmdb", "import holdfast"),
+        ("holdfast.store.lmdb.store", "from holdfast.durable import lease"),
+        ("holdfast.store.lmdb.store", "from holdfast import durable"),
+        ("holdfast.store.lmdb.store", "import holdfast.durable.lease"),
+        ("holdfast.store.lmdb.store", "from ...durable import lease"),
+        ("holdfast.store.lmdb.store", "def f():\n    from holdfast.runner import loop"),
+        ("holdfast.store.lmdb.store", "if TYPE_CHECKING:\n    from holdfast.runner import loop"),
+        (
+            "holdfast.store.lmdb.store",
+            "import importlib\nimportlib.import_module('holdfast.runner')",
+        ),
+        ("holdfast.store.lmdb.store", "from holdfast import App"),
+        ("holdfast.store.lmdb.store", "import holdfast"),
         ("holdfast.world.host", "from holdfast.effects import queue"),
         ("holdfast.clock", "from holdfast.codec import encode"),
         ("holdfast.ops.api", "from holdfast.sim import run"),
-        ("holdfast.app.simulate", "from holdfast.sim import run"),
+        ("holdfast.app.simulator", "from holdfast.sim import run"),
         ("holdfast.app.world", "def f():\n    from holdfast.sim import run"),
         ("holdfast", "from holdfast.ops import api"),
         ("holdfast.unheard_of", ""),
-        ("holdfast.sim.run", "from holdfast.unheard_of import x"),
+        ("holdfast.sim.simulation", "from holdfast.unheard_of import x"),
     ],
 )
-def test_an_import_up_or_sideways_is_caught(name: str, source: str) -> None:
-    assert_caught(layering, name, source)
+def test_layer_import_up_or_sideways_is_a_breach(name: str, source: str) -> None:
+    assert_one_breach(layer_breaches, name, source)
 
 
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("holdfast.store.lmdb", "from holdfast.store import api\nfrom . import tuples"),
-        ("holdfast.store.lmdb", "from holdfast import errors\nfrom holdfast.clock import Clock"),
+        ("holdfast.store.lmdb.store", "from holdfast.store import api\nfrom . import tuples"),
+        (
+            "holdfast.store.lmdb.store",
+            "from holdfast import errors\nfrom holdfast.clock import Clock",
+        ),
         ("holdfast.cli.main", "from holdfast import sim, __version__"),
-        ("holdfast.app.simulate", "def run():\n    from holdfast.sim import run"),
+        ("holdfast.app.simulator", "def run():\n    from holdfast.sim import run"),
         ("holdfast.app", "def simulate():\n    from holdfast.sim import run"),
         ("holdfast", "from holdfast.app import App"),
         ("holdfast.__main__", "from holdfast.cli import main"),
     ],
 )
-def test_an_import_downward_is_allowed(name: str, source: str) -> None:
-    assert layering(Module(name, source)) == []
+def test_layer_import_downward_is_allowed(name: str, source: str) -> None:
+    assert layer_breaches(Module(name, source)) == []
 
 
 # --- determinism --------------------------------------------------------------------------------
 
 
 def test_only_clock_reads_time_and_entropy_below_the_runner() -> None:
-    assert_tidy(ambient)
+    assert_no_breach(ambient_breaches)
 
 
 @pytest.mark.parametrize(
@@ -137,25 +143,25 @@ def test_only_clock_reads_time_and_entropy_below_the_runner() -> None:
         "import numpy as np\nnp.random.rand()",
     ],
 )
-def test_ambient_time_or_randomness_is_caught(source: str) -> None:
-    assert_caught(ambient, "holdfast.durable.lease", source)
-    assert ambient(Module("holdfast.clock", source)) == []
-    assert ambient(Module("holdfast.runner.loop", source)) == []
+def test_ambient_time_or_randomness_is_a_breach(source: str) -> None:
+    assert_one_breach(ambient_breaches, "holdfast.durable.lease", source)
+    assert ambient_breaches(Module("holdfast.clock", source)) == []
+    assert ambient_breaches(Module("holdfast.runner.loop", source)) == []
 
 
-def test_a_seeded_random_and_a_given_time_are_allowed() -> None:
+def test_seeded_random_and_passed_time_are_allowed() -> None:
     source = (
         "import random\nfrom datetime import datetime, UTC\n"
         "def f(rng: random.Random): return random.Random(7), datetime.fromtimestamp(0, UTC)"
     )
-    assert ambient(Module("holdfast.retry", source)) == []
+    assert ambient_breaches(Module("holdfast.retry", source)) == []
 
 
-# --- what may be imported where -----------------------------------------------------------------
+# --- restricted imports -------------------------------------------------------------------------
 
 
-def test_nothing_stored_or_received_is_unpickled_or_evaluated() -> None:
-    assert_tidy(rules.unpickling_breaches)
+def test_no_module_unpickles_or_evaluates_data() -> None:
+    assert_no_breach(rules.unpickling_breaches)
 
 
 @pytest.mark.parametrize(
@@ -177,41 +183,41 @@ def test_nothing_stored_or_received_is_unpickled_or_evaluated() -> None:
         "import numpy as np\nnp.load('f', allow_pickle=True)",
     ],
 )
-def test_unpickling_or_evaluating_is_caught(source: str) -> None:
-    assert_caught(rules.unpickling_breaches, "holdfast.cli.main", source)
+def test_unpickling_or_evaluating_is_a_breach(source: str) -> None:
+    assert_one_breach(rules.unpickling_breaches, "holdfast.cli.main", source)
 
 
-def test_a_method_named_like_a_builtin_is_allowed() -> None:
+def test_method_named_like_a_builtin_is_allowed() -> None:
     source = "import yaml\nyaml.safe_load('')\nself.exec('x')"
     assert rules.unpickling_breaches(Module("holdfast.cli.main", source)) == []
 
 
 def test_only_spark_imports_pyspark() -> None:
-    assert_tidy(pyspark_confined)
+    assert_no_breach(pyspark_import_breaches)
 
 
-def test_pyspark_elsewhere_is_caught() -> None:
+def test_pyspark_import_outside_spark_is_a_breach() -> None:
     source = "def f():\n    from pyspark.sql import SparkSession"
-    assert_caught(pyspark_confined, "holdfast.ledger.plan", source)
-    assert pyspark_confined(Module("holdfast.spark.session", source)) == []
+    assert_one_breach(pyspark_import_breaches, "holdfast.ledger.plan", source)
+    assert pyspark_import_breaches(Module("holdfast.spark.session", source)) == []
 
 
 def test_only_ledger_and_spark_import_numpy() -> None:
-    assert_tidy(numpy_confined)
+    assert_no_breach(numpy_import_breaches)
 
 
-def test_numpy_elsewhere_is_caught() -> None:
+def test_numpy_import_outside_ledger_and_spark_is_a_breach() -> None:
     source = "import numpy as np"
-    assert_caught(numpy_confined, "holdfast.world.host", source)
-    assert numpy_confined(Module("holdfast.ledger.plan", source)) == []
+    assert_one_breach(numpy_import_breaches, "holdfast.world.host", source)
+    assert numpy_import_breaches(Module("holdfast.ledger.plan", source)) == []
 
 
-def test_no_extra_is_imported_while_holdfast_is_imported() -> None:
+def test_no_module_imports_an_extra_at_import_time() -> None:
     breaches = rules.eager_extra_breaches(MODULES)
     assert not breaches, "\n" + "\n".join(breaches)
 
 
-def test_an_eager_extra_is_caught_wherever_the_import_leads() -> None:
+def test_eager_import_of_an_extra_is_a_breach_in_every_reached_module() -> None:
     reached = [
         Module("holdfast", "import holdfast.store.api", is_package=True),
         Module(
@@ -225,7 +231,7 @@ def test_an_eager_extra_is_caught_wherever_the_import_leads() -> None:
     assert rules.eager_extra_breaches(lazy) == []
 
 
-def test_every_extra_of_the_project_is_known_here() -> None:
+def test_extra_imports_list_every_extra_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     named = {
@@ -250,28 +256,28 @@ print(json.dumps(sorted(Asked.names | set(sys.modules))))
 """
 
 
-def modules_asked_for(statement: str) -> set[str]:
-    """What a fresh interpreter loads, or tries to, when it runs `statement`."""
+def modules_requested_by(statement: str) -> set[str]:
+    """Return the modules that a new interpreter loads or tries to load for `statement`."""
     code = PROBE.format(statement=statement)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    return set(json.loads(done.stdout))
+    return set(json.loads(completed.stdout))
 
 
-def test_importing_holdfast_asks_for_no_extra() -> None:
-    asked = modules_asked_for("import holdfast")
-    assert "holdfast" in asked
-    assert not asked & EXTRA_MODULES
+def test_import_holdfast_requests_no_extra() -> None:
+    requested = modules_requested_by("import holdfast")
+    assert "holdfast" in requested
+    assert not requested & EXTRA_MODULES
 
 
-def test_a_guarded_import_of_an_extra_is_noticed() -> None:
+def test_guarded_import_of_an_extra_is_detected() -> None:
     guarded = "try:\n    import pyspark\nexcept ImportError:\n    pass"
-    assert modules_asked_for(guarded) & EXTRA_MODULES >= {"pyspark"}
+    assert modules_requested_by(guarded) & EXTRA_MODULES >= {"pyspark"}
 
 
-def test_nothing_forks() -> None:
-    assert_tidy(rules.fork_breaches)
+def test_no_module_forks() -> None:
+    assert_no_breach(rules.fork_breaches)
 
 
 @pytest.mark.parametrize(
@@ -286,44 +292,44 @@ def test_nothing_forks() -> None:
         "from concurrent.futures import ProcessPoolExecutor\nProcessPoolExecutor(2)",
     ],
 )
-def test_a_fork_is_caught(source: str) -> None:
-    assert_caught(rules.fork_breaches, "holdfast.store.writer", source)
+def test_fork_is_a_breach(source: str) -> None:
+    assert_one_breach(rules.fork_breaches, "holdfast.store.lmdb.writer", source)
 
 
-def test_spawning_is_allowed() -> None:
+def test_spawn_is_allowed() -> None:
     source = "import multiprocessing\nmultiprocessing.get_context('spawn').Process()"
-    assert rules.fork_breaches(Module("holdfast.store.writer", source)) == []
+    assert rules.fork_breaches(Module("holdfast.store.lmdb.writer", source)) == []
 
 
 # --- shape --------------------------------------------------------------------------------------
 
 
-def test_no_module_is_too_long() -> None:
-    assert_tidy(rules.length_breaches)
+def test_no_module_exceeds_lines_max() -> None:
+    assert_no_breach(rules.length_breaches)
 
 
-def test_a_long_module_is_caught() -> None:
-    assert_caught(rules.length_breaches, "holdfast.clock", "x = 1\n" * (rules.LINES_MAX + 1))
+def test_module_longer_than_lines_max_is_a_breach() -> None:
+    assert_one_breach(rules.length_breaches, "holdfast.clock", "x = 1\n" * (rules.LINES_MAX + 1))
     assert rules.length_breaches(Module("holdfast.clock", "x = 1\n" * rules.LINES_MAX)) == []
 
 
-def test_every_module_says_what_it_is() -> None:
-    assert_tidy(rules.docstring_breaches)
+def test_every_module_has_a_docstring() -> None:
+    assert_no_breach(rules.docstring_breaches)
 
 
 @pytest.mark.parametrize("source", ["", "x = 1", '"""  """', "# only a comment"])
-def test_a_module_without_docstring_is_caught(source: str) -> None:
-    assert_caught(rules.docstring_breaches, "holdfast.clock", source)
+def test_module_without_docstring_is_a_breach(source: str) -> None:
+    assert_one_breach(rules.docstring_breaches, "holdfast.clock", source)
 
 
-def test_modules_are_named_for_a_noun() -> None:
-    assert_tidy(rules.name_breaches)
+def test_no_module_has_a_vague_name() -> None:
+    assert_no_breach(rules.name_breaches)
 
 
 @pytest.mark.parametrize("name", ["utils", "common", "helpers", "manager"])
-def test_a_vague_name_is_caught(name: str) -> None:
-    assert_caught(rules.name_breaches, f"holdfast.store.{name}", "")
-    assert_caught(rules.name_breaches, f"holdfast.{name}.lease", "")
+def test_vague_module_name_is_a_breach(name: str) -> None:
+    assert_one_breach(rules.name_breaches, f"holdfast.store.{name}", "")
+    assert_one_breach(rules.name_breaches, f"holdfast.{name}.lease", "")
 
 
 # --- pages --------------------------------------------------------------------------------------
@@ -333,7 +339,7 @@ PUBLIC = frozenset(holdfast.__all__)
 PAGES = ["README.md", *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/**/*.md")))]
 
 
-def test_every_part_that_the_architecture_names_exists() -> None:
+def test_every_path_in_the_architecture_page_exists() -> None:
     assert rules.missing_part_breaches(ARCHITECTURE) == []
     assert rules.missing_layer_part_breaches(ARCHITECTURE, MODULES, PUBLIC) == []
 
@@ -342,23 +348,23 @@ def test_every_part_that_the_architecture_names_exists() -> None:
     "line",
     [
         "| a thing | `store/nothing.py` |",
-        "| a thing | `store/redo.py`, `nothing.py` |",
+        "| a thing | `store/engine.py`, `nothing.py` |",
         "| a thing | `nothing/` |",
         "    world     send → world/nothing: drain",
         "| `tests/nothing/` | what it holds |",
     ],
 )
-def test_a_path_that_leads_nowhere_is_caught(line: str) -> None:
+def test_missing_path_in_the_architecture_page_is_a_breach(line: str) -> None:
     assert len(rules.missing_part_breaches(f"text\n{line}\n")) == 1
 
 
-def test_paths_beside_each_other_and_in_flows_are_followed() -> None:
-    line = "| `store/pg/engine.py` on `session.py`; `sinks` | roles/doing and `tests/chaos/` |"
+def test_relative_paths_and_flow_paths_are_resolved() -> None:
+    line = "| `store/postgres/engine.py` on `session.py`; `sinks` | workers/effects/pool and `tests/chaos/` |"
     assert rules.missing_part_breaches(line) == []
 
 
 @pytest.mark.parametrize("part", ["shell", "spark.run", "flow"])
-def test_a_part_of_a_layer_that_does_not_exist_is_caught(part: str) -> None:
+def test_missing_part_of_a_layer_is_a_breach(part: str) -> None:
     block = f"```layers\nadapters  # the shipped effects: http, {part}\nerrors\n```\n"
     assert rules.missing_layer_part_breaches(block, MODULES, PUBLIC) == [
         f"ARCHITECTURE.md:2: there is no {part} in adapters"
@@ -366,7 +372,7 @@ def test_a_part_of_a_layer_that_does_not_exist_is_caught(part: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_links_of_a_page_lead_somewhere_and_are_listed_once(page: str) -> None:
+def test_links_of_a_page_exist_and_are_listed_once(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert rules.link_breaches(text, (ROOT / page).parent, page) == []
 
@@ -378,5 +384,5 @@ def test_the_links_of_a_page_lead_somewhere_and_are_listed_once(page: str) -> No
         "- [docs/tasks.md](docs/tasks.md): one\n- [docs/tasks.md](docs/tasks.md): two\n",
     ],
 )
-def test_a_dead_link_or_a_page_that_is_listed_twice_is_caught(text: str) -> None:
+def test_dead_or_duplicate_link_of_a_page_is_a_breach(text: str) -> None:
     assert len(rules.link_breaches(text)) == 1

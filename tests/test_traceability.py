@@ -1,4 +1,4 @@
-"""The traceability page is read from the source of the tests."""
+"""The traceability page is generated from the spec markers in the test sources."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_without_a_rule(): ...
 """
 
 
-def test_markers_are_collected_with_their_modules() -> None:
+def test_spec_markers_are_collected_with_their_modules() -> None:
     assert list(rules_of(FILE, "tests/spec/test_x.py")) == [
         Rule(
             "001",
@@ -41,7 +41,7 @@ def test_markers_are_collected_with_their_modules() -> None:
     ]
 
 
-def test_a_marker_of_the_file_or_the_class_holds_for_each_test_in_it() -> None:
+def test_spec_marker_of_a_file_or_class_applies_to_its_tests() -> None:
     source = (
         "pytestmark = [pytest.mark.spec('2', 'S', 'file')]\n"
         "@pytest.mark.spec('2', 'S', 'class')\n"
@@ -53,18 +53,18 @@ def test_a_marker_of_the_file_or_the_class_holds_for_each_test_in_it() -> None:
 @pytest.mark.parametrize(
     "marker", ["spec('001', 'Boot')", "spec('001', 'Boot', RULE)", "spec('1', '2', '3', module=M)"]
 )
-def test_a_marker_that_cannot_be_read_unrun_is_refused(marker: str) -> None:
+def test_spec_marker_without_literals_raises_bad_marker(marker: str) -> None:
     with pytest.raises(BadMarker, match=r"t\.py:1"):
         list(rules_of(f"@pytest.mark.{marker}\ndef test_a(): ...", "t.py"))
 
 
 @pytest.mark.parametrize("modules", [(), ("holdfast.no_such_thing",)])
-def test_a_rule_without_an_existing_module_is_refused(modules: tuple[str, ...]) -> None:
+def test_rule_without_an_existing_module_raises_bad_marker(modules: tuple[str, ...]) -> None:
     with pytest.raises(BadMarker):
         require_modules(Rule("001", "Boot", "rule", modules, "t.py::test"))
 
 
-def test_the_page_is_ordered_and_escaped() -> None:
+def test_traceability_page_is_sorted_and_escaped() -> None:
     rules = [Rule("001", s, "a | b", ("holdfast",), "t.py::test") for s in ("10", "9", "Boot")]
     rows = [
         line for line in render(rules).splitlines() if line.startswith("| ") and "`t.py" in line
@@ -73,7 +73,7 @@ def test_the_page_is_ordered_and_escaped() -> None:
     assert "a \\| b" in rows[0]
 
 
-def test_check_fails_on_an_old_page_and_leaves_it_alone(
+def test_publish_check_fails_on_an_outdated_page_without_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tools.traceability.ROOT", tmp_path)

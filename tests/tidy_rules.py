@@ -1,8 +1,8 @@
-"""The rules that `test_tidy.py` holds the source to, one function a rule.
+"""The source rules that `test_tidy.py` checks, one function per rule.
 
-A rule takes a `Module` (or all of them) and returns its breaches as `path:line: what is wrong`.
-Rules read syntax, never run the code, so an import inside a function or under TYPE_CHECKING counts
-like any other. The layers come from the block marked `layers` in ARCHITECTURE.md, top first.
+A rule takes a `Module` (or all of them) and returns its breaches as `path:line: text`. Rules read the syntax tree and
+never run the code, so an import inside a function or under TYPE_CHECKING counts too. The layers come from the block
+marked `layers` in ARCHITECTURE.md, top first.
 """
 
 import ast
@@ -19,7 +19,7 @@ PACKAGE = "holdfast"
 LINES_MAX = 700
 VAGUE_NAMES = frozenset({"util", "utils", "common", "helper", "helpers", "manager", "managers"})
 
-# What each distribution of an extra is imported as.
+# Distribution of an extra -> its import names.
 EXTRA_IMPORTS = {
     "deltalake": {"deltalake"},
     "fastapi": {"fastapi", "starlette", "pydantic"},
@@ -45,7 +45,7 @@ UNPICKLERS = frozenset(
     {"pickle", "_pickle", "cPickle", "cloudpickle", "marshal", "dill", "shelve", "joblib"}
 )
 
-FUNCTION_CARRIER = f"{PACKAGE}.spark.code"
+FUNCTION_TRANSFER_MODULE = f"{PACKAGE}.spark.function_pickle"
 
 
 # --- reading a module ---------------------------------------------------------------------------
@@ -85,20 +85,20 @@ class Module:
     @cached_property
     def aliases(self) -> dict[str, str]:
         """Local name → the dotted name it was imported as."""
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     top = alias.name.partition(".")[0]
-                    found[alias.asname or top] = alias.name if alias.asname else top
+                    names[alias.asname or top] = alias.name if alias.asname else top
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     base = _absolute(self, node)
-                    found[alias.asname or alias.name] = f"{base}.{alias.name}"
-        return found
+                    names[alias.asname or alias.name] = f"{base}.{alias.name}"
+        return names
 
     def dotted(self, node: ast.expr) -> str:
-        """What `node` refers to by import: `dt.now` → `datetime.datetime.now`; '' if unknown."""
+        """Return the imported dotted name of `node`: `dt.now` → `datetime.datetime.now`; '' if unknown."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -173,7 +173,7 @@ def _dynamic_import(module: Module, node: ast.Call) -> str | None:
 
 @dataclass(frozen=True)
 class Layers:
-    """Names by rank, the lowest layer 0. Equal rank: neighbours, which do not import each other."""
+    """Layer names by rank, 0 for the lowest layer. Layers of equal rank do not import each other."""
 
     rank: dict[str, int]
 
@@ -192,15 +192,15 @@ def read_layers(text: str) -> Layers:
 
 
 def layer_breaches(module: Module, layers: Layers) -> list[str]:
-    """Imports point strictly down; `app.simulate` may import `sim` inside a function."""
+    """Imports point strictly down; `app.simulator` may import `sim` inside a function."""
     if module.layer in {"", "__main__"}:
         own = "app" if module.layer == "" else "cli"
-        ceiling = layers.rank[own]  # the façade stands on app, the entry point on cli
+        ceiling = layers.rank[own]  # the façade has the rank of app, the entry point that of cli
     elif module.layer not in layers.rank:
         return [module.breach(1, f"{module.name} is in no layer of ARCHITECTURE.md")]
     else:
         own, ceiling = module.layer, layers.rank[module.layer] - 1
-    found = []
+    breaches = []
     for imported in module.imports:
         for layer in _imported_layers(imported):
             if layer == module.layer or (
@@ -209,13 +209,13 @@ def layer_breaches(module: Module, layers: Layers) -> list[str]:
                 continue
             if layer == "":
                 if layers.rank[own] <= layers.rank["app"]:
-                    found.append(module.breach(imported.line, "imports the façade `holdfast`"))
+                    breaches.append(module.breach(imported.line, "imports the façade `holdfast`"))
             elif layer not in layers.rank:
-                found.append(module.breach(imported.line, f"imports {layer}, which is no layer"))
+                breaches.append(module.breach(imported.line, f"imports {layer}, which is no layer"))
             elif layers.rank[layer] > ceiling:
                 way = "sideways" if layers.rank[layer] == layers.rank[own] else "upward"
-                found.append(module.breach(imported.line, f"{own} imports {way}: {layer}"))
-    return found
+                breaches.append(module.breach(imported.line, f"{own} imports {way}: {layer}"))
+    return breaches
 
 
 def _imported_layers(imported: Import) -> Iterator[str]:
@@ -235,7 +235,7 @@ def _is_lazy_simulate(module: Module, imported: Import, layer: str) -> bool:
     return (
         layer == "sim"
         and imported.function is not None
-        and (module.name == f"{PACKAGE}.app.simulate" or imported.function == "simulate")
+        and (module.name == f"{PACKAGE}.app.simulator" or imported.function == "simulate")
         and module.layer == "app"
     )
 
@@ -261,26 +261,26 @@ _AMBIENT_NAMES = frozenset(
 
 
 def ambient_breaches(module: Module, layers: Layers) -> list[str]:
-    """Below `runner`, time and entropy come from `clock` alone."""
+    """Below `runner`, only `clock` provides time and entropy."""
     if module.layer not in layers.below("runner") or module.name == f"{PACKAGE}.clock":
         return []
-    found = []
+    breaches = []
     for imported in module.imports:
         top = imported.target.partition(".")[0]
         if top in _AMBIENT_MODULES:
-            found.append(module.breach(imported.line, f"imports {top}: ask holdfast.clock"))
+            breaches.append(module.breach(imported.line, f"imports {top}: ask holdfast.clock"))
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute | ast.Name):
             name = module.dotted(node)
             if name in _AMBIENT_NAMES or _is_shared_random(name):
-                found.append(module.breach(node.lineno, f"{name}: ask holdfast.clock"))
+                breaches.append(module.breach(node.lineno, f"{name}: ask holdfast.clock"))
         if (
             isinstance(node, ast.Call)
             and module.dotted(node.func) == "random.Random"
             and not (node.args or node.keywords)
         ):
-            found.append(module.breach(node.lineno, "random.Random() without a seed"))
-    return found
+            breaches.append(module.breach(node.lineno, "random.Random() without a seed"))
+    return breaches
 
 
 def _is_shared_random(name: str) -> bool:
@@ -288,38 +288,38 @@ def _is_shared_random(name: str) -> bool:
     return (module == "random" and attr != "Random") or name.startswith("numpy.random.")
 
 
-# --- what may be imported where -----------------------------------------------------------------
+# --- restricted imports -------------------------------------------------------------------------
 
 
 def unpickling_breaches(module: Module) -> list[str]:
-    """Nothing stored or received is ever executed: no pickle and its kin, no eval.
+    """Stored or received data is never executed: no pickle, no eval.
 
-    One module may: it hands a stage's function from Spark's worker to the child it started.
+    Exception: one module passes the function of a stage from the Spark worker to its child process.
     """
-    found = []
+    breaches = []
     for imported in module.imports:
         names = {*imported.target.split("."), *imported.names}
-        if names & UNPICKLERS and module.name != FUNCTION_CARRIER:
-            found.append(module.breach(imported.line, f"imports {min(names & UNPICKLERS)}"))
+        if names & UNPICKLERS and module.name != FUNCTION_TRANSFER_MODULE:
+            breaches.append(module.breach(imported.line, f"imports {min(names & UNPICKLERS)}"))
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute | ast.Name):
             name = module.dotted(node)
             if name.removeprefix("builtins.") in {"eval", "exec"}:
-                found.append(module.breach(node.lineno, name))
+                breaches.append(module.breach(node.lineno, name))
             if name in {"yaml.load", "yaml.full_load", "yaml.unsafe_load"}:
-                found.append(module.breach(node.lineno, f"{name}: use yaml.safe_load"))
+                breaches.append(module.breach(node.lineno, f"{name}: use yaml.safe_load"))
             if name.endswith(".read_pickle"):
-                found.append(module.breach(node.lineno, name))
+                breaches.append(module.breach(node.lineno, name))
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             if not (isinstance(node.value, ast.Constant) and node.value.value is False):
-                found.append(module.breach(node.value.lineno, "allow_pickle"))
-    return found
+                breaches.append(module.breach(node.value.lineno, "allow_pickle"))
+    return breaches
 
 
 def confined_import_breaches(
     module: Module, imported_top: str, allowed: frozenset[str]
 ) -> list[str]:
-    """`imported_top` is imported by the `allowed` layers alone."""
+    """Only the `allowed` layers import `imported_top`."""
     return [
         module.breach(imported.line, f"imports {imported_top} outside {', '.join(sorted(allowed))}")
         for imported in module.imports
@@ -328,11 +328,11 @@ def confined_import_breaches(
 
 
 def eager_extra_breaches(modules: Iterable[Module], start: str = PACKAGE) -> list[str]:
-    """Nothing that `import holdfast` loads imports an extra while it is being imported."""
+    """No module that `import holdfast` loads imports an extra at import time."""
     by_name = {module.name: module for module in modules}
-    found, seen, ahead = [], set(), [start]
-    while ahead:
-        name = ahead.pop()
+    breaches, seen, pending = [], set(), [start]
+    while pending:
+        name = pending.pop()
         if name in seen or name not in by_name:
             continue
         seen.add(name)
@@ -342,13 +342,13 @@ def eager_extra_breaches(modules: Iterable[Module], start: str = PACKAGE) -> lis
                 continue
             top = imported.target.partition(".")[0]
             if top in EXTRA_MODULES:
-                found.append(
+                breaches.append(
                     module.breach(imported.line, f"imports the extra {top} at import time")
                 )
             if top == start:
-                ahead += _with_parents(imported.target)
-                ahead += [f"{imported.target}.{n}" for n in imported.names]
-    return found
+                pending += _with_parents(imported.target)
+                pending += [f"{imported.target}.{n}" for n in imported.names]
+    return breaches
 
 
 def _with_parents(name: str) -> list[str]:
@@ -370,22 +370,22 @@ _FORKING_NAMES = frozenset(
 
 
 def fork_breaches(module: Module) -> list[str]:
-    """An open store does not survive a fork: processes are spawned."""
-    found = []
+    """Processes are spawned, never forked: an open store does not survive a fork."""
+    breaches = []
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute | ast.Name) and module.dotted(node) in _FORKING_NAMES:
-            found.append(module.breach(node.lineno, f"{module.dotted(node)} forks"))
+            breaches.append(module.breach(node.lineno, f"{module.dotted(node)} forks"))
         if isinstance(node, ast.Call):
             name = module.dotted(node.func)
             method = node.args[0] if node.args else None
             method = method.value if isinstance(method, ast.Constant) else method
             if name in {"multiprocessing.get_context", "multiprocessing.set_start_method"}:
                 if method in {None, "fork"}:
-                    found.append(module.breach(node.lineno, f"{name}: name 'spawn'"))
+                    breaches.append(module.breach(node.lineno, f"{name}: name 'spawn'"))
             if name == "concurrent.futures.ProcessPoolExecutor":
                 if not any(keyword.arg == "mp_context" for keyword in node.keywords):
-                    found.append(module.breach(node.lineno, f"{name} without mp_context forks"))
-    return found
+                    breaches.append(module.breach(node.lineno, f"{name} without mp_context forks"))
+    return breaches
 
 
 # --- shape --------------------------------------------------------------------------------------
@@ -416,32 +416,31 @@ _LISTED = re.compile(r"^- \[[^\]]*\]\(([^)\s]+)\)", re.MULTILINE)
 
 
 def missing_part_breaches(text: str, root: Path = ROOT, page: str = "ARCHITECTURE.md") -> list[str]:
-    """Paths of a page that lead nowhere: in code font, or `directory/module` in its flows.
+    """Report paths of a page that do not exist: in code font, or `directory/module` in its flows.
 
     A path is below the root, the package or the tests, or below the directory of the path before it
     on the same line: `store/pg/engine.py`, `session.py`.
     """
-    found = []
+    breaches = []
     for number, line in enumerate(text.splitlines(), start=1):
-        near = [root, root / "src", root / "src" / PACKAGE, root / "tests"]
-        named = [one for one in _CODE.findall(line) if "/" in one or one.endswith(".py")]
+        directories = [root, root / "src", root / "src" / PACKAGE, root / "tests"]
+        named = [code for code in _CODE.findall(line) if "/" in code or code.endswith(".py")]
         named += _PATH.findall(_CODE.sub("", line))
         for name in named:
-            at = _place(name, near)
-            if at is None:
-                found.append(f"{page}:{number}: there is no {name}")
+            path = _resolve_path(name, directories)
+            if path is None:
+                breaches.append(f"{page}:{number}: there is no {name}")
             else:
-                near.insert(0, at if at.is_dir() else at.parent)
-    return found
+                directories.insert(0, path if path.is_dir() else path.parent)
+    return breaches
 
 
 def missing_layer_part_breaches(
     text: str, modules: Iterable[Module], public: frozenset[str], page: str = "ARCHITECTURE.md"
 ) -> list[str]:
-    """Parts that the layers' block lists behind a colon and that are neither a module of the layer nor
-    a public name."""
+    """Report parts after a colon in the layers block that are neither a module of the layer nor a public name."""
     names = {module.name for module in modules}
-    found = []
+    breaches = []
     block = text.partition("```layers\n")[2].partition("```")[0]
     first = text.partition("```layers\n")[0].count("\n") + 2
     for number, line in enumerate(block.splitlines(), start=first):
@@ -450,21 +449,21 @@ def missing_layer_part_breaches(
             word = part.strip().replace(" ", "_")
             module = f"{PACKAGE}.{layer.strip()}.{word}"
             if word and module not in names and word not in public:
-                found.append(f"{page}:{number}: there is no {part.strip()} in {layer.strip()}")
-    return found
+                breaches.append(f"{page}:{number}: there is no {part.strip()} in {layer.strip()}")
+    return breaches
 
 
 def link_breaches(text: str, root: Path = ROOT, page: str = "README.md") -> list[str]:
-    """Links of a page that lead nowhere, and entries of its lists that are there twice."""
+    """Report dead links of a page and duplicate entries of its lists."""
     links = [link for link in _LINK.findall(text) if "://" not in link]
-    found = [f"{page}: there is no {link}" for link in links if not (root / link).exists()]
+    breaches = [f"{page}: there is no {link}" for link in links if not (root / link).exists()]
     listed = _LISTED.findall(text)
     twice = sorted({entry for entry in listed if listed.count(entry) > 1})
-    return [*found, *(f"{page}: {entry} is listed twice" for entry in twice)]
+    return [*breaches, *(f"{page}: {entry} is listed twice" for entry in twice)]
 
 
-def _place(name: str, near: list[Path]) -> Path | None:
-    for directory in near:
+def _resolve_path(name: str, directories: list[Path]) -> Path | None:
+    for directory in directories:
         for path in (directory / name, directory / f"{name}.py"):
             if path.exists():
                 return path

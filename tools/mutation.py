@@ -1,21 +1,21 @@
-"""Plant one bug per spec-marked test, at random, and count how many of these tests notice theirs.
+"""Plant one random bug per spec-marked test, and count the tests that detect theirs.
 
     python tools/mutation.py --count 100 --seed 7
 
-For each test that is drawn by the seed: the test runs once with a line tracer. Of the lines that it
-executes in the modules that it names (`MODULES`, or the marker's `module=`), one mutation is drawn:
+The seed selects the tests. Each test runs once with a line tracer. Of the lines that it executes in its
+modules (`MODULES`, or the marker's `module=`), one mutation is drawn:
 
     negate       if c                 ->  if not c
-    compare      a < b                ->  a <= b        (== !=, in not in, is is not alike)
+    compare      a < b                ->  a <= b        (also == !=, in not in, is is not)
     connect      a and b              ->  a or b
     number       3, a + 1             ->  4, a - 1
     answer       return value         ->  return None
     drop         call(...)            ->  pass
 
-The mutated module is written into a copy of the tree, and the test runs there. A test that fails or runs
-out of time has noticed. Survivors are listed with their mutation: either the test is too weak, or the
-mutation is equivalent, or the line is none of its rule's business. `make check` does not run this: it
-takes minutes.
+The mutated module is written into a copy of the tree, and the test runs there. A test detects the bug if it
+fails or exceeds its time limit. Survivors are listed with their mutation: either the test is too weak, or
+the mutation is equivalent, or the line does not belong to the rule. `make check` does not run this tool,
+because it takes minutes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tools.traceability import rules_of
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("src", "tests", "tools", "docs", "bench", "examples")
 PAGES = ("pyproject.toml", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "Makefile")
-# Tests of real processes: what a child executes is not traced.
+# Tests of real processes: the tracer does not see child processes.
 LEFT_OUT = ("tests/process", "tests/chaos", "tests/spark", "tests/test_traceability.py")
 SELECTED = ["-q", "-p", "no:cacheprovider", "-m", "not postgresql and not deep"]
 TEST_TIMEOUT_S = 240.0
@@ -56,7 +56,7 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 @dataclass(frozen=True)
 class Marked:
-    """A test that names rules, and the modules that it says it tests."""
+    """A test with spec markers, and the modules that it declares to test."""
 
     test: str
     modules: tuple[str, ...]
@@ -64,7 +64,7 @@ class Marked:
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change of a source text, between two of its byte offsets."""
+    """One change of a source text, between two byte offsets."""
 
     line: int
     kind: str
@@ -81,32 +81,34 @@ class Mutation:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Plant one bug per spec-marked test.")
     parser.add_argument("--count", type=int, default=100, metavar="N", help="tests to draw")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="what is drawn")
-    parser.add_argument("--only", default="", metavar="TEXT", help="tests whose name holds it")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the survivors there")
-    told = parser.parse_args()
-    random = Random(told.seed)
-    marked = [one for one in marked_tests() if told.only in one.test]
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the selection")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="only tests whose name contains TEXT"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes to FILE")
+    args = parser.parse_args()
+    random = Random(args.seed)
+    marked = [test for test in marked_tests() if args.only in test.test]
     random.shuffle(marked)
     with tempfile.TemporaryDirectory(prefix="holdfast-mutation-") as place:
         tree = Path(place)
         copy_tree(tree)
         with Server(tree) as server:
-            found = list(planted(marked, told.count, told.seed, tree, server))
-    return report(found, told.seed, told.json)
+            outcomes = list(planted(marked, args.count, args.seed, tree, server))
+    return report(outcomes, args.seed, args.json)
 
 
 def marked_tests(root: Path = ROOT) -> list[Marked]:
-    found: dict[str, Marked] = {}
+    tests: dict[str, Marked] = {}
     for path in sorted((root / "tests").rglob("test_*.py")):
         name = path.relative_to(root).as_posix()
         if name.startswith(LEFT_OUT):
             continue
         source = path.read_text(encoding="utf-8")
-        # Most files have no marker, and need not be parsed to know that.
+        # Most files have no marker. Skip the parser for them.
         for rule in rules_of(source, name) if "mark.spec" in source else ():
-            found.setdefault(rule.test, Marked(rule.test, rule.modules))
-    return list(found.values())
+            tests.setdefault(rule.test, Marked(rule.test, rule.modules))
+    return list(tests.values())
 
 
 def copy_tree(tree: Path) -> None:
@@ -120,70 +122,74 @@ def copy_tree(tree: Path) -> None:
 def planted(
     marked: list[Marked], count: int, seed: int, tree: Path, server: Server
 ) -> Iterator[dict[str, str]]:
-    """Mutations of so many tests; a test that executes no line of its modules is passed over."""
+    """Mutations of `count` tests. A test that executes no line of its modules is skipped."""
     left, at = count, 0
     while left and at < len(marked):
-        some, at = marked[at : at + left], at + left
-        lines = executed(some, tree, server)
-        for one in some:
-            drawn = draw(one, Random(f"{seed}/{one.test}"), lines.get(one.test, {}))
+        batch, at = marked[at : at + left], at + left
+        lines = executed(batch, tree, server)
+        for test in batch:
+            drawn = draw(test, Random(f"{seed}/{test.test}"), lines.get(test.test, {}))
             if drawn is None:
-                print(f"passed over   {one.test}: it executes no line of {', '.join(one.modules)}")
+                print(
+                    f"passed over   {test.test}: it executes no line of {', '.join(test.modules)}"
+                )
                 continue
             left -= 1
-            yield tried(one, *drawn, tree, server)
+            yield tried(test, *drawn, tree, server)
 
 
-def tried(one: Marked, path: str, mutation: Mutation, tree: Path, server: Server) -> dict[str, str]:
+def tried(
+    test: Marked, path: str, mutation: Mutation, tree: Path, server: Server
+) -> dict[str, str]:
     source = (ROOT / path).read_text(encoding="utf-8")
     (tree / path).write_text(mutation.apply(source), encoding="utf-8")
-    noticed = server.run([one.test]) != PYTEST_OK
+    noticed = server.run([test.test]) != PYTEST_OK
     (tree / path).write_text(source, encoding="utf-8")
-    said = "noticed" if noticed else "SURVIVED"
+    verdict = "noticed" if noticed else "SURVIVED"
     where = f"{path}:{mutation.line}"
-    print(f"{said:13} {one.test}\n{'':13} {where} {mutation.kind}: {mutation.before!r} -> {mutation.after!r}",
+    print(f"{verdict:13} {test.test}\n{'':13} {where} {mutation.kind}: {mutation.before!r} -> {mutation.after!r}",
           flush=True)  # fmt: skip
     return {
-        "test": one.test, "where": where, "kind": mutation.kind, "before": mutation.before,
+        "test": test.test, "where": where, "kind": mutation.kind, "before": mutation.before,
         "after": mutation.after, "noticed": "yes" if noticed else "no",
     }  # fmt: skip
 
 
-def draw(one: Marked, random: Random, lines: dict[str, list[int]]) -> tuple[str, Mutation] | None:
+def draw(test: Marked, random: Random, lines: dict[str, list[int]]) -> tuple[str, Mutation] | None:
     """A module of the test and a mutation on a line that the test executes."""
     candidates = [
         (path, mutation)
-        for path in files_of(one)
+        for path in files_of(test)
         for mutation in mutations((ROOT / path).read_text(encoding="utf-8"))
         if mutation.line in lines.get(path, ())
     ]
     return random.choice(candidates) if candidates else None
 
 
-def files_of(one: Marked) -> list[str]:
-    paths = [f"src/{module.replace('.', '/')}" for module in one.modules]
+def files_of(test: Marked) -> list[str]:
+    paths = [f"src/{module.replace('.', '/')}" for module in test.modules]
     return [
         f"{path}.py" if (ROOT / f"{path}.py").exists() else f"{path}/__init__.py" for path in paths
     ]
 
 
-def executed(some: list[Marked], tree: Path, server: Server) -> dict[str, dict[str, list[int]]]:
-    """By test and file, the lines of the tests' modules that they execute; in one run of them all."""
+def executed(tests: list[Marked], tree: Path, server: Server) -> dict[str, dict[str, list[int]]]:
+    """The executed lines of the tests' modules, by test and file, from one run of all tests."""
     out = tree / "executed.json"
     out.unlink(missing_ok=True)
-    files = sorted({path for one in some for path in files_of(one)})
-    told = {TRACE_VARIABLE: json.dumps([str(out), *files])}
-    server.run([one.test for one in some], told, "tools.mutation_trace")
+    files = sorted({path for test in tests for path in files_of(test)})
+    environment = {TRACE_VARIABLE: json.dumps([str(out), *files])}
+    server.run([test.test for test in tests], environment, "tools.mutation_trace")
     if not out.exists():
         return {}
-    found: dict[str, dict[str, list[int]]] = json.loads(out.read_text(encoding="utf-8"))
-    return found
+    lines: dict[str, dict[str, list[int]]] = json.loads(out.read_text(encoding="utf-8"))
+    return lines
 
 
 class Server:
     """Runs tests in a copied tree, one after the other (`tools/mutation_server.py`).
 
-    `libraries` are imported before the first test. Without any: all that the product's tests import.
+    `libraries` are imported before the first test. The default is all libraries that the tests import.
     """
 
     def __init__(self, tree: Path, *libraries: str) -> None:
@@ -203,8 +209,8 @@ class Server:
         self._process.communicate()
 
     def run(self, tests: list[str], more: dict[str, str] | None = None, plugin: str = "") -> int:
-        """The exit code of tests in the tree; tests that do not end have failed."""
-        # Traced, they all run; otherwise the first failure is enough.
+        """The exit code of the tests in the tree. A time-out counts as a failure."""
+        # A traced run executes all tests. Otherwise the first failure is enough.
         plugins = ["-p", plugin] if plugin else ["-x"]
         request = {
             "cwd": str(self._tree),
@@ -225,7 +231,7 @@ def mutations(source: str) -> list[Mutation]:
     offsets = [0]
     for line in source.encode().splitlines(keepends=True):
         offsets.append(offsets[-1] + len(line))
-    found = []
+    result = []
     for node, kind, changed in _changes(tree):
         start = offsets[node.lineno - 1] + node.col_offset
         assert node.end_lineno is not None
@@ -235,8 +241,8 @@ def mutations(source: str) -> list[Mutation]:
         after = ast.unparse(ast.fix_missing_locations(changed))
         if isinstance(changed, ast.expr):
             after = f"({after})"
-        found.append(Mutation(node.lineno, kind, start, end, before, after))
-    return sorted(found, key=lambda one: (one.start, one.end, one.kind))
+        result.append(Mutation(node.lineno, kind, start, end, before, after))
+    return sorted(result, key=lambda mutation: (mutation.start, mutation.end, mutation.kind))
 
 
 def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str, ast.AST]]:
@@ -263,7 +269,7 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str, ast.A
 
 
 def _code(tree: ast.Module) -> Iterator[ast.AST]:
-    """What is executed: no annotation, no pattern, nothing inside a formatted string."""
+    """The executed nodes: no annotations, no patterns, no parts of a formatted string."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -272,8 +278,8 @@ def _code(tree: ast.Module) -> Iterator[ast.AST]:
             getattr(node, name, None) for name in ("annotation", "returns", "type_params")
         ]
         for child in ast.iter_child_nodes(node):
-            known = any(child is one for one in left_out)
-            if not known and not isinstance(child, ast.pattern | ast.JoinedStr):
+            excluded = any(child is node_part for node_part in left_out)
+            if not excluded and not isinstance(child, ast.pattern | ast.JoinedStr):
                 waiting.append(child)
 
 
@@ -290,11 +296,11 @@ def _is_none(value: ast.expr) -> bool:
 
 
 def report(found: list[dict[str, str]], seed: int, path: Path | None) -> int:
-    survivors = [one for one in found if one["noticed"] == "no"]
+    survivors = [survivor for survivor in found if survivor["noticed"] == "no"]
     print(f"\n{len(found) - len(survivors)} of {len(found)} marked tests noticed (seed {seed})")
-    for one in survivors:
+    for survivor in survivors:
         print(
-            f"  {one['test']}\n    {one['where']} {one['kind']}: {one['before']!r} -> {one['after']!r}"
+            f"  {survivor['test']}\n    {survivor['where']} {survivor['kind']}: {survivor['before']!r} -> {survivor['after']!r}"
         )
     if path is not None:
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Runs pytest in forked children: pytest and the libraries are imported once, our code in each child.
+"""Runs pytest in forked children. pytest and the libraries are imported once, our code in each child.
 
-A request is a line of JSON on the standard input (`cwd`, `env`, `args`, `timeout_s`), an answer the exit
-code on a line of the standard output; 1 for a child that does not end in time. `tools/mutation.py` starts it.
-Arguments are the libraries to import, in place of LIBRARIES.
+A request is a line of JSON on standard input (`cwd`, `env`, `args`, `timeout_s`). The answer is the exit
+code on a line of standard output. It is 1 for a child that exceeds its time limit. `tools/mutation.py` starts
+this server. Arguments name the libraries to import, in place of LIBRARIES.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-# What tests and product import, besides our own code. One that is not installed is left out.
+# The third-party imports of tests and product. Missing libraries are skipped.
 LIBRARIES = (
     "asyncio", "concurrent.futures", "dataclasses", "hypothesis", "lmdb", "msgspec", "multiprocessing",
     "numpy", "psycopg", "pytest", "pytest_timeout", "sqlite3", "ssl", "subprocess", "xml.etree.ElementTree",

@@ -1,7 +1,7 @@
-"""A pytest plugin: writes the lines of some source files that tests execute, as JSON.
+"""A pytest plugin: writes the lines of given source files that tests execute, as JSON.
 
 `tools/mutation.py` loads it with `-p tools.mutation_trace`. The variable names the output and the files,
-relative to the working directory. Only the calls of tests are traced, in all threads that they start.
+relative to the working directory. It traces only the call phase of tests, in all threads that they start.
 """
 
 import json
@@ -17,7 +17,7 @@ import pytest
 
 OUT, *FILES = json.loads(os.environ["HOLDFAST_MUTATION_TRACE"])
 WANTED = {str(Path(name).resolve()): name for name in FILES}
-# By test, without its parameters, and by file.
+# Lines by test, without its parameters, and by file.
 EXECUTED: dict[str, dict[str, set[int]]] = {}
 _now: dict[str, set[int]] = {}
 
@@ -48,8 +48,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_sessionfinish() -> None:
-    found = {
+    document = {
         test: {name: sorted(lines) for name, lines in files.items()}
         for test, files in EXECUTED.items()
     }
-    Path(OUT).write_text(json.dumps(found), encoding="utf-8")
+    Path(OUT).write_text(json.dumps(document), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Lines per module and per layer, and the biggest modules."""
+"""Print lines per module and per layer, and the largest modules."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,7 +21,7 @@ def main() -> None:
     for layer, count in layers.most_common():
         print(f"{count:6}  {layer}")
     print(f"{sum(lines.values()):6}  all, in {len(lines)} modules")
-    print(f"\nthe {min(BIGGEST, len(lines))} biggest, the biggest last")
+    print(f"\nthe {min(BIGGEST, len(lines))} largest modules, the largest last")
     for name in sorted(lines, key=lines.__getitem__)[-BIGGEST:]:
         print(f"{lines[name]:6}  {name}")
 

@@ -1,8 +1,8 @@
-"""Write docs/states.md: every state machine of the product, from the tables the code runs on.
+"""Write docs/states.md: every state machine of the product, from the tables that the code uses.
 
-Imports every module under `holdfast` and collects the `Transitions` held at module level. A module
-that needs an extra which is not installed is left out and a line says so. With `--check` nothing is
-written: the exit code is 1 when the file is out of date.
+The tool imports every module under `holdfast` and collects the module-level `Transitions`. A module
+whose optional dependency is not installed is skipped with a message. With `--check` nothing is written,
+and the exit code is 1 when the file is out of date.
 """
 
 import argparse
@@ -32,41 +32,41 @@ a state is illegal there: it raises `IllegalTransition` and changes nothing.
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write docs/states.md.")
-    parser.add_argument("--check", action="store_true", help="exit 1 if it is out of date")
+    parser.add_argument("--check", action="store_true", help="exit 1 if the file is out of date")
     check = parser.parse_args().check
     return publish(OUTPUT, render(machines()), check=check)
 
 
 def machines() -> list[tuple[str, Any]]:
-    """(where it is defined, table), sorted by place."""
-    found: dict[int, tuple[str, Any]] = {}
+    """(qualified name, table), sorted by name."""
+    tables: dict[int, tuple[str, Any]] = {}
     for module in modules():
         for name, value in vars(module).items():
             if isinstance(value, Transitions) and assigns(module, name):
-                found[id(value)] = (f"{module.__name__}.{name}", value)
-    return sorted(found.values(), key=lambda pair: pair[0])
+                tables[id(value)] = (f"{module.__name__}.{name}", value)
+    return sorted(tables.values(), key=lambda pair: pair[0])
 
 
 def modules() -> list[ModuleType]:
-    found = []
+    imported = []
     for info in pkgutil.walk_packages(holdfast.__path__, "holdfast.", onerror=left_out):
         if info.name.endswith(".__main__"):
             continue
         try:
-            found.append(importlib.import_module(info.name))
+            imported.append(importlib.import_module(info.name))
         except ModuleNotFoundError as missing:
             if (missing.name or "").startswith("holdfast"):
                 raise
             left_out(info.name)
-    return found
+    return imported
 
 
 def left_out(name: str) -> None:
-    print(f"states: {name} left out: {sys.exc_info()[1]}", file=sys.stderr)
+    print(f"states: {name} skipped: {sys.exc_info()[1]}", file=sys.stderr)
 
 
 def assigns(module: ModuleType, name: str) -> bool:
-    """True where the table is written, false where it is imported."""
+    """Whether the module assigns the name. An import does not count."""
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -75,11 +75,11 @@ def assigns(module: ModuleType, name: str) -> bool:
     return False
 
 
-def render(found: list[tuple[str, Any]]) -> str:
+def render(tables: list[tuple[str, Any]]) -> str:
     out = [HEADER]
-    if not found:
+    if not tables:
         out.append("There is no state machine yet.")
-    for place, machine in found:
+    for place, machine in tables:
         terminal = ", ".join(sorted(label(state) for state in machine.terminal)) or "none"
         out += [
             f"## {machine.name}\n",

@@ -1,7 +1,7 @@
 """A pytest plugin: each collected test and each report appends one byte to the file of a suite.
 
-`tools/suites.py` loads it with `-p tools.suite_progress`. The size of the file tells it that a suite
-makes progress. A suite is ended when the size has not changed for minutes, not after a time in all.
+`tools/suites.py` loads it with `-p tools.suite_progress`. A growing file shows that a suite makes progress.
+A suite is ended when the size has not changed for minutes, not after a total time.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""`python -m bench.peers`: the systems by turns, then what ours alone has; a table of each."""
+"""`python -m bench.peers`: run the systems in turns, then the metrics of Holdfast alone, and print both tables."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from bench.place import ROOT, Place, new_directory
 from bench.record import Record
 
 USUAL_BUDGET_S = 900.0
-# Of the budget; the rest is for the measures of ours alone.
+# Share of the budget. The rest is for the metrics of Holdfast alone.
 COMPARED_SHARE = 0.6
 
 
 def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
-    # Ended by a signal, it still ends what it started and removes what it made.
+    # Exit on SIGTERM through the context managers, which end the processes and remove the directories.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began, load_before = time.monotonic(), os.getloadavg()[0]
     suite: Suite = args.suite
@@ -88,7 +88,7 @@ def _alone(args: argparse.Namespace, names: list[str], began: float) -> list[Rec
     records = []
     for name in names:
         if time.monotonic() - began > args.budget_s and not args.only:
-            print(f"{name}: left out, the budget is used up", file=sys.stderr)
+            print(f"{name}: skipped, the budget is used up", file=sys.stderr)
             continue
         with new_directory(args.dir) as directory:
             place = Place(directory, repeats=min(args.runs, 3))
@@ -115,31 +115,35 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--suite",
         choices=SUITES,
         default=WORLDS.name,
-        help="worlds, effects with timers, tasks, or all on PostgreSQL",
+        help="worlds, effects with timers, tasks, or all of them on PostgreSQL",
     )
-    parser.add_argument("--runs", type=int, default=5, help="how often every system takes a turn")
-    parser.add_argument("--budget-s", type=float, default=USUAL_BUDGET_S, help="how long, roughly")
-    parser.add_argument("--only", type=_split, metavar="NAME,…", help="parts, and metrics of ours")
-    parser.add_argument("--systems", type=_split, metavar="NAME,…", help="else all of them")
+    parser.add_argument("--runs", type=int, default=5, help="turns of every system")
+    parser.add_argument(
+        "--budget-s", type=float, default=USUAL_BUDGET_S, help="approximate duration"
+    )
+    parser.add_argument(
+        "--only", type=_split, metavar="NAME,…", help="run only these parts and metrics"
+    )
+    parser.add_argument("--systems", type=_split, metavar="NAME,…", help="run only these systems")
     parser.add_argument(
         "--layout",
         choices=LAYOUTS,
         default=HoldfastEffects.layout,
-        help="of our roles, for effects",
+        help="processes of our roles, for effects",
     )
-    parser.add_argument("--note", default="", help="what a reader should know about this run")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole run there")
+    parser.add_argument("--note", default="", help="a note for the page")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the run to FILE")
     parser.add_argument(
-        "--save", action="store_true", help="append to bench/peers/history.json, write the page"
+        "--save", action="store_true", help="append to the history of the suite and write its page"
     )
     parser.add_argument(
-        "--dir", type=Path, default=ROOT / "build", help="measure in a new directory there (build)"
+        "--dir", type=Path, default=ROOT / "build", help="parent of the temporary directory (build)"
     )
     args = parser.parse_args(argv)
     args.suite = suite = SUITES[args.suite]
     for given, known in ((args.only, suite.names), (args.systems, suite.systems)):
         if unknown := [name for name in given or () if name not in known]:
-            parser.error(f"no such name: {', '.join(unknown)}; there are {', '.join(known)}")
+            parser.error(f"unknown name: {', '.join(unknown)}; known names: {', '.join(known)}")
     return args
 
 

@@ -1,4 +1,4 @@
-"""The other side of `process.Load`. It imports nothing of ours: the peers' interpreter runs it, too."""
+"""The server side of `process.Load`. It imports none of our code: the peers' interpreter runs it, too."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ ERROR_CHARS = 2000
 
 
 def serve(answers: Mapping[str, Callable[..., Any]]) -> None:
-    """Call the function that a line names, answer with a line, until the input ends.
+    """Call the function that a line names and answer with a line, until the input ends.
 
-    An input that ends in the middle of a call means that nobody waits for its answer any more: the
-    process leaves at once, rather than work on for ever.
+    If the input ends during a call, no process waits for the answer. The process then exits at once.
     """
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=_listen, args=(lines, busy), daemon=True).start()
     print("ready", flush=True)
     while (line := lines.get()) is not None:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            answer = answers[asked.pop("what")](**asked)
+            answer = answers[request.pop("what")](**request)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"[:ERROR_CHARS]}
         busy.clear()
@@ -34,7 +33,7 @@ def serve(answers: Mapping[str, Callable[..., Any]]) -> None:
 
 
 def serve_beside() -> None:
-    """For a process that has something else to do: says `ready`, ends it when the input ends."""
+    """For a process with other work: print `ready`, and exit when the input ends."""
     threading.Thread(target=_end_with_input, daemon=True).start()
 
 

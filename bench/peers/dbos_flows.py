@@ -2,7 +2,7 @@
 
     python dbos_flows.py DATABASE_URL
 
-Workflows are started where they run: no queue is polled, and nobody waits for a poll to see them end.
+Workflows start in the process that runs them. No queue is polled, and no caller polls for their end.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(url: str) -> None:
     DBOS.launch()
 
     def chains(callers: int, seconds: float, steps: int) -> dict[str, Any]:
-        """Threads that each start the next chain when their last has ended."""
+        """Each thread starts its next chain when its last one ends."""
         ended: list[int] = []
         began = time.perf_counter()
 
@@ -73,15 +73,15 @@ def main(url: str) -> None:
         return {"rate": sum(ended) / took, "steps": sum(ended), "took_s": took}
 
     def steps(count: int, per_s: float) -> dict[str, Any]:
-        found: dict[str, Any] = {"journaled": [], "whole": []}
+        times: dict[str, Any] = {"journaled": [], "whole": []}
         due = time.perf_counter()
         for _ in range(count):
             due += 1 / per_s
             time.sleep(max(due - time.perf_counter(), 0))
             began = time.perf_counter()
-            found["journaled"].append(step())
-            found["whole"].append(1000 * (time.perf_counter() - began))
-        return found
+            times["journaled"].append(step())
+            times["whole"].append(1000 * (time.perf_counter() - began))
+        return times
 
     async def set_and_wait(count: int, spread_s: float, lead_s: float) -> dict[str, Any]:
         late.clear()

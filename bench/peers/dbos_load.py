@@ -1,11 +1,11 @@
-"""Run by the peers' interpreter: DBOS's worker, its client, or the PostgreSQL under both.
+"""Run by the peers' interpreter: DBOS's worker, its client, or their PostgreSQL server.
 
     python dbos_load.py worker|client DATABASE_URL
     python dbos_load.py postgres DIRECTORY
 
-A key is a workflow that receives messages and runs one step for each (`keeper`), which has DBOS's
-bulk send and keeps order; or a partition of a queue, one at a time, where each message is a workflow
-with one step (`one`).
+A key is a workflow that receives messages and runs one step for each (`keeper`). It uses DBOS's bulk send
+and keeps the order. Or a key is a partition of a queue with concurrency one, where each message is a
+workflow with one step (`one`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from answers import serve
 
 KEEPERS, KEYED = "keepers", "keyed"
-# The default is a second, which would be all there is to see.
+# The default of one second would dominate every latency.
 QUEUE_POLL_S = 0.02
 RESULT_POLL_S = 0.005
 RECEIVE_S = 600

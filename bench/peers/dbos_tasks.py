@@ -2,8 +2,8 @@
 
     python dbos_tasks.py producer|worker DATABASE_URL TALLY
 
-A task is a workflow of one function without steps, the least that its queues run. Batches go in by
-what its Kafka consumers use: one transaction for all of them.
+A task is a workflow of one function without steps, the minimum that its queues run. Batches use the
+function of its Kafka consumers: one transaction per batch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from producing import by_threads, paced_calls, rate
 from tally import NOTE, Tally
 
 NAME, QUEUE = "run", "tasks"
-# The default is a second, which would be all there is to see.
+# The default of one second would dominate every latency.
 QUEUE_POLL_S = 0.02
-# Found by trial. It takes as many tasks at a time as may run, in threads, each with connections.
+# Tuned by trial. The worker dequeues as many tasks as may run. They run in threads with connections.
 WORKER_CONCURRENCY, THREADS, POOL = 200, 16, 20
 PRODUCER_POOL = 16
 TABLES = ("workflow_status", "workflow_input")
@@ -59,13 +59,13 @@ def producer(url: str, _tally: str) -> None:
         return rate(count, began)
 
     def load(count: int) -> None:
-        """One as it enqueues it, then copies of it in its tables: its own ways would take minutes."""
+        """Enqueue one task through the API, then copy its rows: the API would take minutes."""
         first = dbos.enqueue(options, time.monotonic_ns(), NOTE).get_workflow_id()
         with dbos._sys_db.engine.begin() as connection:
             connection.execute(sa.text(NAMES), {"more": count - 1})
             for table in TABLES:
-                found = connection.execute(sa.text(COLUMNS), {"name": table})
-                rest = ", ".join(row[0] for row in found)
+                columns = connection.execute(sa.text(COLUMNS), {"name": table})
+                rest = ", ".join(row[0] for row in columns)
                 connection.execute(
                     sa.text(
                         f"insert into dbos.{table} (workflow_uuid, {rest}) "

@@ -1,4 +1,4 @@
-"""DBOS on PostgreSQL, which listens on a private socket alone; worker and client are processes."""
+"""DBOS on PostgreSQL, which listens on a private socket alone. Worker and client are processes."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Dbos:
             TemporaryDirectory(dir=install.HOME) as directory,
             self._load("postgres", str(Path(directory) / "pg")) as postgres,
         ):
-            found = postgres.ask("settings")
-        version = found.pop("server_version")
+            server_settings = postgres.ask("settings")
+        version = server_settings.pop("server_version")
         return {
             "version": f"{install.version(self._python, 'dbos')}, PostgreSQL {version}",
-            "durability": ", ".join(f"{name} {value}" for name, value in found.items()),
+            "durability": ", ".join(f"{name} {value}" for name, value in server_settings.items()),
             **self.ways(),
         }
 
     def ways(self) -> dict[str, str]:
-        """How the parts of the workload are done."""
+        """How the system performs each part of the workload."""
         return {
             "handler": "a workflow, one step a message; queues polled every 20 ms (default 1 s)",
             "batch": f"send_bulk of {BATCH} messages to {KEYS} workflows",
@@ -69,18 +69,18 @@ class Turn:
         client.ask("senders", keys=KEYS, per_key=1, callers=SENDERS)
 
     def batch(self, amount: Amount) -> dict[str, float]:
-        found = self._client.ask("batch", keys=KEYS, per_key=amount.per_key, size=BATCH)
-        return {"batch": found["answer"]}
+        answer = self._client.ask("batch", keys=KEYS, per_key=amount.per_key, size=BATCH)
+        return {"batch": answer["answer"]}
 
     def senders(self, amount: Amount) -> dict[str, float]:
-        found = self._client.ask("senders", keys=KEYS, per_key=amount.per_key, callers=SENDERS)
-        return {"senders": found["answer"]}
+        answer = self._client.ask("senders", keys=KEYS, per_key=amount.per_key, callers=SENDERS)
+        return {"senders": answer["answer"]}
 
     def hot(self, amount: Amount) -> dict[str, float]:
-        found = self._client.ask("batch", keys=1, per_key=amount.hot, size=BATCH)
-        return {"hot": found["answer"]}
+        answer = self._client.ask("batch", keys=1, per_key=amount.hot, size=BATCH)
+        return {"hot": answer["answer"]}
 
     def latency(self, amount: Amount) -> dict[str, float]:
-        found = self._client.ask("latency", keys=KEYS, count=amount.latency, per_s=LATENCY_PER_S)
-        took = found["answer"]
+        answer = self._client.ask("latency", keys=KEYS, count=amount.latency, per_s=LATENCY_PER_S)
+        took = answer["answer"]
         return {"p50": percentile(took, 0.5), "p95": percentile(took, 0.95)}

@@ -1,4 +1,4 @@
-"""The systems of the effect workload: each started afresh, then asked for chains, steps and timers."""
+"""The systems of the effect workload. Each is started anew and then runs chains, steps and timers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from bench.place import Place, writer_pid
 from holdfast import __version__
 
 APP = "bench.peers.flows:app"
-# How the roles are spread over processes. All in one is what users begin with, and the default.
+# Assignment of roles to processes. All roles in one process is the default.
 LAYOUTS: dict[str, Sequence[Sequence[str]]] = {
     "one": [()],
     "split": [("orchestrator", "world", "timer"), ("adapter",)],
 }
-# The extra parts need no more than these shares of the time of the parts that are compared.
+# Maximum time of the extra parts, as shares of the time of the compared parts.
 NEW_WORLDS_PER_S = 100
 FEW_WORLDS = 100
 
@@ -36,7 +36,7 @@ class HoldfastEffects:
     name = "holdfast"
     amount = EffectAmount()
     layout = "one"
-    # Where its store is made.
+    # Creates the store.
     place = Place
 
     def settings(self) -> dict[str, str]:
@@ -48,17 +48,17 @@ class HoldfastEffects:
         }
 
     def ways(self) -> dict[str, str]:
-        roles = [" ".join(one) or "all roles" for one in LAYOUTS[self.layout]]
+        roles = [" ".join(names) or "all roles" for names in LAYOUTS[self.layout]]
         return {
             "processes": f"`holdfast up`, one process each: {'; '.join(roles)}. "
             "Besides them the store's writer, and the client",
-            "chains": "worlds that stand: an event, whose effect's receipt wants the next effect; "
-            "`def` effects with the default concurrency. The client looks at journals and sends "
-            "the next event to a world whose chain has ended",
+            "chains": "existing worlds: an event requests an effect, and each receipt requests the next "
+            "effect; `def` effects with the default concurrency. The client polls the journals and "
+            "sends the next event to a world when its chain ends",
             "chains_new": "a new world for each chain, all sent at once",
-            "steps": "from the transaction of the entry that wants the effect until the entry with "
-            "its receipt is durable and seen; looked at every 0.2 ms. whole: from before the send",
-            "timers": "`cx.at` in one world each; the wall clock that the reducer saw",
+            "steps": "from the transaction of the entry that requests the effect until the client reads "
+            "the durable entry with its receipt; read every 0.2 ms. whole: from before the send",
+            "timers": "one `cx.at` per world, timed by the wall clock of the reducer",
         }
 
     @contextlib.contextmanager
@@ -74,36 +74,36 @@ class HoldfastTurn:
         self._client = client
         self._roles = roles
         self._writer = writer_pid(path)
-        # Every role has worked, and every effect was done once, before anything is timed.
+        # Warm-up: every role and every effect runs once before anything is timed.
         self._worlds: list[str] = client.ask("worlds", count=worlds)["names"]
 
     def chains(self, amount: EffectAmount) -> dict[str, float]:
-        found: dict[str, float] = {}
+        measures: dict[str, float] = {}
         for count in IN_FLIGHT:
             rated = self.rated(count, seconds=amount.chain_s)
-            found |= {f"{name}_{count}": value for name, value in rated.items()}
+            measures |= {f"{name}_{count}": value for name, value in rated.items()}
             again = self.rated(count, seconds=amount.chain_s / 2, is_async=True)
-            found[f"chains_{count}_async"] = again["chains"]
+            measures[f"chains_{count}_async"] = again["chains"]
         count = max(int(amount.chain_s * NEW_WORLDS_PER_S), 50)
-        found["chains_new"] = self._ask("fresh", count=count, batch=500)["rate"]
-        return found
+        measures["chains_new"] = self._ask("fresh", count=count, batch=500)["rate"]
+        return measures
 
     def steps(self, amount: EffectAmount) -> dict[str, float]:
         names = self._worlds[:100]
-        found = self._ask("steps", names=names, count=amount.steps, per_s=STEPS_PER_S)
+        times = self._ask("steps", names=names, count=amount.steps, per_s=STEPS_PER_S)
         return {
-            **shares("step", found["journaled"]),
-            "whole_p95": percentile(found["whole"], 0.95),
+            **shares("step", times["journaled"]),
+            "whole_p95": percentile(times["whole"], 0.95),
         }
 
     def timers(self, amount: EffectAmount) -> dict[str, float]:
-        asked = {"count": amount.timers, "spread_s": amount.spread_s, "lead_s": amount.lead_s}
-        late = self._ask("timers", worlds=amount.timers, **asked)["late"]
-        few = self._ask("timers", worlds=min(FEW_WORLDS, amount.timers), **asked)["late"]
+        parameters = {"count": amount.timers, "spread_s": amount.spread_s, "lead_s": amount.lead_s}
+        late = self._ask("timers", worlds=amount.timers, **parameters)["late"]
+        few = self._ask("timers", worlds=min(FEW_WORLDS, amount.timers), **parameters)["late"]
         return {**shares("timer", late), "few_worlds_p95": percentile(few, 0.95)}
 
     def rated(self, count: int, *, seconds: float, is_async: bool = False) -> dict[str, float]:
-        """So many chains at once: the rate, and processor time per step of client, roles, writer."""
+        """Run `count` chains at once: the rate, and the processor time per step of client, roles and writer."""
         groups = {
             "client_us": [self._client.pid],
             "roles_us": [role.pid for role in self._roles],
@@ -147,7 +147,7 @@ class RestateEffects(Restate):
 class RestateTurn:
     def __init__(self, load: Load) -> None:
         self._load = load
-        # Every partition and every connection has been used before anything is timed.
+        # Warm-up: use every partition and every connection before anything is timed.
         load.ask("chains", callers=64, seconds=1.0, steps=STEPS)
 
     def chains(self, amount: EffectAmount) -> dict[str, float]:
@@ -173,7 +173,7 @@ class RestateTurn:
 
 
 class DbosEffects(Dbos):
-    # It takes that long to start two thousand workflows.
+    # The start of two thousand workflows takes this long.
     amount = EffectAmount(lead_s=45.0)  # type: ignore[assignment]
 
     def ways(self) -> dict[str, str]:
@@ -226,8 +226,8 @@ def running(
         client = spawn("client", path)
         stack.enter_context(client)
         roles = []
-        for at, one in enumerate(LAYOUTS[layout]):
-            roles.append(Up(APP, path, *one, worker=f"worker-{at}"))
+        for at, names in enumerate(LAYOUTS[layout]):
+            roles.append(Up(APP, path, *names, worker=f"worker-{at}"))
             stack.enter_context(roles[-1])
         yield client, roles, path
 

@@ -1,10 +1,11 @@
-"""The effect workload: what is measured on every system, how much of it, and what ours must reach.
+"""The effect workload: its parts, the amounts for every system, and the goals of Holdfast.
 
-    chains      flows of STEPS durable no-op steps, one after the other, so many flows at once
-    steps       one step every 20 ms: until its outcome is durable and the flow goes on
-    timers      TIMERS timers evenly spread over SPREAD_S: how late each is handled
+    chains      flows of STEPS sequential durable no-op steps, a fixed number of flows at once
+    steps       one step every 20 ms: until its outcome is durable and the flow continues
+    timers      TIMERS timers evenly spread over SPREAD_S: the lateness of each
 
-The parts are timed alike: rates over the same number of seconds, latency at the same pace.
+The parts are timed in the same way on every system: rates over the same number of seconds, latency at the
+same pace.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ class EffectAmount:
     steps: int = 250
     timers: int = 2000
     spread_s: float = 10.0
-    # Between setting the first timer and its being due: all of them are set by then.
+    # Time between the creation of the first timer and its due time. All timers are set within it.
     lead_s: float = LEAD_S
 
     def scaled(self, by: float) -> EffectAmount:
-        """Less of it, for a small budget; never more, never nothing. Timers keep their density."""
+        """Reduce the amount for a small budget. Never increases it, never to zero. Timers keep their density."""
         by = min(by, 1.0)
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""What every client of the effect benchmarks does: send to worlds, look at journals, wait for them."""
+"""The common part of the clients of the effect benchmarks: send to worlds, read journals, wait for entries."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from holdfast.world.catalog import subject_of
 from holdfast.world.cycle import entries_topic
 
 SEND_BATCH = 500
-# Rates are looked at this often, or seldom enough that looking takes a tenth of a core at most.
+# Poll interval for rates. It grows so that polling uses at most a tenth of a core.
 POLL_S = 0.002
 POLL_SHARE = 0.1
-# Latency is looked at more often than a rate.
+# Latency is polled more often than a rate.
 LATENCY_POLL_S = 0.0002
 WAIT_S = 1.0
 WITHIN_S = 300.0
@@ -34,7 +34,7 @@ class FlowClient:
         self._served = path.startswith("postgresql:")
 
     def new(self, count: int) -> list[str]:
-        """Names of worlds that there are not yet."""
+        """Names of new worlds."""
         return [f"flow-{next(self._names)}" for _ in range(count)]
 
     def send(self, sends: Sequence[tuple[str, Any]]) -> None:
@@ -44,8 +44,8 @@ class FlowClient:
 
     def subjects(self, names: Sequence[str]) -> list[str]:
         def read(txn: Txn, unknown: Sequence[str]) -> list[str]:
-            found = [catalog.find(txn, self.universe, "Flow", name) for name in unknown]
-            return [subject_of(self.universe, world_id or "") for world_id in found]
+            world_ids = [catalog.find_id(txn, self.universe, "Flow", name) for name in unknown]
+            return [subject_of(self.universe, world_id or "") for world_id in world_ids]
 
         unknown = [name for name in names if name not in self._subjects]
         if unknown:
@@ -58,19 +58,19 @@ class FlowClient:
         def read(txn: Txn) -> list[int]:
             return [journal.head(txn, subject).height for subject in subjects]
 
-        found: list[int] = self.store.read(read)
-        return found
+        heights: list[int] = self.store.read(read)
+        return heights
 
     def until(self, names: Sequence[str], heights: Sequence[int]) -> None:
-        """Until the journal of every world has its height."""
+        """Wait until the journal of every world has its height."""
         goals = dict(zip(names, heights, strict=True))
         began = time.perf_counter()
         while goals:
             looked = time.perf_counter()
-            found = self.heights(list(goals))
+            current = self.heights(list(goals))
             goals = {
                 name: goal
-                for (name, goal), height in zip(goals.items(), found, strict=True)
+                for (name, goal), height in zip(goals.items(), current, strict=True)
                 if height < goal
             }
             in_time(began)
@@ -78,8 +78,10 @@ class FlowClient:
                 time.sleep(max(POLL_S, (time.perf_counter() - looked) / POLL_SHARE))
 
     def until_height(self, subject: str, height: int) -> None:
-        """Until the journal of one world has this height: looked at often, or, where looking would keep a
-        server busy, when it says so."""
+        """Wait until the journal of one world has this height.
+
+        It polls an embedded store. On a server it waits for the topic, since polling would load the server.
+        """
         began, since = time.perf_counter(), 0
         while self.store.read(journal.head, subject).height < height:
             in_time(began)
@@ -94,4 +96,4 @@ class FlowClient:
 
 def in_time(began: float) -> None:
     if time.perf_counter() - began > WITHIN_S:
-        raise TimeoutError(f"not over after {WITHIN_S:g} s")
+        raise TimeoutError(f"not finished after {WITHIN_S:g} s")

@@ -1,7 +1,7 @@
-"""What clients and pools of effects do: `python -m bench.peers.flow_load client|pool ARGUMENTS`.
+"""Clients and pools of the effect benchmarks: `python -m bench.peers.flow_load client|pool ARGUMENTS`.
 
-The roles run elsewhere, started by `holdfast up`. A client sends and looks at journals; what it
-measures is read from them, or seen in them by looking often. It answers by lines (`answers`).
+`holdfast up` starts the roles in other processes. A client sends events and reads journals. Its measures
+come from the journals, or from frequent polling of them. It answers in lines (`answers`).
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from bench.peers.flow_timers import Timers
 from bench.peers.flows import STEPS, Go, Want, Woken, app, bulk
 from holdfast.durable import inbox, journal, queue
 from holdfast.store.api import Txn
-from holdfast.world import publish
+from holdfast.world import intents
 
 
 class Client(Timers):
     # -- chains --------------------------------------------------------------------------------
 
     def worlds(self, count: int, steps: int = 1) -> dict[str, Any]:
-        """New worlds, each with a chain behind it: placed, leased, and warm. Without a pool there
-        can be no step, and an event is all."""
+        """Create worlds and run one chain in each, so that they are placed, leased and warm.
+
+        With `steps=0`, for stores without a pool, each world gets only an event.
+        """
         names = self.new(count)
         self.send([(name, Go(steps) if steps else Woken(0)) for name in names])
         self.until(names, [1 + steps] * count)
         return {"names": names}
 
     def chains(self, names: list[str], seconds: float, is_async: bool = False) -> dict[str, Any]:
-        """As many chains at once as there are names; one that ends is followed by the next."""
+        """Run one chain per name at once. When a chain ends, the next one starts."""
         go = Go(STEPS, is_async)
         before = self.heights(names)
         goals = {name: height + 1 + STEPS for name, height in zip(names, before, strict=True)}
@@ -64,7 +66,7 @@ class Client(Timers):
         return {"rate": chains * STEPS / took, "steps": chains * STEPS, "took_s": took}
 
     def fresh(self, count: int, batch: int) -> dict[str, Any]:
-        """A new world for each chain: it is created, placed and leased on the way. All at once."""
+        """A new world for each chain, all at once. The rate includes creation, placement and lease."""
         names = self.new(count)
         began = time.perf_counter()
         for at in range(0, count, batch):
@@ -76,16 +78,16 @@ class Client(Timers):
     # -- one step ------------------------------------------------------------------------------
 
     def steps(self, names: list[str], count: int, per_s: float) -> dict[str, Any]:
-        """One effect every 1/per_s, by turns of the worlds; three times for each, in ms.
+        """One effect every 1/per_s seconds, in the worlds in turn. Three durations for each, in ms.
 
-        journaled   from the transaction of the entry that wants the effect, to the entry with its
-                    receipt being durable and seen here: both commits are in it
-        entries     between these two entries, as the journal has their times
-        whole       from before the send that causes it all
+        journaled   from the transaction of the entry that requests the effect until the client reads the
+                    durable entry with its receipt: includes both commits
+        entries     between these two entries, by the times in the journal
+        whole       from before the send
         """
         subjects = self.subjects(names)
         now_ns, due = self.store.now_ns, time.perf_counter()
-        seen: list[tuple[str, int, int, int]] = []
+        observed: list[tuple[str, int, int, int]] = []
         for at in range(count):
             due += 1 / per_s
             time.sleep(max(due - time.perf_counter(), 0))
@@ -94,19 +96,19 @@ class Client(Timers):
             sent_ns = now_ns()
             self.send([(name, Go(1))])
             self.until_height(subject, height + 2)
-            seen.append((subject, height, sent_ns, now_ns()))
-        found: dict[str, list[float]] = {"journaled": [], "entries": [], "whole": []}
-        for subject, height, sent_ns, seen_ns in seen:
-            wanted, got = self.store.read(journal.read, subject, height + 1, height + 3, 2)
-            found["journaled"].append((seen_ns - wanted.at_ns) / 1e6)
-            found["entries"].append((got.at_ns - wanted.at_ns) / 1e6)
-            found["whole"].append((seen_ns - sent_ns) / 1e6)
-        return found
+            observed.append((subject, height, sent_ns, now_ns()))
+        times: dict[str, list[float]] = {"journaled": [], "entries": [], "whole": []}
+        for subject, height, sent_ns, seen_ns in observed:
+            request, receipt = self.store.read(journal.read, subject, height + 1, height + 3, 2)
+            times["journaled"].append((seen_ns - request.at_ns) / 1e6)
+            times["entries"].append((receipt.at_ns - request.at_ns) / 1e6)
+            times["whole"].append((seen_ns - sent_ns) / 1e6)
+        return times
 
     # -- backlog and fairness ------------------------------------------------------------------
 
     def want(self, names: list[str], count: int, per_event: int) -> dict[str, Any]:
-        """Want so many more effects; how long until the last of them is in the queue."""
+        """Request `count` effects. Returns the seconds until the last of them is in the queue."""
         goal = _all_of(self._counts()) + count
         events = [min(per_event, count - at) for at in range(0, count, per_event)]
         began = time.perf_counter()
@@ -119,32 +121,37 @@ class Client(Timers):
     def churn(
         self, names: list[str], seconds: float, backlog: int, per_event: int
     ) -> dict[str, Any]:
-        """A pool drains; as much is wanted again, so that the backlog stays. How many end a second,
-        and at which share of looks there was nothing to claim."""
+        """A pool drains, and the client requests as many effects again, so that the backlog stays constant.
+
+        Returns the effects per second, and the share of polls that found an empty queue.
+        """
         turn = itertools.cycle(names)
         began = time.perf_counter()
         first = last = self._counts()
-        asked = _all_of(first)
-        looks = dry = 0
+        requested = _all_of(first)
+        polls = dry = 0
         while time.perf_counter() - began < seconds or last.done == first.done:
             in_time(began)
             last = self._counts()
-            looks += 1
+            polls += 1
             dry += last.ready == 0
-            # What is claimed is no backlog any more, and what is on its way will be.
-            missing = backlog - last.ready - (asked - _all_of(last))
+            # Claimed effects do not count as backlog. Requested effects on their way to the queue do.
+            missing = backlog - last.ready - (requested - _all_of(last))
             if missing >= per_event:
                 sends = [(next(turn), Want(per_event)) for _ in range(missing // per_event)]
                 self.send(sends)
-                asked += per_event * len(sends)
+                requested += per_event * len(sends)
             time.sleep(POLL_S)
         last, passed = self._counts(), time.perf_counter() - began
-        return {"rate": (last.done - first.done) / passed, "dry": dry / looks}
+        return {"rate": (last.done - first.done) / passed, "dry": dry / polls}
 
     def single(self, names: list[str]) -> dict[str, Any]:
-        """One effect of each world in turn, in the queue that others flood: how many of theirs end
-        between its dispatch and its receipt, and until that is journaled; and the time of both."""
-        found: dict[str, list[float]] = {
+        """One effect of each world in turn, in a queue that another world floods.
+
+        Counts the effects of the flood that end between the dispatch and the receipt of this effect, and until
+        the receipt is journaled. Also returns both durations.
+        """
+        measures: dict[str, list[float]] = {
             "passed": [],
             "ms": [],
             "journaled": [],
@@ -152,7 +159,7 @@ class Client(Timers):
         }
         began, first = time.perf_counter(), self._counts().done
         while self._counts().done == first:
-            # The pool is at work before anything is timed.
+            # Wait until the pool works, before anything is timed.
             in_time(began)
             time.sleep(POLL_S)
         for name, subject in zip(names, self.subjects(names), strict=True):
@@ -163,28 +170,28 @@ class Client(Timers):
             while self.store.read(_delivered, subject) < height + 2:
                 in_time(at)
                 time.sleep(LATENCY_POLL_S)
-            found["passed"].append(max(self._counts().done - dispatched - 1, 0))
-            found["ms"].append(1000 * (time.perf_counter() - at))
+            measures["passed"].append(max(self._counts().done - dispatched - 1, 0))
+            measures["ms"].append(1000 * (time.perf_counter() - at))
             self.until_height(subject, height + 2)
-            found["journaled"].append(max(self._counts().done - dispatched - 1, 0))
-            found["journaled_ms"].append(1000 * (time.perf_counter() - at))
-        return found
+            measures["journaled"].append(max(self._counts().done - dispatched - 1, 0))
+            measures["journaled_ms"].append(1000 * (time.perf_counter() - at))
+        return measures
 
     def left(self) -> dict[str, Any]:
         counts = self._counts()
         return {"left": counts.ready + counts.delayed + counts.claimed}
 
-    # -- inside --------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------
 
-    def _counts(self) -> queue.Counts:
-        found: queue.Counts = self.store.read(
-            queue.counts, publish.effects(self.universe, bulk.kind)
+    def _counts(self) -> queue.QueueCounts:
+        counts: queue.QueueCounts = self.store.read(
+            queue.counts, intents.effect_queue(self.universe, bulk.kind)
         )
-        return found
+        return counts
 
 
 class Pool:
-    """An adapter pool that can be stopped: a backlog must stay while another is measured."""
+    """An adapter pool that can be stopped, so that a backlog stays while another one is measured."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -201,20 +208,20 @@ class Pool:
 
 
 def _delivered(txn: Txn, subject: str) -> int:
-    """How many messages a world has been given. Each is an entry, or will be."""
+    """The number of messages that were delivered to a world. Each one becomes a journal entry."""
     return inbox.cursor(txn, subject) + inbox.depth(txn, subject)
 
 
-def _all_of(counts: queue.Counts) -> int:
+def _all_of(counts: queue.QueueCounts) -> int:
     return counts.ready + counts.delayed + counts.claimed + counts.dead + counts.done
 
 
 def main() -> None:
     role, arguments = sys.argv[1], json.loads(sys.argv[2])
     roles: dict[str, Any] = {"client": Client, "pool": Pool}
-    one = roles[role](**arguments)
-    serve({name: getattr(one, name) for name in dir(one) if not name.startswith("_")})
-    one.close()
+    load = roles[role](**arguments)
+    serve({name: getattr(load, name) for name in dir(load) if not name.startswith("_")})
+    load.close()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a client does with timers: set them, let them be pending, and say how late they were."""
+"""The timer part of a client: set timers, keep them pending, and return their lateness."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from holdfast import codec
 from holdfast.clock import S
 from holdfast.durable import queue
 from holdfast.messages import TIMER_SET, Intent, TimerSet
-from holdfast.roles.firing import fire_due
+from holdfast.workers.timers.delivery import deliver_due
 from holdfast.world import timers
 
 HOUR_NS = 3600 * S
-# Commits that are on their way at once while a million timers are hung.
+# Concurrent commits while a million pending timers are created.
 HANGING = 8
 HANG_BATCH = 1_000
 
@@ -24,9 +24,9 @@ class Timers(FlowClient):
     def timers(
         self, worlds: int, count: int, spread_s: float, lead_s: float, after: bool = False
     ) -> dict[str, Any]:
-        """So many timers, evenly spread from `lead_s` on; how late each was handled, in ms.
+        """Set `count` timers, evenly spread from `lead_s` on. Returns the lateness of each, in ms.
 
-        Handled is when its reducer ran: the wall clock that its entry holds.
+        A timer is handled when its reducer runs: the wall clock in its entry.
         """
         names = self.new(worlds)
         handles = [self.runtime.world(Flow, name) for name in names]
@@ -43,21 +43,23 @@ class Timers(FlowClient):
         set_s = (time.time_ns() - began_ns) / 1e9
         if set_s > lead_s:
             raise TimeoutError(f"setting {count} timers took {set_s:.1f} s of {lead_s:.1f} s")
-        # Nobody looks while they fire: it is the system that is measured.
+        # The client does not poll while the timers fire, so that it does not disturb the measurement.
         time.sleep(max(first_ns / 1e9 + spread_s - time.time(), 0))
         self.until(names, [2 * n for n in each])
         late = [
-            (one.step.wall_ns - one.event.due_ns) / 1e6
+            (entry.step.wall_ns - entry.event.due_ns) / 1e6
             for handle in handles
-            for one in handle.journal()
-            if isinstance(one.event, Woken)
+            for entry in handle.journal()
+            if isinstance(entry.event, Woken)
         ]
         assert len(late) == count, f"{len(late)} of {count} timers fired"
         return {"late": late, "set_s": set_s}
 
     def afters(self, names: list[str], count: int, per_s: float, wait_s: float) -> dict[str, Any]:
-        """Timers set one by one; lateness by the journal alone, in ms, the commit that set them
-        included."""
+        """Set timers one by one. Returns their lateness by the journal, in ms.
+
+        The lateness includes the commit that sets the timer.
+        """
         before = self.heights(names)
         due = time.perf_counter()
         for at in range(count):
@@ -69,26 +71,28 @@ class Timers(FlowClient):
         self.until(names, [was + 2 * n for was, n in zip(before, each, strict=True)])
         late: list[float] = []
         for name, was in zip(names, before, strict=True):
-            found = self.runtime.world(Flow, name).journal(was + 1)
+            entries = self.runtime.world(Flow, name).journal(was + 1)
             late += [
-                (one.step.wall_ns - one.event.due_ns) / 1e6
-                for one in found
-                if isinstance(one.event, Woken)
+                (entry.step.wall_ns - entry.event.due_ns) / 1e6
+                for entry in entries
+                if isinstance(entry.event, Woken)
             ]
         assert len(late) == count, f"{len(late)} of {count} timers fired"
         return {"late": late}
 
     def hang(self, count: int) -> dict[str, Any]:
-        """Timers that are pending, half of them by each clock: from an hour on, a second apart for
-        each batch."""
+        """Create pending timers, half of them by each clock.
+
+        They are due from an hour on, a second apart for each batch.
+        """
         timer = TimerSet("pending", "Woken", codec.pack({"due_ns": 0}), delay_ns=HOUR_NS)
         intent = Intent(
             self.universe, "0" * 32, bytes(32), TIMER_SET, codec.pack(timer), "pending", b"", 0
         )
         payload = codec.pack(intent)
         clocks = (
-            (timers.delays(self.universe), self.store.now_ns() + HOUR_NS),
-            (timers.calendar(self.universe), time.time_ns() + HOUR_NS),
+            (timers.delay_queue(self.universe), self.store.now_ns() + HOUR_NS),
+            (timers.calendar_queue(self.universe), time.time_ns() + HOUR_NS),
         )
         began = time.perf_counter()
         ahead: list[Any] = []
@@ -99,13 +103,15 @@ class Timers(FlowClient):
             ahead.append(self.store.submit(queue.put_many, name, [payload] * size, 0, due_ns))
             if len(ahead) >= HANGING:
                 ahead.pop(0).result()
-        for one in ahead:
-            one.result()
+        for commit in ahead:
+            commit.result()
         return {"seconds": time.perf_counter() - began}
 
     def fire_due(self, names: list[str], count: int, lead_s: float) -> dict[str, Any]:
-        """Timers of worlds become due beside all that is pending, and no timer worker runs: what
-        the commit takes that finds and fires them, as the timer worker makes it."""
+        """Timers of worlds become due beside the pending ones, while no timer worker runs.
+
+        Returns the time of the commit that finds and fires them. It is the commit that the timer worker makes.
+        """
         before = self.heights(names)
         due_ns = time.time_ns() + int(lead_s * S)
         self.send([(names[at % len(names)], Wake(due_ns)) for at in range(count)])
@@ -114,14 +120,14 @@ class Timers(FlowClient):
         time.sleep(max(due_ns - time.time_ns(), 0) / S + 0.005)
         wall_ns = time.time_ns()
         began = time.perf_counter()
-        fired = self.store.transact(fire_due, self.universe, wall_ns, count)
+        fired = self.store.transact(deliver_due, self.universe, wall_ns, count)
         took = time.perf_counter() - began
         assert fired == count, f"{fired} of {count} were due"
         self.until(names, [was + 2 * n for was, n in zip(before, each, strict=True)])
         return {"seconds": took}
 
     def burst(self, names: list[str], count: int, lead_s: float) -> dict[str, Any]:
-        """Timers that are all due at once; how long after that the last was handled."""
+        """Timers that are all due at once. Returns the time until the last one is handled."""
         before = self.heights(names)
         due_ns = time.time_ns() + int(lead_s * S)
         self.send([(names[at % len(names)], Wake(due_ns)) for at in range(count)])
@@ -129,12 +135,12 @@ class Timers(FlowClient):
         self.until(names, [was + 2 * n for was, n in zip(before, each, strict=True)])
         last_ns = 0
         for name, was in zip(names, before, strict=True):
-            for one in self.runtime.world(Flow, name).journal(was + 1):
-                if isinstance(one.event, Woken):
-                    last_ns = max(last_ns, one.step.wall_ns)
+            for entry in self.runtime.world(Flow, name).journal(was + 1):
+                if isinstance(entry.event, Woken):
+                    last_ns = max(last_ns, entry.step.wall_ns)
         return {"seconds": (last_ns - due_ns) / 1e9}
 
 
 def _each(count: int, worlds: int) -> list[int]:
-    """How many of them each world gets, by turns."""
+    """The number of timers of each world, distributed round-robin."""
     return [len(range(at, count, worlds)) for at in range(worlds)]

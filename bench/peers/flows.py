@@ -1,8 +1,8 @@
 """The application of the effect benchmarks, as a user would write it: `holdfast up bench.peers.flows:app`.
 
-- `Go` starts a chain: a no-op effect, whose receipt wants the next, so many times.
-- `Want` wants many effects at once: a backlog, or a flood. Their receipts are only counted.
-- `Wake` sets a timer for a time of the calendar, or for a while from now; `Woken` is its event.
+- `Go` starts a chain of no-op effects. Each receipt requests the next effect, up to the given number.
+- `Want` requests many effects at once: a backlog, or a flood. The world only counts their receipts.
+- `Wake` sets a timer for a wall-clock time or for a delay. `Woken` is its event.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Woken(hf.Event):
     due_ns: int
 
 
-# Concurrency and everything else as it is when a user says nothing.
+# Default options, including the concurrency.
 @hf.effect("flow.step")
 def step(call: hf.Call, n: int) -> int:
     return n

@@ -1,4 +1,4 @@
-"""A run of a suite as it is saved, in the form of `bench.history` and more."""
+"""The saved form of a suite run: that of `bench.history` with additions."""
 
 from __future__ import annotations
 

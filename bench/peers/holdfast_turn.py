@@ -1,4 +1,4 @@
-"""Ours: client and worker in processes of their own, on one embedded store; a third writes it."""
+"""Holdfast: client, worker and writer are separate processes on one embedded store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast import __version__
 class Holdfast:
     name = "holdfast"
     amount = Amount()
-    # Where its store is made.
+    # Creates the store.
     place = Place
 
     def settings(self) -> dict[str, str]:
@@ -37,7 +37,7 @@ class Holdfast:
             "handler": "a world's reducer, journaled; every role of app.open in one worker process",
             "batch": f"send_many of {BATCH} messages to {KEYS} worlds, one client",
             "senders": f"{SENDERS} threads of one client process calling send",
-            "latency": "send, until the journal's head has moved, looked at every 0.2 ms",
+            "latency": "send, until the journal's head has moved, read every 0.2 ms",
         }
 
     @contextlib.contextmanager
@@ -58,28 +58,28 @@ class Turn:
         self._worlds: list[str] = client.ask("worlds", count=KEYS)["names"]
 
     def batch(self, amount: Amount) -> dict[str, float]:
-        found = self._ask("batch", self._worlds, per_key=amount.per_key, size=BATCH)
-        return {"batch": found["rate"]}
+        answer = self._ask("batch", self._worlds, per_key=amount.per_key, size=BATCH)
+        return {"batch": answer["rate"]}
 
     def senders(self, amount: Amount) -> dict[str, float]:
-        found = self._ask("senders", self._worlds, per_key=amount.per_key, callers=SENDERS)
-        return {"senders": found["rate"]}
+        answer = self._ask("senders", self._worlds, per_key=amount.per_key, callers=SENDERS)
+        return {"senders": answer["rate"]}
 
     def hot(self, amount: Amount) -> dict[str, float]:
-        found = self._ask("batch", self._worlds[:1], per_key=amount.hot, size=BATCH)
-        return {"hot": found["rate"]}
+        answer = self._ask("batch", self._worlds[:1], per_key=amount.hot, size=BATCH)
+        return {"hot": answer["rate"]}
 
     def latency(self, amount: Amount) -> dict[str, float]:
-        found = self._ask("latency", self._worlds, count=amount.latency, per_s=LATENCY_PER_S)
+        answer = self._ask("latency", self._worlds, count=amount.latency, per_s=LATENCY_PER_S)
         return {
-            "p50": percentile(found["journaled"], 0.5),
-            "p95": percentile(found["journaled"], 0.95),
-            "ask_p95": percentile(found["asked"], 0.95),
+            "p50": percentile(answer["journaled"], 0.5),
+            "p95": percentile(answer["journaled"], 0.95),
+            "ask_p95": percentile(answer["asked"], 0.95),
         }
 
     def _ask(self, what: str, names: list[str], **parameters: Any) -> dict[str, Any]:
         answer = self._client.ask(what, names=names, **parameters)
-        # A role that died would otherwise be seen as a slow one.
+        # Without this check a dead role would look like a slow one.
         self._worker.ask("hosted")
         return answer
 

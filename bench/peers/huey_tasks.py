@@ -3,8 +3,8 @@
     python huey_tasks.py producer|worker|both FILE TALLY
 
 `fsync=True` is `synchronous=FULL` for huey: with the write-ahead log, a commit is on disk when it
-returns. It has no acknowledgement: a task is gone once it was taken. It has no batch either, so a
-backlog is written into its table directly, as its own code would write it.
+returns. huey has no acknowledgement: it deletes a task when a worker takes it. It has no batch either, so
+a backlog is written into its table directly, as its own code would write it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from huey import SqliteHuey
 from producing import by_threads, paced_calls
 from tally import NOTE, Tally
 
-# It polls. This is as often as a poll is still cheap; the default begins with 0.1 s.
+# Poll interval of the consumer, the shortest that is still cheap. The default starts at 0.1 s.
 POLL_S = 0.001
 
 role, filename, tally_path = sys.argv[1:]
@@ -65,7 +65,7 @@ def worker() -> None:
 
 
 def both() -> None:
-    """As little as there is: a consumer and one task for it."""
+    """The minimum: a consumer and one task for it."""
     _consume()
     enqueue(time.monotonic_ns())
     serve({})
@@ -73,7 +73,7 @@ def both() -> None:
 
 
 def _consume() -> None:
-    # One thread: each takes a commit to take a task, and commits of SQLite come one at a time.
+    # One thread: each dequeue is a commit, and SQLite serializes commits.
     huey.create_consumer(workers=1, initial_delay=POLL_S, max_delay=POLL_S, periodic=False).start()
 
 

@@ -1,8 +1,8 @@
-"""The peers, in a directory of their own: `build/peers`. Nothing of it is part of the product.
+"""Installs the peers in a separate directory, `build/peers`. None of it is part of the product.
 
-Python packages come from `requirements-peers.lock`, with hashes; Restate's server from npm, by
-version and sha512; RabbitMQ is the package of a Debian system, installed by apt if it is missing and
-we may. All are downloaded by whatever pip, npm and apt are configured to use.
+Python packages come from `requirements-peers.lock`, with hashes. Restate's server comes from npm, by
+version and sha512. RabbitMQ is the package of a Debian system. apt installs it if it is missing and
+the user is root. Downloads use the configuration of pip, npm and apt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOCK = ROOT / "requirements-peers.lock"
 INSTALL_S = 900.0
 
 RESTATE_VERSION = "1.7.12"
-# Of the npm package @restatedev/restate-server-PLATFORM.
+# Hashes of the npm package @restatedev/restate-server-PLATFORM.
 RESTATE_SHA512 = {
     "linux-x64": "URotJ1AIqaSCDkRMl4OrQfTLH+NYuOZb3ZsP7wxxiuAB6pncgPhTUYSvegTF5PTrAShnNyHNpju9kjf2O3QxoA==",
     "linux-arm64": "aV7YxWvPhp88MjQtObGDhDCTwCBa68wwZOAMmJqDreO0auHYuSfOqabEx4I90coZsx3zShNusppbTPKprOa+dw==",
@@ -33,20 +33,20 @@ RESTATE_SHA512 = {
     "darwin-arm64": "pHrZMaaeBJxXTgI19WG/aJvxuUDQ2nhSDEEJVseTZQiTEdJ7hboPlhvYacgXIE2iMnLMmWkN5XIlXqosHK8Byg==",
 }
 RABBIT_PACKAGE = "rabbitmq-server"
-# Rather than the wrapper in PATH, which would run it as another user, in a directory of the system.
+# The script itself: the wrapper in PATH would run it as another user in a system directory.
 RABBIT_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-# Kept by Debian for programs that must not be started by their installation.
+# Debian's switch that prevents the start of a service by its installation.
 NOT_STARTED = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
 
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 
 
 class CannotInstall(RuntimeError):
-    """Why a peer is not there; the run goes on without it."""
+    """The reason why a peer is missing. The run continues without it."""
 
 
 def interpreter() -> Path:
-    """The Python that has the peers' packages."""
+    """The Python interpreter with the packages of the peers."""
     digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
     home = HOME / f"python-{digest}"
     python = home / "bin" / "python"
@@ -61,7 +61,7 @@ def interpreter() -> Path:
 
 
 def restate_server() -> Path:
-    """The server's binary."""
+    """The path of the server binary."""
     system = f"{platform.system().lower()}-{_MACHINES.get(platform.machine().lower(), 'unknown')}"
     wanted = RESTATE_SHA512.get(system)
     if wanted is None:
@@ -71,14 +71,14 @@ def restate_server() -> Path:
     if binary.exists():
         return binary
     if shutil.which("npm") is None:
-        raise CannotInstall("npm is not there to download Restate's server")
+        raise CannotInstall("npm is missing, which downloads Restate's server")
     package = f"@restatedev/restate-server-{system}@{RESTATE_VERSION}"
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     _run(["npm", "pack", "--silent", "--ignore-scripts", package], cwd=home)
     [archive] = home.glob("*.tgz")
-    found = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
-    if found != wanted:
+    digest = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+    if digest != wanted:
         archive.unlink()
         raise CannotInstall(f"{package} does not have the pinned sha512")
     with tarfile.open(archive) as tar:
@@ -94,7 +94,7 @@ def restate_server() -> Path:
 
 
 def rabbit_server() -> tuple[Path, Path]:
-    """The server's script and Erlang's port mapper."""
+    """The paths of the server script and of Erlang's port mapper."""
     if not RABBIT_SERVER.exists():
         if shutil.which("apt-get") is None or os.geteuid() != 0:
             raise CannotInstall(
@@ -105,21 +105,21 @@ def rabbit_server() -> tuple[Path, Path]:
         _run([*apt, "install", "--no-install-recommends", RABBIT_PACKAGE], env=NOT_STARTED)
     mapper = shutil.which("epmd")
     if mapper is None or not RABBIT_SERVER.exists():
-        raise CannotInstall(f"{RABBIT_PACKAGE} is installed, but not where Debian has it")
+        raise CannotInstall(f"{RABBIT_PACKAGE} is installed, but not at Debian's path")
     return RABBIT_SERVER, Path(mapper)
 
 
 def version(python: Path, package: str) -> str:
     code = f"from importlib.metadata import version; print(version({package!r}))"
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
-    return f"{package} {found.stdout.strip()}"
+    result = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+    return f"{package} {result.stdout.strip()}"
 
 
 def package_version(package: str) -> str:
-    """Of a package of the system."""
+    """The version of a system package."""
     argv = ["dpkg-query", "--show", "--showformat", "${Version}", package]
-    found = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    return found.stdout.strip()
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    return result.stdout.strip()
 
 
 def _run(
@@ -137,7 +137,7 @@ def _run(
             timeout=INSTALL_S,
         )
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or error.stdout).strip().splitlines()
-        raise CannotInstall(f"{what}: {said[-1] if said else error.returncode}") from None
+        lines = (error.stderr or error.stdout).strip().splitlines()
+        raise CannotInstall(f"{what}: {lines[-1] if lines else error.returncode}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotInstall(f"{what}: {type(error).__name__}") from None

@@ -1,7 +1,7 @@
-"""Where stores are databases: one PostgreSQL for all runs of a suite, a new database for each turn.
+"""Stores on PostgreSQL: one server for all runs of a suite, a new database for each turn.
 
-`serving` starts and ends the server; while it is entered, `server()` is it, and a `PgPlace` makes its
-stores there; a `UrlPlace` takes the one that it was given.
+`serving` starts and ends the server. Inside it, `server()` returns the server, and a `PgPlace` creates its
+stores there. A `UrlPlace` uses a given store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.peers.process import Load, ProcessFailed
 from bench.place import Place, new_directory
 
 SCRIPT = Path(__file__).with_name("pg_server.py")
-# How long the yardstick is taken; pgbench knows whole seconds.
+# Duration of the reference measurement. pgbench takes whole seconds.
 INSERT_S = 2
 
 
@@ -30,7 +30,7 @@ class Server:
 
     @contextlib.contextmanager
     def database(self, name: str) -> Iterator[str]:
-        """The URL of a new database, which is gone afterwards."""
+        """The URL of a new database, which is dropped afterwards."""
         unique = f"{name}_{next(self._numbers)}"
         url: str = self._load.ask("create", name=unique)["url"]
         try:
@@ -39,7 +39,7 @@ class Server:
             self._load.ask("drop", name=unique)
 
     def inserts_per_s(self, connections: int, seconds: int = INSERT_S) -> float:
-        """One INSERT and its commit per transaction, on so many connections."""
+        """One INSERT and its commit per transaction, on `connections` connections."""
         rate: float = self._load.ask("insert", connections=connections, seconds=seconds)["rate"]
         return rate
 
@@ -52,7 +52,7 @@ _serving: list[Server] = []
 
 def server() -> Server:
     if not _serving:
-        raise ProcessFailed("there is no PostgreSQL: `serving` starts it")
+        raise ProcessFailed("no PostgreSQL server runs: use `serving`")
     return _serving[-1]
 
 
@@ -70,7 +70,7 @@ def serving(parent: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def somewhere(url: str | None, parent: Path) -> Iterator[str]:
-    """The store that was given, or a new database on a server of its own."""
+    """The given store, or a new database on a separate server."""
     if url:
         yield url
         return
@@ -80,7 +80,7 @@ def somewhere(url: str | None, parent: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class PgPlace(Place):
-    """A store is the URL of a database of its own."""
+    """Each store is the URL of a new database."""
 
     @contextlib.contextmanager
     def store(self, name: str) -> Iterator[Any]:
@@ -90,7 +90,7 @@ class PgPlace(Place):
 
 @dataclass(frozen=True)
 class UrlPlace(Place):
-    """A store that is there already, and stays."""
+    """An existing store, which is kept."""
 
     url: str = ""
 

@@ -1,10 +1,10 @@
-"""Run by the peers' interpreter: the one PostgreSQL that all systems of a run share, a database each.
+"""Run by the peers' interpreter: the PostgreSQL server that all systems of a run share, a database per system.
 
     python pg_server.py DIRECTORY
 
-It is as its wheel makes it, but for SETTINGS, which all systems get alike; fsync, synchronous_commit,
-full_page_writes and autovacuum are on, as they are by default. It listens on a private socket alone.
-`insert` is the yardstick: pgbench, an INSERT and its commit per transaction.
+The server has the defaults of its wheel except for SETTINGS, which are the same for all systems. fsync,
+synchronous_commit, full_page_writes and autovacuum are on, as by default. It listens on a private socket
+alone. `insert` is the reference: pgbench with an INSERT and its commit per transaction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RAW = "raw"
 RAW_TABLE = "create table raw (id bigint generated always as identity primary key, value bytea)"
 RAW_INSERT = "insert into raw (value) values (decode(repeat('76', 100), 'hex'));\n"
 RATE = re.compile(r"^tps = ([0-9.]+)", re.MULTILINE)
-# Of pgbench itself: the machine has few processors, and they are the server's.
+# Threads of pgbench. The machine has few processors, and the server needs them.
 THREADS_MAX = 2
 QUIETLY = ("--quiet", "--no-align", "--tuples-only", "--command")
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -52,37 +52,37 @@ def main(directory: str) -> None:
     script = Path(directory).with_name("insert.sql")
     script.write_text(RAW_INSERT)
 
-    def tell(text: str, database: str = "postgres") -> str:
-        """By psql; what it has to say against it comes as an error."""
-        found = subprocess.run(
+    def psql(text: str, database: str = "postgres") -> str:
+        """Run a statement with psql. Raises an error with its message."""
+        result = subprocess.run(
             [server.bin_path / "psql", server.get_uri(database), *QUIETLY, text],
             capture_output=True,
             text=True,
         )
-        if found.returncode:
-            raise RuntimeError(f"psql: {text}: {found.stderr[-500:]}")
-        return found.stdout.strip()
+        if result.returncode:
+            raise RuntimeError(f"psql: {text}: {result.stderr[-500:]}")
+        return result.stdout.strip()
 
     def settings() -> dict[str, str]:
-        return {name: tell(f"show {name}") for name in SHOWN}
+        return {name: psql(f"show {name}") for name in SHOWN}
 
     def create(name: str) -> dict[str, Any]:
-        """A new database. What others have left to be written is written before."""
+        """Create a database, then checkpoint, so that pages of earlier turns are written before the turn."""
         assert NAME.fullmatch(name), name
-        tell(f"create database {name}")
-        tell("checkpoint")
+        psql(f"create database {name}")
+        psql("checkpoint")
         return {"url": server.get_uri(name), "pid": server.get_pid()}
 
     def drop(name: str) -> None:
         assert NAME.fullmatch(name), name
-        tell(f"drop database if exists {name} with (force)")
+        psql(f"drop database if exists {name} with (force)")
 
     def insert(connections: int, seconds: int) -> dict[str, float]:
         create(RAW)
         try:
-            tell(RAW_TABLE, RAW)
+            psql(RAW_TABLE, RAW)
             threads = min(connections, THREADS_MAX)
-            found = subprocess.run(
+            result = subprocess.run(
                 [
                     *(server.bin_path / "pgbench", "--no-vacuum", "--protocol", "prepared"),
                     *("--client", str(connections), "--jobs", str(threads)),
@@ -91,9 +91,9 @@ def main(directory: str) -> None:
                 capture_output=True,
                 text=True,
             )
-            rate = RATE.search(found.stdout)
-            if found.returncode or rate is None:
-                raise RuntimeError(f"pgbench: {(found.stderr or found.stdout)[-500:]}")
+            rate = RATE.search(result.stdout)
+            if result.returncode or rate is None:
+                raise RuntimeError(f"pgbench: {(result.stderr or result.stdout)[-500:]}")
             return {"rate": float(rate[1])}
         finally:
             drop(RAW)

@@ -28,7 +28,7 @@ WORLDS, EFFECTS, TASKS = "worlds", "effects", "tasks"
 
 
 class OnPostgres:
-    """A system and what it has of the three workloads, by group: each is entered when it is needed."""
+    """A system with its groups, one per workload that it supports. A group starts when it is needed."""
 
     name: str
     amount = PgAmount()
@@ -40,14 +40,14 @@ class OnPostgres:
         raise NotImplementedError
 
     def settings(self) -> dict[str, str]:
-        found = dict(server().settings)
-        version = f"{self.version()}, PostgreSQL {found.pop('server_version')}"
+        shown_settings = dict(server().settings)
+        version = f"{self.version()}, PostgreSQL {shown_settings.pop('server_version')}"
         ways = {
             f"{group}: {name}": how
             for group, system in self.groups().items()
             for name, how in system.ways().items()
         }
-        shown = ", ".join(f"{name} {value}" for name, value in found.items())
+        shown = ", ".join(f"{name} {value}" for name, value in shown_settings.items())
         return {"version": version, "server": shown, **ways}
 
     @contextlib.contextmanager
@@ -61,7 +61,7 @@ class OnPostgres:
 
 
 class PgTurn:
-    """One group at a time runs: what the others have started is ended before."""
+    """One group runs at a time. The processes of the previous group are ended before the next starts."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class PgTurn:
         self._stack = stack
         self._group: str | None = None
         self._turn: Any = None
-        # Of one connection, before each group: a machine that others use is not the same for long.
+        # Rate of one connection, measured before each group, because the speed of a shared machine varies.
         self._inserts: list[float] = []
 
     def inserts(self, amount: PgAmount) -> dict[str, float]:
@@ -124,15 +124,17 @@ class PgTurn:
             self._inserts.append(server().inserts_per_s(1))
             self._turn = self._stack.enter_context(self._openers[group]())
             self._group = group
-        found: dict[str, float] = getattr(self._turn, part)(amount)
-        against = {name: found[name] for name in AGAINST_RAW if name in found}
-        found |= {f"{name}_raw": rate / self._inserts[-1] for name, rate in against.items()}
-        return found | {"insert_1": fmean(self._inserts)}
+        measures: dict[str, float] = getattr(self._turn, part)(amount)
+        against = {name: measures[name] for name in AGAINST_RAW if name in measures}
+        measures |= {f"{name}_raw": rate / self._inserts[-1] for name, rate in against.items()}
+        return measures | {"insert_1": fmean(self._inserts)}
 
 
-def _of(what: str, found: dict[str, float]) -> dict[str, float]:
-    """Worlds and tasks both call their latencies p50 and p95."""
-    return {f"{what}_{name}" if name in ("p50", "p95") else name: ms for name, ms in found.items()}
+def _of(what: str, measures: dict[str, float]) -> dict[str, float]:
+    """Rename p50 and p95, since worlds and tasks both use these names."""
+    return {
+        f"{what}_{name}" if name in ("p50", "p95") else name: ms for name, ms in measures.items()
+    }
 
 
 # -- ours --------------------------------------------------------------------------------------------
@@ -142,16 +144,16 @@ class _Worlds(Holdfast):
     place = PgPlace
 
     def ways(self) -> dict[str, str]:
-        seen = "send, until the journal's head has moved, looked at when its topic rings"
-        return super().ways() | {"latency": seen}
+        latency = "send, until the journal's head has moved, read when its topic is notified"
+        return super().ways() | {"latency": latency}
 
 
 class _Effects(HoldfastEffects):
     place = PgPlace
 
     def ways(self) -> dict[str, str]:
-        seen = super().ways()["steps"].replace("every 0.2 ms", "when its topic rings")
-        return super().ways() | {"steps": seen}
+        steps = super().ways()["steps"].replace("every 0.2 ms", "when its topic is notified")
+        return super().ways() | {"steps": steps}
 
 
 class _Tasks(HoldfastTasks):
@@ -174,7 +176,7 @@ class HoldfastOnPostgres(OnPostgres):
 
 
 class _Database:
-    """In place of a server of its own."""
+    """Replaces the separate server of a peer."""
 
     @contextlib.contextmanager
     def database(self, directory: Path) -> Iterator[str]:
@@ -207,7 +209,7 @@ class _DbosTasks(_Database):
     def turn(self, directory: Path) -> Iterator[TaskTurn]:
         with tally_file(directory) as tally, self.database(directory) as url:
             argv = (url, str(tally))
-            # Its tables are made by the first worker that starts.
+            # The first worker that starts creates the tables.
             self._role("worker", *argv).close()
             with self._role("producer", *argv) as producer:
                 start = lambda: self._role("worker", *argv)  # noqa: E731
@@ -219,7 +221,7 @@ class _DbosTasks(_Database):
 
 class DbosOnPostgres(OnPostgres):
     name = "dbos"
-    # It is slow, and takes long to start workflows that sleep.
+    # DBOS is slow, and its start of sleeping workflows takes long.
     amount = PgAmount(Dbos.amount, DbosEffects.amount, TaskAmount(batched=10_000))  # type: ignore[arg-type]
 
     def __init__(self) -> None:

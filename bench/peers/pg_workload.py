@@ -1,9 +1,9 @@
-"""The workload on PostgreSQL: those of worlds, effects and tasks, and what ours must reach there.
+"""The workload on PostgreSQL: the workloads of worlds, effects and tasks, with the goals of Holdfast there.
 
-Its parts are theirs, under names of their own where two would share one; each group of parts gets a
-database of its own. A system that has no such thing (a queue has no messages to keep in order) leaves
-the part out. `inserts` is the yardstick, taken in every turn: one INSERT and its commit per
-transaction, on one connection and on several.
+The parts are those of the three workloads. Names that occur twice are changed. Each group of parts gets a
+separate database. A system without a feature (a queue has no ordered messages) skips the part. `inserts`
+is the reference, measured in every turn: one INSERT and its commit per transaction, on one connection and
+on several.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MEASURES = {
     "end_to_end_batched": "tasks/s",
     "task_p95": "ms",
 }
-# Those that are told as so many times the inserts of one connection, in the same turn.
+# Measures that are also shown as multiples of the inserts on one connection, in the same turn.
 AGAINST_RAW = ("batch", "senders", "chains_64", "single", "batched", "drain_10k", "end_to_end")
 EXTRA = {
     "ran_p95": "ms",
@@ -85,7 +85,7 @@ PARTS = {
     "idle": (),
     "backlog": ("drain_200k",),
 }
-# Ahead of each of them.
+# Part that runs before each group.
 GOALS = tuple(
     Goal(name, "total" if name in ("batch", "senders", "hot") else name, below=1, best=True)
     if unit == "ms"
@@ -98,7 +98,7 @@ GOALS = tuple(
 @dataclass(frozen=True)
 class PgAmount:
     worlds: Amount = field(default_factory=lambda: Amount(per_key=50, hot=5_000))
-    # A busy server takes its time to set two thousand timers.
+    # A busy server needs more time to set two thousand timers.
     effects: EffectAmount = field(default_factory=lambda: EffectAmount(lead_s=20.0))
     tasks: TaskAmount = field(default_factory=TaskAmount)
 

@@ -1,9 +1,9 @@
-"""Run by the peers' interpreter: pgqueuer's producer, its worker, or the PostgreSQL under both.
+"""Run by the peers' interpreter: pgqueuer's producer, its worker, or their PostgreSQL server.
 
     python pgqueuer_tasks.py postgres DIRECTORY
     python pgqueuer_tasks.py producer|worker DATABASE_URL TALLY
 
-Its tables are all logged (its setting `durable`), and PostgreSQL answers a commit when it is on disk.
+All its tables are logged (its setting `durable`), and PostgreSQL answers a commit when it is on disk.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from producing import by_tasks, in_batches, on_loop, paced
 from tally import NOTE, Tally
 
 ENTRYPOINT = "run"
-# Found by trial. An insert notifies, and commits that notify wait for each other: more connections
-# of the producer make it slower.
+# Tuned by trial. An insert notifies, and PostgreSQL serializes commits with notifications. More
+# connections of the producer make it slower.
 PRODUCERS, WORKERS = 4, 4
 WORKER_BATCH = LOAD_BATCH = 1000
 SERVER = {
@@ -57,7 +57,7 @@ def producer(url: str, _tally: str) -> None:
 
     async def load(count: int) -> None:
         await in_batches(batch, count, LOAD_BATCH)
-        # What would be known of a table that is used already.
+        # Statistics that a table in use would have.
         await pool.execute("analyze pgqueuer")
 
     async def left() -> dict[str, Any]:
@@ -75,7 +75,7 @@ def producer(url: str, _tally: str) -> None:
 
 
 async def _keep(_connection: Any) -> None:
-    """Nothing was set on it; to reset it would be another round trip for each task."""
+    """Skips the reset of a connection: no setting was changed, and a reset costs a round trip per task."""
 
 
 def _payload(sent_ns: int) -> bytes:

@@ -1,6 +1,6 @@
-"""A process in a group of its own, which says `ready`, runs when it reads a line, answers by JSON.
+"""A process in a separate process group. It prints `ready`, runs when it reads a line, and answers in JSON.
 
-It is ended by its own pid and group, and what it printed as errors is kept for when it fails.
+`close` ends it by its pid and group. Its error output is kept for the error message of a failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.place import ROOT
 
 ERROR_CHARS = 2000
 PR_SET_PDEATHSIG = 1
-# As packages are that were installed: their modules are compiled once, not at each start.
+# Compile modules once, as an installation does, not at each start.
 COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / "build" / "bytecode")}
 
 
@@ -31,7 +31,7 @@ class ProcessFailed(RuntimeError):
 
 
 class Process:
-    """Anything that runs until it is ended, such as a server."""
+    """A process that runs until it is ended, for example a server."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Process:
         talks: bool = False,
         hears: bool | None = None,
     ) -> None:
-        """What `talks` is read from; it `hears`, too, unless said otherwise."""
+        """With `talks`, `line` reads its output, and its input is a pipe. The last parameter overrides the pipe."""
         hears = talks if hears is None else hears
-        # The script or the module that runs, rather than its interpreter.
+        # The name of the script or module, not of the interpreter.
         self.name = Path(next((part for part in argv[1:] if part != "-m"), argv[0])).name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -56,7 +56,7 @@ class Process:
             cwd=cwd,
             env={**os.environ, **COMPILED, **(env or {})},
             start_new_session=True,
-            # What hears sees its input end; what does not is told when its parent dies.
+            # A process with an input sees its end. Another one gets a signal when its parent dies.
             preexec_fn=None if hears else _end_with_parent,
         )
         self.pid = self._process.pid
@@ -70,7 +70,7 @@ class Process:
         return self._errors.read().decode(errors="replace")[-ERROR_CHARS:]
 
     def kill(self) -> None:
-        """At once, as a power cut would."""
+        """Kill the process at once, like a power failure."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -82,7 +82,7 @@ class Process:
             self._signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_s)
-        # Whatever is left of its group: hypercorn's children outlive a parent that is killed.
+        # Kill the rest of its group: hypercorn's children outlive a killed parent.
         self._signal(signal.SIGKILL)
         self._process.wait()
         if self._process.stdout:
@@ -90,7 +90,7 @@ class Process:
         self._errors.close()
 
     def line(self) -> str:
-        """What it says next."""
+        """The next line of its output."""
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
@@ -110,13 +110,13 @@ class Process:
 
 
 class Load(Process):
-    """A process that works off requests: one line in, one line out."""
+    """A process that processes requests: one line in, one line out."""
 
     def __init__(self, argv: Sequence[str | Path], **options: Any) -> None:
         super().__init__(argv, talks=True, **options)
         try:
             if (line := self.line()) != "ready":
-                raise ProcessFailed(f"{self.name} said {line!r} instead of ready")
+                raise ProcessFailed(f"{self.name} printed {line!r} instead of ready")
         except BaseException:
             self.close(0)
             raise
@@ -138,7 +138,7 @@ class Load(Process):
 
 
 class Up(Process):
-    """Roles of an application, as users run them: `holdfast up MODULE:APP`, ready when it says so."""
+    """Roles of an application, as users run them: `holdfast up MODULE:APP`. Waits for its `ready` line."""
 
     def __init__(
         self,
@@ -154,18 +154,18 @@ class Up(Process):
         self.name = f"holdfast up {' '.join(roles)}".strip()
         try:
             if not (line := self.line()).startswith("ready"):
-                raise ProcessFailed(f"{self.name} said {line!r} instead of ready")
+                raise ProcessFailed(f"{self.name} printed {line!r} instead of ready")
         except BaseException:
             self.close(0)
             raise
 
     def require_running(self) -> None:
-        """A role that died would otherwise be seen as a slow one."""
+        """Raise if the process ended. Without this check a dead role would look like a slow one."""
         if not self.running:
             raise ProcessFailed(f"{self.name} ended: {self.errors()}")
 
     def close(self, grace_s: float = 0.0) -> None:
-        """As it is: giving thousands of worlds back is not what is measured."""
+        """Kill the process without a drain: the release of thousands of worlds is not measured."""
         super().close(grace_s)
 
 
@@ -175,6 +175,6 @@ def _end_with_parent() -> None:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
         return port

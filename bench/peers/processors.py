@@ -1,4 +1,4 @@
-"""Processor time of whole families of processes: a server has children, and they have theirs."""
+"""Processor time of process trees: a server has children, and they have children."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SCHEDULED = 2
 
 
 def used_ns(roots: Iterable[int]) -> int:
-    """What these processes and those that descend from them have used so far.
+    """Processor time of these processes and their descendants so far.
 
-    Those that have ended meanwhile are not in it.
+    It excludes processes that have ended.
     """
     total = 0
     for pid in _families(roots):
@@ -24,7 +24,7 @@ def used_ns(roots: Iterable[int]) -> int:
 
 
 def _clock(pid: int) -> int:
-    """The processor clock of another process, as Linux names it; threads that ended are in it."""
+    """The processor-time clock of another process on Linux. It includes ended threads."""
     return ~pid << 3 | SCHEDULED
 
 
@@ -32,7 +32,7 @@ def _families(roots: Iterable[int]) -> set[int]:
     children = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # The name is in parentheses and may hold anything.
+            # The name is in parentheses and may contain any character.
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
             children[parent].append(int(stat.parent.name))
     found: set[int] = set()

@@ -2,7 +2,7 @@
 
     python procrastinate_tasks.py producer|worker DATABASE_URL TALLY
 
-Its jobs stay in its table when they have succeeded, as they do by default.
+Succeeded jobs stay in its table, as by default.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from producing import by_tasks, in_batches, on_loop, paced
 from tally import NOTE, Tally
 
 NAME = "run"
-# Found by trial. A worker fetches one job after the other, so several of them share a process.
+# Tuned by trial. A worker fetches jobs one by one, so several workers share a process.
 PRODUCERS, WORKERS, CONCURRENCY, WORKER_CONNECTIONS = 8, 4, 8, 12
 LOAD_BATCH = 1000
-# A notification wakes it; this is for those that are lost.
+# A notification wakes the worker. The poll covers lost notifications.
 POLL_S = 1.0
 LEFT = "select count(*) as left from procrastinate_jobs where status in ('todo', 'doing')"
 

@@ -1,7 +1,7 @@
-"""How producers enqueue, whatever the system: by many callers at once, and at a pace.
+"""The producers of every system: many callers at once, and a fixed pace.
 
-It imports nothing of ours: the peers' interpreter runs it, too. What is enqueued carries the time
-just before the call, by the clock of `tally`. A call is over when the task is durable.
+It imports none of our code: the peers' interpreter runs it, too. An enqueued task carries the time
+just before the call, by the clock of `tally`. A call returns when the task is durable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 async def by_tasks(
     enqueue: Callable[[int], Awaitable[Any]], callers: int, seconds: float
 ) -> dict[str, Any]:
-    """So many coroutines, each enqueues the next when its last is durable."""
+    """`callers` coroutines. Each enqueues its next task when its last one is durable."""
     count, began = 0, time.perf_counter()
 
     async def call() -> None:
@@ -49,7 +49,7 @@ def by_threads(enqueue: Callable[[int], Any], callers: int, seconds: float) -> d
 async def in_batches(
     enqueue: Callable[[list[int]], Awaitable[Any]], count: int, size: int
 ) -> dict[str, Any]:
-    """One batch after the other."""
+    """Enqueue sequential batches."""
     began = time.perf_counter()
     for at in range(0, count, size):
         await enqueue([time.monotonic_ns()] * min(size, count - at))
@@ -59,7 +59,7 @@ async def in_batches(
 async def paced(
     enqueue: Callable[[int], Awaitable[Any]], count: int, per_s: float
 ) -> dict[str, Any]:
-    """One every so often; when each was sent, and when it was known to be durable."""
+    """Enqueue at a fixed pace. Returns the times of each send and of its acknowledgement."""
     due, acks = time.perf_counter(), []
     for _ in range(count):
         due += 1 / per_s
@@ -84,7 +84,7 @@ def paced_calls(enqueue: Callable[[int], Any], count: int, per_s: float) -> dict
 def on_loop(
     loop: asyncio.AbstractEventLoop, bodies: Mapping[str, Callable[..., Awaitable[Any]]]
 ) -> dict[str, Callable[..., Any]]:
-    """Coroutines as `answers.serve` calls them, all in one event loop."""
+    """Wrap a coroutine function for `answers.serve`. All of them share one event loop."""
 
     def call(body: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
         return lambda **asked: loop.run_until_complete(body(**asked))

@@ -1,4 +1,4 @@
-"""RabbitMQ's server, one node of its own: data, ports, node name, cookie and port mapper."""
+"""A separate RabbitMQ node, with its own data, ports, node name, cookie and port mapper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL_S = 0.05
 
 @contextlib.contextmanager
 def running(directory: Path) -> Iterator[tuple[int, Process]]:
-    """The port for AMQP, and the process."""
+    """Yields the AMQP port and the process."""
     server, mapper = install.rabbit_server()
     base = directory / "rabbit"
     base.mkdir()

@@ -3,7 +3,7 @@
     python rabbit_tasks.py producer|worker AMQP_PORT TALLY
 
 The queue is durable and the messages are persistent. A producer waits for the confirmation of each
-message, or of its batch; a worker acknowledges a task after it has run.
+message, or of its batch. A worker acknowledges a task after it has run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tally import NOTE, Tally
 
 QUEUE = "tasks"
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
-# What a worker may have and not have acknowledged; its acknowledgements go for many at a time.
+# Limit of unacknowledged messages of a worker. One acknowledgement covers many messages.
 PREFETCH = 1000
 
 
 class Batch:
-    """Messages that are waited for together, be it one or many."""
+    """One or more messages whose confirmations are awaited together."""
 
     def __init__(self, size: int) -> None:
         self.left = size
@@ -35,7 +35,7 @@ class Batch:
 
 
 class Link:
-    """One connection with one channel. `pika` calls back; here these are futures."""
+    """One connection with one channel. Converts the callbacks of `pika` into futures."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -131,7 +131,7 @@ def worker(port: int, path: str) -> None:
         def deliver(_channel: Any, method: Any, _properties: Any, body: bytes) -> None:
             nonlocal done
             run(*json.loads(body))
-            # All that came in one read of the socket are acknowledged by one frame.
+            # One frame acknowledges all messages of one socket read.
             if not done:
                 loop.call_soon(settle)
             done = method.delivery_tag

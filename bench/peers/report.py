@@ -1,4 +1,4 @@
-"""`python -m bench.peers.report`: writes the page of each suite from its last saved run."""
+"""`python -m bench.peers.report`: write the page of each suite from its last saved run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def main() -> int:
             write(suite, runs[-1], suite.page)
         else:
             hint = f"run `python -m bench.peers --suite {suite.name} --save` first"
-            print(f"{suite.name}: nothing is saved yet: {hint}", file=sys.stderr)
+            print(f"{suite.name}: no saved run: {hint}", file=sys.stderr)
     return 0
 
 

@@ -20,7 +20,7 @@ WITHIN_S = 60.0
 
 
 async def chains(port: int, callers: int, seconds: float, steps: int) -> dict[str, Any]:
-    """Callers that each start the next chain when their last has ended."""
+    """Each caller starts its next chain when its last one ends."""
     pool = [await Connection(port).open() for _ in range(callers)]
     body, ended = str(steps).encode(), 0
     began = time.perf_counter()
@@ -40,28 +40,28 @@ async def chains(port: int, callers: int, seconds: float, steps: int) -> dict[st
 
 async def steps(port: int, count: int, per_s: float) -> dict[str, Any]:
     connection = await Connection(port).open()
-    found: dict[str, Any] = {"journaled": [], "whole": []}
+    times: dict[str, Any] = {"journaled": [], "whole": []}
     due = time.perf_counter()
     for _ in range(count):
         due += 1 / per_s
         await asyncio.sleep(max(due - time.perf_counter(), 0))
         began = time.perf_counter()
-        found["journaled"].append(await connection.post("/Flow/step"))
-        found["whole"].append(1000 * (time.perf_counter() - began))
+        times["journaled"].append(await connection.post("/Flow/step"))
+        times["whole"].append(1000 * (time.perf_counter() - began))
     connection.close()
-    return found
+    return times
 
 
 async def timers(
     port: int, file: Path, count: int, spread_s: float, lead_s: float, delayed: bool
 ) -> dict[str, Any]:
-    """`delayed`: sends that are to be made later, instead of handlers that sleep."""
-    # The handlers have it open.
+    """`delayed`: sends with a delay, instead of handlers that sleep."""
+    # Truncate it in place: the handlers have it open.
     file.write_bytes(b"")
     pool = [await Connection(port).open() for _ in range(SETTERS)]
     began = time.time()
     dues = [began + lead_s + at * spread_s / count for at in range(count)]
-    # A connection takes the next when it is free, so each delay is computed when it is sent.
+    # Requests queue for a free connection, so the delay is computed at the send.
     await all_of(pool, (_send(due, delayed) for due in dues))
     set_s = time.time() - began
     if set_s > lead_s:

@@ -2,8 +2,9 @@
 
     python restate_flows.py PORT WORKERS LATENESS_FILE
 
-`chain` is five durable steps, `step` one that is timed, `wake` a durable sleep and `note` what a
-delayed send calls. How late these two are goes to a file, so that nobody has to wait for answers.
+`chain` is five durable steps, `step` is one timed step, `wake` is a durable sleep, and `note` is the target
+of a delayed send. `wake` and `note` write their lateness to a file, so that the client need not wait for
+answers.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ async def chain(ctx: restate.Context, steps: int) -> int:
 
 @flow.handler()
 async def step(ctx: restate.Context) -> float:
-    """Milliseconds until the outcome of a step is durable and the handler goes on."""
+    """Milliseconds until the outcome of a step is durable and the handler continues."""
     began = time.perf_counter()
     await ctx.run_typed("step", noop, AS_INT)
     return 1000 * (time.perf_counter() - began)

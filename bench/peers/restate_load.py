@@ -1,9 +1,9 @@
-"""Run by the peers' interpreter: the client of Restate, over HTTP/1.1 with connections kept open.
+"""Run by the peers' interpreter: the client of Restate, over HTTP/1.1 with persistent connections.
 
     python restate_load.py INGRESS_PORT
 
-The requests are written by hand: a general client would be the slowest part of the loop, and it is
-Restate that is measured.
+The requests are written by hand: a general client would be the slowest part of the loop, and the benchmark
+measures Restate.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Connection:
 
 
 async def all_of(connections: list[Connection], requests: Iterable[tuple[str, bytes]]) -> list[Any]:
-    """Each connection takes the next request as soon as it has its answer."""
+    """Each connection takes the next request when it has its answer."""
     left, answers = iter(requests), []
 
     async def work(connection: Connection) -> None:
@@ -56,7 +56,7 @@ async def all_of(connections: list[Connection], requests: Iterable[tuple[str, by
 
 
 async def batch(connections: list[Connection], keys: list[str], per_key: int, size: int) -> float:
-    """One durable invocation sends a batch on. Nothing says when that is done, so it is polled."""
+    """One durable invocation forwards a batch. No event reports its completion, so it is polled."""
     sends = [key for _ in range(per_key) for key in keys]
     began = time.perf_counter()
     parts = [sends[at : at + size] for at in range(0, len(sends), size)]
@@ -71,14 +71,14 @@ async def batch(connections: list[Connection], keys: list[str], per_key: int, si
 
 
 async def senders(connections: list[Connection], keys: list[str], per_key: int) -> float:
-    """One-way sends, each answered when it is durable; a `get` behind them says they are done."""
+    """One-way sends, each answered when it is durable. A `get` after them confirms their completion."""
     began = time.perf_counter()
     sends = [(f"/Counter/{key}/add/send", b"1") for _ in range(per_key) for key in keys]
     await all_of(connections, sends)
     totals = await all_of(connections, [(f"/Counter/{key}/get", b"") for key in keys])
     took = time.perf_counter() - began
     assert totals == [per_key] * len(keys), totals
-    # The gets went through the same queue: they count.
+    # The gets pass through the same queue, so they count.
     return (len(sends) + len(keys)) / took
 
 

@@ -3,8 +3,8 @@
     python restate_service.py PORT WORKERS
 
 `add` is the message: it reads the object's state and writes it, as the reducer of our world does.
-`get` takes its turn behind the messages before it, so its answer says that they are all done.
-`fan` sends many messages on from inside one durable invocation: the nearest thing to a batch.
+`get` queues behind earlier messages, so that its answer confirms their completion.
+`fan` sends many messages from inside one durable invocation, which is the nearest equivalent of a batch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def serve_app(path: str, port: int, workers: int) -> None:
     config.workers = workers
     config.accesslog = None
     config.errorlog = None
-    # By default hypercorn hangs up after 1,000 requests: Restate then retries half a second later.
+    # By default hypercorn closes a connection after 1,000 requests, and Restate retries half a second later.
     config.keep_alive_max_requests = UNBOUNDED
     config.keep_alive_timeout = 3600
     config.h2_max_concurrent_streams = UNBOUNDED

@@ -1,9 +1,9 @@
-"""Run by the peers' interpreter: tasks of Restate, or what sends them on, over HTTP/2 by hypercorn.
+"""Run by the peers' interpreter: the tasks of Restate, or their fan-out, over HTTP/2 by hypercorn.
 
     python restate_tasks.py tasks|fan PORT WORKERS TALLY
 
-They are services of two endpoints, so that tasks can be sent while nothing runs them. `out` sends
-many tasks on from inside one durable invocation: the nearest thing to a batch.
+The services have separate endpoints, so that tasks can be sent while no worker runs them. `out` sends
+many tasks from inside one durable invocation, which is the nearest equivalent of a batch.
 """
 
 from __future__ import annotations

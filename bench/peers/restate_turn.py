@@ -1,4 +1,4 @@
-"""Restate: the server as shipped, one node, its Python SDK behind hypercorn, all on loopback."""
+"""Restate: the server with its default settings, one node, its Python SDK behind hypercorn, all on loopback."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Restate:
         }
 
     def ways(self) -> dict[str, str]:
-        """How the parts of the workload are done."""
+        """How the system performs each part of the workload."""
         return {
             "handler": f"virtual object over HTTP/2, {self._services} hypercorn processes",
-            "batch": f"one invocation sends {BATCH} messages on, {KEYS} objects",
+            "batch": f"one invocation forwards {BATCH} messages, {KEYS} objects",
             "senders": f"{SENDERS} connections (asyncio), one-way sends to the HTTP ingress",
             "latency": "a call to the handler, until its answer",
         }
@@ -68,7 +68,7 @@ class Restate:
 
     @contextlib.contextmanager
     def running(self, directory: Path, *arguments: str) -> Iterator[Load]:
-        """Server, service and the client's process; `arguments` are for service and client."""
+        """Server, service and client process. `arguments` are for service and client."""
         service = free_port()
         serve = [self._python, HERE / self.service, str(service), str(self._services), *arguments]
         with Process(serve), self.server(directory) as server:
@@ -118,7 +118,7 @@ class Turn:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._names = count()
-        # Every partition and every connection has been used once before anything is timed.
+        # Warm-up: use every partition and every connection before anything is timed.
         self._run("senders", self._keys(KEYS), per_key=2)
 
     def batch(self, amount: Amount) -> dict[str, float]:

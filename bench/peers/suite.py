@@ -1,6 +1,6 @@
-"""What a comparison consists of: parts, measures, goals, and where its outcome is kept.
+"""The definition of a comparison: parts, measures, goals, and the files of its outcome.
 
-There are four, `worlds`, `effects`, `tasks` and `postgres`; all run by the same turns and come out as the same
+There are four: `worlds`, `effects`, `tasks` and `postgres`. All run in the same turns and have the same
 tables.
 """
 
@@ -18,9 +18,9 @@ from bench.record import Record
 
 @dataclass(frozen=True)
 class Goal:
-    """Ours against a measure of a peer: at least so many times it, or below so many times.
+    """A limit for our measure as a multiple of a peer's measure: at least, or below.
 
-    The peer is Restate or, with `best`, whichever did best in that run.
+    The peer is Restate or, with `best`, the best peer of that run.
     """
 
     ours: str
@@ -52,13 +52,13 @@ class Goal:
 
 
 class Amount(Protocol):
-    """How much of the work a system gets."""
+    """The amount of work of a system."""
 
     def scaled(self, by: float) -> Any: ...
 
 
 class System(Protocol):
-    """One of those compared. `turn` starts it afresh; the parts of the workload run on that."""
+    """A compared system. `turn` starts it anew and runs the parts of the workload."""
 
     name: str
     amount: Any
@@ -66,29 +66,29 @@ class System(Protocol):
     def settings(self) -> dict[str, str]: ...
 
     def turn(self, directory: Path) -> AbstractContextManager[Any]:
-        """It has a method for each part: `part(amount)` gives measures."""
+        """The result has a method for each part: `part(amount)` returns measures."""
 
 
 @dataclass(frozen=True)
 class Suite:
     name: str
     systems: Mapping[str, Callable[[], System]]
-    # Which measures come out of which part of a turn.
+    # The measures of each part of a turn.
     parts: Mapping[str, tuple[str, ...]]
     measures: Mapping[str, str]
-    # Measures that not every system has, or that explain the others.
+    # Measures that some systems lack, or that explain other measures.
     extra: Mapping[str, str]
     what: Mapping[str, str]
     goals: Sequence[Goal]
-    # What ours alone has.
+    # Metrics of Holdfast alone.
     alone: Mapping[str, Callable[[Place], Record]]
-    # What the usual amounts need on a quiet machine with two cores, one run of every system.
+    # Duration of one run of every system with the usual amounts, on a quiet machine with two cores.
     usual_run_s: float
     history: Path
     page: Path
     introduction: str
     fairness: str
-    # What all systems stand on while they take their turns, made in a directory below the one given.
+    # The shared resource of all systems during their turns, created below the given directory.
     ground: Callable[[Path], AbstractContextManager[Any]] = nullcontext
 
     @property

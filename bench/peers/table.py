@@ -1,4 +1,4 @@
-"""A run as a table: one line a measure, each system's median and spread, ours as a ratio to each peer."""
+"""A run as a table: one line per measure, with the median and spread of each system and our ratio to each peer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.record import Record, Spread, Target
 
 OURS = "holdfast"
 TITLES = {"restate": "Restate's", "dbos": "DBOS's", "best": "the best peer's"}
-# With more of them than that, ours is only compared with the best.
+# With more peers, the table compares ours with the best peer alone.
 PEERS_SHOWN_MAX = 2
 LESS_IS_BETTER = ("ms",)
 Samples = dict[str, dict[str, list[float]]]
@@ -21,10 +21,10 @@ def header(suite: Suite) -> tuple[str, ...]:
 
 
 def document(suite: Suite, samples: Samples) -> dict[str, Any]:
-    """Median, least and greatest of each measure by system, and of our ratios to each peer.
+    """Median, minimum and maximum of each measure by system, and of our ratios to each peer.
 
-    A ratio is taken within a run, where both had much the same machine. `best` is whichever peer did
-    best in that run.
+    A ratio is taken within a run, where the state of the machine was similar. `best` is the best peer of that
+    run.
     """
     units = suite.units
     measures = {
@@ -72,8 +72,8 @@ def text(rows: list[tuple[str, ...]]) -> str:
 
 
 def records(suite: Suite, samples: Samples) -> list[Record]:
-    """Ours beside a peer, in the form that all metrics of the house have."""
-    found = []
+    """Our measures with their goals, as records of the common form."""
+    result = []
     for goal in suite.goals:
         ours = samples.get(OURS, {}).get(goal.ours)
         ratios = _ratios(suite, samples, goal.ours, goal.peer, goal.theirs)
@@ -87,8 +87,8 @@ def records(suite: Suite, samples: Samples) -> list[Record]:
             targets = (Target(judged, at_least=goal.at_least, below=goal.below),)
         whose = "that of the best peer" if goal.best else f"Restate's {goal.theirs}"
         what = f"{suite.what[goal.ours]}, against {whose}"
-        found.append(Record(f"{suite.name}_{goal.ours}", what, measures, targets))
-    return found
+        result.append(Record(f"{suite.name}_{goal.ours}", what, measures, targets))
+    return result
 
 
 def _ratios(suite: Suite, samples: Samples, ours: str, peer: str, theirs: str) -> tuple[float, ...]:
@@ -97,7 +97,7 @@ def _ratios(suite: Suite, samples: Samples, ours: str, peer: str, theirs: str) -
         other = samples.get(peer, {}).get(theirs, [])
         return tuple(a / b for a, b in zip(mine, other, strict=False))
     others = [found[theirs] for name, found in samples.items() if name != OURS and theirs in found]
-    # Of times the least is best, and of rates the greatest.
+    # The best time is the minimum, the best rate the maximum.
     best = min if suite.units[theirs] in LESS_IS_BETTER else max
     return tuple(a / best(run) for a, *run in zip(mine, *others, strict=False)) if others else ()
 
@@ -124,13 +124,13 @@ def _shown(suite: Suite) -> tuple[str, ...]:
     return peers if len(peers) <= PEERS_SHOWN_MAX else ("best",)
 
 
-def _figure(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _figure(figure: dict[str, Any] | None) -> str:
+    if figure is None:
         return "–"
-    return f"{found['median']:,g} ({found['min']:,g} … {found['max']:,g})"
+    return f"{figure['median']:,g} ({figure['min']:,g} … {figure['max']:,g})"
 
 
-def _times(found: dict[str, Any] | None) -> str:
+def _times(ratio: dict[str, Any] | None) -> str:
     return (
-        "" if found is None else f"{found['median']:.2f} ({found['min']:.2f} … {found['max']:.2f})"
+        "" if ratio is None else f"{ratio['median']:.2f} ({ratio['min']:.2f} … {ratio['max']:.2f})"
     )

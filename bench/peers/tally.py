@@ -1,8 +1,8 @@
-"""What was done and when: the workers of a system append a record for each task to one file.
+"""Completion times: the workers of a system append a record for each task to one file.
 
-It imports nothing of ours: the peers' interpreter runs it, too. The clock is CLOCK_MONOTONIC, which
-all processes of a machine share, so that a time taken in the producer can be taken from one in the
-worker. A record is one `write` of a file opened to append: those of several processes do not mix.
+It imports none of our code: the peers' interpreter runs it, too. The clock is CLOCK_MONOTONIC, which
+all processes of a machine share, so that producer and worker times can be subtracted. A record is one
+`write` to a file opened for append, so that records of several processes do not mix.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 RECORD = struct.Struct("<qq")
-# Where it is, for workers that are started by others than us.
+# Path of the file, for workers that another program starts.
 VARIABLE = "BENCH_TALLY"
 NOTE = "x" * 64
 
@@ -23,7 +23,7 @@ class Tally:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def mark(self, sent_ns: int) -> None:
-        """A task that was sent then has been done now. The whole of what a task does."""
+        """Record that a task with this send time is done now. A task does nothing else."""
         os.write(self._fd, RECORD.pack(sent_ns, time.monotonic_ns()))
 
 
@@ -32,6 +32,6 @@ def count(path: Path) -> int:
 
 
 def records(path: Path) -> list[tuple[int, int]]:
-    """When each was sent and done, in the order in which they were done."""
-    found: list[tuple[int, int]] = list(RECORD.iter_unpack(path.read_bytes()))
-    return found
+    """The times of send and completion of each task, in the order of completion."""
+    result: list[tuple[int, int]] = list(RECORD.iter_unpack(path.read_bytes()))
+    return result

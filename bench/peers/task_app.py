@@ -1,6 +1,6 @@
 """The application of the task benchmarks, as a user would write it: `holdfast up bench.peers.task_app:app`.
 
-A task notes that it was done, which is the whole of its work; where, the environment says.
+A task only records its completion. The environment names the file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.peers.tally import VARIABLE, Tally
 _tally: list[Tally] = []
 
 
-# Everything as it is when a user says nothing.
+# Default options.
 @hf.task
 def run(sent_ns: int, note: str) -> None:
     if not _tally:

@@ -1,4 +1,4 @@
-"""Ours in the task workload: producer and worker in processes of their own; a third writes the store."""
+"""Holdfast in the task workload: producer, worker and writer are separate processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bench.place import Place, end_writer, writer_pid
 from holdfast import __version__
 
 APP = "bench.peers.task_app:app"
-# It finishes what it has begun, so that no lease is left behind.
+# Time for the worker to finish running tasks, so that it leaves no lease.
 STOP_S = 20.0
 
 
 class HoldfastTasks:
     name = "holdfast"
     amount = TaskAmount()
-    # Where its store is made.
+    # Creates the store.
     place = Place
 
     def settings(self) -> dict[str, str]:
@@ -85,8 +85,8 @@ class Running:
         self.producer.ask("batched", count=count, size=BATCH)
 
     def left(self) -> int:
-        found: int = self.producer.ask("left")["left"]
-        return found
+        left_count: int = self.producer.ask("left")["left"]
+        return left_count
 
     def embedded(self) -> Process:
         return Embedded(self._path.with_name("embedded"), self.tally)

@@ -1,6 +1,6 @@
-"""What our producer does: `python -m bench.peers.task_load producer|embedded STORE`, answers by lines.
+"""Our producer: `python -m bench.peers.task_load producer|embedded STORE`. It answers in lines.
 
-`embedded` is all in one process: it opens a store, every role with it, and has one task done.
+`embedded` is one process: it opens a store with every role and completes one task.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.peers.answers import serve
 from bench.peers.producing import by_tasks, by_threads, paced_calls, rate
 from bench.peers.tally import NOTE
 from bench.peers.task_app import app, run
-from holdfast.tasks.rows import counts_of, keys_of
+from holdfast.tasks.model import get_counts, keys_of
 
 
 class Producer:
@@ -22,7 +22,7 @@ class Producer:
         self._runtime = app.open(path, roles=())
 
     def single(self, callers: int, seconds: float) -> dict[str, Any]:
-        """By coroutines, as the peers are called."""
+        """Enqueue from coroutines, as with the peers."""
 
         async def one(sent_ns: int) -> None:
             await self._runtime.submit_async(run, sent_ns, NOTE)
@@ -43,9 +43,9 @@ class Producer:
         return paced_calls(self._one, count, per_s)
 
     def left(self) -> dict[str, Any]:
-        """What is not COMPLETED yet; FAILED or DEAD would be an error of the benchmark."""
+        """Tasks that are not COMPLETED yet. FAILED or DEAD would be an error of the benchmark."""
         keys = keys_of(self._runtime.universe)
-        counts = self._runtime.store.read(counts_of, keys, run.spec.queue)
+        counts = self._runtime.store.read(get_counts, keys, run.spec.queue)
         assert counts.failed == counts.dead == 0, counts
         return {"left": counts.waiting + counts.leased}
 

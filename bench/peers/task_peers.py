@@ -1,4 +1,4 @@
-"""The peers of the task workload: each started afresh, then given to the turn that all share."""
+"""The peers of the task workload. Each is started anew and then runs the common turn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 @dataclass
 class Served:
-    """A peer whose worker and producer are processes of one script, `argv` without its role."""
+    """A peer whose worker and producer are processes of one script. `argv` excludes the role."""
 
     producer: Load
     tally: Path
@@ -44,8 +44,8 @@ class Served:
         self.producer.ask("batched", count=count, size=BATCH)
 
     def left(self) -> int:
-        found: int = self.producer.ask("left")["left"]
-        return found
+        left_count: int = self.producer.ask("left")["left"]
+        return left_count
 
 
 class PgqueuerTasks:
@@ -60,15 +60,15 @@ class PgqueuerTasks:
             TemporaryDirectory(dir=install.HOME) as directory,
             self._role("postgres", str(Path(directory) / "pg")) as postgres,
         ):
-            found = postgres.ask("settings")
-        version = found.pop("server_version")
+            server_settings = postgres.ask("settings")
+        version = server_settings.pop("server_version")
         packages = [
             install.version(self._python, name) for name in ("pgqueuer", "asyncpg", "uvloop")
         ]
         return {
             "version": f"{', '.join(packages)}, PostgreSQL {version}",
             "durability": "its tables are logged (durable), "
-            + ", ".join(f"{name} {value}" for name, value in found.items()),
+            + ", ".join(f"{name} {value}" for name, value in server_settings.items()),
             **self.ways(),
         }
 
@@ -95,7 +95,7 @@ class PgqueuerTasks:
 
     @contextlib.contextmanager
     def database(self, directory: Path) -> Iterator[tuple[str, int]]:
-        """Its URL, and the process of the server."""
+        """Yields its URL and the server process."""
         with self._role("postgres", str(directory / "pg")) as postgres:
             where = postgres.ask("where")
             yield where["url"], where["pid"]
@@ -105,7 +105,7 @@ class PgqueuerTasks:
 
 
 class Loaded(Served):
-    """A peer whose backlog is made in a way of its own."""
+    """A peer with a special way to build a backlog."""
 
     def load(self, count: int) -> None:
         self.producer.ask("load", count=count)
@@ -120,11 +120,11 @@ class HueyTasks:
 
     def settings(self) -> dict[str, str]:
         code = "import sqlite3; print(sqlite3.sqlite_version)"
-        found = subprocess.run(
+        result = subprocess.run(
             [self._python, "-c", code], capture_output=True, text=True, timeout=60
         )
         return {
-            "version": f"{install.version(self._python, 'huey')}, SQLite {found.stdout.strip()}",
+            "version": f"{install.version(self._python, 'huey')}, SQLite {result.stdout.strip()}",
             "durability": "fsync=True (synchronous=FULL), write-ahead log. There is no "
             "acknowledgement: a task is gone once it was taken, and lost if its worker dies",
             "single": f"{CALLERS} threads; they share one connection",
@@ -188,16 +188,16 @@ class RabbitTasks:
 
 
 class RestateTasks(Restate):
-    # It has no place where tasks wait for a worker: it calls. A worker that is stopped holds them
-    # up, but not so many, because whatever sends tasks on is held up behind them.
+    # Restate has no queue for a worker: it calls the service. A stopped worker holds tasks back, but
+    # not 200,000, because it also blocks the invocation that sends them.
     amount = TaskAmount(batched=10_000, large=0)  # type: ignore[assignment]
 
     def ways(self) -> dict[str, str]:
         return {
             "single": f"{CALLERS} connections (asyncio, uvloop), one-way sends to the HTTP ingress",
-            "batched": f"one invocation sends {BATCH:,} tasks on",
-            "worker": f"a service over HTTP/2, {self._services} hypercorn processes; while nothing "
-            "is to be taken they are stopped (SIGSTOP), and a backlog of 200,000 cannot be made so",
+            "batched": f"one invocation forwards {BATCH:,} tasks",
+            "worker": f"a service over HTTP/2, {self._services} hypercorn processes, stopped "
+            "(SIGSTOP) while no task may run. A backlog of 200,000 cannot be built in this way",
         }
 
     @contextlib.contextmanager
@@ -220,7 +220,7 @@ class RestateTasks(Restate):
 
 
 class Pushed:
-    """Tasks that a server pushes to a service: a worker that is stopped instead of ended."""
+    """Tasks that a server pushes to a service. Its worker is stopped instead of ended."""
 
     embedded = None
     starts = False
@@ -247,5 +247,5 @@ class Pushed:
         self.producer.ask("batched", count=count, size=BATCH)
 
     def left(self) -> int:
-        # It tells by a query over all of its partitions, which is not worth its while here.
+        # A count would need a query over all partitions, which is too expensive here.
         return 0

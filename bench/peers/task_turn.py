@@ -1,8 +1,8 @@
-"""A turn of the task workload, the same for every system: its parts, and how each is timed.
+"""A turn of the task workload, the same for every system: its parts, and the timing of each.
 
-What differs is behind `Tasks`: a producer that answers by lines, a worker that can be started and
-ended, and the processes of the server. When a task was done is read from the tally, which the
-workers of all systems keep alike.
+`Tasks` hides the differences: a producer that answers in lines, a worker that can be started and
+ended, and the processes of the server. Completion times come from the tally, which the workers of all
+systems write in the same way.
 """
 
 from __future__ import annotations
@@ -22,59 +22,59 @@ from bench.peers.suite import percentile
 from bench.peers.task_workload import BATCH, CALLERS, LATENCY_PER_S, WHO, TaskAmount
 
 POLL_S = 0.002
-# More seldom: to ask how many tasks are left is not free.
+# A longer interval, because the count of unfinished tasks is not free.
 SETTLE_POLL_S = 0.02
 WITHIN_S = 180.0
 WARM_S = 0.3
 WARM_PACED = 20
 QUIET_S = 1.0
-# Not on the disk that is measured, where there is such a place.
+# Not on the measured disk, if the machine has this directory.
 SHARED_MEMORY = Path("/dev/shm")
 
 
 class Tasks(Protocol):
-    """A system while it runs."""
+    """A running system."""
 
     producer: Load
     tally: Path
 
     def worker(self) -> contextlib.AbstractContextManager[Sequence[int]]:
-        """While it is entered, tasks are taken and run; gives the processes that do."""
+        """Runs tasks while the context is open. Yields the process ids."""
 
     def server(self) -> Sequence[int]:
-        """The processes besides worker and producer."""
+        """The processes other than worker and producer."""
 
     def load(self, count: int) -> None:
-        """So many tasks, as fast as it goes. Not timed."""
+        """Enqueue `count` tasks in the fastest way. Not timed."""
 
     def left(self) -> int:
-        """How many tasks are not settled yet, as far as it can tell."""
+        """The number of tasks that are not settled, if the system can report it."""
 
     @property
     def embedded(self) -> Callable[[], Process] | None:
-        """Starts a process that makes a new store, enqueues and runs; None if it needs a server."""
+        """Starts a process that creates a store, enqueues and runs. None if the system needs a server."""
 
     @property
     def starts(self) -> bool:
-        """Whether its worker is started at all, or only let go on."""
+        """Whether the worker process is started, rather than continued."""
 
 
 class TaskTurn:
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._small_rate: float | None = None
-        # Everything has been used once before anything is timed.
+        # Warm-up: use every component once before anything is timed.
         self._drained(self._ask("single", callers=CALLERS, seconds=WARM_S)["count"])
 
     def enqueue(self, amount: TaskAmount) -> dict[str, float]:
         single = self._ask("single", callers=CALLERS, seconds=amount.seconds)
         self._drained(single["count"])
-        found = {"single": single["rate"]}
+        measures = {"single": single["rate"]}
         if amount.batched:
             batched = self._ask("batched", count=amount.batched, size=BATCH)
             self._drained(batched["count"])
-            found["batched"] = batched["rate"]
-        return found
+            measures["batched"] = batched["rate"]
+        return measures
 
     def drain(self, amount: TaskAmount) -> dict[str, float]:
         self._tasks.load(amount.small)
@@ -82,24 +82,24 @@ class TaskTurn:
         return {"drain_10k": self._small_rate}
 
     def end_to_end(self, amount: TaskAmount) -> dict[str, float]:
-        found = {}
+        measures = {}
         with self._tasks.worker() as worker:
             self._done(self._ask("single", callers=CALLERS, seconds=WARM_S)["count"])
             rate, used = self._both(worker, "single", callers=CALLERS, seconds=amount.seconds)
-            found = {"end_to_end": rate, **used}
+            measures = {"end_to_end": rate, **used}
             if amount.batched:
                 rate, used = self._both(worker, "batched", count=amount.batched, size=BATCH)
-                found["end_to_end_batched"] = rate
-                found |= {f"{name}_batched": value for name, value in used.items()}
-        return found
+                measures["end_to_end_batched"] = rate
+                measures |= {f"{name}_batched": value for name, value in used.items()}
+        return measures
 
     def latency(self, amount: TaskAmount) -> dict[str, float]:
         with self._tasks.worker():
             self._done(self._ask("paced", count=WARM_PACED, per_s=LATENCY_PER_S)["count"])
-            asked = self._ask("paced", count=amount.paced, per_s=LATENCY_PER_S)
-            records = self._done(asked["count"])
-        # Some hand a task to a worker before it is on disk: it counts when it is there, too.
-        acked = dict(asked["acks"])
+            sent = self._ask("paced", count=amount.paced, per_s=LATENCY_PER_S)
+            records = self._done(sent["count"])
+        # Some systems run a task before it is on disk. It counts from the later of the two events.
+        acked = dict(sent["acks"])
         ran = [(done_ns - sent_ns) / 1e6 for sent_ns, done_ns in records]
         took = [(max(done_ns, acked[sent_ns]) - sent_ns) / 1e6 for sent_ns, done_ns in records]
         return {
@@ -118,18 +118,18 @@ class TaskTurn:
             return {"idle": 100 * (used_ns(pids) - before) / (time.monotonic_ns() - began)}
 
     def cold(self, amount: TaskAmount) -> dict[str, float]:
-        found = {}
+        measures = {}
         if self._tasks.starts:
             self._ask("paced", count=1, per_s=LATENCY_PER_S)
             began = time.monotonic_ns()
             with self._tasks.worker():
-                found["worker_start"] = (self._done(1)[0][1] - began) / 1e6
+                measures["worker_start"] = (self._done(1)[0][1] - began) / 1e6
         if self._tasks.embedded:
             began = time.monotonic_ns()
             with self._tasks.embedded():
-                found["cold"] = (self._until(1)[0][1] - began) / 1e6
+                measures["cold"] = (self._until(1)[0][1] - began) / 1e6
             self._forget()
-        return found
+        return measures
 
     def backlog(self, amount: TaskAmount) -> dict[str, float]:
         if not amount.large:
@@ -138,12 +138,12 @@ class TaskTurn:
         with self._tasks.worker():
             self._until(1)
             rate = _rate(self._until(amount.large, for_s=amount.drain_s))
-        found = {"drain_200k": rate}
+        measures = {"drain_200k": rate}
         if self._small_rate:
-            found["flat"] = rate / self._small_rate
-        return found
+            measures["flat"] = rate / self._small_rate
+        return measures
 
-    # -- inside --------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------
 
     def _ask(self, what: str, **parameters: Any) -> dict[str, Any]:
         return self._tasks.producer.ask(what, **parameters)
@@ -151,7 +151,7 @@ class TaskTurn:
     def _both(
         self, worker: Sequence[int], what: str, **parameters: Any
     ) -> tuple[float, dict[str, float]]:
-        """Enqueued and done at the same time: the rate, and processor time a task of each side."""
+        """Enqueue and run at the same time: the rate, and the processor time per task of each side."""
         groups = ([self._tasks.producer.pid], worker, self._tasks.server())
         before = [used_ns(group) for group in groups]
         count = self._ask(what, **parameters)["count"]
@@ -160,32 +160,32 @@ class TaskTurn:
         began = min(sent_ns for sent_ns, _ in records)
         rate = 1e9 * count / (max(done_ns for _, done_ns in records) - began)
         return rate, {
-            f"{who}_us": ns / 1000 / count for who, ns in zip(WHO, used, strict=True) if ns
+            f"{side}_us": ns / 1000 / count for side, ns in zip(WHO, used, strict=True) if ns
         }
 
     def _drained(self, count: int) -> list[tuple[int, int]]:
-        """A worker from its start until it has done as many as there are."""
+        """Start a worker and wait until it has completed `count` tasks."""
         with self._tasks.worker():
             return self._done(count)
 
     def _done(self, count: int) -> list[tuple[int, int]]:
-        """Until so many were done and are settled, and the tally is empty again."""
+        """Wait until `count` tasks are completed and settled, and empty the tally."""
         records = self._until(count)
         until = time.monotonic() + WITHIN_S
         while left := self._tasks.left():
             if time.monotonic() > until:
-                raise ProcessFailed(f"{left} tasks are done and not settled")
+                raise ProcessFailed(f"{left} tasks are completed but not settled")
             time.sleep(SETTLE_POLL_S)
         self._forget()
         return records
 
     def _until(self, count: int, for_s: float | None = None) -> list[tuple[int, int]]:
-        """Until so many were done, or for a while. Time is that of the records, not of the looks."""
+        """Wait until `count` tasks are completed, or for a time. Times come from the records, not from the polls."""
         until = time.monotonic() + (for_s or WITHIN_S)
         while (done := tally.count(self._tasks.tally)) < count and time.monotonic() < until:
             time.sleep(POLL_S)
         if for_s is None and done < count:
-            raise ProcessFailed(f"{done} of {count} tasks were done within {WITHIN_S:g} s")
+            raise ProcessFailed(f"{done} of {count} tasks completed within {WITHIN_S:g} s")
         return tally.records(self._tasks.tally)
 
     def _forget(self) -> None:
@@ -206,6 +206,6 @@ def tally_file(directory: Path) -> Iterator[Path]:
 
 
 def _rate(records: Sequence[tuple[int, int]]) -> float:
-    """From the first that was done: until then it was the worker that started."""
+    """The rate from the first completed task on. The time before is the start of the worker."""
     times = [done_ns for _, done_ns in records]
     return 1e9 * (len(times) - 1) / (max(times) - min(times))

@@ -1,15 +1,15 @@
-"""The task workload: what is measured on every system, how much of it, and what ours must reach.
+"""The task workload: its parts, the amounts for every system, and the goals of Holdfast.
 
-    enqueue      tasks put by many callers, and by one in batches, while nothing takes them
-    drain        a worker takes and runs what is there: 10,000 tasks, and 200,000
+    enqueue      tasks enqueued by many callers, and by one caller in batches, while no worker runs
+    drain        a worker runs a backlog: 10,000 tasks, and 200,000
     end_to_end   both at once
-    latency      one task every 20 ms: from before its enqueueing until it is durable, and its function
+    latency      one task every 20 ms: from before its enqueue call until it is durable and its function
                  has returned
-    idle         processor time of worker and server while there is nothing to do
-    cold         from the start of a process until its first task is done
+    idle         processor time of worker and server while idle
+    cold         from the start of a process until its first task is completed
 
-A task does nothing but note that it was done. The order of the parts is that of a turn: the large
-backlog comes last, because it is not always emptied.
+A task only records its completion. The parts run in this order within a turn. The large backlog comes last,
+because it is not always emptied.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ GOALS = tuple(
 
 @dataclass(frozen=True)
 class TaskAmount:
-    # How long callers enqueue.
+    # Duration of the enqueue calls.
     seconds: float = 3.0
-    # In batches; 0 where a system has none.
+    # Tasks in batches. 0 if the system has no batches.
     batched: int = 50_000
     small: int = 10_000
-    # 0 where a system cannot hold them back.
+    # 0 if the system cannot hold back a large backlog.
     large: int = 200_000
-    # How long the large backlog is drained at most.
+    # Maximum time to drain the large backlog.
     drain_s: float = 12.0
     paced: int = 250
     idle_s: float = 10.0
 
     def scaled(self, by: float) -> TaskAmount:
-        """Less of it, for a small budget; never more, never nothing. Backlogs keep their sizes."""
+        """Reduce the amount for a small budget. Never increases it, never to zero. Backlogs keep their sizes."""
         by = min(by, 1.0)
         return replace(
             self,

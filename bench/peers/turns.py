@@ -1,4 +1,4 @@
-"""The runs, interleaved: in each, every system takes a turn, started afresh on the same disk."""
+"""The interleaved runs. In each run, every system takes a turn, started anew on the same disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RAW_S = 0.5
 
 
 def prepare(makers: Mapping[str, Callable[[], System]]) -> tuple[list[System], dict[str, str]]:
-    """Those that could be installed, and why the others could not."""
+    """The systems that could be installed, and the reasons for missing ones."""
     systems, absent = [], {}
     for name, make in makers.items():
         try:
@@ -57,28 +57,28 @@ def take(
                 before = raw_per_s(directory, RAW_S)
                 began = time.monotonic()
                 try:
-                    found = _turn(system, directory, amount_of[system.name], parts)
+                    measures = _turn(system, directory, amount_of[system.name], parts)
                 except (ProcessFailed, OSError) as error:
                     failed[system.name] = str(error)
-                    print(f"{system.name}: gave up in run {run + 1}: {error}", file=sys.stderr)
+                    print(f"{system.name}: failed in run {run + 1}: {error}", file=sys.stderr)
                     continue
-                found["raw"] = fmean((before, raw_per_s(directory, RAW_S)))
-            for measure, value in found.items():
+                measures["raw"] = fmean((before, raw_per_s(directory, RAW_S)))
+            for measure, value in measures.items():
                 samples[system.name].setdefault(measure, []).append(value)
-            _say(run, system.name, found, time.monotonic() - began)
+            _print(run, system.name, measures, time.monotonic() - began)
     return samples, failed
 
 
 def _turn(system: System, directory: Path, amount: Any, parts: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, float] = {}
+    measures: dict[str, float] = {}
     with system.turn(directory) as turn:
         for part in parts:
-            found.update(getattr(turn, part)(amount))
-    if ways := [found[way] for way in ("batch", "senders") if way in found]:
-        found["total"] = max(ways)
-    return found
+            measures.update(getattr(turn, part)(amount))
+    if ways := [measures[way] for way in ("batch", "senders") if way in measures]:
+        measures["total"] = max(ways)
+    return measures
 
 
-def _say(run: int, name: str, found: dict[str, float], took_s: float) -> None:
-    shown = "  ".join(f"{measure} {value:,.4g}" for measure, value in found.items())
+def _print(run: int, name: str, measures: dict[str, float], took_s: float) -> None:
+    shown = "  ".join(f"{measure} {value:,.4g}" for measure, value in measures.items())
     print(f"run {run + 1}  {name:<9} {took_s:5.0f} s  {shown}", flush=True)

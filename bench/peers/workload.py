@@ -1,14 +1,14 @@
-"""What is measured on every system, how much of it, and what ours must reach beside Restate.
+"""The world workload: its parts, the amounts for every system, and the goals beside Restate.
 
     batch       KEYS keys, messages in batches of BATCH; rate until all are handled
-    senders     the same, one message a call, by SENDERS callers at once
-    hot         one key gets all messages, as fast as the system takes them
+    senders     the same, one message per call, by SENDERS callers at once
+    hot         one key gets all messages, as fast as the system accepts them
     latency     one message every 20 ms, until it is handled: p50 and p95
 
-`total` is the better of `batch` and `senders`: what a system gets through to all its keys, whichever
-way it likes better. Our rates are judged against that of Restate.
+`total` is the better of `batch` and `senders`: the throughput over all keys in the faster way. Our rates
+are compared with the total of Restate.
 
-A slow system gets fewer messages: rates are steady, and a run must end. The table says how many.
+A slow system gets fewer messages: rates are steady, and a run must end. The table has the numbers.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ WHAT = {
     "hot": f"messages to one world in batches of {BATCH:,}, until journaled",
     "p95": f"send to journaled at {LATENCY_PER_S}/s",
 }
-# Which measures come out of which part of a turn.
+# The measures of each part of a turn.
 PARTS = {"batch": ("batch",), "senders": ("senders",), "hot": ("hot",), "latency": ("p50", "p95")}
 
 
 @dataclass(frozen=True)
 class Amount:
-    """How many messages a system gets."""
+    """The number of messages of a system."""
 
     per_key: int = 100
     hot: int = 10_000
     latency: int = 250
 
     def scaled(self, by: float) -> Amount:
-        """Less of it, for a small budget; never more, never nothing."""
+        """Reduce the amount for a small budget. Never increases it, never to zero."""
         by = min(by, 1.0)
         return replace(
             self,

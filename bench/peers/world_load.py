@@ -1,7 +1,7 @@
-"""What a client or a worker of worlds does: `python -m bench.peers.world_load worker|client ARGUMENTS`.
+"""Clients and workers of the world benchmarks: `python -m bench.peers.world_load worker|client ARGUMENTS`.
 
-A worker runs the roles of the app until its input ends. A client sends and looks, as users do; to
-build long histories it writes journals directly. Both answer by lines (`answers`).
+A worker runs the roles of the app until its input ends. A client sends messages and reads journals, as
+users do. It writes long histories into the journals directly. Both answer in lines (`answers`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from bench.peers.answers import serve
 from holdfast.durable import journal, snapshot
 from holdfast.durable import lease as leases
 from holdfast.messages import event_ingress
-from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 from holdfast.store.api import Txn
-from holdfast.world import catalog, entry, kernel
+from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
+from holdfast.world import catalog, journal_entry, reducer
 from holdfast.world.catalog import subject_of
 from holdfast.world.cycle import entries_topic
-from holdfast.world.host import Host
+from holdfast.world.host import WorldHost
 
 POLL_S = 0.002
-# Latency is looked at more often than a rate.
+# Latency is polled more often than a rate.
 LATENCY_POLL_S = 0.0002
 WAIT_S = 1.0
 APPEND_BATCH = 5_000
-STORABLE = Host._storable
+STORABLE = WorldHost._storable_bytes
 
 
 class Deposited(hf.Event):
@@ -55,7 +55,7 @@ class Worker:
     """Every role in one process, as `app.open(url)` starts them."""
 
     def __init__(self, path: str, name: str, policy: dict[str, Any]) -> None:
-        self._runtime = app.open(path, worker=name, policy=WorkerPolicy(**policy))
+        self._runtime = app.open(path, worker=name, policy=WorldWorkerPolicy(**policy))
         [self._role] = [role for role in self._runtime.roles if isinstance(role, WorldWorker)]
         self._renewals: list[tuple[int, float]] = []
         self._watch_renewals()
@@ -64,30 +64,30 @@ class Worker:
         for role in self._runtime.roles:
             if role.failure is not None:
                 raise role.failure
-        leading = any(getattr(role, "leading", False) for role in self._runtime.roles)
+        leading = any(getattr(role, "is_leader", False) for role in self._runtime.roles)
         return {"hosted": len(self._role.hosted), "leading": leading}
 
     def renewals(self) -> dict[str, Any]:
-        """(leases, seconds) of each renewal since the last time this was asked."""
-        found, self._renewals = self._renewals, []
-        return {"renewals": found}
+        """(leases, seconds) of each renewal since the last call."""
+        renewals, self._renewals = self._renewals, []
+        return {"renewals": renewals}
 
     def renew(self, count: int, per_s: float) -> dict[str, Any]:
-        """Renew all that is hosted, in one commit each time, besides the role's own renewals."""
-        held = [hosted.host.lease for hosted in list(self._role._hosted.values())]
+        """Renew all hosted worlds, in one commit each time, in addition to the renewals of the role."""
+        held_leases = [hosted.host.lease for hosted in list(self._role._hosted.values())]
         ttl_ns = int(self._role.policy.lease_ttl_s * 1e9)
         took = []
         for _ in range(count):
             time.sleep(1 / per_s)
             began = time.perf_counter()
-            answers = self._runtime.store.transact(leases.renew, held, ttl_ns)
+            answers = self._runtime.store.transact(leases.renew, held_leases, ttl_ns)
             took.append(1000 * (time.perf_counter() - began))
             assert None not in answers
-        return {"ms": took, "leases": len(held)}
+        return {"ms": took, "leases": len(held_leases)}
 
     def digest(self, on: bool) -> dict[str, Any]:
-        """Whether cycles encode, decode and hash the state. Without it a restore of the worlds is refused."""
-        setattr(Host, "_storable", STORABLE if on else lambda host: b"")  # noqa: B010
+        """Switch the encoding, decoding and hashing of the state. Without them a restore of the worlds is rejected."""
+        setattr(WorldHost, "_storable_bytes", STORABLE if on else lambda host: b"")  # noqa: B010
         return {}
 
     def collect(self) -> dict[str, Any]:
@@ -120,14 +120,14 @@ class Client:
     # -- rates and latency ---------------------------------------------------------------------
 
     def worlds(self, count: int) -> dict[str, Any]:
-        """New worlds, each with one message handled: placed, leased and restored."""
+        """New worlds, each with one handled message: placed, leased and restored."""
         names = [f"world-{next(self._names)}" for _ in range(count)]
         self._batches(names, 1, 1000)
         self._until(dict.fromkeys(names, 1))
         return {"names": names}
 
     def create(self, count: int, size: int) -> dict[str, Any]:
-        """New worlds with one message each, delivered but not waited for."""
+        """New worlds with one message each, delivered but not awaited."""
         names = [f"world-{next(self._names)}" for _ in range(count)]
         self._batches(names, 1, size)
         return {"names": names}
@@ -145,7 +145,7 @@ class Client:
         return {"rate": len(names) * per_key / took, "sent_s": sent - began, "took_s": took}
 
     def senders(self, names: list[str], per_key: int, callers: int) -> dict[str, Any]:
-        """Threads that each take the next message when their last is durable."""
+        """Each thread sends its next message when its last one is durable."""
         goals = self._goals(names, per_key)
         handles = [self._runtime.world(Account, name) for name in names]
         left = iter([handle for _ in range(per_key) for handle in handles])
@@ -171,7 +171,7 @@ class Client:
         return {"rate": len(names) * per_key / took, "sent_s": sent - began, "took_s": took}
 
     def latency(self, names: list[str], count: int, per_s: float) -> dict[str, Any]:
-        """`send` until the journal's head has moved, and `ask` until its answer, by turns."""
+        """`send` until the journal's head has moved, and `ask` until its answer, in turn."""
         handles = [self._runtime.world(Account, name) for name in names]
         journaled, asked, due = [], [], time.perf_counter()
         for at in range(2 * count):
@@ -194,26 +194,27 @@ class Client:
         return {"journaled": journaled, "asked": asked}
 
     def _topic(self, name: str) -> str:
-        """What rings when a world's journal goes on, where looking at it often would keep a server busy."""
+        """The topic of a world's journal on a server. Empty for an embedded store, which is polled."""
         if not self._store.url.startswith("postgresql:"):
             return ""
         universe = self._runtime.universe
-        world_id: str | None = self._store.read(catalog.find, universe, "Account", name)
+        world_id: str | None = self._store.read(catalog.find_id, universe, "Account", name)
         return entries_topic(subject_of(universe, world_id or ""))
 
     def waiting(self, worker: str) -> dict[str, Any]:
-        """How many worlds may have work, placed with this worker or not placed yet."""
+        """The number of worlds that may have work, placed with this worker or not placed yet."""
 
         def read(txn: Txn) -> int:
             universe = self._runtime.universe
             return sum(
-                len(catalog.hints(txn, universe, whose, 1000)) for whose in (worker, catalog.NOBODY)
+                len(catalog.list_runnable(txn, universe, whose, 1000))
+                for whose in (worker, catalog.UNASSIGNED)
             )
 
         return {"waiting": self._store.read(read)}
 
     def until_handled(self, name: str) -> dict[str, Any]:
-        """Send one message and say when it was journaled, by the clock that all processes share."""
+        """Send one message and return the time of its entry, by the clock that all processes share."""
         handle = self._runtime.world(Account, name)
         height = handle.height()
         handle.send(ONE)
@@ -224,17 +225,17 @@ class Client:
     # -- long histories ------------------------------------------------------------------------
 
     def history(self, name: str, entries: int, tail: int) -> dict[str, Any]:
-        """A world with so many entries, a baseline `tail` below its head, and nobody hosting it."""
+        """A world with this number of entries and a baseline `tail` below its head. No worker hosts it."""
         handle = self._runtime.world(Account, name)
         world_id = handle.create()
         subject = subject_of(self._runtime.universe, world_id)
         program = app.programs["Account"]
-        world = kernel.World(self._runtime.universe, world_id, name, program, app)
+        world = reducer.WorldSpec(self._runtime.universe, world_id, name, program, app)
         state, base, done = Account(), entries - tail, 0
 
         def step(height: int) -> bytes:
             type_name, value = app.encode_event(ONE)
-            stepped = kernel.advance(
+            stepped = reducer.run_step(
                 world,
                 state,
                 event_ingress(type_name, value),
@@ -244,19 +245,19 @@ class Client:
                 entropy=bytes(16),
                 generation=generation,
             )
-            return entry.pack(stepped.step)
+            return journal_entry.pack(stepped.step)
 
         def append(txn: Txn, bodies: list[bytes], height: int) -> None:
             journal.append(txn, subject, bodies, expected_head=height)
 
         def save(txn: Txn) -> None:
-            snapshot.save(txn, subject, base, program.dump(state))
+            snapshot.save(txn, subject, base, program.dump_state(state))
             snapshot.set_baseline(txn, subject, base)
             journal.checkpoint(txn, subject, base)
 
         generation = self._store.read(lambda txn: txn.generation)
         while done < base:
-            # Below the baseline only the number of entries matters: one body serves all of them.
+            # Below the baseline only the number of entries matters, so that all have the same body.
             count = min(APPEND_BATCH, base - done)
             self._store.transact(append, [step(done + 1)] * count, done)
             state.balance = done = done + count
@@ -286,7 +287,7 @@ class Client:
     def close(self) -> None:
         self._runtime.close()
 
-    # -- inside --------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------
 
     def _batches(self, names: list[str], per_key: int, size: int) -> None:
         handles = [self._runtime.world(Account, name) for name in names]
@@ -300,15 +301,15 @@ class Client:
         def read(txn: Txn) -> list[int]:
             return [journal.head(txn, handle._subject(txn)).height for handle in handles]
 
-        found: list[int] = self._store.read(read)
-        return found
+        heights: list[int] = self._store.read(read)
+        return heights
 
     def _goals(self, names: list[str], more: int) -> dict[str, int]:
         heights = self._heights(names)
         return {name: height + more for name, height in zip(names, heights, strict=True)}
 
     def _until(self, goals: dict[str, int]) -> None:
-        """Until the journal of every world has its height."""
+        """Wait until the journal of every world has its height."""
         while goals:
             heights = self._heights(list(goals))
             goals = {
@@ -322,12 +323,12 @@ class Client:
 
 def main() -> None:
     role, arguments = sys.argv[1], json.loads(sys.argv[2])
-    one = {"worker": Worker, "client": Client}[role](**arguments)
-    parts = {name: getattr(one, name) for name in dir(one) if not name.startswith("_")}
+    load = {"worker": Worker, "client": Client}[role](**arguments)
+    parts = {name: getattr(load, name) for name in dir(load) if not name.startswith("_")}
     serve(parts)
     if role == "client":
-        one.close()
-    # A worker leaves as it is: giving thousands of worlds back is not what is measured.
+        load.close()
+    # A worker exits without a drain: the release of thousands of worlds is not measured.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m bench.spark`: faults, then speed; a JSON line each, then the page."""
+"""`python -m bench.spark`: measure faults, then speed, with a JSON line each, and write the page."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from bench.place import ROOT, end_writer, new_directory
 from bench.spark import faults, report, speed
 
 USUAL_BUDGET_S = 1500.0
-# Of the budget, when both parts are measured.
+# Share of the budget, when both parts are measured.
 FAULTS_SHARE = 0.6
 PARTITIONINGS = "partitionings"
 FAULTS = (*(one.name for one in faults.SCENARIOS), PARTITIONINGS)
 NAMES = (*FAULTS, *speed.METRICS)
-# Above this load average before it even begins, a run says more about its neighbours.
+# Above this load average before the start, other processes distort the figures.
 QUIET_LOAD = 0.5
 
 
 def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
-    # Ended by a signal, it still ends what it started and removes what it made.
+    # Exit on SIGTERM through the context managers, which end the processes and remove the directories.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began, load = time.monotonic(), os.getloadavg()[0]
     if load > QUIET_LOAD:
-        print(f"others use this machine (load {load:.1f}): expect noise", file=sys.stderr)
+        print(f"other processes use this machine (load {load:.1f}): expect noise", file=sys.stderr)
     wanted = args.only or NAMES
     command = "make bench-spark"
     if args.only:
@@ -59,7 +59,7 @@ def _faults(names: list[str], parent: Path, until_s: float, load: float, command
     lines, same = [], []
     with new_directory(parent) as directory:
         bench = faults.Bench(directory)
-        scenarios = [one for one in faults.SCENARIOS if one.name in names]
+        scenarios = [scenario for scenario in faults.SCENARIOS if scenario.name in names]
         for line in bench.run(scenarios, until_s):
             lines.append(line)
             print(json.dumps(msgspec.to_builtins(line), ensure_ascii=False), flush=True)
@@ -73,12 +73,16 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.spark", description="Measure Stage beside naive Spark."
     )
-    parser.add_argument("--budget-s", type=float, default=USUAL_BUDGET_S, help="how long, roughly")
-    parser.add_argument("--turns", type=int, default=3, help="how often base and stage take turns")
-    parser.add_argument("--only", type=_names, metavar="NAME,…", help=", ".join(NAMES))
-    parser.add_argument("--page", type=Path, default=report.PAGE, help="where the tables go")
     parser.add_argument(
-        "--dir", type=Path, default=ROOT / "build", help="measure in a new directory there (build)"
+        "--budget-s", type=float, default=USUAL_BUDGET_S, help="approximate duration"
+    )
+    parser.add_argument("--turns", type=int, default=3, help="turns of base and stage")
+    parser.add_argument("--only", type=_names, metavar="NAME,…", help=", ".join(NAMES))
+    parser.add_argument(
+        "--page", type=Path, default=report.PAGE, help="the page that gets the tables"
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT / "build", help="parent of the temporary directory (build)"
     )
     return parser.parse_args(argv)
 
@@ -86,7 +90,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _names(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in NAMES]:
-        raise argparse.ArgumentTypeError(f"no such name: {', '.join(unknown)}")
+        raise argparse.ArgumentTypeError(f"unknown name: {', '.join(unknown)}")
     return names
 
 

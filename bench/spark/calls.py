@@ -1,7 +1,7 @@
-"""The paid call: 5 ms, and a line in a log that is outside of Spark and of the store.
+"""The paid call: 5 ms, and a line in a log outside of Spark and of the store.
 
-The line is written when the call begins, in one `write` with O_APPEND, so it is there whatever
-dies next: the log is the bill. `Paid` is what a stage calls, `Naive` the same for `mapInArrow`.
+The call writes the line at its start, in one `write` with O_APPEND, so that the line survives every later
+crash. The log is the bill. A stage calls `Paid`. `Naive` is the same for `mapInArrow`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHEMA = "answer string"
 NAIVE_SCHEMA = "id long, answer string"
 CALL_S = 0.005
 SLOW_FACTOR = 20
-# Which Worker an executor belongs to; tests.spark.clusters sets it for each.
+# The Worker of an executor. tests.spark.clusters sets it for each.
 NODE = "HOLDFAST_NODE"
 
 
@@ -80,11 +80,11 @@ def _append(path: str, line: str) -> None:
 
 @dataclass(frozen=True)
 class Bill:
-    """What the log says."""
+    """The content of the log."""
 
     calls: int
     by_key: Counter[int]
-    pids: dict[int, set[int]]  # key → who called
+    pids: dict[int, set[int]]  # key → pids of its callers
 
     @classmethod
     def read(cls, path: Path) -> Bill:
@@ -107,12 +107,12 @@ class Bill:
 
     @property
     def called_elsewhere(self) -> bool:
-        """Whether a key was called by two processes."""
+        """Whether two processes called the same key."""
         return any(len(pids) > 1 for pids in self.pids.values())
 
 
 def calls(path: Path) -> int:
-    """How many there were so far; cheap enough to ask all the time."""
+    """The number of calls so far. Cheap enough for frequent polling."""
     try:
         return path.read_bytes().count(b"\n")
     except FileNotFoundError:

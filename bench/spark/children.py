@@ -1,9 +1,9 @@
 """Reports of many children at once: `python -m bench.spark.children`.
 
-A real ledger service on a store of its own; all children are connections of this one asyncio process and speak
-the real protocol. Each child claims rows and reports 32 of them at a time, so that all together send the asked
-number of reports a second; a report is due at its time whether the one before it was answered or not, and its
-latency counts from there. With `--waiting` so many more children wait for rows meanwhile.
+A real ledger service on a separate store. All children are connections of this one asyncio process and speak
+the real protocol. Each child claims rows and reports 32 of them at a time, so that all together send the given
+number of reports per second. A report is due at its time even if the previous one is not answered, and its
+latency counts from its due time. With `--waiting N`, N more children wait for rows meanwhile.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from bench.spark.idle_children import (
 from holdfast import codec
 from holdfast.clock import SYSTEM
 from holdfast.ledger import runs
-from holdfast.ledger.classes import Policy
-from holdfast.ledger.records import Done
-from holdfast.ledger.states import State
-from holdfast.spark import wire
-from holdfast.spark.client import Address, Blocks
-from holdfast.spark.journal import schema_bytes
-from holdfast.spark.keeper import Keeper, new_token
-from holdfast.spark.rows import message_of, stream_of
-from holdfast.spark.service import Charge
+from holdfast.ledger.events import FinishedRange
+from holdfast.ledger.run_policy import RunPolicy
+from holdfast.ledger.states import RowState
+from holdfast.spark import ledger_protocol
+from holdfast.spark.arrow_rows import encode_batch, encode_stream
+from holdfast.spark.ledger_client import BlockUploaderFactory, ServiceAddress
+from holdfast.spark.run_data import encode_schema
+from holdfast.spark.service import ServiceConfig
+from holdfast.spark.service_supervisor import ServiceSupervisor, new_token
 from holdfast.store import open as open_store
 
 BLOCK_ROWS = 1 << 20
@@ -50,18 +50,20 @@ class Measured(NamedTuple):
 
 
 class Child:
-    """One child: the rows that it holds, and the reports that it sends of them."""
+    """One child: the rows that it holds, and its reports."""
 
     def __init__(self, line: Line, data: bytes) -> None:
         self.line = line
         self.data = data
         self.sent: list[float] = []
-        self._grant: wire.Granted | None = None
+        self._grant: ledger_protocol.GrantedRowsMessage | None = None
         self._n = 0
         self._rows: list[tuple[int, int]] = []
 
     async def claim(self, rows: int) -> None:
-        answer = await self.line.ask(wire.Step([], wire.Claim(rows, rows), 0, 0, 0.0, []))
+        answer = await self.line.ask(
+            ledger_protocol.Exchange([], ledger_protocol.ClaimRows(rows, rows), 0, 0, 0.0, [])
+        )
         assert answer.grant is not None, answer
         self._grant, self._n = answer.grant, 0
         self._rows = [
@@ -74,13 +76,13 @@ class Child:
         assert self._grant is not None
         lo, hi = self._rows.pop(0)
         self._n += 1
-        done = [Done(lo, hi, int(State.TERMINAL_SUCCESS))]
-        move = wire.Move(
+        done = [FinishedRange(lo, hi, int(RowState.TERMINAL_SUCCESS))]
+        move = ledger_protocol.GrantReport(
             self._grant.epoch, self._n, b"%d" % self._n, done, [], b"", lo, [], len(self.data)
         )
-        step = wire.Step([move], None, 0, hi - lo, 0.0, [], [self._grant.epoch])
+        step = ledger_protocol.Exchange([move], None, 0, hi - lo, 0.0, [], [self._grant.epoch])
         answer = await self.line.ask(step, self.data)
-        assert not answer.moved[0].lost
+        assert not answer.report_replies[0].lost
 
     async def run(self, first_ns: int, every_ns: int, count: int) -> None:
         for at in range(count):
@@ -92,17 +94,17 @@ class Child:
 
 
 async def measure(
-    address: Address, pid: int, children: int, waiting: int, rate: float, seconds: float
+    address: ServiceAddress, pid: int, children: int, waiting: int, rate: float, seconds: float
 ) -> Measured:
     values = pa.array(range(REPORT_ROWS), pa.int64())
-    data = message_of(pa.RecordBatch.from_arrays([values], schema=RESULT))
+    data = encode_batch(pa.RecordBatch.from_arrays([values], schema=RESULT))
     each = max(int(rate * seconds / children), 1)
     made = []
     for at in range(children):
         child = Child(await Line.open(address, f"child/{at}"), data)
         await child.claim(each * REPORT_ROWS)
         made.append(child)
-    # The rest is held by one more, so that others wait.
+    # One more child holds the rest, so that the waiting children get none.
     lines = [await Line.open(address, f"child/waiting-{at}") for at in range(waiting)]
     idle = [asyncio.create_task(wait_for_rows(line)) for line in lines]
     await asyncio.sleep(0.2)
@@ -139,8 +141,8 @@ def one(children: int, waiting: int, rate: float, seconds: float) -> Measured:
     with tempfile.TemporaryDirectory(prefix="holdfast-children-") as directory:
         store = open_store(directory, bootstrap=True)
         with contextlib.closing(store):
-            # Batches keep a grant whole: without them the last rows are shared out.
-            policy = Policy(
+            # Batches keep a grant whole. Without them the last rows would be shared out.
+            policy = RunPolicy(
                 lease_ns=600 * 1_000_000_000,
                 batch_rows=each * REPORT_ROWS,
                 page_rows=each * REPORT_ROWS,
@@ -150,23 +152,23 @@ def one(children: int, waiting: int, rate: float, seconds: float) -> Measured:
                 name="children",
                 created_ns=1,
                 key=["id"],
-                result_schema=schema_bytes(RESULT),
+                result_schema=encode_schema(RESULT),
                 policy=policy,
             )
-            charge = Charge(
+            charge = ServiceConfig(
                 store=directory, token=new_token(), host="127.0.0.1", port=0,
-                record=codec.pack(record), new=True, again=False, file_rows=1 << 30, rate_per_s=0.0,
+                record=codec.pack(record), is_new_run=True, is_restart=False, file_rows=1 << 30, rate_per_s=0.0,
             )  # fmt: skip
-            with Keeper(store, charge) as keeper:
-                blocks = Blocks(keeper.address)()
+            with ServiceSupervisor(store, charge) as keeper:
+                blocks = BlockUploaderFactory(keeper.address)()
                 put, schema = [], b""
                 for lo in range(0, rows, BLOCK_ROWS):
                     hi = min(lo + BLOCK_ROWS, rows)
                     table = pa.table({"id": pa.array(range(lo, hi), pa.int64())})
-                    schema = schema_bytes(table.schema)
-                    put.append((blocks.put_block(stream_of(table)), hi - lo))
+                    schema = encode_schema(table.schema)
+                    put.append((blocks.put_block(encode_stream(table)), hi - lo))
                 blocks.close()
-                keeper.ask(wire.Seal(put, False, [], schema, "hash", "plan"))
+                keeper.request(ledger_protocol.SealInput(put, False, [], schema, "hash", "plan"))
                 return asyncio.run(
                     measure(keeper.address, keeper.pid, children, waiting, rate, seconds)
                 )
@@ -176,14 +178,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--children", type=int, default=400)
     parser.add_argument("--waiting", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=1000.0, help="reports a second, of 32 rows")
+    parser.add_argument(
+        "--rate", type=float, default=1000.0, help="reports per second, of 32 rows each"
+    )
     parser.add_argument("--seconds", type=float, default=20.0)
     args = parser.parse_args()
-    found = one(args.children, args.waiting, args.rate, args.seconds)
+    measured = one(args.children, args.waiting, args.rate, args.seconds)
     print(
-        f"{args.children} children, {args.waiting} waiting: {found.reports_s:.0f} of "
-        f"{args.rate:.0f} reports/s, p50 {found.p50_ms:.1f} ms, p95 {found.p95_ms:.1f} ms, "
-        f"max {found.max_ms:.0f} ms, service {found.cores:.2f} cores",
+        f"{args.children} children, {args.waiting} waiting: {measured.reports_s:.0f} of "
+        f"{args.rate:.0f} reports/s, p50 {measured.p50_ms:.1f} ms, p95 {measured.p95_ms:.1f} ms, "
+        f"max {measured.max_ms:.0f} ms, service {measured.cores:.2f} cores",
         flush=True,
     )
 

@@ -1,8 +1,8 @@
-"""`python -m bench.spark.driver`: a Spark driver that does one job after another, until it is killed.
+"""`python -m bench.spark.driver`: a Spark driver that runs sequential jobs until it is killed.
 
-The first line of standard input is how to make the session, every later one a `Job`, both JSON.
-`ready APP_ID` says that a warm-up ran on all executors; so does one before each job. A job ends with a line
-`done JSON`.
+The first line of standard input defines the session, every later line is a `Job`, both in JSON.
+`ready APP_ID` is printed after a warm-up on all executors. A warm-up also precedes each job. A job ends
+with a line `done JSON`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Session(msgspec.Struct):
 
 
 class Job(msgspec.Struct):
-    """`how`: naive and stage write an output; the ordered ones sort and self-join instead."""
+    """`how`: naive and stage write an output. The ordered variants sort and self-join instead."""
 
     how: Literal["naive", "stage", "naive-ordered", "stage-ordered"]
     name: str
@@ -53,22 +53,22 @@ class Done(msgspec.Struct):
     counts: dict[str, int] = {}
     reclaims: int = 0
     fenced: int = 0
-    # Of the ordered jobs: the sorted answers' keys are a file; what the self-join counted.
+    # Ordered jobs write the sorted answers to a file. This is the row count of the self-join.
     joined: int = 0
 
 
 def main() -> None:
     from holdfast.spark.session import session
 
-    # Whoever gives the jobs may be killed: then so is this, whatever it waits for.
+    # The parent may be killed. This process then gets SIGKILL, too.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    said = msgspec.json.decode(sys.stdin.readline(), type=Session)
-    spark = session(said.master, app="bench", config=said.config)
+    settings = msgspec.json.decode(sys.stdin.readline(), type=Session)
+    spark = session(settings.master, app="bench", config=settings.config)
     slots = spark.sparkContext.defaultParallelism
     warm(spark, slots)
     print("ready", spark.sparkContext.applicationId, flush=True)
     for line in sys.stdin:
-        # The job before it may have lost an executor: no job pays for the fault of another.
+        # The previous job may have lost an executor. The warm-up keeps that cost out of this job.
         warm(spark, slots)
         done = do(spark, msgspec.json.decode(line, type=Job))
         print("done", msgspec.json.encode(done).decode(), flush=True)
@@ -116,7 +116,7 @@ def _run(job: Job, paid: Paid, df: Any, began: float) -> Done:
 
 
 def _ordered(job: Job, paid: Paid, df: Any, began: float) -> Done:
-    """Sorted by the answer into a file, and joined with itself: evaluated three times at least."""
+    """Sort by the answer into a file, and self-join. Spark evaluates the input at least three times."""
     if job.how == "naive-ordered":
         made = df.mapInArrow(Naive(paid, job.concurrency), NAIVE_SCHEMA)
     else:
@@ -149,9 +149,9 @@ def _nothing(batches: Any) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    from holdfast.spark.jobs import reason
+    from holdfast.spark.spark_jobs import error_reason
 
-    return f"{type(error).__name__}: {reason(error)}"[:300]
+    return f"{type(error).__name__}: {error_reason(error)}"[:300]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""4,000 paid calls on a real two-worker cluster, a fault amid them: naive Spark, then Stage.
+"""4,000 paid calls on a real two-worker cluster with a fault: naive Spark, then Stage.
 
-- The cluster is a standalone one from the PySpark wheel, on two hosts that share the directory of the
-  benchmark and nothing else (`tests/spark/hosts.py`; without root: on the loopback of this machine).
-  The driver is on the first host. Every fault is a signal to a real process. Faults are timed by the outside log of calls, never by a clock.
-- Naive Spark is `mapInArrow` + `write.parquet` of the same function with as many threads a task.
-- What a stage wrote must be exactly the answers, in the order of the key, and its part files the
-  same bytes as those of an undisturbed run; a scenario whose output is not is a failure, not a row
+- The cluster is a standalone one from the PySpark wheel, on two hosts that share only the directory of the
+  benchmark (`tests/spark/hosts.py`; without root: on the loopback of this machine). The driver is on the
+  first host. Every fault is a signal to a real process. The external log of calls times the faults, never
+  a clock.
+- Naive Spark is `mapInArrow` + `write.parquet` of the same function with as many threads per task.
+- The output of a stage must have exactly the answers, in the order of the key, and its part files must be
+  the same bytes as those of an undisturbed run. A scenario with another output is a failure, not a row
   of the table.
 - Calls are repeated at most `flush_rows + concurrency` for each task in flight, for each fault.
 """
@@ -34,8 +35,8 @@ from bench.spark.driver import Done, Job, Session
 from holdfast.spark.sinks.parquet import read_parts
 from tests.process.watch import until
 from tests.processes import ROOT, Proc
-from tests.spark.clusters import Cluster, Executor, cluster, services
-from tests.spark.hosts import PYTHON, WORK, Host, assert_apart, hosts
+from tests.spark.clusters import Executor, SparkCluster, cluster, service_pids
+from tests.spark.hosts import PYTHON, WORK, NamespaceHost, assert_isolated, hosts
 
 ROWS = 4_000
 POISON = 50
@@ -57,16 +58,18 @@ SPECULATION = {
 
 
 class WrongOutput(Exception):
-    """A stage's output is not what it has to be."""
+    """The output of a stage is wrong."""
 
 
 # --- processes ----------------------------------------------------------------------------------
 
 
 class Driver:
-    """A driver process on a cluster (or a local master), which does jobs one at a time."""
+    """A driver process on a cluster (or a local master), which runs jobs one at a time."""
 
-    def __init__(self, master: str, config: dict[str, str], host: Host | None = None) -> None:
+    def __init__(
+        self, master: str, config: dict[str, str], host: NamespaceHost | None = None
+    ) -> None:
         if host is None:
             path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
             self.proc = Proc.spawn(
@@ -94,9 +97,9 @@ class Driver:
         return msgspec.json.decode(line.removeprefix("done "), type=Done)
 
     def service(self) -> int:
-        """The pid of the ledger service that works for this driver."""
-        found = services(self.proc.pid)
-        return found[-1] if found else 0
+        """The pid of the ledger service of this driver."""
+        pids = service_pids(self.proc.pid)
+        return pids[-1] if pids else 0
 
     def _send(self, message: Any) -> None:
         self.proc.send(msgspec.json.encode(message).decode())
@@ -104,14 +107,14 @@ class Driver:
 
 @dataclass
 class Side:
-    """One side of a scenario, at work: a job of a driver on a cluster, and the log of its calls."""
+    """One running side of a scenario: a job of a driver on a cluster, and the log of its calls."""
 
-    spark: Cluster
+    spark: SparkCluster
     driver: Driver
     job: Job
     config: dict[str, str]
     stack: contextlib.ExitStack
-    host: Host | None = None
+    host: NamespaceHost | None = None
     repaired: list[Callable[[], object]] = field(default_factory=list)
 
     @property
@@ -123,7 +126,7 @@ class Side:
         return self.job.how.startswith("stage")
 
     def reached(self, share: float) -> None:
-        """Until this share of the rows has been called."""
+        """Wait until this share of the rows has been called."""
         until(lambda: calls(self.log) >= share * self.job.rows, "calls", RUN_S)
 
     def executors(self) -> list[Executor]:
@@ -140,7 +143,10 @@ class Side:
 
 
 def new_driver(
-    master: str, config: dict[str, str], stack: contextlib.ExitStack, host: Host | None = None
+    master: str,
+    config: dict[str, str],
+    stack: contextlib.ExitStack,
+    host: NamespaceHost | None = None,
 ) -> Driver:
     driver = Driver(master, config, host)
     stack.enter_context(driver.proc)
@@ -162,18 +168,22 @@ def kill_executor(side: Side) -> None:
 def kill_worker(side: Side) -> None:
     side.reached(1 / 3)
     pid = side.executors()[0].worker_pid
-    [worker] = [one for one in side.spark.workers if one.pid == pid]
+    [worker] = [candidate for candidate in side.spark.workers if candidate.pid == pid]
     worker.kill()
     side.repaired.append(partial(side.spark.replace_worker, worker))
 
 
 def stop_caller(side: Side) -> None:
-    """Stopped until somebody else has called one of its rows; then it goes on, as a zombie."""
+    """Stop a caller until another process has called one of its rows, then continue it as a zombie."""
     side.reached(1 / 8)
     pid = side.caller()
     os.kill(pid, signal.SIGSTOP)
     try:
-        until(lambda: Bill.read(side.log).called_elsewhere, "the rows of the stopped", RUN_S)
+        until(
+            lambda: Bill.read(side.log).called_elsewhere,
+            "calls of the stopped caller's rows",
+            RUN_S,
+        )
     finally:
         os.kill(pid, signal.SIGCONT)
 
@@ -208,7 +218,7 @@ class Scenario:
     name: str
     what: str
     fault: Callable[[Side], None] = nothing
-    # How often a task in flight is lost; what it may cost, for each of them.
+    # How often a task in flight is lost. The bound of repeated calls applies to each loss.
     faults: int = 1
     speculation: bool = False
     changes: dict[str, Any] = field(default_factory=dict)
@@ -236,7 +246,7 @@ SCENARIOS = (
              "speculation on", stop_caller, speculation=True, changes={"lease_s": LEASE_S}),
 )  # fmt: skip
 
-# Runs of the stage without a fault whose part files must be the same bytes.
+# Fault-free runs of the stage whose part files must be the same bytes.
 REFERENCES = {"undisturbed": {}, "failing": {"poison": _POISON, "mild": True}}
 PARTITIONINGS: dict[str, dict[str, Any]] = {
     "input in 1 partition": {"parts": 1, "shuffled": True},
@@ -249,7 +259,7 @@ PARTITIONINGS: dict[str, dict[str, Any]] = {
 
 
 class Seen(msgspec.Struct):
-    """What became of one side. `rows` is what its output holds, `distinct` without duplicates."""
+    """The outcome of one side. `rows` counts its output, `distinct` excludes duplicates."""
 
     rows: int
     distinct: int
@@ -263,7 +273,7 @@ class Seen(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """A scenario's line of the table."""
+    """The table line of a scenario."""
 
     name: str
     what: str
@@ -274,7 +284,7 @@ class Line(msgspec.Struct):
 
 
 class Bench:
-    """All scenarios on one cluster; a driver for each configuration that they need."""
+    """All scenarios on one cluster, with a driver for each required configuration."""
 
     def __init__(self, directory: Path, rows: int = ROWS, say: Callable[[str], None] = print):
         self.directory = directory
@@ -282,16 +292,18 @@ class Bench:
         self.say = say
         self.references: dict[str, dict[str, str]] = {}
         self._count = 0
-        # Where drivers run: the first of two hosts, or this machine.
-        self._host: Host | None = None
-        # Whether the Workers are on hosts of their own.
+        # The host of the drivers: the first of two hosts, or this machine.
+        self._host: NamespaceHost | None = None
+        # Whether the Workers are on separate hosts.
         self.on_hosts = False
 
     def run(self, scenarios: list[Scenario], until_s: float) -> Iterator[Line]:
         with contextlib.ExitStack() as stack:
             spark = self._cluster("cluster", stack)
             for speculation in (False, True):
-                these = [one for one in scenarios if one.speculation is speculation]
+                these = [
+                    candidate for candidate in scenarios if candidate.speculation is speculation
+                ]
                 if not these or time.monotonic() > until_s:
                     continue
                 config = {**spark.config, **(SPECULATION if speculation else {})}
@@ -299,19 +311,19 @@ class Bench:
                     driver = new_driver(spark.url, config, drivers, self._host)
                     for scenario in these:
                         if time.monotonic() > until_s:
-                            self.say(f"{scenario.name}: left out, the budget is used up")
+                            self.say(f"{scenario.name}: skipped, the budget is used up")
                             continue
                         line, driver = self._scenario(scenario, spark, driver, config, drivers)
                         yield line
 
     def partitionings(self, until_s: float) -> Iterator[str]:
-        """Names of the partitionings whose part files are those of the undisturbed run."""
+        """Names of the partitionings whose part files equal those of the undisturbed run."""
         with contextlib.ExitStack() as stack:
             spark = self._cluster("cluster-2", stack)
             driver = new_driver(spark.url, spark.config, stack, self._host)
             for name, changes in PARTITIONINGS.items():
                 if time.monotonic() > until_s:
-                    self.say(f"{name}: left out, the budget is used up")
+                    self.say(f"{name}: skipped, the budget is used up")
                     continue
                 job = self._job("stage", "partitioning", changes)
                 self._reference("undisturbed", spark, driver, spark.config, stack)
@@ -319,14 +331,14 @@ class Bench:
                 self._same(job, "undisturbed")
                 yield name
 
-    def _cluster(self, name: str, stack: contextlib.ExitStack) -> Cluster:
+    def _cluster(self, name: str, stack: contextlib.ExitStack) -> SparkCluster:
         if os.geteuid() != 0:
             return stack.enter_context(cluster(self.directory / name))
         shared = {str(self.directory): self.directory}
-        # Directories of the hosts stay out of the one that they share.
+        # The directories of the hosts are not below the shared directory.
         apart = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-hosts-"))
         both = stack.enter_context(hosts(Path(apart), shared=shared))
-        assert_apart(*both)
+        assert_isolated(*both)
         self._host, self.on_hosts = both[0], True
         return stack.enter_context(cluster(self.directory / name, on=both))
 
@@ -335,7 +347,7 @@ class Bench:
     def _scenario(
         self,
         scenario: Scenario,
-        spark: Cluster,
+        spark: SparkCluster,
         driver: Driver,
         config: dict[str, str],
         stack: contextlib.ExitStack,
@@ -387,7 +399,7 @@ class Bench:
     def _reference(
         self,
         name: str,
-        spark: Cluster,
+        spark: SparkCluster,
         driver: Driver,
         config: dict[str, str],
         stack: contextlib.ExitStack,
@@ -399,10 +411,10 @@ class Bench:
             self.references[name] = part_digests(Path(job.output))
 
     def _same(self, job: Job, reference: str) -> None:
-        found, wanted = part_digests(Path(job.output)), self.references[reference]
-        if found != wanted:
-            other = sorted(name for name in found.keys() | wanted.keys()
-                           if found.get(name) != wanted.get(name))  # fmt: skip
+        digests, expected = part_digests(Path(job.output)), self.references[reference]
+        if digests != expected:
+            other = sorted(name for name in digests.keys() | expected.keys()
+                           if digests.get(name) != expected.get(name))  # fmt: skip
             raise WrongOutput(f"{job.name}: other bytes in {other}")
 
     def _naive(self, job: Job, done: Done) -> Seen:
@@ -413,26 +425,26 @@ class Bench:
         return Seen(len(keys), len(set(keys)), bill.calls, bill.repeated, done.wall_s, done.error)
 
     def _stage(self, job: Job, done: Done) -> Seen:
-        """The figures of a stage; an output that is not exactly right raises."""
+        """The figures of a stage. Raises if the output is not exactly right."""
         if done.error:
             raise WrongOutput(f"{job.name}: {done.error}")
         bill = Bill.read(Path(job.log))
         poison = set(job.poison)
-        wanted = [key for key in range(job.rows) if key not in poison]
+        keys = [key for key in range(job.rows) if key not in poison]
         if job.how == "stage":
-            found = output_of(Path(job.output))
+            output = output_of(Path(job.output))
         else:
-            wanted.sort(key=answer)
-            found = pq.read_table(job.output)
+            keys.sort(key=answer)
+            output = pq.read_table(job.output)
             if done.joined != job.rows:
                 raise WrongOutput(f"{job.name}: the self-join has {done.joined} rows")
-        check_answers(job.name, found, wanted)
+        check_answers(job.name, output, keys)
         failed = done.counts.get("TERMINAL_FAIL", 0)
         if failed != len(poison):
             raise WrongOutput(f"{job.name}: {failed} rows failed")
         return Seen(
-            found.num_rows,
-            len(set(_keys(found))),
+            output.num_rows,
+            len(set(_keys(output))),
             bill.calls,
             bill.repeated,
             done.wall_s,
@@ -443,7 +455,7 @@ class Bench:
 
 
 def output_of(path: Path) -> pa.Table:
-    """What a stage committed there, all of it."""
+    """All rows that a stage committed to this output."""
     manifest = read_parts(path)
     if not manifest.complete:
         raise WrongOutput(f"{path.name}: the manifest is not complete")

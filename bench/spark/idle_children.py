@@ -1,8 +1,8 @@
-"""Reports a second of one child beside children that wait for rows: `python -m bench.spark.idle_children`.
+"""Reports per second of one child beside children that wait for rows: `python -m bench.spark.idle_children`.
 
-A real ledger service on a store of its own; all children are connections of this one process and speak the
-real protocol. One child holds every row and reports 32 of them at a time; the others ask for rows and are made
-to wait. What they cost is what the service does at each report although nothing came free.
+A real ledger service on a separate store. All children are connections of this one process and speak the
+real protocol. One child holds every row and reports 32 of them at a time. The waiting children request rows
+and get none. Their cost is the work of the service at each report although no row is released.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import pyarrow as pa
 from holdfast import codec
 from holdfast.clock import SYSTEM
 from holdfast.ledger import runs
-from holdfast.ledger.classes import Policy
-from holdfast.ledger.records import Done
-from holdfast.ledger.states import State
-from holdfast.spark import wire
-from holdfast.spark.client import Address, Blocks
-from holdfast.spark.journal import schema_bytes
-from holdfast.spark.keeper import Keeper, new_token
-from holdfast.spark.rows import message_of, stream_of
-from holdfast.spark.service import Charge
+from holdfast.ledger.events import FinishedRange
+from holdfast.ledger.run_policy import RunPolicy
+from holdfast.ledger.states import RowState
+from holdfast.spark import ledger_protocol
+from holdfast.spark.arrow_rows import encode_batch, encode_stream
+from holdfast.spark.ledger_client import BlockUploaderFactory, ServiceAddress
+from holdfast.spark.run_data import encode_schema
+from holdfast.spark.service import ServiceConfig
+from holdfast.spark.service_supervisor import ServiceSupervisor, new_token
 from holdfast.store import open as open_store
 
 REPORT_ROWS = 32
 WAIT_MS = 500
 RESULT = pa.schema([pa.field("y", pa.int64())])
 _LENGTHS = struct.Struct("<II")
-_decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(wire.Answer)
+_decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ledger_protocol.LedgerReply)
 
 
 class Line:
@@ -46,12 +46,12 @@ class Line:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def open(cls, address: Address, owner: str) -> Line:
+    async def open(cls, address: ServiceAddress, owner: str) -> Line:
         line = cls(*await asyncio.open_connection(address.host, address.port))
-        await line.ask(wire.Hello(address.token, owner))
+        await line.ask(ledger_protocol.Hello(address.token, owner))
         return line
 
-    async def ask(self, message: wire.Message, data: bytes = b"") -> Any:
+    async def ask(self, message: ledger_protocol.WireMessage, data: bytes = b"") -> Any:
         head = msgspec.msgpack.encode(message)
         self._writer.write(_LENGTHS.pack(len(head), len(data)) + head + data)
         head_size, size = _LENGTHS.unpack(await self._reader.readexactly(_LENGTHS.size))
@@ -64,33 +64,39 @@ class Line:
         self._writer.close()
 
 
-async def claim_all(line: Line, rows: int) -> list[wire.Granted]:
-    grants: list[wire.Granted] = []
-    while sum(part.hi - part.lo for grant in grants for part in grant.parts) < rows:
-        held = [grant.epoch for grant in grants]
-        asked = wire.Step([], wire.Claim(1 << 19, 1 << 19), 0, 0, 0.0, [], held)
-        answer = await line.ask(asked)
+async def claim_all(line: Line, rows: int) -> list[ledger_protocol.GrantedRowsMessage]:
+    grants: list[ledger_protocol.GrantedRowsMessage] = []
+    while sum(part.hi - part.lo for grant in grants for part in grant.ranges) < rows:
+        epochs = [grant.epoch for grant in grants]
+        request = ledger_protocol.Exchange(
+            [], ledger_protocol.ClaimRows(1 << 19, 1 << 19), 0, 0, 0.0, [], epochs
+        )
+        answer = await line.ask(request)
         assert answer.grant is not None, answer
         grants.append(answer.grant)
     return grants
 
 
-async def report_all(line: Line, grants: list[wire.Granted], reports: int) -> float:
-    """Reports a second."""
+async def report_all(
+    line: Line, grants: list[ledger_protocol.GrantedRowsMessage], reports: int
+) -> float:
+    """Reports per second."""
     batch = pa.RecordBatch.from_arrays([pa.array(range(REPORT_ROWS), pa.int64())], schema=RESULT)
-    data = message_of(batch)
+    data = encode_batch(batch)
     began_ns = SYSTEM.mono_ns()
     sent = 0
     for grant in grants:
         n = 0
-        for part in grant.parts:
+        for part in grant.ranges:
             for lo in range(part.lo, part.hi - REPORT_ROWS + 1, REPORT_ROWS):
                 n += 1
-                done = [Done(lo, lo + REPORT_ROWS, int(State.TERMINAL_SUCCESS))]
-                move = wire.Move(grant.epoch, n, b"%d" % n, done, [], b"", lo, [], len(data))
-                step = wire.Step([move], None, 0, REPORT_ROWS, 0.0, [])
+                done = [FinishedRange(lo, lo + REPORT_ROWS, int(RowState.TERMINAL_SUCCESS))]
+                move = ledger_protocol.GrantReport(
+                    grant.epoch, n, b"%d" % n, done, [], b"", lo, [], len(data)
+                )
+                step = ledger_protocol.Exchange([move], None, 0, REPORT_ROWS, 0.0, [])
                 answer = await line.ask(step, data)
-                assert not answer.moved[0].lost
+                assert not answer.report_replies[0].lost
                 sent += 1
                 if sent == reports:
                     return sent / ((SYSTEM.mono_ns() - began_ns) / 1e9)
@@ -99,10 +105,12 @@ async def report_all(line: Line, grants: list[wire.Granted], reports: int) -> fl
 
 async def wait_for_rows(line: Line) -> None:
     while True:
-        await line.ask(wire.Step([], wire.Claim(100, 100), WAIT_MS, 0, 0.0, []))
+        await line.ask(
+            ledger_protocol.Exchange([], ledger_protocol.ClaimRows(100, 100), WAIT_MS, 0, 0.0, [])
+        )
 
 
-async def measure(address: Address, idle: int, rows: int, reports: int) -> float:
+async def measure(address: ServiceAddress, idle: int, rows: int, reports: int) -> float:
     worker = await Line.open(address, "child/worker")
     grants = await claim_all(worker, rows)
     lines = [await Line.open(address, f"child/idle-{at}") for at in range(idle)]
@@ -124,7 +132,7 @@ def cpu_s(pid: int) -> float:
 
 
 def one(idle: int, reports: int) -> tuple[float, float]:
-    """Reports a second, and cores of the service."""
+    """Reports per second, and cores of the service."""
     rows = 2 * reports * REPORT_ROWS
     with tempfile.TemporaryDirectory(prefix="holdfast-idle-") as directory:
         store = open_store(directory, bootstrap=True)
@@ -134,20 +142,22 @@ def one(idle: int, reports: int) -> tuple[float, float]:
                 name="idle",
                 created_ns=1,
                 key=["id"],
-                result_schema=schema_bytes(RESULT),
-                policy=Policy(lease_ns=600 * 1_000_000_000),
+                result_schema=encode_schema(RESULT),
+                policy=RunPolicy(lease_ns=600 * 1_000_000_000),
             )
-            charge = Charge(
+            charge = ServiceConfig(
                 store=directory, token=new_token(), host="127.0.0.1", port=0,
-                record=codec.pack(record), new=True, again=False, file_rows=1 << 30, rate_per_s=0.0,
+                record=codec.pack(record), is_new_run=True, is_restart=False, file_rows=1 << 30, rate_per_s=0.0,
             )  # fmt: skip
-            with Keeper(store, charge) as keeper:
+            with ServiceSupervisor(store, charge) as keeper:
                 table = pa.table({"id": pa.array(range(rows), pa.int64())})
-                blocks = Blocks(keeper.address)()
-                n = blocks.put_block(stream_of(table))
+                blocks = BlockUploaderFactory(keeper.address)()
+                n = blocks.put_block(encode_stream(table))
                 blocks.close()
-                schema = schema_bytes(table.schema)
-                keeper.ask(wire.Seal([(n, rows)], False, [], schema, "hash", "plan"))
+                schema = encode_schema(table.schema)
+                keeper.request(
+                    ledger_protocol.SealInput([(n, rows)], False, [], schema, "hash", "plan")
+                )
                 before, began_ns = cpu_s(keeper.pid), SYSTEM.mono_ns()
                 rate = asyncio.run(measure(keeper.address, idle, rows, reports))
                 cores = (cpu_s(keeper.pid) - before) / ((SYSTEM.mono_ns() - began_ns) / 1e9)

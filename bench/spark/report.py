@@ -1,6 +1,6 @@
-"""`docs/benchmarks-spark.md`: tables between markers, the text around them is written by hand.
+"""`docs/benchmarks-spark.md`: tables between markers. The text around them is written by hand.
 
-A page that is not there is made from a template. What a run did not measure stays as it was.
+A missing page is created from a template. The tables of unmeasured parts stay unchanged.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ PAGE = ROOT / "docs" / "benchmarks-spark.md"
 TEMPLATE = f"""\
 # Stage beside naive Spark
 
-Between the markers: written by `make bench-spark`, which measures on your own machine. Naive Spark
+`make bench-spark` measures on your machine and writes the text between the markers. Naive Spark
 is `mapInArrow` + `write.parquet` of the same function, in the same run and the same session.
 
-## What faults cost
+## Cost of faults
 
 {ROWS:,} paid calls of 5 ms on a standalone cluster of two Workers with a core each, started from the
-PySpark wheel; {CONCURRENCY} calls at once in a task. Every call is a line in a log outside of
-Spark and of the store, written when the call begins: the log is the bill. *Repeated* is calls beyond
-the first of a row. The promise: at most `flush_rows + concurrency` = {FLUSH_ROWS} + {CONCURRENCY} for each task in
-flight ({TASKS}), for each fault; of a row that kills its interpreter each of its attempts is one.
+PySpark wheel. Each task makes {CONCURRENCY} calls at once. Every call writes a line to a log outside of
+Spark and of the store at its start. The log is the bill. *Repeated* counts the calls of a row after its
+first. The promise: at most `flush_rows + concurrency` = {FLUSH_ROWS} + {CONCURRENCY} for each task in
+flight ({TASKS}), for each fault. Of a row that kills its interpreter, each attempt counts as one fault.
 
 A line is in the table only if the stage's output held exactly the answers of the rows that did not
 fail, in the order of the key, and if its Parquet part files were the same bytes as those of an
@@ -39,17 +39,18 @@ undisturbed run.
 <!-- faults:begin -->
 <!-- faults:end -->
 
-## How fast it is
+## Speed
 
-On `local[2]`, warm, base and stage by turns; medians over the turns, with the least and the greatest.
-Taking the input in, the ledger and the ordered commit are in the stage's time. *Ratio* is stage / base.
+On `local[2]`, warm. Base and stage take turns. Figures are medians over the turns, with the minimum and the
+maximum. The stage's time includes the ingest of the input, the ledger and the ordered commit. *Ratio* is
+stage / base.
 
 <!-- speed:begin -->
 <!-- speed:end -->
 
 ## Large inputs
 
-Random UUID keys, rows of 1 KB that nothing compresses, on `local[2]` with a spool directory. *Base* is Spark's own
+Random UUID keys and incompressible rows of 1 KB, on `local[2]` with a spool directory. *Base* is Spark's own
 sort, `mapInArrow` and `write.parquet`. Both outputs have the same rows in the same order. The stage also writes the
 sorted input durably into the spool, and reads it back.
 
@@ -58,8 +59,9 @@ sorted input durably into the spool, and reads it back.
 
 ## Large results
 
-A batch function on `local[2]` with a spool directory and no output. The store is what the driver keeps: its size does
-not depend on the size of a result. Memory is the most of `Pss_Anon` of the ledger service: without pages of mapped files.
+A batch function on `local[2]` with a spool directory and no output. The store is at the driver. Its size does
+not depend on the size of a result. Memory is the maximum of `Pss_Anon` of the ledger service, without pages of mapped
+files.
 
 <!-- spool:begin -->
 <!-- spool:end -->
@@ -85,12 +87,12 @@ def faults(
     lines: Sequence[Line], partitionings: Sequence[str], load: float, command: str, *, hosts: bool
 ) -> str:
     where = (
-        "The two Workers are on two hosts, each with a network, mounts and a /tmp of its own; the directory of the "
-        "benchmark is the one that both have."
+        "The two Workers are on two hosts, each with a separate network, mounts and /tmp. They share only the "
+        "directory of the benchmark."
         if hosts
-        else "The two Workers are on the loopback of one machine: two hosts need root."
+        else "The two Workers are on the loopback of one machine, because two hosts need root."
     )
-    told = [one for line in lines for one in _told(line)]
+    remarks = [remark for line in lines for remark in _remarks(line)]
     same = ", ".join(partitionings)
     return "\n".join(
         [
@@ -100,8 +102,8 @@ def faults(
             *markdown([FAULT_HEADER, *map(_fault, lines)]),
             "",
             f"- {where}",
-            *told,
-            "- Times are of `run` or of the naive job; where it is run again, of the second one alone.",
+            *remarks,
+            "- Times are of `run` or of the naive job. If it is run again, the time is that of the second run alone.",
             *([f"- The part files are the same bytes with {same}, too."] if same else []),
             "",
         ]
@@ -110,23 +112,32 @@ def faults(
 
 def speed(figures: Sequence[Figure], load: float, command: str) -> str:
     rows = [
-        (one.what, one.base_text, one.stage_text, one.ratio_text, one.goal_text, one.met_text)
-        for one in figures
+        (
+            figure.what,
+            figure.base_text,
+            figure.stage_text,
+            figure.ratio_text,
+            figure.goal_text,
+            figure.met_text,
+        )
+        for figure in figures
     ]
     return "\n".join(["", measured(load, command), "", *markdown([SPEED_HEADER, *rows]), ""])
 
 
 def unsorted(
-    rows: Sequence[tuple[str, ...]], told: Sequence[str], load: float, command: str
+    rows: Sequence[tuple[str, ...]], remarks: Sequence[str], load: float, command: str
 ) -> str:
     head = ("input", "base", "stage", "ratio", "goal", "met")
-    lines = [f"- {line}" for line in told]
+    lines = [f"- {line}" for line in remarks]
     return "\n".join(["", measured(load, command), "", *markdown([head, *rows]), "", *lines, ""])
 
 
-def spool(rows: Sequence[tuple[str, ...]], told: Sequence[str], load: float, command: str) -> str:
+def spool(
+    rows: Sequence[tuple[str, ...]], remarks: Sequence[str], load: float, command: str
+) -> str:
     head = ("results", "time", "store", "store, a row", "spool", "ledger service")
-    lines = [f"- {line}" for line in told]
+    lines = [f"- {line}" for line in remarks]
     return "\n".join(["", measured(load, command), "", *markdown([head, *rows]), "", *lines, ""])
 
 
@@ -147,26 +158,26 @@ def _fault(line: Line) -> tuple[str, ...]:
     )
 
 
-def _side(seen: Seen) -> tuple[str, str, str, str]:
-    rows = f"{seen.distinct:,}"
-    if seen.rows != seen.distinct:
-        rows += f" + {seen.rows - seen.distinct:,} twice"
-    if seen.error:
+def _side(outcome: Seen) -> tuple[str, str, str, str]:
+    rows = f"{outcome.distinct:,}"
+    if outcome.rows != outcome.distinct:
+        rows += f" + {outcome.rows - outcome.distinct:,} twice"
+    if outcome.error:
         rows = "none: the job aborts"
-    if seen.failed:
-        rows += f", {seen.failed} failed"
-    return rows, f"{seen.calls:,}", f"{seen.repeated:,}", f"{seen.wall_s:.1f}"
+    if outcome.failed:
+        rows += f", {outcome.failed} failed"
+    return rows, f"{outcome.calls:,}", f"{outcome.repeated:,}", f"{outcome.wall_s:.1f}"
 
 
-def _told(line: Line) -> list[str]:
-    """What a reader should know about a line."""
-    told = []
+def _remarks(line: Line) -> list[str]:
+    """Remarks about a line."""
+    remarks = []
     if line.naive is not None and line.naive.error:
-        told.append(
-            f"- {line.what}: naive Spark gives the job up after four attempts of a task, and has no "
+        remarks.append(
+            f"- {line.what}: naive Spark aborts the job after four attempts of a task, and has no "
             f"output after {line.naive.calls:,} calls."
         )
-    return told
+    return remarks
 
 
 def measured(load: float, command: str) -> str:

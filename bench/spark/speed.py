@@ -1,7 +1,7 @@
-"""Ratios of time, warm and in one session: a stage, and the same by `mapInArrow` + `write.parquet`.
+"""Time ratios, warm and in one session: a stage, and the same by `mapInArrow` + `write.parquet`.
 
 Base and stage take turns, so that a machine that slows down half-way slows both. The stage's time is
-all of `Stage.run`: taking the input in, the ledger, the calls, the ordered commit.
+all of `Stage.run`: the ingest of the input, the ledger, the calls, the ordered commit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WARM_ROWS = 20_000
 
 
 class Figure(msgspec.Struct):
-    """Times of base and stage, turn by turn; or of the stage alone, with a goal in seconds."""
+    """Times of base and stage, turn by turn, or of the stage alone with a goal in seconds."""
 
     name: str
     what: str
@@ -130,8 +130,8 @@ def base_wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         for batch in batches:
             rows = [Row(id=key) for key in batch.column(0).to_pylist()]
-            found = [each["y"] for each in pool.map(wait, rows)]
-            yield pa.RecordBatch.from_pydict({"id": [row.id for row in rows], "y": found})
+            results = [result["y"] for result in pool.map(wait, rows)]
+            yield pa.RecordBatch.from_pydict({"id": [row.id for row in rows], "y": results})
 
 
 async def wait_async(row: Any) -> dict[str, int]:
@@ -153,8 +153,8 @@ def base_wait_async(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
     for batch in batches:
         rows = [Row(id=key) for key in batch.column(0).to_pylist()]
-        found = asyncio.run(all_of(rows))
-        yield pa.RecordBatch.from_pydict({"id": [row.id for row in rows], "y": found})
+        results = asyncio.run(all_of(rows))
+        yield pa.RecordBatch.from_pydict({"id": [row.id for row in rows], "y": results})
 
 
 # --- measuring ----------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Compared(msgspec.Struct, frozen=True):
     fn: Callable[..., Any]
     base: Callable[..., Any]
     ratio_max: float
-    # The result is when the call ended: the time from the first call to the last is told, too.
+    # The result is the end time of the call, so that the time from the first call to the last is known, too.
     phase: bool = False
     parts: int = PARTS
     options: dict[str, Any] = {}
@@ -203,7 +203,7 @@ METRICS = (*COMPARED, "resume", "children")
 
 
 def measure(names: Sequence[str], directory: Path, until_s: float, turns: int) -> Iterator[Figure]:
-    """The figures of these metrics, as they come."""
+    """Yields the figures of these metrics as they are measured."""
     if "resume" in names:
         yield from _resume(directory, turns)
     if "children" in names:
@@ -214,7 +214,7 @@ def measure(names: Sequence[str], directory: Path, until_s: float, turns: int) -
     with _session() as spark:
         for name in compared:
             if time.monotonic() > until_s:
-                print(f"{name}: left out, the budget is used up")
+                print(f"{name}: skipped, the budget is used up")
                 continue
             yield _compare(spark, directory, name, COMPARED[name], turns)
 
@@ -232,50 +232,50 @@ def _session() -> Iterator[Any]:
         spark.stop()
 
 
-def _compare(spark: Any, directory: Path, name: str, one: Compared, turns: int) -> Figure:
-    # Warm: workers, children and code paths of both.
-    for rows in (one.rows if one.rows <= CALLS else WARM_ROWS,) * 2:
-        _base(spark, directory, one, rows)
-        _stage(spark, directory, f"{name}-warm-{time.monotonic_ns()}", one, rows)
-    figure = Figure(name, one.what, [], ratio_max=one.ratio_max)
+def _compare(spark: Any, directory: Path, name: str, work: Compared, turns: int) -> Figure:
+    # Warm-up of the workers, the children and the code paths of both sides.
+    for rows in (work.rows if work.rows <= CALLS else WARM_ROWS,) * 2:
+        _base(spark, directory, work, rows)
+        _stage(spark, directory, f"{name}-warm-{time.monotonic_ns()}", work, rows)
+    figure = Figure(name, work.what, [], ratio_max=work.ratio_max)
     phases: list[tuple[float, float]] = []
     for turn in range(turns):
-        figure.base_s.append(_base(spark, directory, one, one.rows))
-        figure.stage_s.append(_stage(spark, directory, f"{name}-{turn}", one, one.rows))
-        if one.phase:
+        figure.base_s.append(_base(spark, directory, work, work.rows))
+        figure.stage_s.append(_stage(spark, directory, f"{name}-{turn}", work, work.rows))
+        if work.phase:
             phases.append((_phase(directory / "base"), _phase(directory / "output")))
-    if one.phase:
+    if work.phase:
         base, stage = (median(times) for times in zip(*phases, strict=True))
         figure.note = f"of which first call to last {stage:.2f} s beside {base:.2f} s"
     return figure
 
 
 def _phase(output: Path) -> float:
-    """From the first call to the last, by what the calls returned."""
+    """The time from the first call to the last, by the results of the calls."""
     ended = pq.read_table(output, columns=["y"]).column("y")
-    found = pc.min_max(ended).as_py()
-    return float(found["max"] - found["min"]) / 1e9 + CALL_S
+    ends = pc.min_max(ended).as_py()
+    return float(ends["max"] - ends["min"]) / 1e9 + CALL_S
 
 
-def _base(spark: Any, directory: Path, one: Compared, rows: int) -> float:
+def _base(spark: Any, directory: Path, work: Compared, rows: int) -> float:
     output = directory / "base"
     shutil.rmtree(output, ignore_errors=True)
     began = time.monotonic()
-    df = spark.range(0, rows, 1, one.parts)
-    df.mapInArrow(one.base, BASE_SCHEMA).write.parquet(str(output))
+    df = spark.range(0, rows, 1, work.parts)
+    df.mapInArrow(work.base, BASE_SCHEMA).write.parquet(str(output))
     return time.monotonic() - began
 
 
-def _stage(spark: Any, directory: Path, name: str, one: Compared, rows: int) -> float:
+def _stage(spark: Any, directory: Path, name: str, work: Compared, rows: int) -> float:
     from holdfast.spark import Stage
 
     output = directory / "output"
     shutil.rmtree(output, ignore_errors=True)
     store = str(directory / "store")
     began = time.monotonic()
-    df = spark.range(0, rows, 1, one.parts)
+    df = spark.range(0, rows, 1, work.parts)
     made = Stage(
-        name, one.fn, key="id", schema=SCHEMA, store=store, progress="quiet", **one.options
+        name, work.fn, key="id", schema=SCHEMA, store=store, progress="quiet", **work.options
     )
     run = made.run(df, output=output)
     took_s = time.monotonic() - began
@@ -285,21 +285,21 @@ def _stage(spark: Any, directory: Path, name: str, one: Compared, rows: int) -> 
 
 
 def _children(turns: int) -> Figure:
-    """Reports of 400 children at the ledger service; as many more wait for rows."""
-    found = [children.one(400, 400, 1000.0, 10.0) for _ in range(turns)]
-    cores = median(one.cores for one in found)
-    reached = median(one.reports_s for one in found)
+    """Reports of 400 children at the ledger service, while 400 more wait for rows."""
+    runs = [children.one(400, 400, 1000.0, 10.0) for _ in range(turns)]
+    cores = median(measured.cores for measured in runs)
+    reached = median(measured.reports_s for measured in runs)
     return Figure(
         "children",
         "p95 of a report of 32 rows: 400 children, 1,000 reports/s in all, 400 more wait for rows",
-        [one.p95_ms / 1000 for one in found],
+        [measured.p95_ms / 1000 for measured in runs],
         seconds_max=0.1,
         note=f"{reached:,.0f} reports/s, service {cores:.2f} cores",
     )
 
 
 def _resume(directory: Path, turns: int) -> Iterator[Figure]:
-    """From `Stage.run` after a kill to the end, without the calls; then `run` of what is over."""
+    """From `Stage.run` after a kill to the end, without the calls. Then `run` of the finished run."""
     resumed = Figure(
         "resume",
         "resume after SIGKILL of the driver: until the run is over, less the calls that were left",

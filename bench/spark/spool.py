@@ -1,11 +1,11 @@
-"""Bytes of the store a row, and memory of the ledger service, with a spool: `python -m bench.spark.spool`.
+"""Store bytes per row and memory of the ledger service with a spool: `python -m bench.spark.spool`.
 
     python -m bench.spark.spool --sizes 8:1000000,8:100000,4096:100000 [--save]
 
-Each size is a result's bytes and a number of rows. The function takes batches and returns incompressible bytes; there
-is no output, so nothing but the ledger is at the driver. The spool is a directory. Memory is the most of `Pss_Anon`
-that was seen: what the service holds, without pages of mapped files. The store is counted when the run is over, as
-blocks on the disk. Bytes a row are of a compacted copy: a quick run leaves more free pages in the file than a slow one.
+Each size is the bytes of a result and a number of rows. The function takes batches and returns incompressible bytes.
+There is no output, so the driver has only the ledger. The spool is a directory. Memory is the maximum of `Pss_Anon`
+of the service, without pages of mapped files. The store is measured after the run, as blocks on the disk. Bytes per
+row are of a compacted copy: a fast run leaves more free pages in the file than a slow one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def returns(size: int) -> Callable[[pa.Table], pa.Table]:
 
 
 class Memory:
-    """The most memory that ledger services of this process have had."""
+    """The maximum memory of the ledger services of this process."""
 
     def __init__(self) -> None:
         self.most_bytes = 0
@@ -87,8 +87,8 @@ def anonymous_bytes(pid: int) -> int:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    found = [line.split()[1] for line in lines if line.startswith("Pss_Anon:")]
-    return int(found[0]) * 1024 if found else 0
+    sizes = [line.split()[1] for line in lines if line.startswith("Pss_Anon:")]
+    return int(sizes[0]) * 1024 if sizes else 0
 
 
 def on_disk(directory: Path) -> int:
@@ -96,7 +96,7 @@ def on_disk(directory: Path) -> int:
 
 
 def compacted(directory: Path) -> int:
-    """Bytes of the rows in the store, without the free pages that a quick run leaves in its file."""
+    """Bytes of the rows in the store, without the free pages that a fast run leaves in its file."""
     env = lmdb.open(str(directory), readonly=True, lock=False, max_dbs=8)
     with tempfile.TemporaryDirectory() as copy:
         env.copy(copy, compact=True)
@@ -117,7 +117,7 @@ def measure(spark: Any, directory: Path, size: int, rows: int) -> dict[str, Any]
         done = run.counts()["TERMINAL_SUCCESS"]
     assert done == rows, done
     end_writer(store)
-    found = {
+    figures = {
         "result_bytes": size,
         "rows": rows,
         "seconds": round(seconds, 1),
@@ -127,49 +127,51 @@ def measure(spark: Any, directory: Path, size: int, rows: int) -> dict[str, Any]
         "spool_objects": sum(path.is_file() for path in spool.rglob("*")),
         "service_anonymous_mib": round(memory.most_bytes / (1 << 20), 1),
     }
-    return found
+    return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.spark.spool", description=__doc__)
     parser.add_argument("--sizes", default=DEFAULT, help="BYTES:ROWS,… of results")
     parser.add_argument(
-        "--dir", type=Path, default=ROOT / "build", help="measure in a new directory"
+        "--dir", type=Path, default=ROOT / "build", help="parent of the temporary directory"
     )
-    parser.add_argument("--save", action="store_true", help="write docs/benchmarks-spark.md, too")
+    parser.add_argument("--save", action="store_true", help="also write docs/benchmarks-spark.md")
     args = parser.parse_args()
     load = os.getloadavg()[0]
-    sizes = [tuple(map(int, one.split(":"))) for one in args.sizes.split(",")]
+    sizes = [tuple(map(int, text.split(":"))) for text in args.sizes.split(",")]
     spark = session("local[2]", app="bench", config={"spark.ui.enabled": "false"})
-    found = []
+    results = []
     with new_directory(args.dir) as directory:
         for size, rows in sizes:
-            found.append(measure(spark, directory, size, rows))
-            print(json.dumps(found[-1]), flush=True)
+            results.append(measure(spark, directory, size, rows))
+            print(json.dumps(results[-1]), flush=True)
             shutil.rmtree(directory / f"spool-{size}-{rows}")
     spark.stop()
-    told = list(judged(found))
-    print("\n".join(told))
+    remarks = list(judged(results))
+    print("\n".join(remarks))
     if args.save:
         command = f"python -m bench.spark.spool --sizes {args.sizes}"
-        report.write("spool", report.spool([line(one) for one in found], told, load, command))
+        report.write(
+            "spool", report.spool([line(result) for result in results], remarks, load, command)
+        )
 
 
-def judged(found: list[dict[str, Any]]) -> Iterator[str]:
+def judged(results: list[dict[str, Any]]) -> Iterator[str]:
     """The goals, and whether they are met."""
-    store = max(one["store_bytes"] for one in found)
-    service = max(one["service_anonymous_mib"] for one in found) * (1 << 20)
+    store = max(result["store_bytes"] for result in results)
+    service = max(result["service_anonymous_mib"] for result in results) * (1 << 20)
     met = store < STORE_BYTES_MAX and service < SERVICE_BYTES_MAX
     yield (
         f"Goals: the store under {STORE_BYTES_MAX / 1e9:g} GB, the ledger service under "
         f"{SERVICE_BYTES_MAX / 1e9:g} GB: {'met' if met else 'NOT met'}."
     )
     by_rows: dict[int, list[dict[str, Any]]] = {}
-    for one in found:
-        by_rows.setdefault(one["rows"], []).append(one)
+    for result in results:
+        by_rows.setdefault(result["rows"], []).append(result)
     for rows, same in by_rows.items():
         if len(same) > 1:
-            sizes = [one["store_bytes_a_row"] for one in same]
+            sizes = [result["store_bytes_a_row"] for result in same]
             ratio = max(sizes) / min(sizes)
             yield (
                 f"{rows:,} rows with small and with large results: the store differs by {ratio:.2f} × "
@@ -177,14 +179,14 @@ def judged(found: list[dict[str, Any]]) -> Iterator[str]:
             )
 
 
-def line(one: dict[str, Any]) -> tuple[str, ...]:
+def line(result: dict[str, Any]) -> tuple[str, ...]:
     return (
-        f"{one['rows']:,} of {one['result_bytes']:,} bytes",
-        f"{one['seconds']:.0f} s",
-        f"{one['store_bytes'] / 1e9:.2f} GB",
-        f"{one['store_bytes_a_row']:.2f} bytes",
-        f"{one['spool_bytes'] / 1e9:.1f} GB in {one['spool_objects']:,} objects",
-        f"{one['service_anonymous_mib']:,.0f} MiB",
+        f"{result['rows']:,} of {result['result_bytes']:,} bytes",
+        f"{result['seconds']:.0f} s",
+        f"{result['store_bytes'] / 1e9:.2f} GB",
+        f"{result['store_bytes_a_row']:.2f} bytes",
+        f"{result['spool_bytes'] / 1e9:.1f} GB in {result['spool_objects']:,} objects",
+        f"{result['service_anonymous_mib']:,.0f} MiB",
     )
 
 

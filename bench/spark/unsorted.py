@@ -2,10 +2,10 @@
 
     python -m bench.spark.unsorted --gb 1,2 [--spool] [--turns 1] [--save]
 
-A row is a key of 36 characters and 964 random bytes, which nothing compresses. The function returns the
-length and the first byte of the payload, so that all of each row reaches it. Both sides read the same
-Parquet files and write key and result in the order of the key; the benchmark compares the two outputs.
-For two sizes it also prints how the stage's time grows from the smaller to the larger.
+A row is a key of 36 characters and 964 incompressible random bytes. The function returns the length and the
+first byte of the payload, so that it reads all of each row. Both sides read the same Parquet files and write
+key and result in the order of the key. The benchmark compares the two outputs. For two sizes it also prints
+the growth of the stage's time from the smaller to the larger.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def measured(table: pa.Table) -> pa.Table:
 def base_measured(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         table = pa.Table.from_batches([batch])
-        found = measured(table)
-        columns = [table.column("id"), *found.columns]
+        result = measured(table)
+        columns = [table.column("id"), *result.columns]
         yield from pa.Table.from_arrays(columns, names=["id", "length", "first"]).to_batches()
 
 
@@ -88,7 +88,7 @@ def stage(spark: Any, source: Path, output: Path, store: Path, name: str, spool:
 
 
 def same(one: Path, two: Path) -> bool:
-    """Both outputs have the same rows in the same order, file by file in the order of their names."""
+    """Whether both outputs have the same rows in the same order, file by file in the order of their names."""
     return all(read(one, column).equals(read(two, column)) for column in ("id", "length", "first"))
 
 
@@ -102,10 +102,12 @@ def read(output: Path, column: str) -> pa.ChunkedArray:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.spark.unsorted", description=__doc__)
     parser.add_argument("--gb", default="1,2", help="sizes of the input in GB (1,2)")
-    parser.add_argument("--turns", type=int, default=1, help="how often the two take turns (1)")
+    parser.add_argument("--turns", type=int, default=1, help="turns of the two sides (1)")
     parser.add_argument("--spool", action="store_true", help="keep the data in a spool directory")
-    parser.add_argument("--dir", type=Path, default=ROOT / "build", help="measure there (build)")
-    parser.add_argument("--save", action="store_true", help="write docs/benchmarks-spark.md, too")
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT / "build", help="parent of the temporary directory (build)"
+    )
+    parser.add_argument("--save", action="store_true", help="also write docs/benchmarks-spark.md")
     args = parser.parse_args(argv)
     load = os.getloadavg()[0]
     from holdfast.spark.session import session
@@ -127,22 +129,22 @@ def main(argv: list[str] | None = None) -> int:
             spark.stop()
             end_writer(directory / "store")
     sizes = sorted(medians)
-    told = []
+    remarks = []
     for small, large in itertools.pairwise(sizes):
         growth = medians[large] / medians[small]
         goal = f"goal ≤ {GROWTH_MAX} for twice"
-        told.append(f"{large:g} GB takes {growth:.2f} × the time of {small:g} GB ({goal}).")
-    print("\n".join(told))
+        remarks.append(f"{large:g} GB takes {growth:.2f} × the time of {small:g} GB ({goal}).")
+    print("\n".join(remarks))
     if args.save:
         command = f"python -m bench.spark.unsorted --gb {args.gb}{' --spool' if args.spool else ''}"
-        report.write("unsorted", report.unsorted(rows, told, load, command))
+        report.write("unsorted", report.unsorted(rows, remarks, load, command))
     return 0
 
 
 def turns(
     spark: Any, directory: Path, gb: float, count: int, *, spool: bool
 ) -> tuple[float, float, float]:
-    """Medians: the time of the base, that of the stage, their ratio."""
+    """Medians: the time of the base, the time of the stage, their ratio."""
     rows = int(gb * 1e9 / ROW_BYTES)
     source = directory / "input"
     parts = max(int(gb * 1e9 / PART_BYTES), 2)
@@ -157,17 +159,19 @@ def turns(
         stage_s = stage(spark, source, ordered, directory / "store", f"sort-{gb}-{turn}", place)
         equal = same(plain, ordered)
         times.append((base_s, stage_s))
-        told = {"gb": gb, "rows": rows, "base_s": round(base_s, 1), "stage_s": round(stage_s, 1)}
-        print(json.dumps(told | {"ratio": round(stage_s / base_s, 2), "same": equal}), flush=True)
+        figures = {"gb": gb, "rows": rows, "base_s": round(base_s, 1), "stage_s": round(stage_s, 1)}
+        print(
+            json.dumps(figures | {"ratio": round(stage_s / base_s, 2), "same": equal}), flush=True
+        )
         assert equal, "the outputs differ"
-        for gone in (plain, ordered, directory / "spool"):
-            shutil.rmtree(gone, ignore_errors=True)
+        for path in (plain, ordered, directory / "spool"):
+            shutil.rmtree(path, ignore_errors=True)
         end_writer(directory / "store")
         shutil.rmtree(directory / "store", ignore_errors=True)
     shutil.rmtree(source)
     ratio = median(stage_s / base_s for base_s, stage_s in times)
     print(f"{gb:g} GB: {ratio:.2f} × Spark's own sort (goal ≤ {RATIO_MAX})")
-    base_s, stage_s = (median(one) for one in zip(*times, strict=True))
+    base_s, stage_s = (median(values) for values in zip(*times, strict=True))
     return base_s, stage_s, ratio
 
 

@@ -1,14 +1,14 @@
-"""An agent as a world: it asks a model, looks things up, and decides, within a budget.
+"""An agent as a world: it asks a model, looks up quotes, and decides, within a budget.
 
-    holdfast up agent:app                  # kill it whenever you like, and start it again
+    holdfast up agent:app                  # kill it at any time, and start it again
 
-Each question to the model and each look-up is an effect. It is wanted in the same commit that changes
-the transcript, and comes back as one receipt. So there is no moment at which a crash could lose the
-agent's place, and none at which it would ask something again under another name.
+Each question to the model and each look-up is an effect. The commit that changes the transcript also
+requests the effect, and the result arrives as one receipt. So a crash at any moment neither loses the
+state of the agent nor repeats a question under another idempotency key.
 
-Where the model is, its key and its prices are the operator's: `HOLDFAST_LLM_BASE_URL`, `_API_KEY`,
-`_PRICES`. What the agent may look up is `HOLDFAST_HTTP_HOSTS`: a model names what is fetched, so it had
-better not name the machine next door.
+The operator configures the address, the key and the prices of the model: `HOLDFAST_LLM_BASE_URL`,
+`_API_KEY`, `_PRICES`. `HOLDFAST_HTTP_HOSTS` limits the look-ups: the model chooses the addresses, and it
+must not reach internal machines.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ TOOLS = [
 
 class GoalGiven(hf.Event):
     text: str
-    shop: str  # where quotes are to be had
+    shop: str  # base URL of the shop with the quotes
 
 
 class Hinted(hf.Event):
-    """Something to be considered. It may come at any time; the agent thinks again."""
+    """A hint for the decision. It may arrive at any time, and the agent asks the model again."""
 
     text: str
 
@@ -56,7 +56,7 @@ class Agent(hf.World):
     shop: str = ""
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
     hints: list[str] = msgspec.field(default_factory=list)
-    # Which question is open, how many more it may take, and which tool calls have no result yet.
+    # The open question, the questions left, and the tool calls without a result.
     turn: int = 0
     turns_left: int = TURNS_MAX
     looking_up: list[str] = msgspec.field(default_factory=list)
@@ -67,7 +67,7 @@ class Agent(hf.World):
     @hf.on(GoalGiven)
     def goal_given(self, event: GoalGiven, cx: hf.Context) -> None:
         self.shop = event.shop
-        self.messages = [_said("system", SYSTEM), _said("user", event.text)]
+        self.messages = [_message("system", SYSTEM), _message("user", event.text)]
         self.looking_up = []
         self.turns_left = TURNS_MAX
         self._ask(cx)
@@ -83,16 +83,16 @@ class Agent(hf.World):
     def answered(self, receipt: hf.Receipt[hf.llm.Reply], cx: hf.Context) -> None:
         self.spent += receipt.cost
         if receipt.tag != str(self.turn):
-            return  # the answer to an older question: paid for, and overtaken by a hint
+            return  # the answer to an older question: charged, but superseded by a hint
         if not receipt.ok:
             self._stop(f"{receipt.code}: {receipt.error}")
             return
         reply = receipt.value
         if not reply.tool_calls:
-            self.messages.append(_said("assistant", reply.text))
+            self.messages.append(_message("assistant", reply.text))
             self.status, self.answer = "decided", reply.text
             return
-        self.messages.append(_said("assistant", reply.text, tool_calls=reply.tool_calls))
+        self.messages.append(_message("assistant", reply.text, tool_calls=reply.tool_calls))
         for call in reply.tool_calls:
             self._use(call, cx)
         if not self.looking_up:
@@ -101,14 +101,16 @@ class Agent(hf.World):
     @hf.on(hf.http.request)
     def looked_up(self, receipt: hf.Receipt[hf.http.Response], cx: hf.Context) -> None:
         if receipt.tag not in self.looking_up:
-            return  # wanted for an earlier goal
+            return  # requested for an earlier goal
         self.looking_up.remove(receipt.tag)
-        self._told(receipt.tag, receipt.value.text if receipt.ok else f"failed: {receipt.error}")
+        self._add_result(
+            receipt.tag, receipt.value.text if receipt.ok else f"failed: {receipt.error}"
+        )
         if not self.looking_up:
             self._ask(cx)
 
     def _ask(self, cx: hf.Context) -> None:
-        self.messages += [_said("user", hint) for hint in self.hints]
+        self.messages += [_message("user", hint) for hint in self.hints]
         self.hints = []
         self.turn += 1
         self.turns_left -= 1
@@ -120,28 +122,30 @@ class Agent(hf.World):
         cx.do(hf.llm.chat, self.messages, MODEL, options, tag=str(self.turn))
 
     def _use(self, call: dict[str, Any], cx: hf.Context) -> None:
-        """Want what a tool call is about. What makes no sense is told to the model, not raised."""
+        """Request the effect of a tool call. The model gets an invalid call as a failed result."""
         try:
             tool = call["function"]
             supplier = json.loads(tool["arguments"])["supplier"]
-            known = tool["name"] == "get_quote" and isinstance(supplier, str)
+            valid = tool["name"] == "get_quote" and isinstance(supplier, str)
         except (KeyError, TypeError, ValueError):
-            known = False
-        if not known:
-            self._told(call["id"], "failed: there is no such tool, or not with these arguments")
+            valid = False
+        if not valid:
+            self._add_result(
+                call["id"], "failed: there is no such tool, or not with these arguments"
+            )
             return
         cx.do(hf.http.request, "GET", f"{self.shop}/quotes/{quote(supplier, '')}", tag=call["id"])
         self.looking_up.append(call["id"])
 
-    def _told(self, call_id: str, text: str) -> None:
-        self.messages.append(_said("tool", text, tool_call_id=call_id))
+    def _add_result(self, call_id: str, text: str) -> None:
+        self.messages.append(_message("tool", text, tool_call_id=call_id))
 
     def _stop(self, why: str) -> None:
-        """Over budget, refused, out of turns. With a hint it tries again."""
+        """Budget exceeded, rejected, or no turns left. A hint makes the agent try again."""
         self.status, self.answer = "stopped", why
 
 
-def _said(role: str, content: str, **more: Any) -> dict[str, Any]:
+def _message(role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 

@@ -1,6 +1,6 @@
-"""Run the agent, kill it in the middle, look at the bill, and ask what it would have done instead.
+"""Run the agent, kill it during a question, print the bill, and fork it for an alternative decision.
 
-python show.py [DIRECTORY]             # where the store goes; ./data unless it is named
+python show.py [DIRECTORY]             # the store directory (./data)
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import holdfast as hf
 HERE = Path(__file__).resolve().parent
 GOAL = "We need 40 chairs for the new office. Who should get the order?"
 HINT = "The office opens next week: they have to be there by then."
-PRICES = {MODEL: {"input": 2.0, "output": 8.0}}  # of a million tokens
+PRICES = {MODEL: {"input": 2.0, "output": 8.0}}  # per million tokens
 BUDGET = 0.05
 WAIT_S = 60.0
 
 
 def show(store: str) -> None:
     with running("standin.py", "--stall", "2") as standin:
-        outside = said(standin)
+        outside = first_line(standin)
         os.environ["HOLDFAST_LLM_BASE_URL"] = f"{outside}/v1"
         os.environ["HOLDFAST_LLM_PRICES"] = json.dumps(PRICES)
-        # Look-ups may go to public addresses only, unless the operator says otherwise.
+        # Look-ups are limited to public addresses, unless the operator allows more.
         os.environ["HOLDFAST_HTTP_CIDRS"] = "127.0.0.0/8"
         os.environ["HOLDFAST_HTTP_PORTS"] = outside.rpartition(":")[2]
         with app.open(store, roles=()) as rt:
@@ -69,10 +69,10 @@ def fork(rt: hf.Runtime) -> None:
     hasty.wait_for(lambda agent: agent.status == "decided", timeout=WAIT_S)
     print(f"\nforked at height {last - 1}, before her last decision. Hint: {HINT}")
     for world in (ada, hasty):
-        own = hf.llm.account(rt.store, universe=rt.universe, world=world, unit="money")
+        account = hf.llm.account(rt.store, universe=rt.universe, world=world, unit="money")
         state = world.state()
         print(f"  {world.name:15} {state.answer:36} ", end="")
-        print(f"cost {state.spent:.6f}, booked for this world {own.spent / 1e6:.6f}")
+        print(f"cost {state.spent:.6f}, booked for this world {account.spent / 1e6:.6f}")
 
 
 def run_dry(rt: hf.Runtime, outside: str) -> None:
@@ -91,7 +91,7 @@ def host(store: str) -> Iterator[subprocess.Popen[str]]:
     """The process that hosts the agents: `holdfast up`."""
     options = ["--store", str(Path(store).resolve()), "--lease-s", "1.5"]
     with running("-m", "holdfast.cli", "up", "agent:app", *options) as process:
-        said(process)
+        first_line(process)
         yield process
 
 
@@ -107,7 +107,7 @@ def running(*command: str) -> Iterator[subprocess.Popen[str]]:
         process.wait(30)
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def first_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     if not line:
@@ -116,7 +116,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 
 def questions(outside: str) -> list[int]:
-    """How often each question came to the model."""
+    """The number of calls of each question to the model."""
     with urlopen(f"{outside}/calls") as answer:
         return [line["calls"] for line in json.load(answer).values() if line["what"] == "chat"]
 
@@ -132,5 +132,5 @@ def wait(reached: Callable[[], bool], what: str) -> None:
 if __name__ == "__main__":
     where = sys.argv[1] if len(sys.argv) > 1 else "data"
     if Path(where).exists():
-        sys.exit(f"{where} is there already, and ada has decided: remove it, or name another one")
+        sys.exit(f"{where} exists and ada has decided: remove it, or choose another directory")
     show(where)

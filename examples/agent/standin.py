@@ -1,11 +1,11 @@
-"""Stands in for the outside: an OpenAI-compatible model, and a shop with quotes. It prints its address.
+"""A stand-in for external services: an OpenAI-compatible model, and a shop with quotes. It prints its address.
 
     python standin.py [--stall N]
 
-It does as a good provider does: a call that carries an idempotency key it has seen gets the answer of
-the first one, and is not charged again. `GET /calls` tells how often each key came, and what it used.
-With `--stall N` it works on the N-th question to the model, charges for it, and the first caller never
-hears of it: that is when to pull the plug.
+It handles idempotency keys as a good provider does: a repeated key gets the answer of the first call, and is
+not charged again. `GET /calls` returns the number of calls and the usage of each key. With `--stall N` it
+processes and charges the N-th question to the model, but never answers the first caller. That is the moment
+to kill the client.
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ FIRST = ("alder", "birch")
 
 
 def think(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """What this model says next: two quotes, one more, then the decision. Always the same."""
-    told = [json.loads(one["content"]) for one in messages if one["role"] == "tool"]
-    wanted = FIRST if not told else sorted(QUOTES.keys() - {quote["supplier"] for quote in told})
-    if wanted:
+    """The next message of this model: two quotes, one more, then the decision. Always the same."""
+    quotes = [json.loads(message["content"]) for message in messages if message["role"] == "tool"]
+    missing = (
+        FIRST if not quotes else sorted(QUOTES.keys() - {quote["supplier"] for quote in quotes})
+    )
+    if missing:
         return {
             "role": "assistant",
             "content": None,
-            "tool_calls": [_tool(name) for name in wanted],
+            "tool_calls": [_tool(name) for name in missing],
         }
-    said = " ".join(one["content"] for one in messages if one["role"] == "user")
-    measure = "days" if "week" in said else "price"
-    best = min(told, key=lambda quote: quote[measure])
+    prompt = " ".join(message["content"] for message in messages if message["role"] == "user")
+    measure = "days" if "week" in prompt else "price"
+    best = min(quotes, key=lambda quote: quote[measure])
     text = f"Order from {best['supplier']}: {best['price']} in {best['days']} days."
     return {"role": "assistant", "content": text}
 
 
-def completion(asked: dict[str, Any], number: int) -> dict[str, Any]:
-    message = think(asked["messages"])
+def completion(request: dict[str, Any], number: int) -> dict[str, Any]:
+    message = think(request["messages"])
     return {
         "id": f"answer-{number}",
-        "model": asked["model"],
+        "model": request["model"],
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         "usage": {
-            "prompt_tokens": _tokens(asked["messages"]),
+            "prompt_tokens": _tokens(request["messages"]),
             "completion_tokens": _tokens(message),
         },
     }
@@ -68,21 +70,21 @@ class Outside(ThreadingHTTPServer):
         self.calls: dict[str, dict[str, Any]] = {}
         self.answers: dict[str, bytes] = {}
 
-    def answer(self, key: str, what: str, asked: dict[str, Any]) -> tuple[bytes, bool]:
-        """The answer under this key, and whether it ever reaches the caller."""
+    def answer(self, key: str, what: str, request: dict[str, Any]) -> tuple[bytes, bool]:
+        """The answer under this key, and whether it is sent to the caller."""
         with self.lock:
             line = self.calls.setdefault(key, {"what": what, "calls": 0})
             line["calls"] += 1
             if key not in self.answers:
-                number = sum(one["what"] == what for one in self.calls.values())
-                found = completion(asked, number) if what == "chat" else quoted(what)
-                line["usage"] = found.get("usage")
-                self.answers[key] = json.dumps(found).encode()
+                number = sum(call["what"] == what for call in self.calls.values())
+                reply = completion(request, number) if what == "chat" else quoted(what)
+                line["usage"] = reply.get("usage")
+                self.answers[key] = json.dumps(reply).encode()
                 return self.answers[key], what != "chat" or number != self.stall
             return self.answers[key], True
 
     def handle_error(self, *_: object) -> None:
-        """Whoever asked is gone before the answer came."""
+        """Ignored: the caller closed the connection before the answer."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -97,12 +99,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer("chat", json.loads(self.rfile.read(int(self.headers["content-length"]))))
 
-    def _answer(self, what: str, asked: dict[str, Any]) -> None:
-        body, reaches = self.server.answer(self.headers["idempotency-key"], what, asked)
+    def _answer(self, what: str, request: dict[str, Any]) -> None:
+        body, reaches = self.server.answer(self.headers["idempotency-key"], what, request)
         if reaches:
             self._send(body)
         else:
-            self.rfile.read(1)  # returns when the caller hangs up
+            self.rfile.read(1)  # returns when the caller closes the connection
 
     def _send(self, body: bytes) -> None:
         self.send_response(200)
@@ -121,8 +123,8 @@ def _tool(supplier: str) -> dict[str, Any]:
     return {"id": f"quote-{supplier}", "type": "function", "function": function}
 
 
-def _tokens(said: object) -> int:
-    return len(json.dumps(said)) // 4
+def _tokens(content: object) -> int:
+    return len(json.dumps(content)) // 4
 
 
 if __name__ == "__main__":

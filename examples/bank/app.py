@@ -1,10 +1,10 @@
 """A bank: accounts that pay each other, with a daily limit, and an audit that sees every payment.
 
-    holdfast up app:app                    # a worker; start as many as you like, kill any of them
+    holdfast up app:app                    # a worker; start several of them, kill any of them
 
-Each account is a world. Its handlers run one event at a time, see nothing but the account, the event
-and `cx`, and what they emit becomes durable together with what they changed, or not at all. So money
-that leaves one account arrives in the other exactly once, whoever dies in between.
+Each account is a world. Its handlers run one event at a time and see only the account, the event and
+`cx`. Their state changes and their messages become durable together, or not at all. So money that
+leaves one account arrives in the other exactly once, even if a process dies in between.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class DayEnded(hf.Event):
 
 
 class BalanceAsked(hf.Event):
-    """Changes nothing; the answer comes after everything that was sent before."""
+    """Changes nothing. The answer comes after all events that were sent before."""
 
 
 class Paid(hf.Event):
-    """What the audit hears of."""
+    """A message to the audit."""
 
     sender: str
     to: str
@@ -63,7 +63,7 @@ class Account(hf.World):
             cx.reply("refused")
             return
         if not self.paid_today:
-            # A durable timer. Its key is a slot, so there is one end of the day, not many.
+            # A durable timer. Its key is a slot with one timer, so the day ends once.
             cx.after(DAY_S, DayEnded(), key="day")
         self.balance -= event.amount
         self.paid_today += event.amount

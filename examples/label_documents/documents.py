@@ -1,4 +1,4 @@
-"""Two thousand documents: most are fine, fifty are empty, and three kill whoever parses them."""
+"""Two thousand documents: most are fine, fifty are empty, and three kill their parser."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,8 +1,8 @@
-"""Label every document by asking the model, and pay for each of them once.
+"""Label every document with the model, and pay for each document once.
 
 python documents.py
 python model.py &
-python label.py            # kill it whenever you like, and run it again
+python label.py            # kill it at any time, and run it again
 """
 
 import json
@@ -20,11 +20,11 @@ def classify(row, call):
     if not row.text:
         return Skip("empty")
     if "%CRASH%" in row.text:
-        os.kill(os.getpid(), signal.SIGKILL)  # what a bad file does to a parser written in C
+        os.kill(os.getpid(), signal.SIGKILL)  # like a bad file in a parser written in C
     body = json.dumps({"text": row.text}).encode()
-    asked = Request(MODEL.read_text(), body, {"Idempotency-Key": call.idempotency_key})
-    with urlopen(asked, timeout=10) as answered:
-        answer = json.load(answered)
+    request = Request(MODEL.read_text(), body, {"Idempotency-Key": call.idempotency_key})
+    with urlopen(request, timeout=10) as response:
+        answer = json.load(response)
     call.cost = answer["cost"]
     return {"label": answer["label"]}
 

@@ -2,8 +2,8 @@
 
     python model.py            # its address goes to model.url, every paid call to bill.txt
 
-A line of the bill is the idempotency key of one call. A real model that is sent a key twice may
-charge once; this one charges every time, so that no call can hide.
+A line of the bill is the idempotency key of one call. A real model may charge a repeated key once.
+This one charges every call, so that the bill shows all of them.
 """
 
 import json
@@ -19,9 +19,9 @@ class Model(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         with open("bill.txt", "a") as bill:
             bill.write(self.headers["Idempotency-Key"] + "\n")
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         time.sleep(SECONDS_A_CALL)
-        label = asked["text"].split()[0]
+        label = request["text"].split()[0]
         answer = json.dumps({"label": label, "cost": COST_A_CALL}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
@@ -37,7 +37,7 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *args: object) -> None:
-        """Who asked is gone before the answer came. It is paid for all the same."""
+        """The caller closed the connection before the answer. The call is charged nevertheless."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An app whose workers are all elsewhere: it holds the tasks, and shell scripts do them."""
+"""An app whose workers are external: it stores the tasks, and shell scripts run them."""
 
 import holdfast as hf
 

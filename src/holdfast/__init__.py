@@ -2,7 +2,7 @@
 
     import holdfast as hf
 
-The names below are loaded when they are first used, so that importing this costs next to nothing.
+Public names load lazily, on first use. This keeps `import holdfast` cheap.
 """
 
 from __future__ import annotations
@@ -13,75 +13,75 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from holdfast.app.app import App as App
-    from holdfast.app.declare import Call as Call
-    from holdfast.app.declare import Costed as Costed
-    from holdfast.app.declare import Effect as Effect
-    from holdfast.app.declare import Event as Event
-    from holdfast.app.declare import Inbox as Inbox
-    from holdfast.app.declare import Mail as Mail
-    from holdfast.app.declare import Receipt as Receipt
-    from holdfast.app.declare import Upcast as Upcast
-    from holdfast.app.declare import World as World
-    from holdfast.app.declare import effect as effect
-    from holdfast.app.declare import inbox as inbox
-    from holdfast.app.declare import on as on
-    from holdfast.app.declare import upcast as upcast
-    from holdfast.app.handle import Delivery as Delivery
-    from holdfast.app.handle import WorldHandle as WorldHandle
-    from holdfast.app.keep import Keep as Keep
+    from holdfast.app.builtin_effects import agent as agent
+    from holdfast.app.builtin_effects import email as email
+    from holdfast.app.builtin_effects import fabric as fabric
+    from holdfast.app.builtin_effects import http as http
+    from holdfast.app.builtin_effects import llm as llm
+    from holdfast.app.builtin_effects.fabric import sent as sent
+    from holdfast.app.definitions import Call as Call
+    from holdfast.app.definitions import Costed as Costed
+    from holdfast.app.definitions import Effect as Effect
+    from holdfast.app.definitions import Event as Event
+    from holdfast.app.definitions import Inbox as Inbox
+    from holdfast.app.definitions import Mail as Mail
+    from holdfast.app.definitions import Receipt as Receipt
+    from holdfast.app.definitions import Upcast as Upcast
+    from holdfast.app.definitions import World as World
+    from holdfast.app.definitions import effect as effect
+    from holdfast.app.definitions import inbox as inbox
+    from holdfast.app.definitions import on as on
+    from holdfast.app.definitions import upcast as upcast
+    from holdfast.app.history_limit import Keep as Keep
     from holdfast.app.runtime import Runtime as Runtime
-    from holdfast.app.shipped import agent as agent
-    from holdfast.app.shipped import email as email
-    from holdfast.app.shipped import fabric as fabric
-    from holdfast.app.shipped import http as http
-    from holdfast.app.shipped import llm as llm
-    from holdfast.app.shipped.fabric import sent as sent
-    from holdfast.app.simulate import simulate as simulate
+    from holdfast.app.simulator import simulate as simulate
     from holdfast.app.task_handle import TaskFailedError as TaskFailedError
     from holdfast.app.task_handle import TaskHandle as TaskHandle
     from holdfast.app.tasks import Queue as Queue
     from holdfast.app.tasks import Task as Task
     from holdfast.app.tasks import task as task
-    from holdfast.roles.task_run import TaskRun as TaskRun
-    from holdfast.roles.task_run import current_task as current_task
-    from holdfast.runner.faults import Refused as Refused
+    from holdfast.app.world_handle import Delivery as Delivery
+    from holdfast.app.world_handle import WorldHandle as WorldHandle
+    from holdfast.runner.error_policy import Refused as Refused
+    from holdfast.workers.tasks.attempt import TaskRun as TaskRun
+    from holdfast.workers.tasks.attempt import current_task as current_task
     from holdfast.world.context import Context as Context
 
 _HOMES = {
     "App": "holdfast.app.app",
-    "Call": "holdfast.app.declare",
-    "Costed": "holdfast.app.declare",
+    "Call": "holdfast.app.definitions",
+    "Costed": "holdfast.app.definitions",
     "Context": "holdfast.world.context",
-    "Delivery": "holdfast.app.handle",
-    "Effect": "holdfast.app.declare",
-    "Event": "holdfast.app.declare",
-    "Inbox": "holdfast.app.declare",
-    "Keep": "holdfast.app.keep",
-    "Mail": "holdfast.app.declare",
+    "Delivery": "holdfast.app.world_handle",
+    "Effect": "holdfast.app.definitions",
+    "Event": "holdfast.app.definitions",
+    "Inbox": "holdfast.app.definitions",
+    "Keep": "holdfast.app.history_limit",
+    "Mail": "holdfast.app.definitions",
     "Queue": "holdfast.app.tasks",
-    "Receipt": "holdfast.app.declare",
-    "Refused": "holdfast.runner.faults",
+    "Receipt": "holdfast.app.definitions",
+    "Refused": "holdfast.runner.error_policy",
     "Runtime": "holdfast.app.runtime",
     "Task": "holdfast.app.tasks",
     "TaskFailedError": "holdfast.app.task_handle",
     "TaskHandle": "holdfast.app.task_handle",
-    "TaskRun": "holdfast.roles.task_run",
-    "Upcast": "holdfast.app.declare",
-    "World": "holdfast.app.declare",
-    "WorldHandle": "holdfast.app.handle",
-    "agent": "holdfast.app.shipped.agent",
-    "current_task": "holdfast.roles.task_run",
-    "effect": "holdfast.app.declare",
-    "email": "holdfast.app.shipped.email",
-    "fabric": "holdfast.app.shipped.fabric",
-    "http": "holdfast.app.shipped.http",
-    "inbox": "holdfast.app.declare",
-    "llm": "holdfast.app.shipped.llm",
-    "on": "holdfast.app.declare",
-    "sent": "holdfast.app.shipped.fabric",
-    "simulate": "holdfast.app.simulate",
+    "TaskRun": "holdfast.workers.tasks.attempt",
+    "Upcast": "holdfast.app.definitions",
+    "World": "holdfast.app.definitions",
+    "WorldHandle": "holdfast.app.world_handle",
+    "agent": "holdfast.app.builtin_effects.agent",
+    "current_task": "holdfast.workers.tasks.attempt",
+    "effect": "holdfast.app.definitions",
+    "email": "holdfast.app.builtin_effects.email",
+    "fabric": "holdfast.app.builtin_effects.fabric",
+    "http": "holdfast.app.builtin_effects.http",
+    "inbox": "holdfast.app.definitions",
+    "llm": "holdfast.app.builtin_effects.llm",
+    "on": "holdfast.app.definitions",
+    "sent": "holdfast.app.builtin_effects.fabric",
+    "simulate": "holdfast.app.simulator",
     "task": "holdfast.app.tasks",
-    "upcast": "holdfast.app.declare",
+    "upcast": "holdfast.app.definitions",
 }
 
 __all__ = [*_HOMES, "__version__"]
@@ -94,8 +94,8 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     module = importlib.import_module(home)
-    # The shipped effects are modules: `hf.http` is the module itself.
-    found = module if home.endswith(f".shipped.{name}") else getattr(module, name)
+    # Built-in effects are modules: `hf.http` is the module, not an attribute of one.
+    found = module if home.endswith(f".builtin_effects.{name}") else getattr(module, name)
     globals()[name] = found
     return found
 

@@ -1,14 +1,14 @@
-"""Time and entropy: the only module that reads either.
+"""Clocks and entropy. No other module reads the system clock or the system's random source.
 
 Three clocks, all in integer nanoseconds:
 
-- `wall_ns`   calendar time; may step either way
-- `boot_ns`   since the machine started, counting suspend; never steps; alike for all processes
-- `mono_ns`   for measuring how long something took in this process
+- `wall_ns`   calendar time; may step forwards or backwards
+- `boot_ns`   time since boot including suspend (CLOCK_BOOTTIME); never steps; equal in all processes
+- `mono_ns`   for measuring durations in this process
 
-*Store time* is built from these by `Anchor`: it advances with `boot_ns`, is set to the wall clock
-when a store is opened first after a boot, and never falls below the persisted floor. So a wall
-clock that jumps by hours neither freezes leases nor expires them all.
+`ClockAnchor` derives *store time* from them. Store time advances with `boot_ns`. The first open after
+a boot sets it to the wall clock, but never below the persisted floor. A wall clock that jumps by hours
+therefore neither freezes leases nor expires all of them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The system clocks."""
 
     def wall_ns(self) -> int:
         return time.time_ns()
 
     def boot_ns(self) -> int:
-        return time.clock_gettime_ns(_BOOT)
+        return time.clock_gettime_ns(_BOOT_CLOCK)
 
     def mono_ns(self) -> int:
         return time.perf_counter_ns()
@@ -53,17 +53,17 @@ class SystemClock:
         time.sleep(seconds)
 
     def entropy(self, count: int) -> bytes:
-        """From the system, fetched by the block: identities are made by the thousand."""
+        """Return random bytes of the system. Reads them in blocks, because ids need many small draws."""
         with _entropy_lock:
             if len(_entropy) < count:
                 _entropy.extend(os.urandom(max(count, _ENTROPY_BLOCK)))
-            taken = bytes(_entropy[:count])
+            drawn = bytes(_entropy[:count])
             del _entropy[:count]
-        return taken
+        return drawn
 
 
 class SimClock:
-    """A clock that moves only when told to. `step_wall` moves the calendar alone."""
+    """A simulated clock: only `advance` and `sleep` move it. `step_wall` moves the wall clock alone."""
 
     def __init__(self, start_ns: int = 1_700_000_000 * S, seed: int = 0) -> None:
         self._boot = 1_000 * S
@@ -99,14 +99,14 @@ class SimClock:
         self._wall_offset += ns
 
     def reboot(self) -> None:
-        """The boot clock starts anew, as after a restart of the machine; the calendar goes on."""
+        """Reset the boot clock, as a restart of the machine does. The wall clock keeps its value."""
         self._boots += 1
         self._wall_offset += self._boot - S
         self._boot = S
 
 
-class Anchor(NamedTuple):
-    """What turns boot time into store time: `boot_ns + offset_ns`, within one boot."""
+class ClockAnchor(NamedTuple):
+    """The offset from boot time to store time (`boot_ns + offset_ns`), valid within one boot."""
 
     boot_id: str
     offset_ns: int
@@ -115,34 +115,35 @@ class Anchor(NamedTuple):
         return boot_ns + self.offset_ns
 
 
-def anchor(clock: Clock, *, last: Anchor | None, floor_ns: int) -> Anchor:
-    """The anchor for a store opened now. Same boot: the old one, whatever the wall clock did."""
+def anchor_at_open(clock: Clock, *, last: ClockAnchor | None, floor_ns: int) -> ClockAnchor:
+    """Return the anchor for a store that opens now. Within one boot the old anchor stays, so a step
+    of the wall clock has no effect."""
     if last is not None and last.boot_id == clock.boot_id():
         return last
     start = max(clock.wall_ns(), floor_ns + 1)
-    return Anchor(clock.boot_id(), start - clock.boot_ns())
+    return ClockAnchor(clock.boot_id(), start - clock.boot_ns())
 
 
 def iso_time(at_ns: int) -> str:
-    """A time in nanoseconds since 1970 as text, to the millisecond."""
+    """Format nanoseconds since 1970 as ISO 8601 with milliseconds."""
     return datetime.fromtimestamp(at_ns // 1_000_000 / 1_000, UTC).isoformat(
         timespec="milliseconds"
     )
 
 
-_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        # Without a boot id every boot looks new: the anchor is then taken from the wall clock.
-        return f"{time.time_ns() - time.clock_gettime_ns(_BOOT):x}"[:-10]
+        # Without a boot id, derive one from the boot time by the wall clock.
+        return f"{time.time_ns() - time.clock_gettime_ns(_BOOT_CLOCK):x}"[:-10]
 
 
-def _forget_entropy() -> None:
-    """A forked child must not hand out what its parent hands out."""
+def _clear_entropy_in_child() -> None:
+    """Clear the buffer in a forked child: it must not return the same bytes as its parent."""
     global _entropy_lock
     _entropy_lock = threading.Lock()
     _entropy.clear()
@@ -151,5 +152,5 @@ def _forget_entropy() -> None:
 _ENTROPY_BLOCK = 4096
 _entropy = bytearray()
 _entropy_lock = threading.Lock()
-os.register_at_fork(after_in_child=_forget_entropy)
+os.register_at_fork(after_in_child=_clear_entropy_in_child)
 SYSTEM = SystemClock()

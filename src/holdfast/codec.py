@@ -1,12 +1,12 @@
-"""Canonical bytes and hashes.
+"""Canonical encoding (msgpack) and hashes.
 
-Stored records are msgpack. `pack` is deterministic: struct fields in their declared order, plain
-dicts sorted by key, so equal values have equal bytes and may be hashed. `unpack` is strict: a
-record that does not fit its type is `Invalid`, never half read.
+`pack` is deterministic: struct fields in their declared order, plain dicts sorted by key. Equal values
+have equal bytes and can be hashed. `unpack` is strict: a record that does not fit its type is
+`Invalid`, never partially decoded.
 
-`pack` writes a set in the order of its values, which works for values of one plain type. `pack_value`
-is for values that users give: it finds sets of anything else, such as sets of sets, whose order depends
-on the hash seed of the process, and writes their elements in the order of their bytes.
+`pack` sorts a set by its values, which works for values of one plain type. `pack_value` encodes user
+values. Other sets, such as sets of sets, iterate in an order that depends on the hash seed of the
+process. `pack_value` sorts the elements of such sets by their encoded bytes.
 """
 
 from __future__ import annotations
@@ -30,87 +30,87 @@ from holdfast.errors import Invalid
 T = TypeVar("T")
 
 HASH_BYTES = 32
-# How deep lists, dicts and records may be nested in a message.
+# Maximum nesting of lists, dicts and records in a message.
 DEPTH_MAX = 100
-# ... and how deep a value is looked into before that is known: a list that holds itself has no end.
-_LEVELS_MAX = 1000
+# Maximum depth of the search for unordered sets. It bounds a list that contains itself.
+_SEARCH_DEPTH_MAX = 1000
 
 
-def _plain(value: Any) -> Any:
-    """A number of a class of its own, as the seq that `send` answers with, is a number."""
+def _encode_int_subclass(value: Any) -> Any:
+    """Encode a subclass of int, such as the seq that `send` returns, as an int."""
     if isinstance(value, int):
         return int(value)
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
-_encoder = msgspec.msgpack.Encoder(order="sorted", enc_hook=_plain)
+_encoder = msgspec.msgpack.Encoder(order="sorted", enc_hook=_encode_int_subclass)
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
-_typed: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
-_making = threading.RLock()
-# Types that `convert` has seen: those of declarations, so they are few.
-_used: dict[int, Any] = {}
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+_type_lock = threading.RLock()
+# Types that `convert` has used, by id. They come from declarations, so their number is small.
+_converted_types: dict[int, Any] = {}
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=False, gc=False):
     """A stored value. Fields are positional on disk: add new ones at the end, with a default."""
 
 
-# What a decoder raises for bytes that are no record: text that is not UTF-8, and values that are nested
-# too deep, have errors of Python's own.
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-# ... and an encoder, for values that cannot be written.
-UNWRITABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
+# Exceptions of a decoder for bytes that are not a valid record. Invalid UTF-8 and excessive nesting
+# raise built-in exceptions.
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+# Exceptions of an encoder for values that cannot be encoded.
+ENCODE_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
 pack = _encoder.encode
-# Values without anything inside.
-_SCALARS: frozenset[type] = frozenset(
+# Types without nested values.
+_SCALAR_TYPES: frozenset[type] = frozenset(
     {
         type(None), bool, int, float, str, bytes, bytearray, datetime.datetime, datetime.date,
         datetime.time, datetime.timedelta, uuid.UUID, decimal.Decimal,
     }
 )  # fmt: skip
-# Those that any two values of one type can be compared by. Numbers that are not a number cannot.
-_ORDERED: frozenset[type] = frozenset(
+# Types with a total order. Floats are checked separately because of NaN.
+_ORDERABLE_TYPES: frozenset[type] = frozenset(
     {int, str, bytes, datetime.date, datetime.timedelta, uuid.UUID}
 )
 
 
 def pack_value(value: Any) -> bytes:
-    """The bytes of a value that a user gave: equal values have equal bytes, sets of sets too."""
-    if type(value) in _SCALARS or not _needs_order(value):
+    """Encode a user value. Equal values have equal bytes, including sets of sets."""
+    if type(value) in _SCALAR_TYPES or not _has_unordered_set(value):
         return pack(value)
-    return pack(_with_order(value))
+    return pack(_with_sorted_sets(value))
 
 
-def _needs_order(value: Any) -> bool:
-    """Whether there is a set in it that cannot be written in the order of its values. All values of a level
-    are looked at together: that is several times as fast as one by one."""
+def _has_unordered_set(value: Any) -> bool:
+    """Whether the value contains a set whose elements have no total order. The search handles all values
+    of a nesting level together, which is several times faster than one by one."""
     level: list[Any] = [value]
-    for _ in range(_LEVELS_MAX):
-        inside: list[Any] = []
-        for kind in {type(one) for one in level} - _SCALARS:
-            some = [one for one in level if type(one) is kind]
+    for _ in range(_SEARCH_DEPTH_MAX):
+        nested: list[Any] = []
+        for kind in {type(item) for item in level} - _SCALAR_TYPES:
+            values = [item for item in level if type(item) is kind]
             if issubclass(kind, dict):
-                inside += chain.from_iterable(map(dict.values, some))
+                nested += chain.from_iterable(map(dict.values, values))
             elif issubclass(kind, list | tuple):
-                inside += chain.from_iterable(some)
+                nested += chain.from_iterable(values)
             elif issubclass(kind, set | frozenset):
-                if not all(map(_has_order, some)):
+                if not all(map(_is_orderable, values)):
                     return True
             else:
                 for name in _field_names(kind):
-                    inside += [getattr(one, name, None) for one in some]
-        if not inside:
+                    nested += [getattr(item, name, None) for item in values]
+        if not nested:
             return False
-        level = inside
+        level = nested
     raise RecursionError("values are nested too deep")
 
 
-def _has_order(values: set[Any] | frozenset[Any]) -> bool:
+def _is_orderable(values: set[Any] | frozenset[Any]) -> bool:
     kinds = set(map(type, values))
     if kinds == {float}:
         return all(value == value for value in values)
-    return len(kinds) < 2 and kinds <= _ORDERED
+    return len(kinds) < 2 and kinds <= _ORDERABLE_TYPES
 
 
 def _field_names(kind: type[Any]) -> Iterable[str]:
@@ -118,78 +118,82 @@ def _field_names(kind: type[Any]) -> Iterable[str]:
         return kind.__struct_fields__
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
-    return [one.name for one in getattr(kind, "__attrs_attrs__", ())]
+    return [attribute.name for attribute in getattr(kind, "__attrs_attrs__", ())]
 
 
-def _with_order(value: Any) -> Any:
-    """The value with lists of packed elements in the place of such sets."""
-    if type(value) in _SCALARS:
+def _with_sorted_sets(value: Any) -> Any:
+    """Copy the value with each unordered set replaced by a sorted list of its encoded elements."""
+    if type(value) in _SCALAR_TYPES:
         return value
     if isinstance(value, set | frozenset):
-        if _has_order(value):
+        if _is_orderable(value):
             return value
-        return [msgspec.Raw(one) for one in sorted(pack(_with_order(one)) for one in value)]
+        return [
+            msgspec.Raw(item) for item in sorted(pack(_with_sorted_sets(item)) for item in value)
+        ]
     if isinstance(value, dict):
-        return {key: _with_order(one) for key, one in value.items()}
+        return {key: _with_sorted_sets(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_order(one) for one in value]
+        return [_with_sorted_sets(item) for item in value]
     names = [name for name in _field_names(type(value)) if hasattr(value, name)]
     if not names:
         return value
-    made = copy.copy(value)
-    put = msgspec.structs.force_setattr if isinstance(made, msgspec.Struct) else object.__setattr__
+    copied = copy.copy(value)
+    set_field = (
+        msgspec.structs.force_setattr if isinstance(copied, msgspec.Struct) else object.__setattr__
+    )
     for name in names:
-        put(made, name, _with_order(getattr(value, name)))
-    return made
+        set_field(copied, name, _with_sorted_sets(getattr(value, name)))
+    return copied
 
 
 def unpack(data: bytes) -> Any:
     try:
         return _decoder.decode(data)
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         raise Invalid(what="record", why=str(error)) from None
 
 
 def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
-    """A reusable decoder for hot paths; `unpack_as` is the checked form."""
-    found = _typed.get(kind)
-    if found is None:
-        found = _typed[kind] = new_decoder(kind)
-    return found
+    """Return the cached decoder of a type, for hot paths. `unpack_as` is the checked form."""
+    cached = _decoders.get(kind)
+    if cached is None:
+        cached = _decoders[kind] = new_decoder(kind)
+    return cached
 
 
 def new_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """One thread at a time: the library keeps what it knows of a record's type with the type, and shows
-    it to other threads before it is complete, who die of it."""
-    with _making:
+    """Create a decoder under a lock. msgspec caches type information on the record type and publishes it
+    before it is complete, which crashes other threads."""
+    with _type_lock:
         return msgspec.msgpack.Decoder(kind)
 
 
 def new_json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    with _making:
+    with _type_lock:
         return msgspec.json.Decoder(kind)
 
 
 def unpack_as(kind: type[T], data: bytes) -> T:
     try:
         return decoder(kind).decode(data)
-    except UNREADABLE as error:
+    except DECODE_ERRORS as error:
         raise Invalid(what=kind.__name__, why=str(error)) from None
 
 
 def check_depth(what: str, packed: bytes, **fields: Any) -> None:
-    """Invalid if values are nested deeper than `DEPTH_MAX`: whoever reads them may have less room than
-    whoever wrote them. Each level has a byte at least, so what is short need not be looked at."""
+    """Raise Invalid if values are nested deeper than `DEPTH_MAX`. A reader may have a smaller stack than
+    the writer. Each level takes at least one byte, so short data needs no check."""
     if len(packed) <= DEPTH_MAX:
         return
     level: list[Any] = [unpack(packed)]
     for _ in range(DEPTH_MAX + 1):
         level = [
-            one
-            for nest in level
-            if type(nest) in (list, dict)
-            for one in (nest.values() if type(nest) is dict else nest)
-            if type(one) in (list, dict)
+            item
+            for container in level
+            if type(container) in (list, dict)
+            for item in (container.values() if type(container) is dict else container)
+            if type(item) in (list, dict)
         ]
         if not level:
             return
@@ -197,19 +201,19 @@ def check_depth(what: str, packed: bytes, **fields: Any) -> None:
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """`msgspec.convert`; the first time that a type is used, no other thread makes anything of it."""
-    # By its identity: not every annotation has a hash. Those kept here do not go.
-    if id(kind) in _used:
+    """Call `msgspec.convert`. The first use of a type holds the lock of `new_decoder`."""
+    # Keyed by id, because not every annotation is hashable. The dict keeps the types alive.
+    if id(kind) in _converted_types:
         return msgspec.convert(value, kind)
-    with _making:
+    with _type_lock:
         try:
             return msgspec.convert(value, kind)
         finally:
-            _used[id(kind)] = kind
+            _converted_types[id(kind)] = kind
 
 
 def digest(*parts: bytes) -> bytes:
-    """SHA-256 over parts, each preceded by its length, so that no two lists collide."""
+    """SHA-256 over parts. Each part is preceded by its length, so that two different lists never collide."""
     state = hashlib.sha256()
     for part in parts:
         state.update(len(part).to_bytes(8, "big"))
@@ -221,10 +225,10 @@ def digest_of(value: Any) -> bytes:
     return hashlib.sha256(pack(value)).digest()
 
 
-def _forget_lock() -> None:
-    """A thread that held it is not there in a forked child."""
-    global _making
-    _making = threading.RLock()
+def _reset_lock_in_child() -> None:
+    """Replace the lock in a forked child: the thread that held it does not exist there."""
+    global _type_lock
+    _type_lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_forget_lock)
+os.register_at_fork(after_in_child=_reset_lock_in_child)

@@ -4,50 +4,50 @@
     ├── Invalid               fix the input; nothing was changed
     │   ├── KeyTooLarge
     │   ├── ValueTooLarge
-    │   ├── KeyConflict       the same idempotency key came with another body
-    │   ├── KeyExpired        the key is older than what is remembered: nobody knows if it was used
+    │   ├── KeyConflict       the idempotency key was used with a different body
+    │   ├── KeyExpired        the key is older than the dedupe retention: a repeat cannot be detected
     │   └── BadUrl
-    ├── NotFound              it is not there
-    │   ├── TaskForgotten     the task has ended, and its result is kept no longer (`retain_s`)
+    ├── NotFound              the object does not exist
+    │   ├── TaskForgotten     the task has ended and its result has passed its retention (`retain_s`)
     │   └── StoreGone         the store's directory was removed or moved while it was open
-    ├── HeadMoved             re-read: the journal went on, what you computed is void
-    ├── IllegalTransition     fix the code: the move is not in the table
-    ├── ReplayDiverged        fix the code: a journaled step comes out otherwise now
-    ├── NoReply               the handler answered nothing
-    ├── UnknownEvent          deploy code that knows the event; a dead letter is redriven after that
-    ├── Conflict              retry: somebody else committed first
+    ├── HeadMoved             re-read: the journal has new entries, the computed step is void
+    ├── IllegalTransition     fix the code: the transition is not in the table
+    ├── ReplayDiverged        fix the code: replay of a journaled step gives a different result
+    ├── NoReply               the handler sent no reply
+    ├── UnknownEvent          deploy code that knows the event, then redrive its dead letter
+    ├── Conflict              retry: a concurrent transaction committed first
     ├── Busy                  retry later: nothing is wrong
     │   ├── Held              wait: another holder's lease is live
-    │   │   └── AlreadyHeldByOther  another leads this universe; the error says until when
-    │   ├── NotYet            nothing to do so far: the request stands (`store.standers`)
-    │   ├── Withdrawn         whoever sent the request has called it back
-    │   ├── Overloaded        wait for the time it names: too much is waiting already
-    │   ├── StoreBusy         another process has the store to itself
-    │   └── WriterLost        the writer process went away and none came back yet
-    ├── Timeout               it took longer than you allowed
-    ├── Fenced                stop: somebody else may act on this now
-    │   ├── ClaimLost         drop the item: the claim expired or was taken over
-    │   ├── NotHeld           acquire again: nobody leads by this lease any more
-    │   └── OwnerMismatch     step down: another leads now
-    ├── CommitUnknown         look before you repeat: it may or may not have happened
-    └── StoreError            call an operator; the hint says what to do
+    │   │   └── AlreadyHeldByOther  another process leads this universe; the error has the expiry
+    │   ├── NothingToDo       a parked operation found no work: it stays parked (`store.parked`)
+    │   ├── RequestCancelled  the client cancelled its parked request
+    │   ├── Overloaded        wait for `retry_after_s`: the queue is full
+    │   ├── StoreBusy         another process has exclusive access to the store
+    │   └── WriterLost        the writer process exited and no new one is reachable yet
+    ├── Timeout               the call exceeded its timeout
+    ├── Fenced                stop: another holder may act on this resource now
+    │   ├── ClaimLost         drop the item: the claim expired or was cancelled
+    │   ├── NotHeld           acquire again: this lease is no longer held
+    │   └── OwnerMismatch     step down: another process leads now
+    ├── CommitUnknown         in-doubt commit: read before you repeat it
+    └── StoreError            call an operator; the hint has the remedy
         ├── StoreClosed
         ├── StoreForked
         ├── StoreReplaced
         ├── StoreCorrupt
         ├── StoreFull
         ├── StoreReadOnly
-        ├── StoreTimeLeap     the calendar is too far ahead of the last commit to be true
-        ├── StoreDenied       another account owns it, or the server says no
+        ├── StoreTimeLeap     the wall clock is implausibly far ahead of the last commit
+        ├── StoreDenied       another account owns the store, or the server denies access
         ├── SchemaMismatch
-        ├── StoreMoved        go on in the place that it names
-        ├── CopyUnfinished    run the copy again, or remove what there is of it
+        ├── StoreMoved        use the store that the error names
+        ├── CopyUnfinished    run the copy again, or remove the partial copy
         ├── LocksUnsupported  the kernel has no open file description locks
         └── NetworkFilesystem
 
-An error carries fields, not prose: `Fenced(resource=..., held=3, current=4)`. `code` is stable
-text for machines, `retryable` says whether the same call may succeed later, `hint` what a person
-does next. `to_wire` and `from_wire` carry an error between processes as plain data.
+An error carries fields, not prose: `Fenced(resource=..., held=3, current=4)`. `code` is a stable
+identifier for programs. `retryable` means that the same call may succeed later. `hint` is the next
+step for a person. `to_wire` and `from_wire` convert an error to and from plain data.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class HoldfastError(Exception):
         self.fields = fields
 
     def __str__(self) -> str:
-        told = " ".join(f"{name}={value!r}" for name, value in self.fields.items())
-        text = f"{self.code}: {told}" if told else self.code
+        described = " ".join(f"{name}={value!r}" for name, value in self.fields.items())
+        text = f"{self.code}: {described}" if described else self.code
         return f"{text} ({self.hint})" if self.hint else text
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class KeyConflict(Invalid):
 
 class KeyExpired(Invalid):
     code = "key_expired"
-    hint = "too old to be told from a repeat; look whether it happened, then use a new key"
+    hint = "the key is too old to detect a repeat; check whether the call took effect, then use a new key"
 
 
 class BadUrl(Invalid):
@@ -114,12 +114,14 @@ class NotFound(HoldfastError):
 
 class TaskForgotten(NotFound):
     code = "task_forgotten"
-    hint = "the task has ended, and retain_s has passed since; submit with a longer retain_s to read its result"
+    hint = (
+        "the task ended longer than retain_s ago; submit with a longer retain_s to read its result"
+    )
 
 
 class StoreGone(NotFound):
     code = "store_gone"
-    hint = "the store's directory was removed or moved while it was open; nothing is committed any more"
+    hint = "the store's directory was removed or moved while it was open; no further commit is possible"
 
 
 class HeadMoved(HoldfastError):
@@ -133,7 +135,7 @@ class IllegalTransition(HoldfastError):
 
 class ReplayDiverged(HoldfastError):
     code = "replay_diverged"
-    hint = "the world is parked; bring back code that repeats its journal, then resume it"
+    hint = "the world is parked; deploy code that replays its journal identically, then resume it"
 
 
 class NoReply(HoldfastError):
@@ -143,7 +145,7 @@ class NoReply(HoldfastError):
 
 class UnknownEvent(HoldfastError):
     code = "unknown_event"
-    hint = "no live worker knows its type; deploy code that does, then redrive it if it is a dead letter"
+    hint = "no live worker knows this event type; deploy code that does, then redrive the event if it is a dead letter"
 
 
 class Conflict(HoldfastError):
@@ -156,14 +158,14 @@ class Busy(HoldfastError):
     retryable = True
 
 
-class NotYet(Busy):
+class NothingToDo(Busy):
     code = "not_yet"
-    hint = "there is nothing to do for this request so far"
+    hint = "the operation found no work yet"
 
 
-class Withdrawn(Busy):
+class RequestCancelled(Busy):
     code = "withdrawn"
-    hint = "whoever sent this request has called it back"
+    hint = "the client cancelled this request"
 
 
 class Held(Busy):
@@ -172,7 +174,7 @@ class Held(Busy):
 
 class AlreadyHeldByOther(Held):
     code = "already_held_by_other"
-    hint = "it is free at until_ns at the latest, unless its owner renews"
+    hint = "the lease expires at until_ns unless its owner renews it"
 
 
 class StoreBusy(Busy):
@@ -245,7 +247,7 @@ class StoreCorrupt(StoreError):
 class StoreFull(StoreError):
     code = "store_full"
     retryable = True
-    hint = "nothing of this commit was kept; free some disk space"
+    hint = "the commit was rolled back; free some disk space"
 
 
 class StoreReadOnly(StoreError):
@@ -261,8 +263,8 @@ class StoreDenied(StoreError):
 class StoreTimeLeap(StoreError):
     code = "store_time_leap"
     hint = (
-        "nothing was changed; set the clock of the machine; if its calendar is right, open the store once with "
-        "HOLDFAST_STORE_TIME_UNTIL=YYYY-MM-DD, a day that is still to come"
+        "nothing was changed; set the machine's clock; if the clock is right, open the store once with "
+        "HOLDFAST_STORE_TIME_UNTIL=YYYY-MM-DD, a date in the future"
     )
 
 
@@ -278,7 +280,7 @@ class StoreMoved(StoreError):
 
 class CopyUnfinished(StoreError):
     code = "copy_unfinished"
-    hint = "run the same `holdfast store copy` again: it goes on where it ended"
+    hint = "run the same `holdfast store copy` again: it resumes at the last copied row"
 
 
 class LocksUnsupported(StoreError):
@@ -304,11 +306,11 @@ def from_wire(data: list[Any]) -> HoldfastError:
 
 
 def by_code() -> dict[str, type[HoldfastError]]:
-    """Every error class that is loaded, by its code. The first (topmost) class of a code wins."""
-    found: dict[str, type[HoldfastError]] = {}
+    """All loaded error classes by code. For a shared code the topmost class wins."""
+    classes: dict[str, type[HoldfastError]] = {}
     level: list[type[HoldfastError]] = [HoldfastError]
     while level:
         for kind in level:
-            found.setdefault(kind.code, kind)
+            classes.setdefault(kind.code, kind)
         level = [child for kind in level for child in kind.__subclasses__()]
-    return found
+    return classes

@@ -1,14 +1,14 @@
-"""A handler that forks: its child runs in a copy of the worker's thread and must not go on as a worker.
+"""Fork detection for handlers: the forked child of a handler must exit and not continue as a worker.
 
-The worker's locks, threads and connections are the parent's. A child that comes back from the handler, or leaves it
-by `sys.exit`, ends there: with the status it asked for, without exit hooks, as a plain thread would end it.
+The child runs in a copy of the worker's thread, but locks, threads and connections belong to the parent. When the
+child returns from the handler or calls `sys.exit`, the process exits at once with that status and without exit hooks.
 
-    before = forks.made
+    before = forks.fork_count
     try:
         handler()
     except BaseException as error:
-        if forks.made != before:
-            forks.leave(error)
+        if forks.fork_count != before:
+            forks.exit_child(error)
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import sys
 import traceback
 from typing import NoReturn
 
-# How many forks lie between this process and the one that imported this module.
-made = 0
+# Number of forks between the process that imported this module and this process.
+fork_count = 0
 
 
-def leave(error: BaseException | None = None) -> NoReturn:
-    """End a forked child that has come back from a handler."""
+def exit_child(error: BaseException | None = None) -> NoReturn:
+    """Exit a forked child that has returned from a handler."""
     status = 0
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -37,9 +37,9 @@ def leave(error: BaseException | None = None) -> NoReturn:
     os._exit(status & 0xFF)
 
 
-def _count() -> None:
-    global made
-    made += 1
+def _count_fork() -> None:
+    global fork_count
+    fork_count += 1
 
 
-os.register_at_fork(after_in_child=_count)
+os.register_at_fork(after_in_child=_count_fork)

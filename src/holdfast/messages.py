@@ -1,13 +1,13 @@
-"""What crosses a world's border: ingress comes in, intents go out, receipts tell how they ended.
+"""Messages into and out of a world: ingress, intents and receipts.
 
-    Ingress    one thing that a world reacts to: an event, a receipt, a fired timer, mail
-    Intent     one thing that a world wants: an effect, a timer, a message to another world
-    Receipt    how an intent ended: ok, error or timeout; exactly one for each
+    Ingress        one input of a world: an event, a receipt, a fired timer, mail
+    Intent         one output of a world: an effect, a timer, a message to another world
+    IntentReceipt  the outcome of an intent: ok, error or timeout; exactly one per intent
 
-An intent's identity tells where it was born: a hash of generation and world, then height and index. Under
-a user's key it is a hash of world and key instead, without the generation: a store that was restored still
-knows what the key was used for, so wanted again it is the same intent. Kind and parameters are not part of
-the identity; they are kept beside it, so that the same key with other parameters is noticed as `KeyConflict`.
+The id of an intent is positional: a hash of generation and world, then height and index. With a user's
+idempotency key the id is a hash of world and key. It leaves out the generation, so a restored store maps
+the key to the same intent. Kind and parameters are not part of the id. They are stored beside it, so that
+the same key with other parameters raises `KeyConflict`.
 """
 
 from __future__ import annotations
@@ -20,60 +20,60 @@ import msgspec
 
 from holdfast import codec
 from holdfast.codec import Record
-from holdfast.durable.item import Tried
+from holdfast.durable.item import FailedAttempt
 
 TIMER_SET = "timer.set"
 TIMER_CANCEL = "timer.cancel"
 FABRIC_SEND = "fabric.send"
 EFFECT_CANCEL = "effect.cancel"
-# The schemas of its parameters and of its receipt, as document 004 names them.
+# Schema names of the parameters and the receipt of `fabric.send`, from document 004.
 FABRIC_PARAMS = "sys/FabricSendParams@1"
 FABRIC_RECEIPT = "sys/FabricSendReceipt@1"
 TYPED_EVENT: Literal["typed_event"] = "typed_event"
 INBOX: Literal["inbox"] = "inbox"
-Mode = Literal["typed_event", "inbox"]
-# Kinds that the runtime handles itself.
-RESERVED = frozenset({TIMER_SET, TIMER_CANCEL, FABRIC_SEND, EFFECT_CANCEL})
+DeliveryMode = Literal["typed_event", "inbox"]
+# Effect kinds that the runtime handles without a user handler.
+RESERVED_KINDS = frozenset({TIMER_SET, TIMER_CANCEL, FABRIC_SEND, EFFECT_CANCEL})
 
 
-class Kind(Enum):
-    """Who produced an ingress."""
+class IngressKind(Enum):
+    """The source of an ingress."""
 
     EVENT = "event"
     RECEIPT = "receipt"
     TIMER = "timer"
-    # Mail of another world: an event, or whatever was put into a named inbox.
+    # Mail from another world: a typed event (FABRIC), or a message to a named inbox (INBOX).
     FABRIC = "fabric"
     INBOX = "inbox"
 
 
-class Status(Enum):
+class ReceiptStatus(Enum):
     OK = "ok"
     ERROR = "error"
     TIMEOUT = "timeout"
 
 
 class Ingress(Record, frozen=True):
-    """Canonical bytes of one input, as they are journaled."""
+    """One input of a world, as the journal stores it."""
 
-    kind: Kind
-    # The event's type, the effect's kind for a receipt, the inbox for mail to one.
+    kind: IngressKind
+    # The event type, the effect kind of a receipt, or the name of the inbox.
     type: str
     value: bytes
     event_hash: bytes
     intent_hash: bytes | None = None
     correlation_id: str | None = None
-    # Where a message of another world came from: for reducers that care about causes.
+    # Sender of a message from another world, for reducers that track causality.
     from_world: str | None = None
     from_height: int | None = None
     headers: dict[str, str] = msgspec.field(default_factory=dict)
-    # Of mail: the universe it came from, if not ours; its id, if not the intent's hash.
+    # Mail only: the sender's universe if it differs, and the message id if it is not the intent hash.
     from_universe: str | None = None
     message_id: bytes | None = None
 
 
 class Intent(Record, frozen=True):
-    """What waits to be dispatched. The first eight fields are the dispatch item of document 004."""
+    """One output of a world, queued for dispatch. The first eight fields are the dispatch item of document 004."""
 
     universe_id: str
     world_id: str
@@ -81,7 +81,7 @@ class Intent(Record, frozen=True):
     effect_kind: str
     params: bytes
     origin_name: str
-    # The hash of the effect's policy where it was wanted; empty for what has none: mail and timers.
+    # Hash of the effect's policy at emission. Empty for mail and timers, which have no policy.
     policy_context_hash: bytes
     enqueued_at_ns: int
     priority: int = 0
@@ -91,23 +91,23 @@ class Intent(Record, frozen=True):
     correlation_id: str | None = None
     from_height: int = 0
     generation: int = 0
-    # The dead intent that an operator wanted done again.
+    # The dead intent that an operator redrove.
     redrive_of: bytes | None = None
-    # Mail is answered with a receipt only where somebody handles it.
-    answered: bool = True
-    # Which of the intents of its entry it is.
+    # Whether the sender gets a receipt. Mail has one only if the world handles it.
+    wants_receipt: bool = True
+    # Position among the intents of its journal entry.
     index: int = 0
 
-    def place_hash(self) -> bytes:
-        """The identity that it would have without its key: that of this one use of the key."""
+    def positional_id(self) -> bytes:
+        """Return the id that the intent would have without its key. It identifies this use of the key."""
         return intent_hash(self.generation, self.world_id, (self.from_height, self.index))
 
-    def wanted(self) -> bytes:
-        """What a key stands for: asked for again under the same key, it must be the same."""
+    def idempotency_digest(self) -> bytes:
+        """Return the digest that must match when the key is reused."""
         return codec.digest(self.effect_kind.encode(), self.params)
 
-    def content(self) -> bytes:
-        """What replay compares: the identity and everything that was wanted, but no clock."""
+    def replay_digest(self) -> bytes:
+        """Return the digest that replay compares: the id and all parameters, without times."""
         return codec.digest(
             self.intent_hash,
             self.effect_kind.encode(),
@@ -117,12 +117,12 @@ class Intent(Record, frozen=True):
         )
 
 
-class Receipt(Record, frozen=True):
-    """How an intent ended, as it travels to the world that wanted it."""
+class IntentReceipt(Record, frozen=True):
+    """The outcome of an intent, as it is delivered to the world that emitted it."""
 
     intent_hash: bytes
     effect_kind: str
-    status: Status
+    status: ReceiptStatus
     value: bytes = b""
     code: str = ""
     error: str = ""
@@ -130,58 +130,58 @@ class Receipt(Record, frozen=True):
     tag: str = ""
     cost: float = 0.0
     redrive_of: bytes | None = None
-    # The attempts that came to nothing, if there were any.
-    tried: tuple[Tried, ...] = ()
+    # Failed attempts, oldest first.
+    failed_attempts: tuple[FailedAttempt, ...] = ()
 
 
 class TimerSet(Record, frozen=True):
-    """Parameters of `timer.set`: an event to deliver at a time. The key is a slot."""
+    """Parameters of `timer.set`: an event to deliver at a time. A key holds one timer at most."""
 
     key: str
     type: str
     value: bytes
     delay_ns: int | None = None
     wall_ns: int | None = None
-    # A rule instead of a time: it is hung again whenever it fires (`world.every`).
+    # A cron rule instead of a time: the timer is rescheduled each time it fires (`world.recurring`).
     cron: str = ""
     zone: str = "UTC"
     missed: str = "one"
 
 
 class WorldName(Record, frozen=True):
-    """A world as people call it, where the document has only ids."""
+    """A world by type and name. Document 004 has only ids."""
 
     type: str
     name: str
 
 
 class FabricSendParams(Record, frozen=True, kw_only=True):
-    """Parameters of `fabric.send`: `sys/FabricSendParams@1`, and an id for the message."""
+    """Parameters of `fabric.send`: `sys/FabricSendParams@1` plus a message id."""
 
-    # None: the sender's.
+    # None: the sender's universe.
     dest_universe: str | None = None
-    # By its id it must be there; by its name it is made if it is not.
+    # An id must name an existing world. A name creates the world if it does not exist.
     dest_world: str | WorldName
-    mode: Mode = TYPED_EVENT
-    # A typed event: the name of its type, and its bytes.
+    mode: DeliveryMode = TYPED_EVENT
+    # Mode typed_event: type name and encoded value.
     schema: str | None = None
     value_cbor: bytes | None = None
-    # Mail to a named inbox: the name, and any bytes of ours (`codec`).
+    # Mode inbox: inbox name and payload, encoded by `codec`.
     inbox: str | None = None
     payload_cbor: bytes | None = None
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     correlation_id: str | None = None
-    # Instead of the intent's hash: sent again under the same id, it arrives once.
+    # Replaces the intent hash as the idempotency key: a repeated send with this id is delivered once.
     message_id: bytes | None = None
 
     def body(self) -> tuple[str, bytes]:
-        """What it is called and what it says, in either mode."""
+        """Return the name (event type or inbox) and the encoded value, in either mode."""
         if self.mode == INBOX:
             return self.inbox or "", self.payload_cbor or b""
         return self.schema or "", self.value_cbor or b""
 
-    def meaning(self) -> bytes:
-        """What its id stands for: sent again under the same id, it must be the same."""
+    def idempotency_digest(self) -> bytes:
+        """Return the digest that must match when the message id is reused."""
         name, value = self.body()
         return codec.digest(self.mode.encode(), name.encode(), value)
 
@@ -191,25 +191,25 @@ class FabricSendReceipt(Record, frozen=True):
 
     status: Literal["ok", "already_enqueued", "error"]
     message_id: bytes
-    # Empty where no world was found.
+    # Empty if no destination world was found.
     dest_world: str
-    # Its place in the inbox, in bytes that sort as it does.
+    # The sequence number in the inbox, as big-endian bytes.
     enqueued_seq: bytes | None = None
 
     @property
     def seq(self) -> int | None:
-        """The place in the inbox as a number, as `send` returns it."""
+        """The sequence number in the inbox, as `send` returns it."""
         return None if self.enqueued_seq is None else int.from_bytes(self.enqueued_seq, "big")
 
 
 def event_ingress(type: str, value: bytes, **fields: Any) -> Ingress:
-    return Ingress(Kind.EVENT, type, value, codec.digest(type.encode(), value), **fields)
+    return Ingress(IngressKind.EVENT, type, value, codec.digest(type.encode(), value), **fields)
 
 
-def receipt_ingress(receipt: Receipt, *, correlation_id: str | None = None) -> Ingress:
+def receipt_ingress(receipt: IntentReceipt, *, correlation_id: str | None = None) -> Ingress:
     value = codec.pack(receipt)
     return Ingress(
-        Kind.RECEIPT,
+        IngressKind.RECEIPT,
         receipt.effect_kind,
         value,
         codec.digest(receipt.effect_kind.encode(), value),
@@ -218,21 +218,23 @@ def receipt_ingress(receipt: Receipt, *, correlation_id: str | None = None) -> I
     )
 
 
-def intent_hash(generation: int, world_id: str, place: tuple[int, int]) -> bytes:
-    """The identity of an intent without a key: born at (height, index).
+def intent_hash(generation: int, world_id: str, position: tuple[int, int]) -> bytes:
+    """Return the id of an intent without a key, emitted at (height, index).
 
-    Height and index stay readable at its end, behind a hash of the world. So those of one world
-    lie side by side in a store, in the order in which they were wanted, and not all over it.
+    The id is a hash of generation and world, followed by height and index. The intents of a world are
+    therefore adjacent in the store, in emission order.
     """
-    height, index = place
-    return _birth(generation, world_id) + height.to_bytes(8, "big") + index.to_bytes(4, "big")
+    height, index = position
+    return (
+        _origin_prefix(generation, world_id) + height.to_bytes(8, "big") + index.to_bytes(4, "big")
+    )
 
 
 def keyed_hash(world_id: str, key: str) -> bytes:
-    """The identity of an intent that its world's user named by a key, in whatever generation."""
+    """Return the id of an intent with a user's key. It is the same in every generation."""
     return codec.digest(world_id.encode(), b"k" + key.encode())
 
 
 @lru_cache(maxsize=65536)
-def _birth(generation: int, world_id: str) -> bytes:
+def _origin_prefix(generation: int, world_id: str) -> bytes:
     return codec.digest(generation.to_bytes(8, "big"), world_id.encode(), b"p")[:20]

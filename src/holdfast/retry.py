@@ -1,7 +1,7 @@
-"""Backoff, as a pure function of the attempt and a random number in [0, 1).
+"""Exponential backoff with jitter, as a pure function of the attempt and a number in [0, 1).
 
-Full jitter between half and all of an exponential delay: retries that failed together do not come
-back together, and none comes back at once.
+The delay is between half and all of the exponential value. Attempts that failed together retry at
+different times, and no attempt retries immediately.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ class Backoff:
     factor: float = 2.0
     max_ns: int = 60_000_000_000
 
-    def delay_ns(self, attempt: int, unit: float) -> int:
-        """How long to wait after the given failed attempt (1 is the first)."""
+    def delay_ns(self, attempt: int, jitter_unit: float) -> int:
+        """Return the delay after a failed attempt (1 is the first)."""
         assert attempt >= 1
-        assert 0.0 <= unit < 1.0
+        assert 0.0 <= jitter_unit < 1.0
         # The exponent is capped so that a million attempts do not overflow a float.
         ceiling = min(self.first_ns * self.factor ** min(attempt - 1, 64), self.max_ns)
-        return int(ceiling * (0.5 + unit / 2))
+        return int(ceiling * (0.5 + jitter_unit / 2))
 
 
-def spread(*parts: int) -> float:
-    """A number in [0, 1) that depends on nothing but its arguments (jitter that replays)."""
-    x = 0x9E3779B97F4A7C15
+def jitter(*parts: int) -> float:
+    """Return deterministic jitter in [0, 1), computed from the arguments alone so that replay repeats it."""
+    mixed = 0x9E3779B97F4A7C15
     for part in parts:
-        x = ((x ^ (part & _MASK)) * 0xBF58476D1CE4E5B9) & _MASK
-        x ^= x >> 31
-    return (x >> 11) / (1 << 53)
+        mixed = ((mixed ^ (part & _MASK)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed ^= mixed >> 31
+    return (mixed >> 11) / (1 << 53)
 
 
 _MASK = (1 << 64) - 1

@@ -1,7 +1,7 @@
-"""Tables of legal moves: the only way a state changes.
+"""State machines as transition tables: the only way a state changes.
 
-`next` answers the state that follows, or raises `IllegalTransition` with everything it was told
-and changes nothing. Tests, docs and diagrams read the same table that the code runs on.
+`next` returns the following state, or raises `IllegalTransition` with its context fields and changes
+nothing. Code, tests, docs and diagrams read the same table.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ class Transitions(Generic[S, E]):
         self.terminal: frozenset[S] = self.states - {state for state, _ in self.table}
 
     def next(self, state: S, event: E, **context: Any) -> S:
-        after = self.table.get((state, event))
-        if after is None:
+        following = self.table.get((state, event))
+        if following is None:
             raise IllegalTransition(
                 machine=self.name, prior=state.name, attempted=event.name, **context
             )
-        return after
+        return following
 
     def allows(self, state: S, event: E) -> bool:
         return (state, event) in self.table
 
     def unreachable(self) -> frozenset[S]:
-        """States that no path from the initial one arrives at. A sound table has none."""
-        seen = {self.initial}
+        """States that no path from the initial state reaches. A correct table has none."""
+        reachable = {self.initial}
         frontier = [self.initial]
         while frontier:
-            here = frontier.pop()
-            for (state, _), after in self.table.items():
-                if state is here and after not in seen:
-                    seen.add(after)
-                    frontier.append(after)
-        return self.states - seen
+            reached = frontier.pop()
+            for (state, _), following in self.table.items():
+                if state is reached and following not in reachable:
+                    reachable.add(following)
+                    frontier.append(following)
+        return self.states - reachable
 
     def pairs(self) -> Iterator[tuple[S, E, S | None]]:
-        """Every (state, event), legal or not, with the state that follows or None."""
+        """Yield every (state, event) with the following state, or None where the pair is illegal."""
         events = type(next(iter(self.table))[1])
         for state in type(self.initial):
             for event in events:

@@ -1,7 +1,8 @@
-"""Counterparts on loopback: an HTTP server with routes, and certificates of our own authority.
+"""Fake servers and connectors of adapter tests: a loopback HTTP server with routes and test
+certificates.
 
-`Recorder` is a connector that notes where it was asked to connect and never does. `Scripted` is one
-whose connections go nowhere either: at the addresses it knows it plays back the bytes of an answer.
+`RecordingConnector` records each requested connection and opens none. `ScriptedConnector` also
+opens none: for known addresses it replays the bytes of a response.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any, TypeVar
 import httpcore
 import trustme
 
-from holdfast.adapters.guard import Reach
-from holdfast.adapters.http import Http
+from holdfast.adapters.address_guard import Reach
+from holdfast.adapters.http import HttpClient
 
 T = TypeVar("T")
 
@@ -31,8 +32,8 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 @dataclass
-class Seen:
-    """One request, as the server had it."""
+class ReceivedRequest:
+    """One request received by the server."""
 
     method: str
     path: str
@@ -40,28 +41,28 @@ class Seen:
     body: bytes
 
 
-Route = Callable[[BaseHTTPRequestHandler, Seen], None]
+Route = Callable[[BaseHTTPRequestHandler, ReceivedRequest], None]
 
 
 @dataclass
-class Server:
+class FakeHttpServer:
     host: str
     port: int
     scheme: str
     routes: dict[str, Route] = field(default_factory=dict)
-    seen: list[Seen] = field(default_factory=list)
-    # Set when the test is over: routes that hang wait for it.
-    over: threading.Event = field(default_factory=threading.Event)
+    requests: list[ReceivedRequest] = field(default_factory=list)
+    # Set at the end of the test. Hanging routes wait for it.
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def url(self, path: str = "/") -> str:
         return f"{self.scheme}://{self.host}:{self.port}{path}"
 
 
 @contextmanager
-def serving(
+def run_http_server(
     host: str = "127.0.0.1", *, name: str | None = None, context: ssl.SSLContext | None = None
-) -> Iterator[Server]:
-    server = Server(name or host, 0, "http" if context is None else "https")
+) -> Iterator[FakeHttpServer]:
+    server = FakeHttpServer(name or host, 0, "http" if context is None else "https")
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -69,8 +70,8 @@ def serving(
         def answer(self) -> None:
             size = int(self.headers.get("content-length") or 0)
             headers = {name.lower(): value for name, value in self.headers.items()}
-            seen = Seen(self.command, self.path, headers, self.rfile.read(size))
-            server.seen.append(seen)
+            seen = ReceivedRequest(self.command, self.path, headers, self.rfile.read(size))
+            server.requests.append(seen)
             self.close_connection = True
             with suppress(BrokenPipeError, ConnectionResetError):
                 server.routes[self.path.partition("?")[0]](self, seen)
@@ -95,17 +96,19 @@ def serving(
     try:
         yield server
     finally:
-        server.over.set()
+        server.stopped.set()
         httpd.shutdown()
         thread.join()
         httpd.server_close()
 
 
-def answer(status: int = 200, body: bytes = b"", headers: dict[str, str] | None = None) -> Route:
-    def route(handler: BaseHTTPRequestHandler, seen: Seen) -> None:
+def respond_with(
+    status: int = 200, body: bytes = b"", headers: dict[str, str] | None = None
+) -> Route:
+    def route(handler: BaseHTTPRequestHandler, seen: ReceivedRequest) -> None:
         handler.send_response(status)
-        told = {"content-length": str(len(body)), **(headers or {})}
-        for name, value in told.items():
+        all_headers = {"content-length": str(len(body)), **(headers or {})}
+        for name, value in all_headers.items():
             handler.send_header(name, value)
         handler.end_headers()
         if seen.method != "HEAD":
@@ -115,7 +118,7 @@ def answer(status: int = 200, body: bytes = b"", headers: dict[str, str] | None 
 
 
 def redirect(to: str, status: int = 302) -> Route:
-    return answer(status, headers={"location": to})
+    return respond_with(status, headers={"location": to})
 
 
 def context_for(authority: trustme.CA, name: str) -> ssl.SSLContext:
@@ -124,11 +127,11 @@ def context_for(authority: trustme.CA, name: str) -> ssl.SSLContext:
     return context
 
 
-class Recorder(httpcore.AsyncNetworkBackend):
-    """Notes every connection that is asked for, and makes none."""
+class RecordingConnector(httpcore.AsyncNetworkBackend):
+    """Network backend that records each requested connection and opens none."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int]] = []
+        self.connections: list[tuple[str, int]] = []
 
     async def connect_tcp(
         self,
@@ -138,19 +141,20 @@ class Recorder(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        self.asked.append((host, port))
+        self.connections.append((host, port))
         raise httpcore.ConnectError("recorded")
 
     async def sleep(self, seconds: float) -> None:
         raise AssertionError
 
 
-class Scripted(Recorder):
-    """At an address that it knows, the n-th connection gets the n-th answer; elsewhere nothing."""
+class ScriptedConnector(RecordingConnector):
+    """Network backend that replays responses: the n-th connection to a known address gets the n-th
+    response. Other addresses fail to connect."""
 
-    def __init__(self, answers: dict[str, list[bytes]]) -> None:
+    def __init__(self, responses: dict[str, list[bytes]]) -> None:
         super().__init__()
-        self._answers = answers
+        self._responses = responses
         self.sent: list[bytes] = []
 
     async def connect_tcp(
@@ -161,15 +165,15 @@ class Scripted(Recorder):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        if not self._answers.get(host):
+        if not self._responses.get(host):
             return await super().connect_tcp(host, port, timeout, local_address, socket_options)
-        self.asked.append((host, port))
-        return _Played(self._answers[host].pop(0), self.sent)
+        self.connections.append((host, port))
+        return _ReplayStream(self._responses[host].pop(0), self.sent)
 
 
-class _Played(httpcore.AsyncMockStream):
-    def __init__(self, answer: bytes, sent: list[bytes]) -> None:
-        super().__init__([answer])
+class _ReplayStream(httpcore.AsyncMockStream):
+    def __init__(self, response: bytes, sent: list[bytes]) -> None:
+        super().__init__([response])
         self._sent = sent
         sent.append(b"")
 
@@ -177,30 +181,30 @@ class _Played(httpcore.AsyncMockStream):
         self._sent[-1] += buffer
 
 
-def moved(to: str, status: int = 302) -> bytes:
-    """The bytes of a redirect."""
+def redirect_bytes(to: str, status: int = 302) -> bytes:
+    """Return the bytes of a redirect response."""
     return b"HTTP/1.1 %d Moved\r\nlocation: %s\r\ncontent-length: 0\r\n\r\n" % (
         status,
         to.encode(),
     )
 
 
-class Names:
-    """A resolver with answers of its own: the n-th look-up of a name gets its n-th answer."""
+class FakeResolver:
+    """Resolver with scripted results: the n-th lookup of a name gets its n-th address list."""
 
     def __init__(self, **answers: list[list[str]]) -> None:
         self._answers = {name.replace("_", "."): list(given) for name, given in answers.items()}
-        self.asked: list[str] = []
+        self.lookups: list[str] = []
 
     async def __call__(self, host: str, port: int) -> list[str]:
-        self.asked.append(host)
+        self.lookups.append(host)
         given = self._answers.get(host, [["93.184.216.34"]])
         return given.pop(0) if len(given) > 1 else given[0]
 
 
-def recorded(
-    reach: Reach | None = None, names: Names | None = None
-) -> tuple[Http, Recorder, Names]:
-    """Requests that are judged in full and go nowhere."""
-    connector, names = Recorder(), names or Names()
-    return Http(reach or Reach(), resolve=names, connector=connector), connector, names
+def recording_client(
+    reach: Reach | None = None, resolver: FakeResolver | None = None
+) -> tuple[HttpClient, RecordingConnector, FakeResolver]:
+    """Make an HTTP client that runs all address checks and opens no connection."""
+    connector, resolver = RecordingConnector(), resolver or FakeResolver()
+    return HttpClient(reach or Reach(), resolve=resolver, connector=connector), connector, resolver

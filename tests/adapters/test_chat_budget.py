@@ -1,4 +1,5 @@
-"""Chats within budgets: set aside when they are claimed, settled with their receipt, never overspent."""
+"""Budgets of `llm.chat`: the cost bound is reserved at the claim, settled with the receipt, and
+never overspent."""
 
 from __future__ import annotations
 
@@ -15,14 +16,18 @@ import holdfast as hf
 from holdfast import codec
 from holdfast import store as stores
 from holdfast.adapters import llm
-from holdfast.app.shipped.llm import Chat
-from holdfast.effects.budget import MONEY, TOKENS, Account
+from holdfast.app.builtin_effects.llm import Chat
+from holdfast.effects.budget import MONEY, TOKENS, BudgetAccount
 from holdfast.errors import Invalid
 from holdfast.store.api import Store
-from tests.adapters.rig import Seen, Server, answer, serving
+from tests.adapters.rig import FakeHttpServer, ReceivedRequest, respond_with, run_http_server
 from tests.adapters.test_llm import HELLO, PATH, SECRET, completion
 
-MODULES = ("holdfast.app.shipped.llm", "holdfast.roles.admission", "holdfast.effects.budget")
+MODULES = (
+    "holdfast.app.builtin_effects.llm",
+    "holdfast.workers.effects.admission",
+    "holdfast.effects.budget",
+)
 
 WAIT_S = 30.0
 MAX_TOKENS = 100
@@ -35,10 +40,10 @@ class Say(hf.Event):
     messages: list[dict[str, Any]] = msgspec.field(default_factory=lambda: list(HELLO))
 
 
-class Talk:
-    """An app whose agents chat at a server, and the store it runs on."""
+class ChatRig:
+    """An app with agents that call `llm.chat` on a server, and its store."""
 
-    def __init__(self, server: Server, store: Store, chat: Chat) -> None:
+    def __init__(self, server: FakeHttpServer, store: Store, chat: Chat) -> None:
         self.store = store
         self.chat = chat
 
@@ -61,179 +66,197 @@ class Talk:
         self.agent = Agent
         self.runtime: Any = None
 
-    def say(self, name: str = "ada", **said: Any) -> list[str]:
-        """Have an agent say something; what it was told, all in all, once it was answered."""
+    def send_chats(self, name: str = "ada", **event_fields: Any) -> list[str]:
+        """Send a `Say` event to an agent and wait for its receipts. Return the outcomes of all
+        receipts of the agent."""
         world = self.runtime.world(self.agent, name)
         world.create()
-        told = len(world.state().told) + said.get("times", 1)
-        world.send(Say(**said))
+        expected_count = len(world.state().told) + event_fields.get("times", 1)
+        world.send(Say(**event_fields))
         deadline = time.monotonic() + WAIT_S
-        while len(world.state().told) < told:
+        while len(world.state().told) < expected_count:
             assert time.monotonic() < deadline, f"told {world.state().told}"
             time.sleep(0.005)
         answers: list[str] = world.state().told
         return answers
 
-    def spent(self, unit: str, name: str = "") -> Account:
+    def account(self, unit: str, name: str = "") -> BudgetAccount:
         world = self.runtime.world(self.agent, name) if name else ""
         return hf.llm.account(self.store, universe="agents", unit=unit, world=world)
 
-    def limit(self, **limits: Any) -> None:
+    def set_limit(self, **limits: Any) -> None:
         hf.llm.set_limit(self.store, universe="agents", **limits)
 
-    def most(self) -> dict[str, int]:
+    def cost_bound(self) -> dict[str, int]:
         call = self.chat.call((HELLO, "m", {"max_tokens": MAX_TOKENS}), {})
         prices = codec.pack(self.chat.endpoint.prices)
-        charges = self.store.read(llm.most.fn, call.params, prices)
+        charges = self.store.read(llm.cost_bound.fn, call.params, prices)
         return {charge.unit: charge.amount for charge in charges}
 
 
 @contextmanager
-def talking(server: Server, **options: Any) -> Iterator[Talk]:
+def run_chat_app(server: FakeHttpServer, **options: Any) -> Iterator[ChatRig]:
     prices = {"m": hf.llm.Price(input=1.0, output=10.0)}
     endpoint = hf.llm.Endpoint(server.url("/v1"), SECRET, prices)
     chat = hf.llm.declare(endpoint=endpoint, **{"attempts": 1, **options})
     with stores.open("memory:") as store:
-        talk = Talk(server, store, chat)
-        with talk.app.open(store) as runtime:
-            talk.runtime = runtime
-            yield talk
+        chat_rig = ChatRig(server, store, chat)
+        with chat_rig.app.open(store) as runtime:
+            chat_rig.runtime = runtime
+            yield chat_rig
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as server:
-        server.routes[PATH] = answer(200, completion(usage=(7, 3)))
+def server() -> Iterator[FakeHttpServer]:
+    with run_http_server() as server:
+        server.routes[PATH] = respond_with(200, completion(usage=(7, 3)))
         yield server
 
 
 @pytest.fixture
-def talk(server: Server) -> Iterator[Talk]:
-    with talking(server) as talk:
-        yield talk
+def chat_rig(server: FakeHttpServer) -> Iterator[ChatRig]:
+    with run_chat_app(server) as chat_rig:
+        yield chat_rig
 
 
-def test_a_chat_is_booked_in_its_world_and_its_universe(talk: Talk) -> None:
-    assert talk.say() == ["ok"]
-    assert talk.spent(TOKENS) == talk.spent(TOKENS, "ada") == Account(10, 0, None)
-    assert talk.spent(MONEY) == talk.spent(MONEY, "ada") == Account(37, 0, None)
+def test_chat_cost_is_booked_for_its_world_and_universe(chat_rig: ChatRig) -> None:
+    assert chat_rig.send_chats() == ["ok"]
+    assert chat_rig.account(TOKENS) == chat_rig.account(TOKENS, "ada") == BudgetAccount(10, 0, None)
+    assert chat_rig.account(MONEY) == chat_rig.account(MONEY, "ada") == BudgetAccount(37, 0, None)
 
 
-def test_the_world_sees_what_it_spent(talk: Talk) -> None:
-    talk.say(times=2)
-    cost = talk.runtime.world(talk.agent, "ada").state().cost
+def test_chat_receipt_carries_its_cost(chat_rig: ChatRig) -> None:
+    chat_rig.send_chats(times=2)
+    cost = chat_rig.runtime.world(chat_rig.agent, "ada").state().cost
     assert cost == pytest.approx(2 * 37e-6)
 
 
-def test_the_most_is_set_aside_while_the_call_is_made(server: Server, talk: Talk) -> None:
-    during: list[Account] = []
+def test_chat_cost_bound_is_reserved_during_the_call(
+    server: FakeHttpServer, chat_rig: ChatRig
+) -> None:
+    during: list[BudgetAccount] = []
 
-    def look(handler: Any, seen: Seen) -> None:
-        during.append(talk.spent(TOKENS))
-        answer(200, completion(usage=(7, 3)))(handler, seen)
+    def look(handler: Any, seen: ReceivedRequest) -> None:
+        during.append(chat_rig.account(TOKENS))
+        respond_with(200, completion(usage=(7, 3)))(handler, seen)
 
     server.routes[PATH] = look
-    talk.say()
-    assert during == [Account(0, talk.most()[TOKENS], None)]
-    assert talk.spent(TOKENS) == Account(10, 0, None)
+    chat_rig.send_chats()
+    assert during == [BudgetAccount(0, chat_rig.cost_bound()[TOKENS], None)]
+    assert chat_rig.account(TOKENS) == BudgetAccount(10, 0, None)
 
 
-def test_over_budget_nothing_is_asked(server: Server, talk: Talk) -> None:
-    talk.limit(tokens=50)
-    assert talk.say() == ["over_budget"]
-    assert server.seen == []
-    assert talk.spent(TOKENS) == Account(0, 0, 50)
+def test_chat_over_budget_sends_no_request(server: FakeHttpServer, chat_rig: ChatRig) -> None:
+    chat_rig.set_limit(tokens=50)
+    assert chat_rig.send_chats() == ["over_budget"]
+    assert server.requests == []
+    assert chat_rig.account(TOKENS) == BudgetAccount(0, 0, 50)
 
 
-def test_a_budget_in_money_of_each_world_holds(server: Server, talk: Talk) -> None:
-    server.routes[PATH] = answer(200, completion(usage=(100, 90)))
-    talk.limit(each_world=True, money=0.0015)
-    assert talk.say("ada") == ["ok"]
-    assert talk.say("ada") == ["ok", "over_budget"]
-    assert talk.say("bob") == ["ok"]
-    assert len(server.seen) == 2
+def test_money_limit_of_each_world_is_enforced(server: FakeHttpServer, chat_rig: ChatRig) -> None:
+    server.routes[PATH] = respond_with(200, completion(usage=(100, 90)))
+    chat_rig.set_limit(each_world=True, money=0.0015)
+    assert chat_rig.send_chats("ada") == ["ok"]
+    assert chat_rig.send_chats("ada") == ["ok", "over_budget"]
+    assert chat_rig.send_chats("bob") == ["ok"]
+    assert len(server.requests) == 2
 
 
-def test_the_budget_of_one_world_binds_no_other(server: Server, talk: Talk) -> None:
-    ada = talk.runtime.world(talk.agent, "ada")
+def test_token_limit_of_one_world_does_not_bind_others(
+    server: FakeHttpServer, chat_rig: ChatRig
+) -> None:
+    ada = chat_rig.runtime.world(chat_rig.agent, "ada")
     ada.create()
-    talk.limit(world=ada, tokens=1)
-    assert (talk.say("ada"), talk.say("bob")) == (["over_budget"], ["ok"])
+    chat_rig.set_limit(world=ada, tokens=1)
+    assert (chat_rig.send_chats("ada"), chat_rig.send_chats("bob")) == (["over_budget"], ["ok"])
 
 
 @pytest.mark.parametrize("status", [400, 401, 429, 503])
-def test_what_was_not_answered_costs_nothing(server: Server, talk: Talk, status: int) -> None:
-    server.routes[PATH] = answer(status)
-    talk.say()
-    assert talk.spent(TOKENS) == talk.spent(TOKENS, "ada") == Account(0, 0, None)
+def test_chat_with_an_error_status_costs_nothing(
+    server: FakeHttpServer, chat_rig: ChatRig, status: int
+) -> None:
+    server.routes[PATH] = respond_with(status)
+    chat_rig.send_chats()
+    assert chat_rig.account(TOKENS) == chat_rig.account(TOKENS, "ada") == BudgetAccount(0, 0, None)
 
 
 @pytest.mark.parametrize("body", [b"junk", completion(usage=None)])
-def test_an_answer_whose_bill_is_not_known_is_booked_at_its_most(
-    server: Server, talk: Talk, body: bytes
+def test_chat_without_known_usage_is_booked_at_its_bound(
+    server: FakeHttpServer, chat_rig: ChatRig, body: bytes
 ) -> None:
-    server.routes[PATH] = answer(200, body)
-    talk.say()
-    assert talk.spent(TOKENS) == Account(talk.most()[TOKENS], 0, None)
+    server.routes[PATH] = respond_with(200, body)
+    chat_rig.send_chats()
+    assert chat_rig.account(TOKENS) == BudgetAccount(chat_rig.cost_bound()[TOKENS], 0, None)
 
 
-def test_a_call_that_broke_off_is_booked_at_its_most_and_the_next_as_it_is(
-    server: Server,
+def test_timed_out_chat_attempt_is_booked_at_its_bound(
+    server: FakeHttpServer,
 ) -> None:
-    def second_time(handler: Any, seen: Seen) -> None:
-        if len(server.seen) == 1:
-            server.over.wait(30)
+    def second_time(handler: Any, seen: ReceivedRequest) -> None:
+        if len(server.requests) == 1:
+            server.stopped.wait(30)
         else:
-            answer(200, completion(usage=(7, 3)))(handler, seen)
+            respond_with(200, completion(usage=(7, 3)))(handler, seen)
 
     server.routes[PATH] = second_time
-    with talking(server, attempts=2) as talk:
-        # So long that the second one is answered within it, on a busy machine too.
-        assert talk.say(options={"timeout_s": 1.0}) == ["ok"]
-        assert talk.spent(TOKENS) == Account(talk.most()[TOKENS] + 10, 0, None)
+    with run_chat_app(server, attempts=2) as chat_rig:
+        # Long enough for the second attempt, even on a busy machine.
+        assert chat_rig.send_chats(options={"timeout_s": 1.0}) == ["ok"]
+        assert chat_rig.account(TOKENS) == BudgetAccount(
+            chat_rig.cost_bound()[TOKENS] + 10, 0, None
+        )
 
 
-def test_chats_at_the_same_time_cannot_overspend(server: Server, talk: Talk) -> None:
-    most = talk.most()[TOKENS]
-    talk.limit(tokens=3 * most)
+def test_concurrent_chats_cannot_overspend_the_budget(
+    server: FakeHttpServer, chat_rig: ChatRig
+) -> None:
+    most = chat_rig.cost_bound()[TOKENS]
+    chat_rig.set_limit(tokens=3 * most)
     together = threading.Barrier(3)
 
-    def all_at_once(handler: Any, seen: Seen) -> None:
+    def all_at_once(handler: Any, seen: ReceivedRequest) -> None:
         together.wait(20)
-        answer(200, completion(usage=(most - MAX_TOKENS, MAX_TOKENS)))(handler, seen)
+        respond_with(200, completion(usage=(most - MAX_TOKENS, MAX_TOKENS)))(handler, seen)
 
     server.routes[PATH] = all_at_once
-    told = talk.say(times=10)
-    assert (told.count("ok"), told.count("over_budget")) == (3, 7)
-    assert len(server.seen) == 3
-    assert talk.spent(TOKENS) == Account(3 * most, 0, 3 * most)
+    outcomes = chat_rig.send_chats(times=10)
+    assert (outcomes.count("ok"), outcomes.count("over_budget")) == (3, 7)
+    assert len(server.requests) == 3
+    assert chat_rig.account(TOKENS) == BudgetAccount(3 * most, 0, 3 * most)
 
 
-def test_what_others_have_set_aside_is_waited_for(server: Server, talk: Talk) -> None:
-    talk.limit(tokens=2 * talk.most()[TOKENS])
-    assert talk.say(times=6) == ["ok"] * 6
-    assert talk.spent(TOKENS).spent == 60
-
-
-def test_where_money_is_limited_a_model_without_a_price_is_not_asked(
-    server: Server, talk: Talk
+def test_chat_waits_for_budget_reserved_by_others(
+    server: FakeHttpServer, chat_rig: ChatRig
 ) -> None:
-    talk.limit(money=1.0)
-    assert talk.say(model="unknown") == ["not_configured"]
-    assert server.seen == []
-    talk.limit(money=None)
-    assert talk.say(model="unknown") == ["not_configured", "ok"]
+    chat_rig.set_limit(tokens=2 * chat_rig.cost_bound()[TOKENS])
+    assert chat_rig.send_chats(times=6) == ["ok"] * 6
+    assert chat_rig.account(TOKENS).spent == 60
 
 
-def test_an_image_without_a_bound_is_not_asked(server: Server, talk: Talk) -> None:
+def test_chat_without_a_price_is_refused_under_a_money_limit(
+    server: FakeHttpServer, chat_rig: ChatRig
+) -> None:
+    chat_rig.set_limit(money=1.0)
+    assert chat_rig.send_chats(model="unknown") == ["not_configured"]
+    assert server.requests == []
+    chat_rig.set_limit(money=None)
+    assert chat_rig.send_chats(model="unknown") == ["not_configured", "ok"]
+
+
+def test_chat_with_an_image_needs_input_tokens_max(
+    server: FakeHttpServer, chat_rig: ChatRig
+) -> None:
     image = [{"role": "user", "content": [{"type": "image_url"}]}]
-    assert talk.say(messages=image) == ["invalid"]
-    assert server.seen == []
-    assert talk.say(messages=image, options={"input_tokens_max": 50}) == ["invalid", "ok"]
+    assert chat_rig.send_chats(messages=image) == ["invalid"]
+    assert server.requests == []
+    assert chat_rig.send_chats(messages=image, options={"input_tokens_max": 50}) == [
+        "invalid",
+        "ok",
+    ]
 
 
-# Parameters of some endpoint that make more answers, longer ones, or more of their input.
-UNKNOWN = [
+# Endpoint parameters that increase the number or length of answers, or the input.
+UNKNOWN_COST = [
     {"extra": {"num_completions": 16}},
     {"extra": {"candidate_count": 16, "seed": 7}},
     {"extra": {"max_output_tokens": 320_000}},
@@ -252,89 +275,91 @@ LIMITS = [{"tokens": 20_000}, {"money": 0.02}, {"each_world": True, "tokens": 20
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("options", UNKNOWN)
-def test_under_a_limit_a_parameter_of_unknown_cost_is_not_asked(
-    server: Server, talk: Talk, options: dict[str, Any], limit: dict[str, Any]
+@pytest.mark.parametrize("options", UNKNOWN_COST)
+def test_chat_parameter_of_unknown_cost_is_refused_under_a_limit(
+    server: FakeHttpServer, chat_rig: ChatRig, options: dict[str, Any], limit: dict[str, Any]
 ) -> None:
-    server.routes[PATH] = answer(200, completion(usage=(160, 320_000)))
-    talk.limit(**limit)
-    assert talk.say(options=options) == ["invalid"]
-    assert server.seen == []
-    assert talk.spent(TOKENS).spent == talk.spent(TOKENS).reserved == 0
+    server.routes[PATH] = respond_with(200, completion(usage=(160, 320_000)))
+    chat_rig.set_limit(**limit)
+    assert chat_rig.send_chats(options=options) == ["invalid"]
+    assert server.requests == []
+    assert chat_rig.account(TOKENS).spent == chat_rig.account(TOKENS).reserved == 0
 
 
-def test_under_a_limit_a_message_that_points_at_more_than_text_is_not_asked(
-    server: Server, talk: Talk
+def test_chat_message_part_of_unknown_cost_is_refused_under_a_limit(
+    server: FakeHttpServer, chat_rig: ChatRig
 ) -> None:
-    talk.limit(tokens=20_000)
+    chat_rig.set_limit(tokens=20_000)
     part = {"type": "text", "text": "x", "image_url": {"url": "y"}}
     for message in (
         {"role": "assistant", "audio": {"id": "a"}},
         {"role": "user", "content": [part]},
         {"role": "user", "content": {"file": "f"}},
     ):
-        assert talk.say(messages=[message])[-1] == "invalid"
-    assert server.seen == []
+        assert chat_rig.send_chats(messages=[message])[-1] == "invalid"
+    assert server.requests == []
 
 
-@pytest.mark.parametrize("options", UNKNOWN)
-def test_without_a_limit_any_parameter_is_asked_and_booked(
-    server: Server, talk: Talk, options: dict[str, Any]
+@pytest.mark.parametrize("options", UNKNOWN_COST)
+def test_chat_parameter_of_unknown_cost_is_booked_without_a_limit(
+    server: FakeHttpServer, chat_rig: ChatRig, options: dict[str, Any]
 ) -> None:
-    assert talk.say(options=options) == ["ok"]
-    assert talk.spent(TOKENS) == Account(10, 0, None)
+    assert chat_rig.send_chats(options=options) == ["ok"]
+    assert chat_rig.account(TOKENS) == BudgetAccount(10, 0, None)
 
 
-def test_a_stated_bound_is_set_aside_for_a_parameter_of_unknown_cost(
-    server: Server, talk: Talk
+def test_stated_bound_is_reserved_for_a_parameter_of_unknown_cost(
+    server: FakeHttpServer, chat_rig: ChatRig
 ) -> None:
     during: list[int] = []
 
-    def look(handler: Any, seen: Seen) -> None:
-        during.append(talk.spent(TOKENS).reserved)
-        answer(200, completion(usage=(160, 16_000)))(handler, seen)
+    def look(handler: Any, seen: ReceivedRequest) -> None:
+        during.append(chat_rig.account(TOKENS).reserved)
+        respond_with(200, completion(usage=(160, 16_000)))(handler, seen)
 
     server.routes[PATH] = look
-    talk.limit(tokens=20_000)
+    chat_rig.set_limit(tokens=20_000)
     bounds = {"input_tokens_max": 1_000, "output_tokens_max": 17_000}
     extra = {"extra": {"num_completions": 16}}
     for half in bounds:
-        assert talk.say(options={**extra, half: bounds[half]})[-1] == "invalid"
-    assert talk.say(options={**extra, **bounds})[-1] == "ok"
+        assert chat_rig.send_chats(options={**extra, half: bounds[half]})[-1] == "invalid"
+    assert chat_rig.send_chats(options={**extra, **bounds})[-1] == "ok"
     assert during == [18_000]
-    assert talk.say(options={**extra, **bounds})[-1] == "over_budget"
-    assert talk.spent(TOKENS) == Account(16_160, 0, 20_000)
+    assert chat_rig.send_chats(options={**extra, **bounds})[-1] == "over_budget"
+    assert chat_rig.account(TOKENS) == BudgetAccount(16_160, 0, 20_000)
 
 
-def test_a_stated_bound_below_max_tokens_counts_max_tokens() -> None:
+def test_stated_bound_below_max_tokens_is_raised_to_max_tokens() -> None:
     stated = hf.llm.ChatOptions(max_tokens=MAX_TOKENS, input_tokens_max=1, output_tokens_max=1)
-    most = llm.bound(HELLO, stated)
+    most = llm.usage_bound(HELLO, stated)
     assert most.output_tokens == MAX_TOKENS
     assert most.input_tokens > len(HELLO[0]["content"])
 
 
-def test_under_a_limit_parameters_of_known_cost_are_asked(server: Server, talk: Talk) -> None:
-    talk.limit(tokens=20_000)
+def test_chat_parameters_of_known_cost_are_allowed_under_a_limit(
+    server: FakeHttpServer, chat_rig: ChatRig
+) -> None:
+    chat_rig.set_limit(tokens=20_000)
     extra = {"seed": 7, "stop": ["x"], "top_p": 0.5, "response_format": {"type": "json_object"}}
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert talk.say(options={"extra": extra, "tools": tools}) == ["ok"]
+    assert chat_rig.send_chats(options={"extra": extra, "tools": tools}) == ["ok"]
     spoken: list[dict[str, Any]] = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": [{"type": "text", "text": "x"}], "name": "ada"},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function"}]},
         {"role": "tool", "tool_call_id": "1", "content": "7"},
     ]
-    assert talk.say(messages=spoken) == ["ok", "ok"]
-    assert len(server.seen) == 2
+    assert chat_rig.send_chats(messages=spoken) == ["ok", "ok"]
+    assert len(server.requests) == 2
 
 
-def test_a_limit_is_of_one_world_or_of_each(talk: Talk) -> None:
+def test_set_limit_refuses_one_world_together_with_each_world(chat_rig: ChatRig) -> None:
     with pytest.raises(Invalid):
-        talk.limit(world="w", each_world=True, tokens=1)
+        chat_rig.set_limit(world="w", each_world=True, tokens=1)
 
 
-def test_the_key_of_the_endpoint_is_in_nothing_that_is_stored(talk: Talk) -> None:
-    talk.say()
-    rows = talk.store.read(lambda txn: txn.scan(b"", b"\xff"))
+def test_llm_api_key_is_not_stored(chat_rig: ChatRig) -> None:
+    chat_rig.send_chats()
+    rows = chat_rig.store.read(lambda txn: txn.scan(b"", b"\xff"))
     assert rows
     assert not any(SECRET.encode() in row for _, row in rows)

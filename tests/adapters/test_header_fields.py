@@ -1,5 +1,5 @@
-"""Header fields of a mail: an encoded word in the text of a caller stays text, and the finished mail
-has the fields and texts that went in."""
+"""Header fields of a mail: an encoded word in caller text stays text, and the composed mail has
+exactly the given fields and bodies."""
 
 import random
 from email import message_from_bytes
@@ -15,7 +15,7 @@ from holdfast.errors import Invalid
 MODULES = ("holdfast.adapters.header_fields", "holdfast.adapters.email")
 
 ME = "robot@example.org"
-# Encoded words whose content is a line break and more header fields, or the end of the header.
+# Encoded words that contain a line break and further header fields, or the end of the header.
 ENCODED_WORDS = [
     "=?utf-8?q?a=0D=0ABcc:_victim@x.org?=",
     "=?utf-8?q?a=0ABcc:_victim@x.org=0A=0Abody?=",
@@ -32,27 +32,29 @@ ENCODED_WORDS = [
 ]
 
 
-def composed(subject: str = "s", body: str = "b\n", **options: Any) -> bytes:
+def compose_mail(subject: str = "s", body: str = "b\n", **options: Any) -> bytes:
     return email.compose(ME, ["a@x.org"], subject, body, Mail(**options), key="k")
 
 
-def names(mail: bytes) -> list[str]:
+def field_names(mail: bytes) -> list[str]:
     return list(message_from_bytes(mail, policy=default).keys())
 
 
 @pytest.mark.parametrize("text", ENCODED_WORDS)
 def test_an_encoded_word_in_a_subject_stays_text(text: str) -> None:
-    mail = composed(text)
-    assert names(mail) == names(composed("s"))
+    mail = compose_mail(text)
+    assert field_names(mail) == field_names(compose_mail("s"))
     read = message_from_bytes(mail, policy=default)
     assert read["Subject"] == text
     assert read.get_content().splitlines() == ["b"]
 
 
 @pytest.mark.parametrize("text", ENCODED_WORDS)
-def test_an_encoded_word_in_a_header_of_the_caller_stays_text(text: str) -> None:
-    mail = composed(headers={"X-Ticket": text, "X-Other": "1"}, html="<b>b</b>")
-    assert names(mail) == names(composed(headers={"X-Ticket": "7", "X-Other": "1"}, html="b"))
+def test_encoded_word_in_a_custom_header_stays_text(text: str) -> None:
+    mail = compose_mail(headers={"X-Ticket": text, "X-Other": "1"}, html="<b>b</b>")
+    assert field_names(mail) == field_names(
+        compose_mail(headers={"X-Ticket": "7", "X-Other": "1"}, html="b")
+    )
     read = message_from_bytes(mail, policy=default)
     assert read["X-Ticket"] == text
     assert [part.get_content().strip() for part in read.iter_parts()] == ["b", "<b>b</b>"]  # type: ignore[attr-defined]
@@ -67,16 +69,16 @@ def test_an_address_with_the_start_of_an_encoded_word_is_refused(at: str) -> Non
         email.compose(sender, to, "s", "b", Mail(**options), key="k")
 
 
-def test_a_header_given_twice_under_two_spellings_is_refused() -> None:
+def test_header_in_two_spellings_is_refused() -> None:
     with pytest.raises(Invalid):
-        composed(headers={"X-A": "1", "x-a": "2"})
+        compose_mail(headers={"X-A": "1", "x-a": "2"})
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udc0a"])
-def test_text_that_has_no_bytes_is_refused(text: str) -> None:
+def test_text_with_surrogates_is_refused(text: str) -> None:
     for given in ({"subject": text}, {"body": text}, {"html": text}, {"headers": {"X-A": text}}):
         with pytest.raises(Invalid):
-            composed(**given)  # type: ignore[arg-type]
+            compose_mail(**given)  # type: ignore[arg-type]
 
 
 LETTERS = [
@@ -97,20 +99,20 @@ LETTERS = [
 ]
 
 
-def test_any_text_arrives_unchanged_and_alone() -> None:
+def test_any_text_is_decoded_unchanged_without_extra_fields() -> None:
     drawn = random.Random(15)
-    expected = names(composed(headers={"X-A": "1"}, html="h"))
+    expected = field_names(compose_mail(headers={"X-A": "1"}, html="h"))
     for _ in range(400):
         subject, header, body, html = (
             "".join(drawn.choices([*LETTERS, *extra], k=drawn.randrange(14)))
             for extra in ([], [], ["\n", ".", "--"], ["\r\n", "From ", "\r"])
         )
-        mail = composed(subject, body, headers={"X-A": header}, html=html)
-        assert names(mail) == expected
+        mail = compose_mail(subject, body, headers={"X-A": header}, html=html)
+        assert field_names(mail) == expected
         lines = mail.split(b"\r\n\r\n")[0].split(b"\r\n")
         assert all(line.strip() and len(line) <= 998 for line in lines)
         assert all(len(line) <= 78 for line in lines if b"=?" in line)
-        # What a reader makes of it; it may take white space at the ends away.
+        # Compare with the parsed mail. The parser may strip outer white space.
         read = message_from_bytes(mail, policy=default)
         for name, text in (("Subject", subject), ("X-A", header)):
             assert read[name].strip() == text.strip()
@@ -137,17 +139,17 @@ def test_a_long_list_of_recipients_is_folded_between_addresses() -> None:
         b"subject: s\r\n",
     ],
 )
-def test_a_finished_mail_with_other_fields_is_refused(finished: bytes) -> None:
-    rest = composed().partition(b"\r\nContent-Type")[2]
+def test_check_mail_refuses_other_header_fields(finished: bytes) -> None:
+    rest = compose_mail().partition(b"\r\nContent-Type")[2]
     with pytest.raises(Invalid):
         header_fields.check_mail(finished + b"Content-Type" + rest, [("Subject", "s")], ["b"])
 
 
-def test_a_finished_mail_with_another_text_is_refused() -> None:
+def test_check_mail_refuses_another_body() -> None:
     mail = (
-        header_fields.field("Subject", "s")
+        header_fields.encode_field("Subject", "s")
         + b"Content-Type"
-        + (composed().partition(b"\r\nContent-Type")[2])
+        + (compose_mail().partition(b"\r\nContent-Type")[2])
     )
     header_fields.check_mail(mail, [("Subject", "s")], ["b"])
     for texts in (["c"], ["b", "b"], []):

@@ -1,1 +1,1 @@
-"""Faults from outside, under load: servers, connections and links that fail while separate processes work."""
+"""External faults under load: servers, connections and network links that fail while processes work."""

@@ -1,7 +1,7 @@
-"""The application under chaos: an order is a message, an effect, a timer and a receipt; a task is a task.
+"""The application of the chaos run: orders, each with an event, an effect, a timer and a receipt, and tasks.
 
-Whatever a desk has handled is in its state, once for each time it was handled; whatever was done outside is
-with the receiver, under its idempotency key.
+The state of a world lists every handled event, once for each handling. The receiver lists every call of an
+effect or task with its idempotency key.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from holdfast.clock import MS, S
 from tests.chaos import receiver
 
 RECEIVER = "HOLDFAST_CHAOS_RECEIVER"
-WHO = "HOLDFAST_CHAOS_WHO"
-DESKS = 8
+CALLER = "HOLDFAST_CHAOS_WHO"
+WORLDS = 8
 LEASE_S = 2.0
-# So many that no number of kills and outages uses them up: here nothing may end but well.
+# Kills and outages must not use these up: every effect and task must succeed.
 ATTEMPTS = 50
 
 
@@ -33,13 +33,13 @@ class Rang(hf.Event):
     due_ns: int
 
 
-def outside(what: str, id: str, key: str) -> None:
-    receiver.call(os.environ[RECEIVER], os.environ.get(WHO, "nobody"), what, id, key)
+def record_call(kind: str, id: str, key: str) -> None:
+    receiver.call(os.environ[RECEIVER], os.environ.get(CALLER, "nobody"), kind, id, key)
 
 
 @hf.effect("pay", attempts=ATTEMPTS, timeout_s=30, concurrency=4)
 def pay(call: hf.Call, id: str, seconds: float) -> str:
-    outside("effect", id, call.idempotency_key)
+    record_call("effect", id, call.idempotency_key)
     time.sleep(seconds)
     return id
 
@@ -48,7 +48,7 @@ class Desk(hf.World):
     ordered: list[str] = msgspec.field(default_factory=list)
     paid: list[str] = msgspec.field(default_factory=list)
     unpaid: list[str] = msgspec.field(default_factory=list)
-    rung: list[str] = msgspec.field(default_factory=list)
+    event: list[str] = msgspec.field(default_factory=list)
     early: list[str] = msgspec.field(default_factory=list)
 
     @hf.on(Ordered)
@@ -66,9 +66,9 @@ class Desk(hf.World):
             self.unpaid.append(f"{receipt.tag} {receipt.status} {receipt.code}")
 
     @hf.on(Rang)
-    def ring(self, event: Rang, cx: hf.Context) -> None:
-        self.rung.append(event.id)
-        # Timers run on the server's time, as far as a worker knows it; this is the clock on the wall.
+    def set(self, event: Rang, cx: hf.Context) -> None:
+        self.event.append(event.id)
+        # Timers use the worker's estimate of the server time, `cx.now_ns` is the wall clock.
         if cx.now_ns < event.due_ns - 50 * MS:
             self.early.append(event.id)
 
@@ -76,7 +76,7 @@ class Desk(hf.World):
 @hf.task(lease_s=LEASE_S, attempts=ATTEMPTS, expiries_max=ATTEMPTS, backoff_s=0.01)
 def work(id: str, seconds: float, fails: bool) -> str:
     me = hf.current_task()
-    outside("task", id, me.idempotency_key)
+    record_call("task", id, me.idempotency_key)
     time.sleep(seconds)
     if fails and me.attempt == 1:
         raise ValueError(f"{id} fails once")
@@ -86,5 +86,5 @@ def work(id: str, seconds: float, fails: bool) -> str:
 app = hf.App("chaos", worlds=[Desk], tasks=[work])
 
 
-def desk_of(number: int) -> str:
-    return f"desk-{number % DESKS}"
+def world_name(number: int) -> str:
+    return f"desk-{number % WORLDS}"

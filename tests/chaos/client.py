@@ -1,16 +1,16 @@
-"""A client under chaos: sends orders and submits tasks, and writes down what was acknowledged.
+"""A client of the chaos run: sends orders, submits tasks, and logs the acknowledgements.
 
     python -m tests.chaos.client URL LOG NAME SEED RATE
 
-Each line of its log is `[how, what, id, fields]`. It writes `intend` before it asks for anything, and then
+Each line of its log is `[outcome, operation, id, fields]`. It logs `intend` before each request, and then
 exactly one of these, unless it is killed before:
 
-    acked      it is durable, whatever happens to the server
-    unknown    it may be, or not
-    refused    it is not, and never will be
+    acked      the request is durable
+    unknown    the request may be applied or not
+    refused    the request is not applied
 
-Half of what it asks for has a key; that is asked for again and again until it is acknowledged. It ends when
-its stdin does, or says so.
+Half of the requests have a key. The client retries them until they are acknowledged. It exits when its stdin is
+closed or has a line.
 """
 
 from __future__ import annotations
@@ -26,79 +26,87 @@ from typing import Any
 
 from holdfast.app.runtime import Runtime
 from holdfast.errors import CommitUnknown, HoldfastError, Timeout
-from tests.chaos.app import Desk, Ordered, app, desk_of, work
+from tests.chaos.app import Desk, Ordered, app, work, world_name
 
 ASK_S = 20.0
-# What is asked for again is so after this long.
-AGAIN_S = 0.1
-END_TRIES_S = 60.0
+# Pause before a retry.
+RETRY_PAUSE_S = 0.1
+RETRY_MAX_S = 60.0
 
 
-class Client:
+class ChaosClient:
     def __init__(self, runtime: Runtime, log: Path, name: str, seed: str) -> None:
         self._runtime = runtime
         self._fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._name = name
         self._random = random.Random(seed)
-        self._no = 0
+        self._last_number = 0
 
     def step(self) -> None:
-        self._no += 1
-        id = f"{self._name}.{self._no}"
+        self._last_number += 1
+        id = f"{self._name}.{self._last_number}"
         keyed = self._random.random() < 0.5
-        what = self._random.choices(("order", "task", "ask"), (6, 3, 1))[0]
-        if what == "ask":
+        operation = self._random.choices(("order", "task", "ask"), (6, 3, 1))[0]
+        if operation == "ask":
             keyed = True
         delay_s = self._random.choice((0.0, 0.2, 1.0, 3.0))
         fails = self._random.random() < 0.1
         number = self._random.randrange(1 << 20)
-        self._write("intend", what, id, desk=desk_of(number), keyed=keyed)
+        self._write("intend", operation, id, desk=world_name(number), keyed=keyed)
         began = time.monotonic()
         tries = 0
         while True:
             tries += 1
             try:
-                self._do(what, id, number, delay_s, fails, keyed)
+                self._do(operation, id, number, delay_s, fails, keyed)
             except HoldfastError as error:
                 if not error.retryable and not isinstance(error, CommitUnknown):
                     raise
-                if keyed and time.monotonic() - began < END_TRIES_S:
-                    self._write("retry", what, id, code=error.code)
-                    time.sleep(AGAIN_S)
+                if keyed and time.monotonic() - began < RETRY_MAX_S:
+                    self._write("retry", operation, id, code=error.code)
+                    time.sleep(RETRY_PAUSE_S)
                     continue
-                self._write(_how(error, what, keyed), what, id, code=error.code, why=str(error))
+                self._write(
+                    _outcome_of(error, operation, keyed),
+                    operation,
+                    id,
+                    code=error.code,
+                    why=str(error),
+                )
             else:
-                self._write("acked", what, id, tries=tries, took_s=time.monotonic() - began)
+                self._write("acked", operation, id, tries=tries, took_s=time.monotonic() - began)
             return
 
     def _do(
-        self, what: str, id: str, number: int, delay_s: float, fails: bool, keyed: bool
+        self, operation: str, id: str, number: int, delay_s: float, fails: bool, keyed: bool
     ) -> None:
         key = id if keyed else None
-        if what == "task":
-            wanted: Any = work.options(key=id) if keyed else work
-            self._runtime.submit(wanted, id, delay_s / 10, fails)
+        if operation == "task":
+            submission: Any = work.options(key=id) if keyed else work
+            self._runtime.submit(submission, id, delay_s / 10, fails)
             return
-        desk = self._runtime.world(Desk, desk_of(number))
-        if what == "ask":
+        desk = self._runtime.world(Desk, world_name(number))
+        if operation == "ask":
             reply = desk.ask(Ordered(id, delay_s), timeout=ASK_S, key=key)
             assert isinstance(reply, int), reply
         else:
             desk.send(Ordered(id, delay_s), key=key)
 
-    def _write(self, how: str, what: str, id: str, **fields: Any) -> None:
-        os.write(self._fd, (json.dumps([how, what, id, fields]) + "\n").encode())
+    def _write(self, outcome: str, operation: str, id: str, **fields: Any) -> None:
+        os.write(self._fd, (json.dumps([outcome, operation, id, fields]) + "\n").encode())
 
 
-def _how(error: HoldfastError, what: str, keyed: bool) -> str:
-    """What an error says about whether it happened. Where something is read after the commit, the error
-    may be of that; and a key may have been used by a try before."""
-    sure = what in ("order", "task") and not keyed
-    return "refused" if sure and not isinstance(error, CommitUnknown | Timeout) else "unknown"
+def _outcome_of(error: HoldfastError, operation: str, keyed: bool) -> str:
+    """The outcome that an error implies. An error is `unknown` if it may come from a read after the commit, or
+    if an earlier try with the same key may have committed."""
+    is_definite = operation in ("order", "task") and not keyed
+    return (
+        "refused" if is_definite and not isinstance(error, CommitUnknown | Timeout) else "unknown"
+    )
 
 
-def opened(url: str) -> Runtime:
-    """A server that is away comes back."""
+def open_when_available(url: str) -> Runtime:
+    """Open the app, with retries while the server is unavailable."""
     while True:
         try:
             runtime: Runtime = app.open(url, roles=())
@@ -107,13 +115,13 @@ def opened(url: str) -> Runtime:
             if not error.retryable:
                 raise
             print("waits", error, flush=True)
-            time.sleep(AGAIN_S)
+            time.sleep(RETRY_PAUSE_S)
 
 
 def main(argv: list[str]) -> int:
     url, log, name, seed, rate = argv
-    with opened(url) as runtime:
-        client = Client(runtime, Path(log), name, seed)
+    with open_when_available(url) as runtime:
+        client = ChaosClient(runtime, Path(log), name, seed)
         print("ready", flush=True)
         pace = random.Random(f"{seed} pace")
         while not select.select([sys.stdin], [], [], pace.expovariate(float(rate)))[0]:

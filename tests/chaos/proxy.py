@@ -1,15 +1,14 @@
-"""A TCP proxy before a PostgreSQL server, that cuts connections where it hurts.
+"""A TCP proxy for a PostgreSQL server, which injects connection faults.
 
-    idle        forwards
-    cut         resets connections that are open, now
-    after       resets a connection once so many bytes have passed in one direction
-    answer      lets COMMIT through to the server, and resets instead of bringing its answer
-    swallow     connections stay open and carry nothing any more, in one direction or both, until the next cut
-    refuse      nobody is let in
+    idle        forward
+    cut         reset all open connections
+    after       reset a connection after a number of bytes in one direction
+    answer      forward a commit to the server, and reset the connection instead of forwarding its answer
+    swallow     keep connections open and drop all data, in one direction or both, until the next cut
+    refuse      refuse new connections
 
-A commit is known by what the client sends: a statement that writes the record of a commit, by its text or by
-the name that it was prepared under. What the server sends next is its answer. What is done and how often is
-counted in `done`.
+The proxy detects a commit in the client's messages: a statement that writes the commit record, by its text or by
+the name of its prepared statement. The next data from the server is the answer. `done` counts the faults.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from collections.abc import Coroutine
 from typing import Any, Self
 
 READ_BYTES = 65536
-ASK_S = 30.0
-# Statements that make a commit.
+LOOP_CALL_S = 30.0
+# Text in statements that write a commit record.
 COMMITS = (b"holdfast_apply", b"INTO holdfast_commit")
-# Asks for encryption, which are answered with one byte, and followed by the beginning proper.
+# Codes of encryption requests. The server answers with one byte, and the startup message follows.
 ENCRYPTION = (80877103, 80877104)
-# Closing with this sends a reset: what is on its way is lost, as with a cable that is cut.
+# Closing with this SO_LINGER value sends a reset and drops the data in flight.
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -40,13 +39,13 @@ class Proxy:
         self.done: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._host = host
-        self._links: set[_Link] = set()
+        self._connections: set[_ProxiedConnection] = set()
         self._refusing = False
         self._answers_due = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server: asyncio.Server = self._ask(self._serve())
+        self._server: asyncio.Server = self._run_in_loop(self._serve())
         self.port: int = self._server.sockets[0].getsockname()[1]
 
     def __enter__(self) -> Self:
@@ -56,27 +55,27 @@ class Proxy:
         self.close()
 
     def close(self) -> None:
-        self._ask(self._end())
+        self._run_in_loop(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    # -- deeds -------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
     @property
-    def links(self) -> int:
-        return len(self._links)
+    def connections(self) -> int:
+        return len(self._connections)
 
     def cut(self) -> int:
-        """Reset all that is open; how many that were."""
-        return self._ask(self._cut())
+        """Reset all open connections. Returns their number."""
+        return self._run_in_loop(self._cut())
 
     def cut_after(self, bytes_max: int, *, upward: bool) -> None:
-        """Reset each open connection once so many more bytes went to the server, or came from it."""
-        self._ask(self._cut_after(bytes_max, upward))
+        """Reset each open connection after at most `bytes_max` more bytes in one direction."""
+        self._run_in_loop(self._cut_after(bytes_max, upward))
 
     def cut_answer(self) -> None:
-        """Reset the next connection whose commit is answered, without the answer."""
+        """Reset the next connection whose commit is answered, and drop the answer."""
         self._answers_due += 1
 
     @property
@@ -84,17 +83,17 @@ class Proxy:
         return self._answers_due
 
     def swallow(self, *, up: bool = True, down: bool = True) -> int:
-        """What is open carries nothing any more; how many that are."""
-        return self._ask(self._swallow(up, down))
+        """Drop all data of the open connections. Returns their number."""
+        return self._run_in_loop(self._swallow(up, down))
 
     def refuse(self, refusing: bool = True) -> None:
-        """Whether to let nobody in. Those inside stay."""
+        """Refuse new connections, or accept them again. Open connections stay."""
         self._refusing = refusing
 
-    # -- inside: all of it in the thread of the loop -----------------------------------------------
+    # -- internals: run in the thread of the event loop --------------------------------------------
 
-    def _ask(self, what: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(what, self._loop).result(ASK_S)
+    def _run_in_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(LOOP_CALL_S)
 
     async def _serve(self) -> asyncio.Server:
         return await asyncio.start_server(self._accept, self._host, 0, limit=READ_BYTES)
@@ -104,7 +103,7 @@ class Proxy:
         await self._cut()
         me = asyncio.current_task()
         left = [task for task in asyncio.all_tasks() if task is not me]
-        await asyncio.wait(left, timeout=ASK_S / 2) if left else None
+        await asyncio.wait(left, timeout=LOOP_CALL_S / 2) if left else None
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:
@@ -113,35 +112,36 @@ class Proxy:
         try:
             to_reader, to_writer = await asyncio.open_connection(*self.target, limit=READ_BYTES)
         except OSError:
-            # Nobody listens there: it is told as the kernel would.
+            # The target does not listen: reset, as the kernel would.
             _reset(writer)
             return
-        link = _Link(self, writer, to_writer)
-        self._links.add(link)
+        connection = _ProxiedConnection(self, writer, to_writer)
+        self._connections.add(connection)
         await asyncio.gather(
-            link.pump(reader, to_writer, upward=True), link.pump(to_reader, writer, upward=False)
+            connection.pump(reader, to_writer, upward=True),
+            connection.pump(to_reader, writer, upward=False),
         )
-        self._links.discard(link)
+        self._connections.discard(connection)
 
     async def _cut(self) -> int:
-        links = list(self._links)
-        for link in links:
-            link.reset()
-        self.done["cut"] += len(links)
-        return len(links)
+        connections = list(self._connections)
+        for connection in connections:
+            connection.reset()
+        self.done["cut"] += len(connections)
+        return len(connections)
 
     async def _cut_after(self, bytes_max: int, upward: bool) -> None:
-        for link in self._links:
-            link.left[upward] = self._random.randrange(bytes_max) + 1
+        for connection in self._connections:
+            connection.bytes_left[upward] = self._random.randrange(bytes_max) + 1
 
     async def _swallow(self, up: bool, down: bool) -> int:
-        for link in self._links:
-            link.swallows[True] |= up
-            link.swallows[False] |= down
-        self.done["swallow"] += len(self._links)
-        return len(self._links)
+        for connection in self._connections:
+            connection.is_swallowing[True] |= up
+            connection.is_swallowing[False] |= down
+        self.done["swallow"] += len(self._connections)
+        return len(self._connections)
 
-    def take_answer(self) -> bool:
+    def consume_answer_cut(self) -> bool:
         if not self._answers_due:
             return False
         self._answers_due -= 1
@@ -149,43 +149,43 @@ class Proxy:
         return True
 
 
-class _Link:
-    """One connection and its other half."""
+class _ProxiedConnection:
+    """A client connection and its connection to the server."""
 
     def __init__(
         self, proxy: Proxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter
     ) -> None:
         self._proxy = proxy
         self._halves = (client, server)
-        # By direction, True for what goes to the server.
-        self.left: dict[bool, int | None] = {True: None, False: None}
-        self.swallows = {True: False, False: False}
-        self._commits = _Commits()
+        # By direction: True is from the client to the server.
+        self.bytes_left: dict[bool, int | None] = {True: None, False: None}
+        self.is_swallowing = {True: False, False: False}
+        self._commits = _CommitDetector()
 
     async def pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, upward: bool
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(READ_BYTES):
-                if self.swallows[upward]:
+                if self.is_swallowing[upward]:
                     continue
                 if upward:
                     self._commits.feed(data)
-                elif self._commits.taken() and self._proxy.take_answer():
+                elif self._commits.take_commit_sent() and self._proxy.consume_answer_cut():
                     break
-                left = self.left[upward]
+                left = self.bytes_left[upward]
                 if left is not None:
                     if len(data) >= left:
                         self._proxy.done["after"] += 1
                         writer.write(data[:left])
                         await writer.drain()
                         break
-                    self.left[upward] = left - len(data)
+                    self.bytes_left[upward] = left - len(data)
                 writer.write(data)
                 await writer.drain()
             else:
-                # One that left in good order is heard of on the other side, unless that is cut off.
-                if not self.swallows[upward] and not writer.is_closing():
+                # Forward an orderly close to the other side, unless its data is dropped.
+                if not self.is_swallowing[upward] and not writer.is_closing():
                     writer.close()
                 return
         self.reset()
@@ -195,35 +195,35 @@ class _Link:
             _reset(half)
 
 
-class _Commits:
-    """Reads what a client sends, message by message, for commits among it."""
+class _CommitDetector:
+    """Parses the messages of a client and detects commits."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._begun = False
+        self._buffer = b""
+        self._is_started = False
         self._names: set[bytes] = set()
-        self._under_way = False
+        self._commit_sent = False
 
-    def taken(self) -> bool:
-        """Whether a commit was sent and nothing has come back since."""
-        found, self._under_way = self._under_way, False
-        return found
+    def take_commit_sent(self) -> bool:
+        """Whether a commit was sent since the last call."""
+        commit_sent, self._commit_sent = self._commit_sent, False
+        return commit_sent
 
     def feed(self, data: bytes) -> None:
-        self._rest += data
+        self._buffer += data
         while True:
-            # The first message has no letter before its length.
-            start = 1 if self._begun else 0
-            if len(self._rest) < start + 4:
+            # The startup message has no type byte before its length.
+            start = 1 if self._is_started else 0
+            if len(self._buffer) < start + 4:
                 return
-            size = start + int.from_bytes(self._rest[start : start + 4], "big")
-            if len(self._rest) < size:
+            size = start + int.from_bytes(self._buffer[start : start + 4], "big")
+            if len(self._buffer) < size:
                 return
-            message, self._rest = self._rest[:size], self._rest[size:]
-            if self._begun:
+            message, self._buffer = self._buffer[:size], self._buffer[size:]
+            if self._is_started:
                 self._read(message[:1], message[5:])
             else:
-                self._begun = int.from_bytes(message[4:8], "big") not in ENCRYPTION
+                self._is_started = int.from_bytes(message[4:8], "big") not in ENCRYPTION
 
     def _read(self, kind: bytes, body: bytes) -> None:
         if kind == b"P":
@@ -231,11 +231,11 @@ class _Commits:
             commits = any(one in text for one in COMMITS)
             if name:
                 (self._names.add if commits else self._names.discard)(name)
-            self._under_way |= commits
+            self._commit_sent |= commits
         elif kind == b"B":
-            self._under_way |= body.split(b"\x00", 2)[1] in self._names
+            self._commit_sent |= body.split(b"\x00", 2)[1] in self._names
         elif kind == b"Q":
-            self._under_way |= any(one in body for one in COMMITS)
+            self._commit_sent |= any(one in body for one in COMMITS)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

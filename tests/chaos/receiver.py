@@ -1,8 +1,7 @@
-"""The outside world: whom effects and tasks call, and who counts the calls.
+"""The external service of the chaos run: records the calls of effects and tasks.
 
-It listens on a Unix socket, which is reachable also for one whose network is cut, and writes every call down
-before it answers. A line is `who what id key`: which worker called, for an effect or a task, of which order,
-with which idempotency key.
+It listens on a Unix socket, which is reachable also from a machine without network. It records every call before it
+answers. A line is `caller kind id key`: the worker, "effect" or "task", the order, and the idempotency key.
 """
 
 from __future__ import annotations
@@ -18,36 +17,36 @@ from typing import NamedTuple, Self
 ANSWER_S = 10.0
 
 
-class Call(NamedTuple):
-    who: str
-    what: str
+class ReceivedCall(NamedTuple):
+    caller: str
+    kind: str
     id: str
     key: str
-    # By the monotonic clock of this machine, the same in all network namespaces.
+    # Time of the monotonic clock, which all network namespaces share.
     at_s: float
 
 
 class Receiver:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.calls: list[Call] = []
+        self.calls: list[ReceivedCall] = []
         receiver = self
 
-        class Handler(socketserver.StreamRequestHandler):
+        class CallHandler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 for line in self.rfile:
-                    receiver.calls.append(Call(*line.decode().split(), time.monotonic()))
+                    receiver.calls.append(ReceivedCall(*line.decode().split(), time.monotonic()))
                     self.wfile.write(b"taken\n")
 
-        self._server = _Server(str(path), Handler)
+        self._server = _Server(str(path), CallHandler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
-    def keys(self, what: str) -> dict[str, list[str]]:
-        """By order: the key of each call."""
+    def keys_by_id(self, kind: str) -> dict[str, list[str]]:
+        """For each order: the idempotency key of each call."""
         found: defaultdict[str, list[str]] = defaultdict(list)
         for call in list(self.calls):
-            if call.what == what:
+            if call.kind == kind:
                 found[call.id].append(call.key)
         return found
 
@@ -65,15 +64,15 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     request_queue_size = 128
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Whoever was killed in the midst of a call has left; what it said is written down."""
+        """Ignore the error: a caller that was killed during its call has closed the connection."""
 
 
-def call(path: str, who: str, what: str, id: str, key: str) -> None:
-    """Call, and wait until it is written down."""
-    with socket.socket(socket.AF_UNIX) as outside:
-        outside.settimeout(ANSWER_S)
-        outside.connect(path)
-        outside.sendall(f"{who} {what} {id} {key}\n".encode())
-        with outside.makefile("rb") as answers:
+def call(path: str, caller: str, kind: str, id: str, key: str) -> None:
+    """Send a call and wait until the receiver has recorded it."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ANSWER_S)
+        connection.connect(path)
+        connection.sendall(f"{caller} {kind} {id} {key}\n".encode())
+        with connection.makefile("rb") as answers:
             if answers.readline() != b"taken\n":
                 raise ConnectionError("the receiver did not answer")

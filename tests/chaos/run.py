@@ -1,13 +1,13 @@
-"""Chaos on PostgreSQL: servers restart, crash and fail over, connections are cut in mid-commit, workers are
-killed, while worlds, effects, timers and tasks of separate processes go on.
+"""Chaos on PostgreSQL: servers restart, crash and fail over, connections are cut in mid-commit, and workers are
+killed, while separate processes run worlds, effects, timers and tasks.
 
     python -m tests.chaos.run --seconds 600            ten minutes
-    python -m tests.chaos.run --seed 7 --keep          the same deeds again; keep the logs
+    python -m tests.chaos.run --seed 7 --keep          the same faults again; keep the logs
 
-Workers are `holdfast up` processes and clients are processes of their own (`tests.chaos.client`); all of
-them reach the servers through proxies (`tests.chaos.proxy`) by one URL with two hosts, of which the one that
-takes writes is asked. What is done to whom follows from the seed. When the time is up, the faults stop;
-everything must then come to rest by itself, and `tests.chaos.verdict` judges.
+Workers are `holdfast up` processes, and clients are separate processes (`tests.chaos.client`). They connect through
+proxies (`tests.chaos.proxy`) with one URL of two hosts, and libpq selects the host that accepts writes. The seed
+fixes the sequence of faults. When the time is up, the faults stop and all work must complete. Then
+`tests.chaos.invariant_checks` checks the invariants.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from pathlib import Path
 from typing import Self
 
 from holdfast.app.runtime import Runtime
-from tests.chaos import verdict
-from tests.chaos.app import RECEIVER, WHO, app
+from tests.chaos import invariant_checks
+from tests.chaos.app import CALLER, RECEIVER, app
 from tests.chaos.proxy import Proxy
 from tests.chaos.receiver import Receiver
-from tests.pgcluster import DATABASE, USER, Cluster
-from tests.process.watch import Seen
+from tests.pgcluster import DATABASE, USER, PostgresCluster
+from tests.process.watch import OsProcess
 from tests.processes import Proc, ProcFailed, python_proc
 
 LEASE_S = 3.0
-# The server is struck so often, and is away for so long.
-STRIKE_S = (5.0, 40.0)
-# Each of these once before any again; and every third strike is a promotion.
-STRIKES = (
+# Seconds between two server faults. An outage lasts OUTAGE_S, or sometimes LONG_OUTAGE_S.
+SERVER_FAULT_INTERVAL_S = (5.0, 40.0)
+# Drawn without replacement until all are used. Every third server fault is a promotion.
+SERVER_FAULTS = (
     "server stops", "immediate stops", "server crashes", "server freezes", "standby restarts",
     "immediate stops", "server crashes",
 )  # fmt: skip
 PROMOTION_EVERY = 3
-AWAY_S = (0.0, 4.0)
-LONG_AWAY_S = 12.0
-DEED_S = (0.3, 2.5)
+OUTAGE_S = (0.0, 4.0)
+LONG_OUTAGE_S = 12.0
+FAULT_INTERVAL_S = (0.3, 2.5)
 SWALLOW_S = (1.0, 8.0)
 STOP_S = (0.5, 2.5 * LEASE_S)
 PROGRESS_S = 20.0
-# A question about readiness is answered within this, server or not.
+# `holdfast ready` must end within this time, with or without a server.
 READY_S = 30.0
-REST_S = 180.0
-QUIET_MAX_S = 90.0
+DRAIN_S = 180.0
+STALL_MAX_S = 90.0
 
 
-class Chaos:
+class PostgresChaosRun:
     def __init__(
         self,
         folder: Path,
@@ -63,37 +63,37 @@ class Chaos:
         workers: int,
         clients: int,
         rate: float,
-        strike_s: tuple[float, float],
+        server_fault_interval_s: tuple[float, float],
     ) -> None:
         self.folder = folder
         self.random = random.Random(seed)
         self.done: Counter[str] = Counter()
         self.breaches: list[str] = []
-        self.told = verdict.Told()
+        self.client_logs = invariant_checks.ClientLogs()
         self._rate = rate
-        self._strike_s = strike_s
+        self._server_fault_interval_s = server_fault_interval_s
         self._counts = (workers, clients)
         self._logs = folder / "logs"
         self._logs.mkdir()
         self._stack = contextlib.ExitStack()
-        self._later: list[tuple[float, Callable[[], object]]] = []
-        self._strikes = 0
-        self._bag: list[str] = []
-        self._heard = (0, time.monotonic())
+        self._scheduled: list[tuple[float, Callable[[], object]]] = []
+        self._server_faults = 0
+        self._remaining_faults: list[str] = []
+        self._last_progress = (0, time.monotonic())
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self._receiver = stack.enter_context(Receiver(self.folder / "outside"))
-            self._cluster = stack.enter_context(Cluster())
+            self._cluster = stack.enter_context(PostgresCluster())
             self._proxies = [
                 stack.enter_context(Proxy((server.host, server.port)))
                 for server in self._cluster.servers
             ]
-            self._workers: list[_Worker] = []
-            self._clients: list[_Client] = []
+            self._workers: list[_WorkerProcess] = []
+            self._clients: list[_ClientProcess] = []
             stack.callback(self._close)
-            self._workers = [self._worker(f"w{n}", 0) for n in range(self._counts[0])]
-            self._clients = [self._client(f"c{n}", 0) for n in range(self._counts[1])]
+            self._workers = [self._start_worker(f"w{n}", 0) for n in range(self._counts[0])]
+            self._clients = [self._start_client(f"c{n}", 0) for n in range(self._counts[1])]
             for worker in self._workers:
                 worker.proc.expect("ready", 60)
             for client in self._clients:
@@ -110,134 +110,138 @@ class Chaos:
 
     @property
     def url(self) -> str:
-        """Both servers, through their proxies: whoever connects finds the one that takes writes."""
+        """The URL of both servers through their proxies. A client connects to the one that accepts writes."""
         hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in self._proxies)
         return f"postgresql://{USER}@{hosts}/{DATABASE}?target_session_attrs=read-write"
 
     @property
     def direct(self) -> str:
-        """The primary itself, past the proxies."""
+        """The URL of the primary without a proxy."""
         host, port = self._cluster.folder, self._cluster.primary.port
         return f"postgresql://{USER}@/{DATABASE}?host={host}&port={port}"
 
     # -- running -----------------------------------------------------------------------------------
 
-    def run(self, seconds: float, strikes_min: int, out: Callable[[str], object]) -> None:
+    def run(self, seconds: float, server_faults_min: int, out: Callable[[str], object]) -> None:
         began = time.monotonic()
-        strike_at = began + self.random.uniform(*self._strike_s) / 2
-        told_at = began
+        next_server_fault_at = began + self.random.uniform(*self._server_fault_interval_s) / 2
+        reported_at = began
         while not self.breaches and (
-            time.monotonic() - began < seconds or self._strikes < strikes_min
+            time.monotonic() - began < seconds or self._server_faults < server_faults_min
         ):
-            time.sleep(self.random.uniform(*DEED_S))
-            self._do_due()
-            if time.monotonic() >= strike_at:
-                self._strike()
-                strike_at = time.monotonic() + self.random.uniform(*self._strike_s)
+            time.sleep(self.random.uniform(*FAULT_INTERVAL_S))
+            self._run_due()
+            if time.monotonic() >= next_server_fault_at:
+                self._inject_server_fault()
+                next_server_fault_at = time.monotonic() + self.random.uniform(
+                    *self._server_fault_interval_s
+                )
             else:
-                self._deed()
-            self._watch()
-            if time.monotonic() - told_at > PROGRESS_S:
-                told_at = time.monotonic()
+                self._inject_fault()
+            self._check_progress()
+            if time.monotonic() - reported_at > PROGRESS_S:
+                reported_at = time.monotonic()
                 out(self.progress(began))
-        self._rest()
+        self._drain()
         if not self.breaches:
-            self._judge()
+            self._check_invariants()
         out(self.progress(began))
 
     def progress(self, began: float) -> str:
-        self.told = verdict.Told.read(self._logs)
+        self.client_logs = invariant_checks.ClientLogs.read(self._logs)
         for what in {what for proxy in self._proxies for what in proxy.done}:
             self.done[f"connections: {what}"] = sum(p.done[what] for p in self._proxies)
-        told = self.told
-        deeds = ", ".join(f"{count} {deed}" for deed, count in sorted(self.done.items()))
+        logs = self.client_logs
+        faults = ", ".join(f"{count} {deed}" for deed, count in sorted(self.done.items()))
         return (
-            f"{time.monotonic() - began:6.1f} s  {told.count('acked')} acknowledged, "
-            f"{told.count('unknown')} unknown, {told.count('refused')} refused, "
-            f"{told.retries} asked again, {len(self._receiver.calls)} calls outside, "
-            f"longest {told.longest_s:.1f} s; {deeds}"
+            f"{time.monotonic() - began:6.1f} s  {logs.count('acked')} acknowledged, "
+            f"{logs.count('unknown')} unknown, {logs.count('refused')} refused, "
+            f"{logs.retries} asked again, {len(self._receiver.calls)} calls outside, "
+            f"longest {logs.longest_s:.1f} s; {faults}"
         )
 
-    # -- strikes: what happens to a server ---------------------------------------------------------
+    # -- server faults -----------------------------------------------------------------------------
 
-    def _strike(self) -> None:
-        self._strikes += 1
-        if self._strikes % PROMOTION_EVERY == 0:
+    def _inject_server_fault(self) -> None:
+        self._server_faults += 1
+        if self._server_faults % PROMOTION_EVERY == 0:
             self._promote()
             return
-        if not self._bag:
-            self._bag = self.random.sample(STRIKES, len(STRIKES))
-        how = self._bag.pop()
-        self.done[how] += 1
-        away_s = self.random.uniform(*AWAY_S)
+        if not self._remaining_faults:
+            self._remaining_faults = self.random.sample(SERVER_FAULTS, len(SERVER_FAULTS))
+        fault = self._remaining_faults.pop()
+        self.done[fault] += 1
+        outage_s = self.random.uniform(*OUTAGE_S)
         if self.random.random() < 0.15:
-            away_s = LONG_AWAY_S
+            outage_s = LONG_OUTAGE_S
         primary, standby = self._cluster.primary, self._cluster.standby
-        if how == "server freezes":
-            still = primary.freeze()
-            self._away(away_s)
-            _continue(still)
+        if fault == "server freezes":
+            frozen = primary.freeze()
+            self._wait_unavailable(outage_s)
+            _resume_all(frozen)
             return
-        if how == "standby restarts":
+        if fault == "standby restarts":
             assert standby is not None
             standby.stop(immediate=True)
-            self._away(min(away_s, 2.0), asks=False)
+            self._wait_unavailable(min(outage_s, 2.0), check_ready=False)
             standby.start()
-        elif how == "server crashes":
+        elif fault == "server crashes":
             primary.crash()
-            self._away(away_s)
+            self._wait_unavailable(outage_s)
             primary.start()
         else:
-            primary.stop(immediate=how == "immediate stops")
-            self._away(away_s)
+            primary.stop(immediate=fault == "immediate stops")
+            self._wait_unavailable(outage_s)
             primary.start()
         self._cluster.await_synchronous()
 
     def _promote(self) -> None:
-        """The primary is gone with its data; the standby leads, and is given a standby of its own."""
+        """Drop the primary with its data, promote the standby, and attach a new standby."""
         lost = self._cluster.fail_over()
         self.done["promotions"] += 1
         time.sleep(self.random.uniform(0.0, 3.0))
         self._cluster.attach(lost)
 
-    def _away(self, seconds: float, *, asks: bool = True) -> None:
-        """Let it be away for a while; if there is time enough, ask whether all is ready."""
-        until = time.monotonic() + seconds
-        if asks and seconds > 2.0:
-            self._ask_ready()
-        while time.monotonic() < until:
-            self._do_due()
+    def _wait_unavailable(self, seconds: float, *, check_ready: bool = True) -> None:
+        """Wait during an outage. If it is long enough, check that `holdfast ready` fails."""
+        end_s = time.monotonic() + seconds
+        if check_ready and seconds > 2.0:
+            self._check_not_ready()
+        while time.monotonic() < end_s:
+            self._run_due()
             time.sleep(0.05)
 
-    def _ask_ready(self) -> None:
-        """Nothing is ready while the server is away, and the answer says why."""
+    def _check_not_ready(self) -> None:
+        """Check that `holdfast ready` fails during an outage and names the reason."""
         began = time.monotonic()
         with python_proc(
             "holdfast.cli", "ready", "--store", self.url, ready=None, timeout_s=READY_S
-        ) as asked:
+        ) as proc:
             try:
-                code = asked.wait(READY_S)
+                code = proc.wait(READY_S)
             except ProcFailed:
                 self.breaches.append(f"`holdfast ready` has no answer after {READY_S} s")
                 return
-            said = " ".join([*asked.lines, *asked.errors])
+            output = " ".join([*proc.lines, *proc.errors])
         self.done["asked while away"] += 1
         took_s = time.monotonic() - began
-        if code != 1 or "does not answer" not in said:
-            self.breaches.append(f"`holdfast ready` ended with {code} after {took_s:.1f} s: {said}")
+        if code != 1 or "does not answer" not in output:
+            self.breaches.append(
+                f"`holdfast ready` ended with {code} after {took_s:.1f} s: {output}"
+            )
 
-    # -- deeds: what happens to connections and workers --------------------------------------------
+    # -- faults of connections, workers and clients ------------------------------------------------
 
-    def _deed(self) -> None:
-        [deed] = self.random.choices(
+    def _inject_fault(self) -> None:
+        [fault] = self.random.choices(
             (self._cut, self._cut_after, self._cut_answer, self._swallow, self._refuse,
              self._kill_worker, self._stop_worker, self._kill_client),
             (2, 4, 5, 1, 1, 2, 1, 1),
         )  # fmt: skip
-        deed()
+        fault()
 
     def _proxy(self) -> Proxy:
-        """Of the server that is asked at present."""
+        """The proxy of the current primary."""
         return self._proxies[self._cluster.servers.index(self._cluster.primary)]
 
     def _cut(self) -> None:
@@ -255,90 +259,96 @@ class Chaos:
         proxy = self._proxy()
         [(up, down)] = self.random.choices([(True, True), (True, False), (False, True)])
         proxy.swallow(up=up, down=down)
-        self._in(self.random.uniform(*SWALLOW_S), proxy.cut)
+        self._schedule(self.random.uniform(*SWALLOW_S), proxy.cut)
 
     def _refuse(self) -> None:
         proxy = self._proxy()
         proxy.refuse()
         proxy.cut()
         self.done["refusals"] += 1
-        self._in(self.random.uniform(0.5, 3.0), lambda: proxy.refuse(False))
+        self._schedule(self.random.uniform(0.5, 3.0), lambda: proxy.refuse(False))
 
     def _kill_worker(self) -> None:
         worker = self.random.choice(self._workers)
         worker.proc.kill()
         worker.proc.close()
         self.done["workers killed"] += 1
-        self._workers[self._workers.index(worker)] = self._worker(worker.name, worker.life + 1)
+        self._workers[self._workers.index(worker)] = self._start_worker(
+            worker.name, worker.incarnation + 1
+        )
 
     def _stop_worker(self) -> None:
-        awake = [worker for worker in self._workers if not worker.stopped]
-        if len(awake) > 1:
-            worker = self.random.choice(awake)
+        running = [worker for worker in self._workers if not worker.stopped]
+        if len(running) > 1:
+            worker = self.random.choice(running)
             worker.proc.stop()
             worker.stopped = True
             self.done["workers stopped"] += 1
-            self._in(self.random.uniform(*STOP_S), lambda: self._wake(worker))
+            self._schedule(self.random.uniform(*STOP_S), lambda: self._resume(worker))
 
     def _kill_client(self) -> None:
         client = self.random.choice(self._clients)
         client.proc.kill()
         client.proc.close()
         self.done["clients killed"] += 1
-        self._clients[self._clients.index(client)] = self._client(client.name, client.life + 1)
+        self._clients[self._clients.index(client)] = self._start_client(
+            client.name, client.incarnation + 1
+        )
 
-    def _wake(self, worker: _Worker) -> None:
+    def _resume(self, worker: _WorkerProcess) -> None:
         if worker in self._workers and worker.stopped:
             worker.proc.cont()
             worker.stopped = False
 
-    def _in(self, seconds: float, do: Callable[[], object]) -> None:
-        self._later.append((time.monotonic() + seconds, do))
+    def _schedule(self, seconds: float, action: Callable[[], object]) -> None:
+        self._scheduled.append((time.monotonic() + seconds, action))
 
-    def _do_due(self, *, all: bool = False) -> None:
-        for one in [one for one in self._later if all or one[0] <= time.monotonic()]:
-            self._later.remove(one)
+    def _run_due(self, *, all: bool = False) -> None:
+        for one in [one for one in self._scheduled if all or one[0] <= time.monotonic()]:
+            self._scheduled.remove(one)
             one[1]()
 
     # -- processes ---------------------------------------------------------------------------------
 
-    def _worker(self, name: str, life: int) -> _Worker:
-        who = f"{name}#{life}"
+    def _start_worker(self, name: str, incarnation: int) -> _WorkerProcess:
+        caller = f"{name}#{incarnation}"
         proc = python_proc(
             "holdfast.cli", "up", "tests.chaos.app:app", "--store", self.url, "--worker", name,
             "--lease-s", f"{LEASE_S:g}",
             ready=None,
-            env={RECEIVER: str(self._receiver.path), WHO: who},
+            env={RECEIVER: str(self._receiver.path), CALLER: caller},
         )  # fmt: skip
-        return _Worker(name, life, proc)
+        return _WorkerProcess(name, incarnation, proc)
 
-    def _client(self, name: str, life: int) -> _Client:
-        who = f"{name}-{life}"
+    def _start_client(self, name: str, incarnation: int) -> _ClientProcess:
+        full_name = f"{name}-{incarnation}"
         proc = python_proc(
-            "tests.chaos.client", self.url, str(self._logs / f"{who}.log"), who,
+            "tests.chaos.client", self.url, str(self._logs / f"{full_name}.log"), full_name,
             str(self.random.randrange(1 << 30)), f"{self._rate:g}",
             ready=None,
         )  # fmt: skip
-        return _Client(name, life, proc)
+        return _ClientProcess(name, incarnation, proc)
 
-    def _watch(self) -> None:
-        """Nobody ends by itself, and things go on."""
+    def _check_progress(self) -> None:
+        """Report a breach if a process has exited or no client has logged anything for STALL_MAX_S."""
         for one in (*self._workers, *self._clients):
             if not one.proc.running:
                 code = one.proc.wait()
-                said = " | ".join([*one.proc.lines[-3:], *one.proc.errors[-12:]])
-                self.breaches.append(f"{one.name}#{one.life} ended by itself with {code}: {said}")
-        acked = sum(path.stat().st_size for path in self._logs.iterdir())
-        if acked != self._heard[0]:
-            self._heard = (acked, time.monotonic())
-        elif time.monotonic() - self._heard[1] > QUIET_MAX_S:
-            self.breaches.append(f"nothing went on for {QUIET_MAX_S} s")
+                output = " | ".join([*one.proc.lines[-3:], *one.proc.errors[-12:]])
+                self.breaches.append(
+                    f"{one.name}#{one.incarnation} ended by itself with {code}: {output}"
+                )
+        log_bytes = sum(path.stat().st_size for path in self._logs.iterdir())
+        if log_bytes != self._last_progress[0]:
+            self._last_progress = (log_bytes, time.monotonic())
+        elif time.monotonic() - self._last_progress[1] > STALL_MAX_S:
+            self.breaches.append(f"nothing went on for {STALL_MAX_S} s")
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _rest(self) -> None:
-        """The faults stop; all that was begun comes to its end without help."""
-        self._do_due(all=True)
+    def _drain(self) -> None:
+        """Stop the faults and wait until all work is complete. Then end the workers."""
+        self._run_due(all=True)
         for proxy in self._proxies:
             proxy.refuse(False)
         for client in self._clients:
@@ -350,83 +360,83 @@ class Chaos:
         self._clients = []
         if self.breaches:
             return
-        with self._look() as runtime:
-            deadline = time.monotonic() + REST_S
-            while not verdict.settled(runtime):
-                self._watch()
+        with self._open_runtime() as runtime:
+            deadline = time.monotonic() + DRAIN_S
+            while not invariant_checks.is_settled(runtime):
+                self._check_progress()
                 if self.breaches:
                     return
                 if time.monotonic() > deadline:
-                    self.breaches.append(f"not everything came to its end within {REST_S} s")
+                    self.breaches.append(f"not everything came to its end within {DRAIN_S} s")
                     return
                 time.sleep(0.1)
         self._expect_ready()
         for worker in self._workers:
-            # Who was started a moment ago does not listen to signals yet.
+            # A worker that has just started does not handle signals yet.
             worker.expect_ready()
             worker.proc.terminate()
         for worker in self._workers:
             self._expect_end(worker)
 
     def _expect_ready(self) -> None:
-        """After the last fault a worker may still be on its way back."""
+        """Wait until `holdfast ready` succeeds. After the last fault a worker may still be reconnecting."""
         deadline = time.monotonic() + READY_S
         while True:
-            with python_proc("holdfast.cli", "ready", "--store", self.url, ready=None) as asked:
-                if asked.wait(READY_S) == 0:
+            with python_proc("holdfast.cli", "ready", "--store", self.url, ready=None) as proc:
+                if proc.wait(READY_S) == 0:
                     return
             if time.monotonic() > deadline:
-                self.breaches.append(f"not ready in the end: {asked.lines} {asked.errors}")
+                self.breaches.append(f"not ready in the end: {proc.lines} {proc.errors}")
                 return
 
-    def _expect_end(self, one: _Worker | _Client) -> None:
+    def _expect_end(self, one: _WorkerProcess | _ClientProcess) -> None:
         try:
-            code = one.proc.wait(REST_S)
+            code = one.proc.wait(DRAIN_S)
         except ProcFailed as error:
             self.breaches.append(f"{one.name} does not end: {error}")
             return
         if code:
-            said = " | ".join(one.proc.errors[-12:])
-            self.breaches.append(f"{one.name}#{one.life} ended with {code}: {said}")
+            output = " | ".join(one.proc.errors[-12:])
+            self.breaches.append(f"{one.name}#{one.incarnation} ended with {code}: {output}")
 
-    def _judge(self) -> None:
-        with self._look() as runtime:
-            self.told = verdict.Told.read(self._logs)
-            self.breaches += verdict.breaches(runtime, self.told, self._receiver)
+    def _check_invariants(self) -> None:
+        with self._open_runtime() as runtime:
+            self.client_logs = invariant_checks.ClientLogs.read(self._logs)
+            self.breaches += invariant_checks.breaches(runtime, self.client_logs, self._receiver)
         with python_proc(
             "holdfast.cli", "verify", "--store", self.direct, "--app", "tests.chaos.app:app",
             "--jobs", "1", ready=None,
         ) as verified:  # fmt: skip
-            if verified.wait(REST_S):
+            if verified.wait(DRAIN_S):
                 self.breaches.append(f"holdfast verify: {verified.lines} {verified.errors}")
 
     @contextlib.contextmanager
-    def _look(self) -> Iterator[Runtime]:
+    def _open_runtime(self) -> Iterator[Runtime]:
         runtime: Runtime = app.open(self.direct, roles=())
         with runtime:
             yield runtime
 
 
-class _Process:
-    def __init__(self, name: str, life: int, proc: Proc) -> None:
+class _ChaosProcess:
+    def __init__(self, name: str, incarnation: int, proc: Proc) -> None:
         self.name = name
-        self.life = life
+        self.incarnation = incarnation
         self.proc = proc
         self.stopped = False
 
 
-class _Worker(_Process):
+class _WorkerProcess(_ChaosProcess):
     def expect_ready(self) -> None:
         if not any(line.startswith("ready") for line in list(self.proc.lines)):
-            self.proc.expect("ready", REST_S)
+            self.proc.expect("ready", DRAIN_S)
 
 
-class _Client(_Process):
+class _ClientProcess(_ChaosProcess):
     pass
 
 
-def _continue(still: list[Seen]) -> None:
-    for process in still:
+def _resume_all(frozen: list[OsProcess]) -> None:
+    for process in frozen:
         process.cont()
 
 
@@ -435,16 +445,21 @@ def run(
     *,
     seconds: float,
     seed: int,
-    strikes_min: int = 0,
+    server_faults_min: int = 0,
     workers: int = 3,
     clients: int = 2,
     rate: float = 8.0,
-    strike_s: tuple[float, float] = STRIKE_S,
-) -> Chaos:
-    with Chaos(
-        folder, seed=seed, workers=workers, clients=clients, rate=rate, strike_s=strike_s
+    server_fault_interval_s: tuple[float, float] = SERVER_FAULT_INTERVAL_S,
+) -> PostgresChaosRun:
+    with PostgresChaosRun(
+        folder,
+        seed=seed,
+        workers=workers,
+        clients=clients,
+        rate=rate,
+        server_fault_interval_s=server_fault_interval_s,
     ) as chaos:
-        chaos.run(seconds, strikes_min, lambda line: print(line, flush=True))
+        chaos.run(seconds, server_faults_min, lambda line: print(line, flush=True))
     return chaos
 
 

@@ -1,4 +1,4 @@
-"""A store with something in it, and a way to run commands in this process."""
+"""Fixtures of the CLI tests: sample stores, and a function that runs a command in this process."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,18 +10,18 @@ import pytest
 
 from holdfast import store as stores
 from holdfast.cli import main
-from holdfast.cli.redrive import Pace
+from holdfast.cli.redrive import RateLimiter
 from holdfast.clock import S, SystemClock
 from holdfast.durable import queue
 from holdfast.store.api import Store
+from tests.ops.account_rig import AccountRig
 from tests.ops.app import Deposited
-from tests.ops.rig import Rig
 
 TTL_NS = 60 * S
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandResult:
     code: int
     out: str
     err: str
@@ -32,38 +32,42 @@ class Ran:
 
     @property
     def error(self) -> str:
-        """The one line of an error."""
+        """The error line on stderr, without its prefix."""
         [line] = self.err.splitlines()
         assert line.startswith("holdfast: ")
         return line.removeprefix("holdfast: ")
 
 
-Run = Callable[..., Ran]
+RunCommand = Callable[..., CommandResult]
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunCommand:
     monkeypatch.delenv("HOLDFAST_STORE", raising=False)
 
-    def run(*argv: object) -> Ran:
+    def run(*argv: object) -> CommandResult:
         capsys.readouterr()
         code = main([str(word) for word in argv])
-        said = capsys.readouterr()
-        return Ran(code, said.out, said.err)
+        captured = capsys.readouterr()
+        return CommandResult(code, captured.out, captured.err)
 
     return run
 
 
-def pause_by(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
-    """Whoever redrives at a rate waits like this. Not by the clock of all: other threads sleep by that."""
+def patch_rate_limiter_sleep(
+    monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]
+) -> None:
+    """Replace the sleep of the redrive rate limiter. The system clock stays: other threads sleep by it."""
 
     class Rests(SystemClock):
         def sleep(self, seconds: float) -> None:
             sleep(seconds)
 
-    begin = Pace.__init__
+    original_init = RateLimiter.__init__
     monkeypatch.setattr(
-        Pace, "__init__", lambda self, rate, _, interrupt: begin(self, rate, Rests(), interrupt)
+        RateLimiter,
+        "__init__",
+        lambda self, rate, _, interrupt: original_init(self, rate, Rests(), interrupt),
     )
 
 
@@ -80,20 +84,22 @@ def store(path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def letters(store: Store) -> list[int]:
-    """Three dead letters of the queue `mail`, by seq, among items that are alive."""
+    """The seqs of three dead letters of the queue `mail`, which also has a ready item."""
     store.transact(queue.put_many, "mail", [b"first", b"second", b"third\x1b[31m", b"alive"])
     claims = store.transact(queue.claim, "mail", "worker", 3, TTL_NS)
     for claim in claims:
-        store.transact(queue.bury, claim, "no_such_user", f"ValueError: {claim.seq}\n  at line 7")
+        store.transact(
+            queue.dead_letter, claim, "no_such_user", f"ValueError: {claim.seq}\n  at line 7"
+        )
     return [claim.seq for claim in claims]
 
 
 @pytest.fixture
-def rig(path: Path) -> Iterator[Rig]:
-    """A store with accounts: ada with three deposits, all handled, and a worker that has left."""
-    made = Rig(str(path))
-    with made.store:
+def rig(path: Path) -> Iterator[AccountRig]:
+    """A store with the account ada: three deposits, all handled, and a worker that has stopped."""
+    opened = AccountRig(str(path))
+    with opened.store:
         for amount in (1, 2, 3):
-            made.account("ada").send(Deposited(amount), correlation_id=f"c-{amount}")
-        made.work()
-        yield made
+            opened.account("ada").send(Deposited(amount), correlation_id=f"c-{amount}")
+        opened.run_worker()
+        yield opened

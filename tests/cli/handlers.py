@@ -1,16 +1,16 @@
-"""Handlers for recordings, and a command that breaks."""
+"""Handlers for recordings, and a command that raises."""
 
 import argparse
 
-from holdfast.runner import Refused, Work
+from holdfast.runner import Refused, WorkItem
 
 not_a_function = 7
 
 
-def accept(work: Work) -> None: ...
+def accept(work: WorkItem) -> None: ...
 
 
-def refuse(work: Work) -> None:
+def refuse(work: WorkItem) -> None:
     raise Refused(seq=work.seq)
 
 

@@ -1,4 +1,4 @@
-"""Runs of stages without Spark: the real ledger, log and rows, worked by this process."""
+"""Stage runs without Spark: the real ledger, log and rows; this process acts as driver and worker."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from holdfast.clock import S
 from holdfast.durable import lease
 from holdfast.durable.lease import Lease
 from holdfast.ledger import runs
-from holdfast.ledger.answers import Grant
-from holdfast.ledger.board import Board
-from holdfast.ledger.classes import ErrorClass, Policy
+from holdfast.ledger.events import FinishedRange
 from holdfast.ledger.log import RunLog
-from holdfast.ledger.records import Done
-from holdfast.ledger.runs import Chunk, Event, Other, Progress, RunRecord
-from holdfast.ledger.states import State
+from holdfast.ledger.replies import RowGrant
+from holdfast.ledger.run_policy import ErrorClass, RunPolicy
+from holdfast.ledger.run_scheduler import RunScheduler
+from holdfast.ledger.runs import OutcomeChunk, ResultlessRow, RunEvent, RunProgress, RunRecord
+from holdfast.ledger.states import RowState
 from holdfast.store.api import Store, Txn
 
 LEASE_NS = 600 * S
@@ -28,7 +28,7 @@ BLOCK_ROWS = 10
 
 @dataclass
 class StageRun:
-    """A run in which every row whose seq is in `failing` fails, and every tenth is skipped."""
+    """A run in which the rows with a seq in `failing` fail and every tenth row is skipped."""
 
     store: Store
     name: str
@@ -38,62 +38,64 @@ class StageRun:
 
     def __post_init__(self) -> None:
         self.run_id = f"{self.name}-{self.number}"
-        self.policy = Policy(attempts_max=1, page_rows=PAGE_ROWS)
+        self.policy = RunPolicy(attempts_max=1, page_rows=PAGE_ROWS)
         resource = runs.lease_resource(self.name)
         self.lease: Lease = self.store.transact(
             lease.acquire, resource, "driver", "first", LEASE_NS
         )
         self.store.transact(self._ingest)
-        self.board, opened = Board.open(self.size, self.policy, now_ns=self.store.now_ns())
+        self.scheduler, opened = RunScheduler.open(
+            self.size, self.policy, now_ns=self.store.now_ns()
+        )
         self.log = RunLog(self.store, self.run_id, self.lease)
         self.log.append(opened)
         self.calls = 0
 
-    def work(self, rows: int) -> None:
-        """Let `rows` rows end."""
+    def finish_rows(self, rows: int) -> None:
+        """Claim `rows` rows and report an outcome for each."""
         while rows > 0:
-            grant, entries = self.board.claim(
+            grant, entries = self.scheduler.claim(
                 "worker", rows, now_ns=self.store.now_ns(), begin=rows
             )
-            assert isinstance(grant, Grant)
+            assert isinstance(grant, RowGrant)
             self.log.append(entries)
-            for part in grant.parts:
-                self._end(grant.epoch, part.lo, part.hi)
+            for part in grant.ranges:
+                self._end_rows(grant.epoch, part.lo, part.hi)
                 rows -= part.hi - part.lo
 
     def commit(self) -> None:
-        upto = self.board.terminal_prefix()
-        _, entries = self.board.commit(upto, upto, self.store.now_ns())
+        upto = self.scheduler.terminal_prefix()
+        _, entries = self.scheduler.commit(upto, upto, self.store.now_ns())
         self.log.append(entries)
 
-    def tell(self) -> None:
-        """Write the progress, as the ledger service does now and then."""
+    def write_progress(self) -> None:
+        """Write the progress record, which the ledger service writes periodically."""
         errors = [(int(kind), text, 1) for kind, text in self.failing.values()]
-        told = Progress(
+        progress = RunProgress(
             updated_ns=self.store.now_ns(),
             started_ns=self.record.created_ns,
-            counts=self.board.ledger.counts(),
+            counts=self.scheduler.ledger.counts(),
             calls=self.calls,
             cost=self.calls / 100,
             errors=errors,
-            ended=list(self.board.ended),
+            ended=list(self.scheduler.ended),
         )
-        self.store.transact(runs.put_progress, self.run_id, told)
+        self.store.transact(runs.put_progress, self.run_id, progress)
 
     def finish(self) -> None:
-        self.work(self.size - sum(self.board.ended))
+        self.finish_rows(self.size - sum(self.scheduler.ended))
         self.commit()
-        self.tell()
-        self.store.transact(runs.move, self.run_id, Event.FINISH)
-        self.leave()
+        self.write_progress()
+        self.store.transact(runs.change_status, self.run_id, RunEvent.FINISH)
+        self.release_lease()
 
-    def leave(self) -> None:
-        """The driver is gone."""
+    def release_lease(self) -> None:
+        """Release the lease of the driver."""
         self.store.transact(lease.release, self.lease)
 
     @property
     def record(self) -> RunRecord:
-        return self.store.read(runs.the, self.run_id)
+        return self.store.read(runs.get_existing, self.run_id)
 
     def _ingest(self, txn: Txn) -> None:
         blocks = []
@@ -114,29 +116,29 @@ class StageRun:
             policy=self.policy,
         )
         runs.create(txn, record)
-        runs.move(txn, self.run_id, Event.SEAL)
+        runs.change_status(txn, self.run_id, RunEvent.SEAL)
 
-    def _end(self, epoch: int, lo: int, hi: int) -> None:
-        others, done, good = [], [], []
+    def _end_rows(self, epoch: int, lo: int, hi: int) -> None:
+        not_succeeded, done, success_offsets = [], [], []
         for seq in range(lo, hi):
             self.calls += 1
             kind, text = self.failing.get(seq, (ErrorClass.NONE, ""))
-            state = State.TERMINAL_SUCCESS
+            state = RowState.TERMINAL_SUCCESS
             if kind:
-                state = State.TERMINAL_FAIL
+                state = RowState.TERMINAL_FAIL
             elif seq % 10 == 0:
-                state, text = State.TERMINAL_SKIP, "empty"
-            done.append(Done(seq, seq + 1, int(state), int(kind)))
-            if state is State.TERMINAL_SUCCESS:
-                good.append(seq - lo // PAGE_ROWS * PAGE_ROWS)
+                state, text = RowState.TERMINAL_SKIP, "empty"
+            done.append(FinishedRange(seq, seq + 1, int(state), int(kind)))
+            if state is RowState.TERMINAL_SUCCESS:
+                success_offsets.append(seq - lo // PAGE_ROWS * PAGE_ROWS)
             else:
-                others.append(Other(seq, int(state), 1, int(kind), text))
-        _, entries = self.board.advance(epoch, 1, b"", done=done, now_ns=self.store.now_ns())
-        chunk = Chunk(
+                not_succeeded.append(ResultlessRow(seq, int(state), 1, int(kind), text))
+        _, entries = self.scheduler.report(epoch, 1, b"", done=done, now_ns=self.store.now_ns())
+        chunk = OutcomeChunk(
             lo=lo,
-            seqs=b"".join(offset.to_bytes(4, "little") for offset in good),
-            batch=_ipc(pa.table({"label": ["x"] * len(good)})),
-            others=others,
+            seqs=b"".join(offset.to_bytes(4, "little") for offset in success_offsets),
+            batch=_ipc(pa.table({"label": ["x"] * len(success_offsets)})),
+            resultless=not_succeeded,
             attempts=[],
             cost=0.0,
             calls=hi - lo,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from holdfast import store as stores
 from holdfast.durable import queue
-from tests.cli.conftest import Run
+from tests.cli.conftest import RunCommand
 
 
 def fill(path: Path, name: str) -> int:
@@ -13,25 +13,25 @@ def fill(path: Path, name: str) -> int:
         return store.generation
 
 
-def test_a_backup_is_taken_while_the_store_is_in_use(run: Run, path: Path, tmp_path: Path) -> None:
+def test_backup_of_an_open_store_succeeds(run: RunCommand, path: Path, tmp_path: Path) -> None:
     with stores.open(path) as store:
         store.transact(queue.put, "mail", b"kept")
-        ran = run("backup", tmp_path / "copy", "--store", path)
-    assert ran.code == 0
-    assert f"holdfast restore {tmp_path / 'copy'}" in ran.out
+        result = run("backup", tmp_path / "copy", "--store", path)
+    assert result.code == 0
+    assert f"holdfast restore {tmp_path / 'copy'}" in result.out
     assert (tmp_path / "copy" / "data.mdb").exists()
 
 
-def test_a_restored_store_holds_the_rows_under_a_new_generation(
-    run: Run, path: Path, tmp_path: Path
+def test_restore_returns_the_rows_with_a_new_generation(
+    run: RunCommand, path: Path, tmp_path: Path
 ) -> None:
     generation = fill(path, "mail")
-    told = run("backup", tmp_path / "copy", "--store", path, "--json").document
-    assert told["generation"] == generation
-    assert told["bytes"] > 0
+    backup = run("backup", tmp_path / "copy", "--store", path, "--json").document
+    assert backup["generation"] == generation
+    assert backup["bytes"] > 0
     fill(path, "after the backup")
 
-    # The writer lingers for some seconds: the restore waits for it to leave.
+    # The writer process lingers for some seconds. The restore waits until it exits.
     restored = run("restore", tmp_path / "copy", "--store", path, "--json").document
     assert restored["generation"] > generation
     with stores.open(path) as store:
@@ -40,37 +40,43 @@ def test_a_restored_store_holds_the_rows_under_a_new_generation(
         assert store.read(queue.counts, "after the backup").ready == 0
 
 
-def test_restore_to_a_new_place(run: Run, path: Path, tmp_path: Path) -> None:
+def test_restore_to_a_new_directory(run: RunCommand, path: Path, tmp_path: Path) -> None:
     fill(path, "mail")
     run("backup", tmp_path / "copy", "--store", path)
-    ran = run("restore", tmp_path / "copy", "--store", tmp_path / "new")
-    assert ran.code == 0
-    assert ": generation " in ran.out
+    result = run("restore", tmp_path / "copy", "--store", tmp_path / "new")
+    assert result.code == 0
+    assert ": generation " in result.out
     assert run("store", "info", "--store", tmp_path / "new", "--json").document["queues"]
 
 
-def test_restore_refuses_a_store_in_use(run: Run, path: Path, tmp_path: Path) -> None:
+def test_restore_of_an_open_store_raises_store_busy(
+    run: RunCommand, path: Path, tmp_path: Path
+) -> None:
     fill(path, "mail")
     run("backup", tmp_path / "copy", "--store", path)
     with stores.open(path) as store:
-        ran = run("restore", tmp_path / "copy", "--store", path)
-        assert ran.code == 1
-        assert ran.error.startswith("store_busy: ")
-        assert ran.error.endswith("stop it first)")
+        result = run("restore", tmp_path / "copy", "--store", path)
+        assert result.code == 1
+        assert result.error.startswith("store_busy: ")
+        assert result.error.endswith("stop it first)")
         assert store.read(queue.counts, "mail").ready == 1
 
 
-def test_backup_does_not_overwrite(run: Run, path: Path, tmp_path: Path) -> None:
+def test_backup_does_not_overwrite_a_directory_that_is_not_empty(
+    run: RunCommand, path: Path, tmp_path: Path
+) -> None:
     fill(path, "mail")
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "precious").touch()
-    ran = run("backup", tmp_path / "copy", "--store", path)
-    assert ran.code == 1
-    assert "not empty" in ran.error
+    result = run("backup", tmp_path / "copy", "--store", path)
+    assert result.code == 1
+    assert "not empty" in result.error
 
 
-def test_restore_of_nothing_is_not_found(run: Run, path: Path, tmp_path: Path) -> None:
-    ran = run("restore", tmp_path / "nothing", "--store", path)
-    assert ran.code == 1
-    assert ran.error.startswith("not_found: ")
+def test_restore_of_a_missing_backup_is_not_found(
+    run: RunCommand, path: Path, tmp_path: Path
+) -> None:
+    result = run("restore", tmp_path / "nothing", "--store", path)
+    assert result.code == 1
+    assert result.error.startswith("not_found: ")
     assert not path.exists()

@@ -1,4 +1,4 @@
-"""`holdfast demo`: it tells the truth, or fails."""
+"""`holdfast demo`: every claim that it prints holds, or it exits with an error."""
 
 import importlib.util
 import json
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import demo, demo_agent
-from tests.cli.conftest import Run
+from examples.demo import agent_part
+from examples.demo.command import Demo, DemoOutput
+from tests.cli.conftest import RunCommand
 from tests.processes import Proc
 
 DEMO_S = 300
@@ -17,56 +18,54 @@ ACT_S = 100
 
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_S)
-def test_the_demo_holds_what_it_claims(tmp_path: Path, run: Run) -> None:
+def test_demo_claims_all_hold(tmp_path: Path, run: RunCommand) -> None:
     path = tmp_path / "store"
     command = [sys.executable, "-m", "holdfast.cli", "demo", "--store", str(path), "--json"]
     with Proc.spawn(command, ready=None) as process:
         assert process.wait(DEMO_S) == 0, "\n".join(process.errors)
         outcome = json.loads("\n".join(process.lines))
-        assert "all of it holds" in "\n".join(process.errors)
+        assert "all claims hold" in "\n".join(process.errors)
     assert all(claim["holds"] for claim in outcome["claims"])
     assert len(outcome["claims"]) > 10
-    # What it says to look at is there.
+    # The rows that the demo refers to exist.
     letter = run("dead", "show", "orders", outcome["poison_seq"], "--store", path, "--json")
     assert "-1 cents" in letter.document["error"]
     counts = run("store", "info", "--store", path, "--json").document["queues"]
-    [orders] = [one for one in counts if one["queue"] == "orders"]
+    [orders] = [row for row in counts if row["queue"] == "orders"]
     assert (orders["done"], orders["dead"]) == (1000, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(ACT_S)
-def test_the_agent_of_the_demo_does_what_its_act_claims(tmp_path: Path, run: Run) -> None:
+def test_demo_agent_part_claims_all_hold(tmp_path: Path, run: RunCommand) -> None:
     path = tmp_path / "store"
-    play = demo.Demo(path, demo.Story(sys.stderr))
-    demo_agent.play(path, play.story.tell, play._claim)
+    play = Demo(path, DemoOutput(sys.stderr))
+    agent_part.run_part(path, play.story.print_step, play._claim)
     assert [claim for claim in play.claims if not claim["holds"]] == []
     assert len(play.claims) == 10
-    ran = run("worlds", "journal", "Agent/ada", "--store", path, "--json")
-    assert [entry["type"] for entry in ran.document["entries"]].count("llm.chat") == 3
+    result = run("worlds", "journal", "Agent/ada", "--store", path, "--json")
+    assert [entry["type"] for entry in result.document["entries"]].count("llm.chat") == 3
 
 
-def test_without_httpx_the_act_is_left_out_and_said_so(
+def test_demo_agent_part_is_skipped_with_a_message_without_httpx(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    told: list[str] = []
-    demo_agent.play(tmp_path, told.append, lambda *claim: pytest.fail(str(claim)))
-    assert told == [
-        "The fourth act is left out: it needs httpx. pip install 'holdfast[ops]'",
+    printed: list[str] = []
+    agent_part.run_part(tmp_path, printed.append, lambda *claim: pytest.fail(str(claim)))
+    assert printed == [
+        "Part 4 is skipped: it needs httpx. pip install 'holdfast[ops]'",
     ]
 
 
-def test_the_demo_keeps_away_from_a_store_that_is_there(
-    run: Run, path: Path, letters: list[int]
-) -> None:
-    ran = run("demo", "--store", path)
-    assert ran.code == 1
-    assert ran.error.endswith("give it a directory without a store)")
+def test_demo_refuses_an_existing_store(run: RunCommand, path: Path, letters: list[int]) -> None:
+    result = run("demo", "--store", path)
+    assert result.code == 1
+    assert result.error.endswith("give it a directory without a store)")
 
 
-def test_a_claim_that_does_not_hold_is_told(tmp_path: Path) -> None:
-    play = demo.Demo(tmp_path, demo.Story(sys.stderr))
+def test_demo_claim_records_whether_it_holds(tmp_path: Path) -> None:
+    play = Demo(tmp_path, DemoOutput(sys.stderr))
     play._claim("orders done", 999, 1000)
     play._claim("charged", 7, True)
     assert [claim["holds"] for claim in play.claims] == [False, True]

@@ -8,12 +8,12 @@ from holdfast import store as stores
 from holdfast.durable import queue
 from holdfast.runner import Recorder, Runner
 from tests.cli import handlers
-from tests.cli.conftest import Run
+from tests.cli.conftest import RunCommand
 
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    """Three items that were handled well."""
+    """A recording of three items that were handled successfully."""
     file = tmp_path / "steps"
     with stores.open("memory:") as store, Recorder(file) as recorder:
         store.transact(queue.put_many, "mail", [b"a", b"b", b"c"])
@@ -23,17 +23,17 @@ def recording(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_handler_that_does_the_same_matches(run: Run, recording: Path) -> None:
-    ran = run("replay", recording, "--handler", "tests.cli.handlers:accept", "--json")
-    assert ran.code == 0
-    assert (ran.document["attempts"], ran.document["matched"]) == (3, 3)
+def test_replay_of_an_equivalent_handler_matches(run: RunCommand, recording: Path) -> None:
+    result = run("replay", recording, "--handler", "tests.cli.handlers:accept", "--json")
+    assert result.code == 0
+    assert (result.document["attempts"], result.document["matched"]) == (3, 3)
 
 
-def test_one_that_does_not_is_exit_code_1(run: Run, recording: Path) -> None:
-    ran = run("replay", recording, "--handler", "tests.cli.handlers:refuse")
-    assert ran.code == 1
-    assert ran.error.startswith("replay_differs: mismatches=3 ")
-    assert ran.out.splitlines()[-1].split() == ["mail", "3", "1", "ok", "refused"]
+def test_replay_of_a_differing_handler_exits_with_1(run: RunCommand, recording: Path) -> None:
+    result = run("replay", recording, "--handler", "tests.cli.handlers:refuse")
+    assert result.code == 1
+    assert result.error.startswith("replay_differs: mismatches=3 ")
+    assert result.out.splitlines()[-1].split() == ["mail", "3", "1", "ok", "refused"]
 
 
 @pytest.mark.parametrize(
@@ -45,23 +45,27 @@ def test_one_that_does_not_is_exit_code_1(run: Run, recording: Path) -> None:
         "tests.cli.handlers:not_a_function",
     ],
 )
-def test_a_handler_that_is_none(run: Run, recording: Path, name: str) -> None:
-    ran = run("replay", recording, "--handler", name)
-    assert ran.code == 1
-    assert ran.error.startswith("invalid: what='handler'")
-    assert "name a function as module:function" in ran.error
+def test_replay_with_an_invalid_handler_name_is_refused(
+    run: RunCommand, recording: Path, name: str
+) -> None:
+    result = run("replay", recording, "--handler", name)
+    assert result.code == 1
+    assert result.error.startswith("invalid: what='handler'")
+    assert "give a function as module:function" in result.error
 
 
-def test_a_damaged_recording_is_replayed_up_to_the_damage(run: Run, recording: Path) -> None:
+def test_replay_of_a_damaged_recording_stops_at_the_damage(
+    run: RunCommand, recording: Path
+) -> None:
     recording.write_bytes(recording.read_bytes()[:-3])
-    ran = run("replay", recording, "--handler", "tests.cli.handlers:accept", "--json")
-    assert ran.code == 1
-    assert ran.document["attempts"] == 3
-    assert ran.document["damage"]["offset"] > 0
-    assert ran.error.startswith("recording_damaged: ")
+    result = run("replay", recording, "--handler", "tests.cli.handlers:accept", "--json")
+    assert result.code == 1
+    assert result.document["attempts"] == 3
+    assert result.document["damage"]["offset"] > 0
+    assert result.error.startswith("recording_damaged: ")
 
 
-def test_no_recording(run: Run, tmp_path: Path) -> None:
-    ran = run("replay", tmp_path / "none", "--handler", "tests.cli.handlers:accept")
-    assert ran.code == 1
-    assert ran.error.startswith("not_found: what='recording'")
+def test_replay_of_a_missing_recording_is_not_found(run: RunCommand, tmp_path: Path) -> None:
+    result = run("replay", tmp_path / "none", "--handler", "tests.cli.handlers:accept")
+    assert result.code == 1
+    assert result.error.startswith("not_found: what='recording'")

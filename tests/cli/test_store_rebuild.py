@@ -1,4 +1,4 @@
-"""`holdfast store rebuild`: derived rows from their logs, or nothing written at all."""
+"""`holdfast store rebuild`: it restores derived rows from their logs, or writes nothing."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast import codec
 from holdfast import store as stores
-from holdfast.authority import dispatch_log
-from holdfast.authority.dispatch import DispatchStatus
-from holdfast.authority.dispatch_log import DispatchLog
-from holdfast.authority.outcome import DispatchOutcomeReason
 from holdfast.clock import S
 from holdfast.config import WriterLimits
+from holdfast.dispatch import log as dispatch_log
+from holdfast.dispatch.log import DispatchLog
+from holdfast.dispatch.outcomes import DispatchOutcomeReason
+from holdfast.dispatch.request import DispatchStatus
 from holdfast.durable import item, queue
-from holdfast.durable.lease import Fence, State
-from holdfast.ops.recount import recount
+from holdfast.durable.lease import LeaseFence, LeaseState
+from holdfast.ops.consistency import find_differences
 from holdfast.store import schema, tuples
 from holdfast.store.api import Store, Txn
 from holdfast.store.schema import Space
 from holdfast.store.tuples import pack_int
-from holdfast.tasks import checkpoint, coordinator, runs
-from holdfast.tasks import rows as task_rows
-from holdfast.tasks.coordinator import New
-from holdfast.world import catalog, unknown
-from holdfast.world.need import Need
-from tests.cli.conftest import Run
+from holdfast.tasks import checkpoint, operations, row_ranges
+from holdfast.tasks import model as task_rows
+from holdfast.tasks.operations import TaskToSubmit
+from holdfast.world import catalog, unknown_events
+from holdfast.world.code_requirement import CodeRequirement
+from tests.cli.conftest import RunCommand
 from tests.postgres import fresh_url
 
-MODULES = ("holdfast.ops.indexes", "holdfast.ops.rebuild", "holdfast.cli.store_rebuild")
+MODULES = ("holdfast.ops.index_rebuild", "holdfast.ops.rebuild", "holdfast.cli.store_rebuild")
 
 
 class Added(hf.Event):
@@ -53,27 +53,27 @@ def double(n: int) -> int:
     return 2 * n
 
 
-LIMITS = WriterLimits(linger_s=0.05, reader_check_s=0.05)
+LIMITS = WriterLimits(idle_exit_s=0.05, reader_check_s=0.05)
 OTHER = "bank/other"
 HOUR_NS = 3600 * S
 
 app = hf.App("bank", worlds=[Sum], tasks=[double])
 
 
-def quick(path: Path | str) -> Store:
-    """The store with a writer that ends soon after its last client, also for clients that come now."""
+def open_with_short_linger(path: Path | str) -> Store:
+    """Open the store with a writer that exits soon after its last client. Later clients share that writer."""
     return stores.open(path, limits=LIMITS)
 
 
 @pytest.fixture
-def lived(path: Path) -> Path:
-    """A store with worlds, leases that were given back, tasks that are done and one that waits."""
-    with quick(path), app.open(str(path)) as bank:
+def used_store(path: Path) -> Path:
+    """A store with worlds, released leases, completed tasks and one waiting task."""
+    with open_with_short_linger(path), app.open(str(path)) as bank:
         for name in ("ada", "bob"):
             bank.world(Sum, name).send(Added(1))
             bank.world(Sum, name).wait_for(lambda state: state.total == 1)
         assert list(bank.map(double, range(5))) == [0, 2, 4, 6, 8]
-    with quick(path), app.open(str(path), roles=()) as bank:
+    with open_with_short_linger(path), app.open(str(path), roles=()) as bank:
         bank.submit(double.options(delay_s=3600, key="seven"), 7)
         bank.world(Sum, "ada").send(Added(2))
         fill(bank.store)
@@ -81,14 +81,14 @@ def lived(path: Path) -> Path:
 
 
 def fill(store: Store) -> None:
-    """Items in every state, a run of tasks that wait, and dispatches."""
+    """Add queue items in every state, a range of waiting tasks, and dispatches."""
     store.transact(queue.put_many, OTHER, [b"x"] * 3, group="some")
     store.transact(queue.put, OTHER, b"y", priority=1)
     store.transact(queue.put, OTHER, b"z", not_before_ns=store.now_ns() + HOUR_NS)
     store.transact(queue.claim, OTHER, "w", 2, HOUR_NS)
-    store.transact(queue.post_dead, OTHER, b"d", "broken", "of itself")
-    new = [New(b"\x92\x91\x01\x80")] * 3
-    store.transact(coordinator.submit, "bank", task_rows.Spec("double"), new)
+    store.transact(queue.add_dead_letter, OTHER, b"d", "broken", "of itself")
+    new = [TaskToSubmit(b"\x92\x91\x01\x80")] * 3
+    store.transact(operations.submit, "bank", task_rows.TaskSpec("double"), new)
     log = DispatchLog(store, "bank")
     for name in ("first", "second"):
         log.request(name, "somewhere")
@@ -96,115 +96,118 @@ def fill(store: Store) -> None:
     log.concluded("first", DispatchOutcomeReason.LEADER_MISSING, retries_left=1)
 
 
-def rows(path: Path | str) -> dict[bytes, bytes]:
-    with quick(path) as store:
-        found = store.read(lambda txn: txn.scan(b"\x00", b"\xff\xff"))
-    own = (schema.META_KEY, schema.MARKER_KEY)
-    return {k: v for k, v in found if k not in own and not k.startswith(schema.OUTCOME)}
+def stored_rows(path: Path | str) -> dict[bytes, bytes]:
+    with open_with_short_linger(path) as store:
+        rows = store.read(lambda txn: txn.scan(b"\x00", b"\xff\xff"))
+    store_keys = (schema.META_KEY, schema.MARKER_KEY)
+    return {k: v for k, v in rows if k not in store_keys and not k.startswith(schema.OUTCOME)}
 
 
-def changed(path: Path | str, change: Callable[[Txn], Any]) -> None:
-    with quick(path) as store:
+def damage_store(path: Path | str, change: Callable[[Txn], Any]) -> None:
+    with open_with_short_linger(path) as store:
         store.transact(change)
 
 
-def verified(run: Run, path: Path) -> int:
-    with quick(path):
+def verify_exit_code(run: RunCommand, path: Path) -> int:
+    with open_with_short_linger(path):
         return run("verify", "--store", path, "--jobs", 1).code
 
 
-def first(txn: Txn, prefix: bytes) -> tuple[bytes, bytes]:
-    [(key, row)] = txn.scan(prefix, tuples.after(prefix), 1)
+def first_row(txn: Txn, prefix: bytes) -> tuple[bytes, bytes]:
+    [(key, row)] = txn.scan(prefix, tuples.prefix_end(prefix), 1)
     return key, row
 
 
 def world_id(txn: Txn, name: str) -> str:
-    found = catalog.find(txn, "bank", "Sum", name)
-    assert found is not None
-    return found
+    found_id = catalog.find_id(txn, "bank", "Sum", name)
+    assert found_id is not None
+    return found_id
 
 
 def lose_name(txn: Txn) -> None:
-    txn.delete(schema.prefix(Space.WORLD, "bank", "n", "Sum", "ada"))
+    txn.delete(schema.key_prefix(Space.WORLD, "bank", "n", "Sum", "ada"))
 
 
 def lose_counter(txn: Txn) -> None:
-    txn.put(schema.prefix(Space.WORLD, "bank", "c", "active"), schema.int_bytes(99))
+    txn.put(schema.key_prefix(Space.WORLD, "bank", "c", "active"), schema.encode_int(99))
 
 
 def lose_index(txn: Txn) -> None:
-    txn.delete(first(txn, schema.prefix(Space.WORLD, "bank", "b"))[0])
+    txn.delete(first_row(txn, schema.key_prefix(Space.WORLD, "bank", "b"))[0])
 
 
 def lose_hint(txn: Txn) -> None:
-    prefix = schema.prefix(Space.READY, "bank")
-    for key, _ in txn.scan(prefix, tuples.after(prefix), 100):
+    prefix = schema.key_prefix(Space.READY, "bank")
+    for key, _ in txn.scan(prefix, tuples.prefix_end(prefix), 100):
         txn.delete(key)
 
 
 def change_fence(txn: Txn) -> None:
-    key = schema.prefix(Space.LEASE, "fence", f"bank/{world_id(txn, 'bob')}")
+    key = schema.key_prefix(Space.LEASE, "fence", f"bank/{world_id(txn, 'bob')}")
     row = txn.get(key)
     assert row is not None
-    fence = codec.unpack_as(Fence, row)
-    txn.put(key, codec.pack(Fence(State.HELD, "thief", "1", fence.generation, fence.epoch + 7)))
-    txn.put(schema.prefix(Space.LEASE, "by", "thief", f"bank/{world_id(txn, 'bob')}"), b"")
+    fence = codec.unpack_as(LeaseFence, row)
+    txn.put(
+        key,
+        codec.pack(LeaseFence(LeaseState.HELD, "thief", "1", fence.generation, fence.epoch + 7)),
+    )
+    txn.put(schema.key_prefix(Space.LEASE, "by", "thief", f"bank/{world_id(txn, 'bob')}"), b"")
 
 
 def change_authority(txn: Txn) -> None:
-    key = schema.prefix(Space.LEASE, "fence", "bank/authority")
+    key = schema.key_prefix(Space.LEASE, "fence", "bank/authority")
     row = txn.get(key)
     assert row is not None
-    fence = codec.unpack_as(Fence, row)
-    txn.put(key, codec.pack(Fence(State.FREE, "", "", fence.generation, fence.epoch + 3)))
+    fence = codec.unpack_as(LeaseFence, row)
+    txn.put(key, codec.pack(LeaseFence(LeaseState.FREE, "", "", fence.generation, fence.epoch + 3)))
 
 
 def change_queue_counter(txn: Txn) -> None:
-    txn.put(item.keys_of("bank/other").counts, codec.pack(item.Counts(ready=5)))
+    txn.put(item.keys_of("bank/other").counts, codec.pack(item.QueueCounts(ready=5)))
 
 
 def change_task_counts(txn: Txn) -> None:
     keys = task_rows.keys_of("bank")
-    txn.put(keys.counts + task_rows.packed_text("default"), codec.pack(task_rows.Counts(dead=9)))
+    txn.put(keys.counts + task_rows.pack_text("default"), codec.pack(task_rows.TaskCounts(dead=9)))
 
 
 def change_task_status(txn: Txn) -> None:
     keys = task_rows.keys_of("bank")
-    key, row = first(txn, keys.statuses)
+    key, row = first_row(txn, keys.statuses)
     status = task_rows.decode_status(row)
     txn.put(key, codec.pack(replace(status, attempt=77, reason="planted")))
 
 
 def lose_all(txn: Txn, *prefixes: bytes) -> None:
-    found = [row for prefix in prefixes for row in txn.scan(prefix, tuples.after(prefix), 100)]
-    assert found
-    for key, _ in found:
+    rows = [row for prefix in prefixes for row in txn.scan(prefix, tuples.prefix_end(prefix), 100)]
+    assert rows
+    for key, _ in rows:
         txn.delete(key)
 
 
 def lose_queue_indexes(txn: Txn) -> None:
     keys = item.keys_of(OTHER)
-    for prefix in (keys.ready, keys.delayed, keys.claims, keys.owners, keys.died):
+    for prefix in (keys.ready, keys.delayed, keys.by_expiry, keys.by_owner, keys.dead_by_time):
         lose_all(txn, prefix)
 
 
 def swap_queue_indexes(txn: Txn) -> None:
-    """What is claimed is ready as well, and a row names another item than its key."""
+    """Index a claimed item as ready too, and let a delayed row name another item than its key."""
     keys = item.keys_of(OTHER)
-    _, packed_seq = first(txn, keys.claims)
+    _, packed_seq = first_row(txn, keys.by_expiry)
     txn.put(keys.ready_key(1, 0, packed_seq), packed_seq)
-    txn.put(first(txn, keys.delayed)[0], packed_seq)
+    txn.put(first_row(txn, keys.delayed)[0], packed_seq)
 
 
 def lose_dispatch_indexes(txn: Txn) -> None:
     keys = dispatch_log.keys_of("bank")
     lose_all(txn, keys.marks, *keys.states.values())
-    txn.put(keys.deferred, schema.int_bytes(9))
+    txn.put(keys.deferred, schema.encode_int(9))
     txn.delete(keys.counts[DispatchStatus.PENDING])
 
 
 def change_dispatch_marks(txn: Txn) -> None:
-    key, row = first(txn, dispatch_log.keys_of("bank").marks)
+    key, row = first_row(txn, dispatch_log.keys_of("bank").marks)
     txn.put(key, b"first" if row == b"second" else b"second")
 
 
@@ -215,19 +218,19 @@ def lose_task_places(txn: Txn) -> None:
 
 
 def change_task_places(txn: Txn) -> None:
-    """One task of a run is parked as well, and one that has ended is ready again."""
+    """Index one task of a range as parked too, and an ended task as ready."""
     keys = task_rows.keys_of("bank")
-    spec = task_rows.Spec("double")
-    _, row = first(txn, keys.ready)
-    last = pack_int(runs.run_of(row)[1])
-    limited = tuples.pack((spec.queue, "some")) + task_rows.order(spec, last)
-    txn.put(keys.parked + limited, last)
-    ended = first(txn, keys.statuses)[0][len(keys.statuses) :]
-    txn.put(keys.ready + task_rows.order(spec, ended), ended)
+    spec = task_rows.TaskSpec("double")
+    _, row = first_row(txn, keys.ready)
+    last = pack_int(row_ranges.decode_range(row)[1])
+    limited = tuples.pack((spec.queue, "some")) + task_rows.index_key(spec, last)
+    txn.put(keys.throttled + limited, last)
+    ended = first_row(txn, keys.statuses)[0][len(keys.statuses) :]
+    txn.put(keys.ready + task_rows.index_key(spec, ended), ended)
 
 
 def lose_task_key(txn: Txn) -> None:
-    lose_all(txn, task_rows.keys_of("bank").keys)
+    lose_all(txn, task_rows.keys_of("bank").idempotency_keys)
 
 
 DAMAGE = [
@@ -251,113 +254,121 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda one: one.__name__)
-def test_a_row_that_differs_is_as_its_log_says_again(
-    run: Run, lived: Path, damage: Callable[[Txn], None]
+def test_store_rebuild_restores_a_damaged_row_from_its_log(
+    run: RunCommand, used_store: Path, damage: Callable[[Txn], None]
 ) -> None:
-    before = rows(lived)
-    changed(lived, damage)
-    assert verified(run, lived) == 1
-    planted = rows(lived)
-    argv = ["store", "rebuild", "--universe", "bank", "--store", lived]
+    before = stored_rows(used_store)
+    damage_store(used_store, damage)
+    assert verify_exit_code(run, used_store) == 1
+    damaged = stored_rows(used_store)
+    argv = ["store", "rebuild", "--universe", "bank", "--store", used_store]
     dry = run(*argv, "--dry-run", "--json").document
     assert dry["differences"]
     assert (dry["written"], dry["rows"] > 0) == (False, True)
-    assert rows(lived) == planted
-    ran = run(*argv, "--json")
-    assert ran.code == 0, ran.err
-    done = ran.document
-    assert (done["written"], done["rows"]) == (True, dry["rows"])
-    assert rows(lived) == before
-    assert verified(run, lived) == 0
+    assert stored_rows(used_store) == damaged
+    result = run(*argv, "--json")
+    assert result.code == 0, result.err
+    document = result.document
+    assert (document["written"], document["rows"]) == (True, dry["rows"])
+    assert stored_rows(used_store) == before
+    assert verify_exit_code(run, used_store) == 0
 
 
-def test_a_world_that_waits_for_other_code_is_listed_again(run: Run, lived: Path) -> None:
+def test_store_rebuild_restores_the_index_of_worlds_that_wait_for_code(
+    run: RunCommand, used_store: Path
+) -> None:
     def stop(txn: Txn) -> None:
-        record = catalog.record(txn, "bank", world_id(txn, "ada"))
-        unknown.mark(txn, record, Need("Sum", "event", "Other", 1), 2)
+        record = catalog.get_record(txn, "bank", world_id(txn, "ada"))
+        unknown_events.mark_stopped(txn, record, CodeRequirement("Sum", "event", "Other", 1), 2)
 
     def lose_list(txn: Txn) -> None:
-        txn.delete(first(txn, schema.prefix(Space.WORLD, "bank", "u"))[0])
+        txn.delete(first_row(txn, schema.key_prefix(Space.WORLD, "bank", "u"))[0])
 
-    changed(lived, stop)
-    before = rows(lived)
-    changed(lived, lose_list)
-    done = run("store", "rebuild", "--universe", "bank", "--store", lived, "--json")
-    assert done.code == 0, done.err
-    assert rows(lived) == before
+    damage_store(used_store, stop)
+    before = stored_rows(used_store)
+    damage_store(used_store, lose_list)
+    result = run("store", "rebuild", "--universe", "bank", "--store", used_store, "--json")
+    assert result.code == 0, result.err
+    assert stored_rows(used_store) == before
 
 
-def test_a_sound_store_is_left_as_it_is(run: Run, lived: Path) -> None:
-    before = rows(lived)
-    ran = run("store", "rebuild", "--universe", "bank", "--store", lived)
-    assert (ran.code, "nothing was written" in ran.out) == (0, True)
-    assert rows(lived) == before
+def test_store_rebuild_of_a_consistent_store_writes_nothing(
+    run: RunCommand, used_store: Path
+) -> None:
+    before = stored_rows(used_store)
+    result = run("store", "rebuild", "--universe", "bank", "--store", used_store)
+    assert (result.code, "nothing was written" in result.out) == (0, True)
+    assert stored_rows(used_store) == before
 
 
 def break_log(txn: Txn) -> None:
-    prefix = schema.prefix(Space.JOURNAL, task_rows.keys_of("bank").subject, "e")
-    key, row = first(txn, prefix)
+    prefix = schema.key_prefix(Space.JOURNAL, task_rows.keys_of("bank").subject, "e")
+    key, row = first_row(txn, prefix)
     txn.put(key, row[:-1] + bytes([row[-1] ^ 1]))
 
 
-def test_nothing_is_written_when_the_log_itself_does_not_verify(run: Run, lived: Path) -> None:
-    changed(lived, break_log)
-    changed(lived, change_task_counts)
-    before = rows(lived)
-    ran = run("store", "rebuild", "--universe", "bank", "--store", lived)
-    assert (ran.code, ran.error.partition(":")[0]) == (1, "log_broken")
-    assert rows(lived) == before
+def test_store_rebuild_with_a_broken_log_writes_nothing(run: RunCommand, used_store: Path) -> None:
+    damage_store(used_store, break_log)
+    damage_store(used_store, change_task_counts)
+    before = stored_rows(used_store)
+    result = run("store", "rebuild", "--universe", "bank", "--store", used_store)
+    assert (result.code, result.error.partition(":")[0]) == (1, "log_broken")
+    assert stored_rows(used_store) == before
 
 
 def lose_item(txn: Txn) -> None:
-    txn.delete(first(txn, item.keys_of(OTHER).items)[0])
+    txn.delete(first_row(txn, item.keys_of(OTHER).items)[0])
 
 
 def lose_claim(txn: Txn) -> None:
-    txn.delete(first(txn, item.keys_of(OTHER).holds)[0])
+    txn.delete(first_row(txn, item.keys_of(OTHER).claim_rows)[0])
 
 
 def lose_letter(txn: Txn) -> None:
-    txn.delete(first(txn, item.keys_of(OTHER).dead)[0])
+    txn.delete(first_row(txn, item.keys_of(OTHER).dead)[0])
 
 
 def break_place(txn: Txn) -> None:
-    txn.put(first(txn, task_rows.keys_of("bank").ready)[0], b"")
+    txn.put(first_row(txn, task_rows.keys_of("bank").ready)[0], b"")
 
 
 @pytest.mark.parametrize(
     "loss", [lose_item, lose_claim, lose_letter, break_place], ids=lambda one: one.__name__
 )
-def test_nothing_is_written_when_a_row_cannot_be_told_from_any_log(
-    run: Run, lived: Path, loss: Callable[[Txn], None]
+def test_store_rebuild_writes_nothing_when_a_lost_row_has_no_log(
+    run: RunCommand, used_store: Path, loss: Callable[[Txn], None]
 ) -> None:
-    changed(lived, loss)
-    changed(lived, lose_counter)
-    before = rows(lived)
-    ran = run("store", "rebuild", "--universe", "bank", "--store", lived)
-    assert (ran.code, ran.error.partition(":")[0]) == (1, "not_rebuilt")
-    assert rows(lived) == before
+    damage_store(used_store, loss)
+    damage_store(used_store, lose_counter)
+    before = stored_rows(used_store)
+    result = run("store", "rebuild", "--universe", "bank", "--store", used_store)
+    assert (result.code, result.error.partition(":")[0]) == (1, "not_rebuilt")
+    assert stored_rows(used_store) == before
 
 
-def test_a_result_that_is_lost_below_the_log_is_not_made_up(run: Run, lived: Path) -> None:
-    with quick(lived) as store:
+def test_store_rebuild_refuses_when_a_result_older_than_the_log_is_lost(
+    run: RunCommand, used_store: Path
+) -> None:
+    with open_with_short_linger(used_store) as store:
         for _ in range(2):
-            # The log is kept from the checkpoint before the latest.
-            assert checkpoint.make(store, "bank")
-            store.transact(coordinator.submit, "bank", task_rows.Spec("double"), [New(b"")])
+            # The log starts at the checkpoint before the latest one.
+            assert checkpoint.create(store, "bank")
+            store.transact(
+                operations.submit, "bank", task_rows.TaskSpec("double"), [TaskToSubmit(b"")]
+            )
 
     def lose_result(txn: Txn) -> None:
-        txn.delete(first(txn, task_rows.keys_of("bank").statuses)[0])
+        txn.delete(first_row(txn, task_rows.keys_of("bank").statuses)[0])
 
-    changed(lived, lose_result)
-    before = rows(lived)
-    ran = run("store", "rebuild", "--universe", "bank", "--store", lived)
-    assert (ran.code, ran.error.partition(":")[0]) == (1, "not_rebuilt")
-    assert rows(lived) == before
+    damage_store(used_store, lose_result)
+    before = stored_rows(used_store)
+    result = run("store", "rebuild", "--universe", "bank", "--store", used_store)
+    assert (result.code, result.error.partition(":")[0]) == (1, "not_rebuilt")
+    assert stored_rows(used_store) == before
 
 
 @pytest.mark.postgresql
-def test_on_postgresql_rows_that_differ_are_as_their_logs_say_again(run: Run) -> None:
+def test_store_rebuild_on_postgresql(run: RunCommand) -> None:
     url = fresh_url()
     with app.open(url) as bank:
         bank.world(Sum, "bob").send(Added(1))
@@ -369,36 +380,40 @@ def test_on_postgresql_rows_that_differ_are_as_their_logs_say_again(run: Run) ->
         bank.submit(double.options(delay_s=3600, key="seven"), 7)
         bank.world(Sum, "ada").send(Added(2))
         fill(bank.store)
-    before = rows(url)
+    before = stored_rows(url)
     argv = ["store", "rebuild", "--universe", "bank", "--store", url, "--json"]
     assert run(*argv).document["written"] is False
     for damage in DAMAGE:
-        changed(url, damage)
-        done = run(*argv)
-        assert done.code == 0, (damage, done.err)
-        assert done.document["written"], damage
-        assert rows(url) == before, damage
+        damage_store(url, damage)
+        result = run(*argv)
+        assert result.code == 0, (damage, result.err)
+        assert result.document["written"], damage
+        assert stored_rows(url) == before, damage
     with stores.open(url):
         assert run(*argv).error.startswith("store_busy")
-    changed(url, lose_item)
-    changed(url, lose_counter)
-    before = rows(url)
+    damage_store(url, lose_item)
+    damage_store(url, lose_counter)
+    before = stored_rows(url)
     assert run(*argv).error.startswith("not_rebuilt")
-    assert rows(url) == before
+    assert stored_rows(url) == before
 
 
-def test_it_waits_for_nobody_that_has_the_store_open(run: Run, lived: Path) -> None:
-    changed(lived, lose_counter)
-    with quick(lived) as held:
-        ran = run("store", "rebuild", "--universe", "bank", "--store", lived)
-        assert (ran.code, ran.error.partition(":")[0]) == (1, "store_busy")
-        assert differs(held)
+def test_store_rebuild_of_an_open_store_raises_store_busy(
+    run: RunCommand, used_store: Path
+) -> None:
+    damage_store(used_store, lose_counter)
+    with open_with_short_linger(used_store) as store:
+        result = run("store", "rebuild", "--universe", "bank", "--store", used_store)
+        assert (result.code, result.error.partition(":")[0]) == (1, "store_busy")
+        assert has_differences(store)
 
 
-def test_a_universe_that_is_not_there_is_not_found(run: Run, lived: Path) -> None:
-    ran = run("store", "rebuild", "--universe", "nowhere", "--store", lived)
-    assert ran.error.startswith("not_found")
+def test_store_rebuild_of_an_unknown_universe_is_not_found(
+    run: RunCommand, used_store: Path
+) -> None:
+    result = run("store", "rebuild", "--universe", "nowhere", "--store", used_store)
+    assert result.error.startswith("not_found")
 
 
-def differs(store: Store) -> bool:
-    return bool(store.read(recount))
+def has_differences(store: Store) -> bool:
+    return bool(store.read(find_differences))

@@ -10,22 +10,22 @@ import pytest
 from holdfast import store as stores
 from holdfast.app.runtime import Runtime
 from holdfast.clock import S
-from holdfast.durable import due, queue
-from holdfast.roles.firing import fire_due
-from holdfast.roles.world_worker import WorldWorker
+from holdfast.durable import delayed, queue
 from holdfast.store.api import Store
+from holdfast.workers.timers.delivery import deliver_due
+from holdfast.workers.world.worker import WorldWorker
 from holdfast.world import catalog, timers
-from tests.cli.conftest import Run
-from tests.roles.shop import Buyer, Planned, Repeated, Slept, app
+from tests.cli.conftest import RunCommand
+from tests.workers.shop import Buyer, Planned, Repeated, Slept, app
 
-MODULES = ("holdfast.cli.timers", "holdfast.ops.pending")
+MODULES = ("holdfast.cli.timers", "holdfast.ops.pending_work")
 
-DELAYS, CALENDAR = timers.delays("shop"), timers.calendar("shop")
+DELAYS, CALENDAR = timers.delay_queue("shop"), timers.calendar_queue("shop")
 
 
 @pytest.fixture
 def shop(path: Path) -> Iterator[Store]:
-    """Ada waits for three things, each of another kind; three that nobody could read have died."""
+    """Ada has a delay, a calendar and a recurring timer. Three undecodable timers are dead."""
     with stores.open(path) as store:
         ada = Runtime(app, store, roles=()).world(Buyer, "ada")
         ada.send(Slept(3600, key="nap"))
@@ -39,68 +39,76 @@ def shop(path: Path) -> Iterator[Store]:
         while worker.tick():
             pass
         for name in (DELAYS, DELAYS, CALENDAR):
-            store.transact(due.hang, name, b"nonsense", 1, 1)
-        assert store.transact(fire_due, "shop", 2 * S, 10) == 3
+            store.transact(delayed.schedule, name, b"nonsense", 1, 1)
+        assert store.transact(deliver_due, "shop", 2 * S, 10) == 3
         yield store
 
 
-def test_list_shows_timers_of_both_clocks_by_their_time(run: Run, path: Path, shop: Store) -> None:
-    told = run("timers", "list", "--store", path, "--json").document["timers"]
-    assert {timer["key"]: timer["clock"] for timer in told} == {
+def test_timers_list_sorts_timers_of_both_clocks_by_due_time(
+    run: RunCommand, path: Path, shop: Store
+) -> None:
+    timers_listed = run("timers", "list", "--store", path, "--json").document["timers"]
+    assert {timer["key"]: timer["clock"] for timer in timers_listed} == {
         "nap": "store", "daily": "wall", "party": "wall",
     }  # fmt: skip
-    assert [timer["due_ns"] for timer in told] == sorted(timer["due_ns"] for timer in told)
-    assert told[-1]["due_ns"] == 4_000_000_000 * S
+    assert [timer["due_ns"] for timer in timers_listed] == sorted(
+        timer["due_ns"] for timer in timers_listed
+    )
+    assert timers_listed[-1]["due_ns"] == 4_000_000_000 * S
     header, *rows = run("timers", "list", "--store", path).out.splitlines()
     assert header.split() == ["due", "clock", "world", "key", "event", "every"]
     assert len(rows) == 3
 
 
-def test_list_stops_at_its_limit(run: Run, path: Path, shop: Store) -> None:
-    told = run("timers", "list", "--limit", 2, "--store", path, "--json").document["timers"]
+def test_timers_list_honours_the_limit(run: RunCommand, path: Path, shop: Store) -> None:
+    first_two = run("timers", "list", "--limit", 2, "--store", path, "--json").document["timers"]
     everything = run("timers", "list", "--store", path, "--json").document["timers"]
-    assert told == everything[:2]
+    assert first_two == everything[:2]
 
 
 @pytest.mark.parametrize(("key", "clock"), [("nap", "store"), ("party", "wall"), ("daily", "wall")])
-def test_show_tells_what_a_key_holds(
-    run: Run, path: Path, shop: Store, key: str, clock: str
+def test_timers_show_prints_clock_event_and_cron(
+    run: RunCommand, path: Path, shop: Store, key: str, clock: str
 ) -> None:
-    told = run("timers", "show", "Buyer/ada", key, "--store", path, "--json").document
-    assert (told["key"], told["clock"], told["event"]) == (key, clock, "Woken")
-    assert told["cron"] == ("0 9 * * mon-fri" if key == "daily" else None)
+    document = run("timers", "show", "Buyer/ada", key, "--store", path, "--json").document
+    assert (document["key"], document["clock"], document["event"]) == (key, clock, "Woken")
+    assert document["cron"] == ("0 9 * * mon-fri" if key == "daily" else None)
 
 
-def test_show_of_a_key_that_holds_nothing(run: Run, path: Path, shop: Store) -> None:
+def test_timers_show_of_an_unused_key_is_not_found(
+    run: RunCommand, path: Path, shop: Store
+) -> None:
     assert run("timers", "show", "Buyer/ada", "none", "--store", path).error.startswith("not_found")
 
 
 @pytest.mark.parametrize(("options", "name"), [([], DELAYS), (["--calendar"], CALENDAR)])
-def test_redrive_puts_dead_ones_back(
-    run: Run, path: Path, shop: Store, options: list[str], name: str
+def test_timers_redrive_returns_dead_timers_to_their_queue(
+    run: RunCommand, path: Path, shop: Store, options: list[str], name: str
 ) -> None:
     dead = shop.read(queue.counts, name).dead
     assert dead == (2 if name == DELAYS else 1)
-    told = run("timers", "redrive", "--all", *options, "--store", path, "--json").document
-    assert (told["queue"], len(told["redriven"])) == (name, dead)
+    document = run("timers", "redrive", "--all", *options, "--store", path, "--json").document
+    assert (document["queue"], len(document["redriven"])) == (name, dead)
     assert shop.read(queue.counts, name).ready == dead
-    shop.transact(fire_due, "shop", 2 * S, 10)
+    shop.transact(deliver_due, "shop", 2 * S, 10)
     assert shop.read(queue.counts, name).dead == dead, "they are still nonsense"
 
 
-def test_redrive_chooses_by_number_and_by_error(run: Run, path: Path, shop: Store) -> None:
-    [first, second] = shop.read(queue.dead, DELAYS)
-    told = run("timers", "redrive", first.seq, "--store", path, "--json").document
-    assert [one["dead"] for one in told["redriven"]] == [first.seq]
-    told = run("timers", "redrive", "--code", second.code, "--dry-run", "--store", path, "--json")
-    assert told.document["would_redrive"] == [second.seq]
+def test_timers_redrive_selects_by_seq_and_by_code(
+    run: RunCommand, path: Path, shop: Store
+) -> None:
+    [first, second] = shop.read(queue.list_dead, DELAYS)
+    output = run("timers", "redrive", first.seq, "--store", path, "--json").document
+    assert [redriven["dead"] for redriven in output["redriven"]] == [first.seq]
+    output = run("timers", "redrive", "--code", second.code, "--dry-run", "--store", path, "--json")
+    assert output.document["would_redrive"] == [second.seq]
     assert shop.read(queue.counts, DELAYS).dead == 1
 
 
-def test_redrive_where_nothing_is_dead(run: Run, path: Path, shop: Store) -> None:
+def test_timers_redrive_without_dead_timers(run: RunCommand, path: Path, shop: Store) -> None:
     run("timers", "redrive", "--all", "--store", path)
     assert run("timers", "redrive", "--all", "--store", path).out == "no dead timers\n"
     assert run("timers", "redrive", 7, "--store", path).error.startswith("not_found")
     assert run("timers", "redrive", "--store", path).code == 2
-    ran = run("timers", "redrive", "--world", "Buyer/ada", "--store", path)
-    assert ran.error.startswith("invalid")
+    result = run("timers", "redrive", "--world", "Buyer/ada", "--store", path)
+    assert result.error.startswith("invalid")

@@ -1,4 +1,4 @@
-"""Options of `holdfast up` that are refused before a store is opened."""
+"""Options of `holdfast up` that are validated before a store is opened."""
 
 import argparse
 
@@ -12,12 +12,12 @@ from holdfast.errors import Invalid
 MODULES = ("holdfast.cli.up",)
 
 
-def _options(**given: float) -> argparse.Namespace:
-    usual = {"lease_s": 10.0, "stuck_s": 30.0, "stuck_max": 5, "unknown_event_s": 3600.0}
-    return argparse.Namespace(**{**usual, **given})
+def _options(**overrides: float) -> argparse.Namespace:
+    defaults = {"lease_s": 10.0, "stuck_s": 30.0, "stuck_max": 5, "unknown_event_s": 3600.0}
+    return argparse.Namespace(**{**defaults, **overrides})
 
 
-def test_unknown_items_wait_at_most_as_long_as_keys_are_kept() -> None:
+def test_up_unknown_event_s_is_at_most_the_dedupe_retention() -> None:
     longest = DEDUPE_RETENTION_NS / S
     assert policy_of(_options(unknown_event_s=longest)).unknown_event_s == longest
     with pytest.raises(Invalid) as refused:
@@ -26,6 +26,6 @@ def test_unknown_items_wait_at_most_as_long_as_keys_are_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["lease_s", "stuck_s", "stuck_max", "unknown_event_s"])
-def test_a_time_of_zero_is_refused(name: str) -> None:
+def test_up_duration_options_must_be_positive(name: str) -> None:
     with pytest.raises(Invalid):
         policy_of(_options(**{name: 0}))

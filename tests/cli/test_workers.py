@@ -4,22 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.authority import authority, workers
 from holdfast.clock import S
-from tests.cli.conftest import Run
-from tests.ops.rig import UNIVERSE, Rig
+from holdfast.leadership import leader_lease, worker_registry
+from tests.cli.conftest import RunCommand
+from tests.ops.account_rig import UNIVERSE, AccountRig
 
 
 @pytest.fixture
-def crew(rig: Rig) -> Rig:
-    """One worker that speaks under the present authority, one that spoke before it."""
-    rig.store.transact(workers.heartbeat, UNIVERSE, "old", "1", ("world",))
-    rig.store.transact(authority.acquire, UNIVERSE, "leader", "1", 60 * S)
-    rig.store.transact(workers.heartbeat, UNIVERSE, "new", "1", ("world",), 7)
+def rig_with_workers(rig: AccountRig) -> AccountRig:
+    """One worker with a heartbeat under the current leader, one with a heartbeat only before it."""
+    rig.store.transact(worker_registry.heartbeat, UNIVERSE, "old", "1", ("world",))
+    rig.store.transact(leader_lease.acquire, UNIVERSE, "leader", "1", 60 * S)
+    rig.store.transact(worker_registry.heartbeat, UNIVERSE, "new", "1", ("world",), 7)
     return rig
 
 
-def test_workers_are_listed_with_what_they_do(run: Run, path: Path, crew: Rig) -> None:
+def test_workers_list_prints_roles_state_and_hosts(
+    run: RunCommand, path: Path, rig_with_workers: AccountRig
+) -> None:
     header, *rows = run("workers", "--store", path).out.splitlines()
     assert header.split() == ["worker", "universe", "roles", "is", "assigned", "hosts", "heard"]
     assert [row.split()[:6] for row in rows] == [
@@ -29,36 +31,44 @@ def test_workers_are_listed_with_what_they_do(run: Run, path: Path, crew: Rig) -
     assert run("workers", "list", "--store", path).out.splitlines()[0] == header
 
 
-def test_workers_as_json(run: Run, path: Path, crew: Rig) -> None:
-    told = run("workers", "--store", path, "--json").document
-    assert [(one["worker"], one["live"], one["hosts"]) for one in told["workers"]] == [
+def test_workers_list_as_json(run: RunCommand, path: Path, rig_with_workers: AccountRig) -> None:
+    document = run("workers", "--store", path, "--json").document
+    assert [
+        (worker["worker"], worker["live"], worker["hosts"]) for worker in document["workers"]
+    ] == [
         ("new", True, 7),
         ("old", False, 0),
     ]
 
 
-def test_drain_and_undrain(run: Run, path: Path, crew: Rig) -> None:
+def test_workers_drain_and_undrain(
+    run: RunCommand, path: Path, rig_with_workers: AccountRig
+) -> None:
     assert run("workers", "drain", "new", "--store", path).code == 0
-    record = crew.store.read(workers.find, UNIVERSE, "new")
+    record = rig_with_workers.store.read(worker_registry.find, UNIVERSE, "new")
     assert record is not None
     assert record.draining
     assert " draining " in run("workers", "--store", path).out
-    told = run("workers", "undrain", "new", "--store", path, "--json").document
-    assert told == {"worker": "new", "universe": UNIVERSE, "draining": False}
+    document = run("workers", "undrain", "new", "--store", path, "--json").document
+    assert document == {"worker": "new", "universe": UNIVERSE, "draining": False}
 
 
-def test_a_worker_that_is_not_there(run: Run, path: Path, crew: Rig) -> None:
-    ran = run("workers", "drain", "nobody", "--store", path)
-    assert ran.code == 1
-    assert ran.error.startswith("not_found: what='worker'")
+def test_workers_drain_of_an_unknown_worker_is_not_found(
+    run: RunCommand, path: Path, rig_with_workers: AccountRig
+) -> None:
+    result = run("workers", "drain", "nobody", "--store", path)
+    assert result.code == 1
+    assert result.error.startswith("not_found: what='worker'")
 
 
 @pytest.mark.parametrize("argv", [["drain"], ["list", "new"], ["undrain"]])
-def test_drain_takes_a_worker_and_list_takes_none(
-    run: Run, path: Path, crew: Rig, argv: list[str]
+def test_workers_drain_requires_a_worker_and_list_rejects_one(
+    run: RunCommand, path: Path, rig_with_workers: AccountRig, argv: list[str]
 ) -> None:
     assert run("workers", *argv, "--store", path).error.startswith("invalid: what='worker'")
 
 
-def test_nobody_works(run: Run, path: Path, rig: Rig) -> None:
+def test_workers_list_without_workers_prints_no_workers(
+    run: RunCommand, path: Path, rig: AccountRig
+) -> None:
     assert run("workers", "--store", path).out == "no workers\n"

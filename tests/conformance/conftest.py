@@ -1,4 +1,4 @@
-"""One suite, run on every store. A new store joins by adding its name here."""
+"""The conformance suite runs on every store in `STORES`. A new store is added to that tuple."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import holdfast.store
 from holdfast.clock import SYSTEM
 from holdfast.config import WriterLimits
 from holdfast.store.api import Store
-from holdfast.store.local import LocalStore
-from holdfast.store.rows import LmdbBackend
+from holdfast.store.in_process import InProcessStore
+from holdfast.store.lmdb.backend import LmdbBackend
 from tests.postgres import OLDEST, fresh_url
 
 STORES = ("memory", "lmdb-local", "lmdb", "postgres", "postgres-16")
@@ -26,7 +26,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture(params=["lmdb-local", "lmdb", "postgres"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
-    """A durable store that can be closed and opened again."""
+    """Return a function that closes a durable store and opens it again."""
     opened: list[Store] = []
     url = fresh_url() if request.param == "postgres" else ""
 
@@ -48,10 +48,10 @@ def open_store(kind: str, path: Path, url: str = "") -> Store:
     if kind == "memory":
         return holdfast.store.open("memory:")
     if kind == "lmdb":
-        return holdfast.store.open(path / "data", limits=WriterLimits(linger_s=0.2))
+        return holdfast.store.open(path / "data", limits=WriterLimits(idle_exit_s=0.2))
     (path / "local").mkdir(exist_ok=True)
     backend = LmdbBackend(path / "local", readonly=False)
-    store = LocalStore(f"lmdb:{path}", backend, SYSTEM)
+    store = InProcessStore(f"lmdb:{path}", backend, SYSTEM)
     close = store.close
 
     def close_all() -> None:

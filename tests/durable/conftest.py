@@ -1,7 +1,7 @@
-"""Stores for the durable suites.
+"""Store fixtures of the durable suites.
 
-`store` is every store there is; `sim_store` those whose time the `clock` fixture moves. To run the
-suites on one more, add its opener to `OPENERS` (and to `SIMULATED` if it takes the clock).
+`store` runs a test on every store, `sim_store` on every store with a simulated clock. To add a store, add its
+opener to `OPENERS`, and to `SIMULATED` if it takes the clock.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,23 +11,23 @@ import pytest
 
 from holdfast.clock import SimClock
 from holdfast.store.api import Store
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryBackend
-from holdfast.store.postgres import PostgresStore
-from holdfast.store.rows import LmdbBackend
+from holdfast.store.in_process import InProcessStore
+from holdfast.store.lmdb.backend import LmdbBackend
+from holdfast.store.memory_backend import MemoryBackend
+from holdfast.store.postgres.store import PostgresStore
 from tests.postgres import fresh_url
 
 Opener = Callable[[Path, SimClock], Iterator[Store]]
 
 
 def open_memory(path: Path, clock: SimClock) -> Iterator[Store]:
-    with LocalStore("memory:", MemoryBackend(), clock) as store:
+    with InProcessStore("memory:", MemoryBackend(), clock) as store:
         yield store
 
 
 def open_lmdb_local(path: Path, clock: SimClock) -> Iterator[Store]:
     backend = LmdbBackend(path, readonly=False)
-    with LocalStore(f"lmdb:{path}", backend, clock) as store:
+    with InProcessStore(f"lmdb:{path}", backend, clock) as store:
         yield store
     backend.close()
 

@@ -1,4 +1,4 @@
-"""Admission: what is judged in the claim's own commit is taken, dropped, put off or refused there."""
+"""Admission: the claim transaction judges each candidate and admits, drops, defers or refuses it."""
 
 from __future__ import annotations
 
@@ -15,353 +15,370 @@ from holdfast.clock import S, SimClock
 from holdfast.config import BLOB_THRESHOLD_BYTES, QUEUE_SWEEP_EXTRA
 from holdfast.durable import item as items
 from holdfast.durable import queue
-from holdfast.durable.admission import Admission, Candidate, Verdict
+from holdfast.durable.admission import Admission, AdmissionVerdict, Candidate
 from holdfast.durable.item import keys_of
-from holdfast.durable.queue import Claim, Counts
+from holdfast.durable.queue import Claim, QueueCounts
 from holdfast.errors import ClaimLost, Invalid
 from holdfast.store import api, blobs, schema, tuples
 from holdfast.store.api import Store, Txn, operation
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryBackend
+from holdfast.store.in_process import InProcessStore
+from holdfast.store.memory_backend import MemoryBackend
 
 MODULES = ("holdfast.durable.admission", "holdfast.durable.queue")
 
 TTL = 10 * S
-LATER = 3 * S
+DEFER_NS = 3 * S
 LARGE = b"x" * (BLOB_THRESHOLD_BYTES + 1)
-JUDGE = Admission("holdfast.tests:judge", b"args")
-WILL = "holdfast.durable.dead:post_notice"
-FORGIVING = queue.Budget(failures_max=1000, expiries_max=1000)
+ADMISSION = Admission("testing.judge", b"args")
+ON_DEAD_OPERATION = "queue.add_death_notice"
+LARGE_RETRY_BUDGET = queue.RetryBudget(failures_max=1000, expiries_max=1000)
 
-seen: list[list[Candidate]] = []
+candidate_batches: list[list[Candidate]] = []
 
 
-@operation
-def judge(txn: Txn, queue: str, candidates: list[Candidate], args: bytes) -> list[Verdict]:
-    """Each payload says what becomes of it."""
-    seen.append(candidates)
+@operation("testing.judge")
+def admit_by_payload(
+    txn: Txn, queue: str, candidates: list[Candidate], args: bytes
+) -> list[AdmissionVerdict]:
+    """Return the verdict that is named by the first word of each payload."""
+    candidate_batches.append(candidates)
     assert (queue, args) == ("q", b"args")
-    verdicts = [_verdict(one.payload.split(b" ")[0].decode()) for one in candidates]
-    txn.put((0, "sim", "judged"), codec.pack([one.seq for one in candidates]))
-    if any(one.payload == b"raise" for one in candidates):
+    verdicts = [
+        _verdict_named(candidate.payload.split(b" ")[0].decode()) for candidate in candidates
+    ]
+    txn.put((0, "sim", "judged"), codec.pack([candidate.seq for candidate in candidates]))
+    if any(candidate.payload == b"raise" for candidate in candidates):
         raise Invalid(what="candidate")
-    return verdicts[1:] if any(one.payload == b"short" for one in candidates) else verdicts
+    return (
+        verdicts[1:] if any(candidate.payload == b"short" for candidate in candidates) else verdicts
+    )
 
 
-def _verdict(word: str) -> Verdict:
+def _verdict_named(word: str) -> AdmissionVerdict:
     if word == "later":
-        return Verdict("later", LATER, "full")
+        return AdmissionVerdict("later", DEFER_NS, "full")
     if word == "refuse":
-        return Verdict("refuse", code="too_dear", error="why")
-    return Verdict(word if word in ("drop", "odd") else "take")
+        return AdmissionVerdict("refuse", code="too_dear", error="why")
+    return AdmissionVerdict(word if word in ("drop", "odd") else "take")
 
 
 @pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only operations of the package are found by name; so the name of this one is known."""
-    monkeypatch.setitem(api._resolved, JUDGE.operation, judge)
-    seen.clear()
+def register_admission_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the admission operation, because lookup by name finds only operations of the package."""
+    monkeypatch.setitem(api._operations, ADMISSION.operation, admit_by_payload)
+    candidate_batches.clear()
 
 
-def put(store: Store, *payloads: bytes, **options: Any) -> list[int]:
+def put_items(store: Store, *payloads: bytes, **options: Any) -> list[int]:
     seqs: list[int] = store.transact(queue.put_many, "q", list(payloads), **options)
     return seqs
 
 
-def claim(store: Store, limit: int = 10) -> list[Claim]:
-    claims: list[Claim] = store.transact(queue.claim, "q", "a", limit, TTL, queue.Budget(), JUDGE)
+def claim_items(store: Store, limit: int = 10) -> list[Claim]:
+    claims: list[Claim] = store.transact(
+        queue.claim, "q", "a", limit, TTL, queue.RetryBudget(), ADMISSION
+    )
     return claims
 
 
-def counts(store: Store) -> Counts:
+def read_counts(store: Store) -> QueueCounts:
     return store.read(queue.counts, "q")
 
 
-def recount(store: Store, done: int) -> Counts:
-    """The counts by the rows that are there."""
+def count_rows(store: Store, done: int) -> QueueCounts:
+    """Count the rows of the queue by state."""
     keys = keys_of("q")
     ready, delayed, claimed, dead = (
-        len(store.read(lambda txn, at=at: txn.scan(at, tuples.after(at))))
-        for at in (keys.ready, keys.delayed, keys.claims, keys.dead)
+        len(store.read(lambda txn, at=at: txn.scan(at, tuples.prefix_end(at))))
+        for at in (keys.ready, keys.delayed, keys.by_expiry, keys.dead)
     )
-    return Counts(ready, delayed, claimed, dead, done)
+    return QueueCounts(ready, delayed, claimed, dead, done)
 
 
-def groups(store: Store) -> list[Any]:
-    prefix = schema.prefix(schema.Space.QUEUE, "q", "g")
-    return store.read(lambda txn: txn.scan(prefix, tuples.after(prefix)))
+def group_rows(store: Store) -> list[Any]:
+    prefix = schema.key_prefix(schema.Space.QUEUE, "q", "g")
+    return store.read(lambda txn: txn.scan(prefix, tuples.prefix_end(prefix)))
 
 
-def test_what_is_taken_is_claimed_as_ever(store: Store) -> None:
-    put(store, b"take")
-    [claimed] = claim(store)
+def test_admitted_item_is_claimed(store: Store) -> None:
+    put_items(store, b"take")
+    [claimed] = claim_items(store)
     assert (claimed.payload, claimed.number, claimed.owner) == (b"take", 1, "a")
-    assert counts(store) == recount(store, 0) == Counts(claimed=1)
+    assert read_counts(store) == count_rows(store, 0) == QueueCounts(claimed=1)
 
 
-def test_what_is_dropped_is_done_without_a_word(store: Store) -> None:
-    put(store, b"drop", will=WILL)
-    assert claim(store) == []
-    assert counts(store) == recount(store, 1) == Counts(done=1)
-    assert store.read(queue.counts, "q/notices") == Counts()
+def test_dropped_item_is_done_without_a_death_notice(store: Store) -> None:
+    put_items(store, b"drop", on_dead=ON_DEAD_OPERATION)
+    assert claim_items(store) == []
+    assert read_counts(store) == count_rows(store, 1) == QueueCounts(done=1)
+    assert store.read(queue.counts, "q/notices") == QueueCounts()
 
 
-def test_what_is_put_off_waits_and_is_judged_again(sim_store: Store, clock: SimClock) -> None:
-    [seq] = put(sim_store, b"later")
-    assert claim(sim_store) == []
-    assert counts(sim_store) == recount(sim_store, 0) == Counts(delayed=1)
+def test_deferred_item_is_delayed_and_judged_again(sim_store: Store, clock: SimClock) -> None:
+    [seq] = put_items(sim_store, b"later")
+    assert claim_items(sim_store) == []
+    assert read_counts(sim_store) == count_rows(sim_store, 0) == QueueCounts(delayed=1)
     due_ns = sim_store.read(queue.next_due_ns, "q")
     assert due_ns is not None
-    assert claim(sim_store) == []
-    assert len(seen) == 1, "it is not asked again before its time"
-    clock.advance(LATER + S)
-    assert claim(sim_store) == []
-    assert [one.seq for batch in seen for one in batch] == [seq, seq]
+    assert claim_items(sim_store) == []
+    assert len(candidate_batches) == 1, "it is not asked again before its time"
+    clock.advance(DEFER_NS + S)
+    assert claim_items(sim_store) == []
+    assert [candidate.seq for batch in candidate_batches for candidate in batch] == [seq, seq]
 
 
-def test_what_was_put_off_can_be_withdrawn(store: Store) -> None:
-    [seq] = put(store, b"later", group="g")
-    claim(store)
-    assert store.transact(queue.withdraw, "q", seq)
-    assert counts(store) == recount(store, 1) == Counts(done=1)
+def test_deferred_item_can_be_cancelled(store: Store) -> None:
+    [seq] = put_items(store, b"later", group="g")
+    claim_items(store)
+    assert store.transact(queue.cancel, "q", seq)
+    assert read_counts(store) == count_rows(store, 1) == QueueCounts(done=1)
 
 
-def test_what_is_put_off_is_no_attempt(sim_store: Store, clock: SimClock) -> None:
-    put(sim_store, b"later")
-    claim(sim_store)
-    clock.advance(LATER + S)
+def test_deferral_does_not_count_as_an_attempt(sim_store: Store, clock: SimClock) -> None:
+    put_items(sim_store, b"later")
+    claim_items(sim_store)
+    clock.advance(DEFER_NS + S)
     [claimed] = sim_store.transact(queue.claim, "q", "a", 1, TTL)
-    assert (claimed.number, claimed.failures, claimed.expiries, claimed.tried) == (1, 0, 0, ())
+    assert (claimed.number, claimed.failures, claimed.expiries, claimed.failed_attempts) == (
+        1,
+        0,
+        0,
+        (),
+    )
 
 
-def test_what_is_refused_is_a_dead_letter_and_its_will_is_done(store: Store) -> None:
-    [seq] = put(store, b"refuse", will=WILL)
-    assert claim(store) == []
-    assert counts(store) == recount(store, 0) == Counts(dead=1)
-    [letter] = store.read(queue.dead, "q")
+def test_refused_item_becomes_a_dead_letter_and_runs_on_dead(store: Store) -> None:
+    [seq] = put_items(store, b"refuse", on_dead=ON_DEAD_OPERATION)
+    assert claim_items(store) == []
+    assert read_counts(store) == count_rows(store, 0) == QueueCounts(dead=1)
+    [letter] = store.read(queue.list_dead, "q")
     assert (letter.seq, letter.code, letter.error, letter.claims) == (seq, "too_dear", "why", 0)
     assert [payload for _, payload in store.read(queue.peek, "q/notices", 10)] == [b"too_dear"]
 
 
-def test_what_was_refused_can_be_redriven_and_is_judged_again(store: Store) -> None:
-    [seq] = put(store, b"refuse")
-    claim(store)
-    [again] = store.transact(queue.redrive, "q", [seq])
-    assert counts(store) == recount(store, 0) == Counts(ready=1)
-    claim(store)
-    assert [letter.seq for letter in store.read(queue.dead, "q")] == [again]
+def test_refused_item_can_be_redriven_and_is_judged_again(store: Store) -> None:
+    [seq] = put_items(store, b"refuse")
+    claim_items(store)
+    [redriven] = store.transact(queue.redrive, "q", [seq])
+    assert read_counts(store) == count_rows(store, 0) == QueueCounts(ready=1)
+    claim_items(store)
+    assert [letter.seq for letter in store.read(queue.list_dead, "q")] == [redriven]
 
 
-def test_each_of_a_batch_gets_its_own_verdict(store: Store) -> None:
-    put(store, b"take 1", b"drop 2", b"later 3", b"refuse 4", b"take 5")
-    assert [one.payload for one in claim(store)] == [b"take 1", b"take 5"]
-    assert counts(store) == recount(store, 1) == Counts(0, 1, 2, 1, 1)
+def test_each_item_of_a_claim_gets_its_own_verdict(store: Store) -> None:
+    put_items(store, b"take 1", b"drop 2", b"later 3", b"refuse 4", b"take 5")
+    assert [one.payload for one in claim_items(store)] == [b"take 1", b"take 5"]
+    assert read_counts(store) == count_rows(store, 1) == QueueCounts(0, 1, 2, 1, 1)
 
 
-def test_a_judge_sees_who_it_is_and_how_it_fared(sim_store: Store, clock: SimClock) -> None:
-    put(sim_store, b"take", LARGE, group="g")
-    for claimed in claim(sim_store, 1):
+def test_candidate_has_group_payload_and_attempt_counts(sim_store: Store, clock: SimClock) -> None:
+    put_items(sim_store, b"take", LARGE, group="g")
+    for claimed in claim_items(sim_store, 1):
         sim_store.transact(queue.fail, claimed, "boom", "text")
-    claim(sim_store, 1)
+    claim_items(sim_store, 1)
     clock.advance(TTL + S)
-    claim(sim_store)
-    assert set(seen[-1]) == {
+    claim_items(sim_store)
+    assert set(candidate_batches[-1]) == {
         Candidate(1, "g", b"take", 1, 1, 3, 0, 3),
         Candidate(2, "g", LARGE, 0, 0, 1, 0, 2),
     }
 
 
-def test_what_a_judge_writes_is_committed_with_the_claims(store: Store) -> None:
-    seqs = put(store, b"take", b"drop")
-    claim(store)
+def test_writes_of_the_admission_are_committed_with_the_claims(store: Store) -> None:
+    seqs = put_items(store, b"take", b"drop")
+    claim_items(store)
     row = store.read(lambda txn: txn.get((0, "sim", "judged")))
     assert row is not None
     assert codec.unpack(row) == seqs
 
 
 @pytest.mark.parametrize("bad", [b"raise", b"short", b"odd"])
-def test_a_judge_that_raises_or_answers_nonsense_leaves_everything_as_it_was(
+def test_admission_that_raises_or_returns_bad_verdicts_rolls_back_the_claim(
     store: Store, bad: bytes
 ) -> None:
-    put(store, b"take", b"drop", b"later", b"refuse", bad, group="g", will=WILL)
+    put_items(
+        store, b"take", b"drop", b"later", b"refuse", bad, group="g", on_dead=ON_DEAD_OPERATION
+    )
     before = store.read(lambda txn: txn.scan(b"\x00", schema.OUTCOME))
     with pytest.raises((Invalid, ValueError)):
-        claim(store)
+        claim_items(store)
     assert store.read(lambda txn: txn.scan(b"\x00", schema.OUTCOME)) == before
 
 
-def test_an_admission_that_nobody_knows_is_refused(store: Store) -> None:
-    put(store, b"take")
+def test_claim_with_an_unknown_admission_operation_raises_invalid(store: Store) -> None:
+    put_items(store, b"take")
     unknown = Admission("holdfast.durable.queue:no_such")
     with pytest.raises(Invalid):
-        store.transact(queue.claim, "q", "a", 1, TTL, queue.Budget(), unknown)
-    assert counts(store) == Counts(ready=1)
+        store.transact(queue.claim, "q", "a", 1, TTL, queue.RetryBudget(), unknown)
+    assert read_counts(store) == QueueCounts(ready=1)
 
 
-def test_nobody_is_asked_when_nothing_is_ready(store: Store) -> None:
-    assert claim(store) == []
-    assert seen == []
+def test_admission_is_not_called_for_an_empty_queue(store: Store) -> None:
+    assert claim_items(store) == []
+    assert candidate_batches == []
 
 
 @pytest.mark.parametrize("end", [b"drop", b"later", b"refuse"])
-def test_what_is_turned_away_makes_room_for_those_behind_it(store: Store, end: bytes) -> None:
-    put(store, *[end] * 5, b"take 1", b"take 2", b"take 3")
-    assert [one.payload for one in claim(store, 2)] == [b"take 1", b"take 2"]
-    assert all(len(batch) <= 2 for batch in seen)
-    assert counts(store).ready == 1
+def test_claim_admits_later_items_in_place_of_not_admitted_items(store: Store, end: bytes) -> None:
+    put_items(store, *[end] * 5, b"take 1", b"take 2", b"take 3")
+    assert [one.payload for one in claim_items(store, 2)] == [b"take 1", b"take 2"]
+    assert all(len(batch) <= 2 for batch in candidate_batches)
+    assert read_counts(store).ready == 1
 
 
-def test_a_claim_looks_at_a_bounded_number_however_many_are_turned_away(store: Store) -> None:
-    put(store, *[b"drop"] * 1000)
-    assert claim(store, 3) == []
-    assert counts(store).done == 3 + QUEUE_SWEEP_EXTRA
+def test_claim_judges_a_bounded_number_of_not_admitted_items(store: Store) -> None:
+    put_items(store, *[b"drop"] * 1000)
+    assert claim_items(store, 3) == []
+    assert read_counts(store).done == 3 + QUEUE_SWEEP_EXTRA
 
 
-def test_how_many_were_turned_away_is_told(store: Store) -> None:
-    put(store, b"take", b"drop", b"later", b"refuse")
-    claims, away = store.transact(queue.claim_judged, "q", "a", 9, TTL, queue.Budget(), JUDGE)
-    assert (len(claims), away) == (1, 3)
+def test_claim_admitted_returns_the_number_of_not_admitted_items(store: Store) -> None:
+    put_items(store, b"take", b"drop", b"later", b"refuse")
+    claims, not_admitted = store.transact(
+        queue.claim_admitted, "q", "a", 9, TTL, queue.RetryBudget(), ADMISSION
+    )
+    assert (len(claims), not_admitted) == (1, 3)
 
 
-def test_a_suspect_is_not_taken_into_the_place_of_one_that_was_turned_away(
+def test_isolated_item_does_not_replace_a_not_admitted_item(
     sim_store: Store, clock: SimClock
 ) -> None:
-    alone = queue.Budget(expiries_max=10, alone_from=1)
-    put(sim_store, b"take suspect")
+    isolating_budget = queue.RetryBudget(expiries_max=10, isolate_from_expiries=1)
+    put_items(sim_store, b"take suspect")
     sim_store.transact(queue.claim, "q", "dead", 1, TTL)
     clock.advance(TTL + S)
-    sim_store.transact(queue.reap, "q", 1, alone)
-    put(sim_store, b"take 1", b"drop 2", priority=1)
-    claims = sim_store.transact(queue.claim, "q", "a", 2, TTL, alone, JUDGE)
+    sim_store.transact(queue.expire_overdue, "q", 1, isolating_budget)
+    put_items(sim_store, b"take 1", b"drop 2", priority=1)
+    claims = sim_store.transact(queue.claim, "q", "a", 2, TTL, isolating_budget, ADMISSION)
     assert [one.payload for one in claims] == [b"take 1"]
-    claims = sim_store.transact(queue.claim, "q", "a", 2, TTL, alone, JUDGE)
+    claims = sim_store.transact(queue.claim, "q", "a", 2, TTL, isolating_budget, ADMISSION)
     assert [one.payload for one in claims] == [b"take suspect"]
 
 
-# -- turns and blobs -------------------------------------------------------------------------------
+# -- fair ranks and blobs --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", [b"take", b"drop", b"later", b"refuse"])
-def test_a_group_whose_last_item_was_judged_leaves_no_row_behind(store: Store, end: bytes) -> None:
-    put(store, end, end, group="g")
-    claim(store)
-    assert groups(store) == []
+def test_group_without_items_after_admission_has_no_row(store: Store, end: bytes) -> None:
+    put_items(store, end, end, group="g")
+    claim_items(store)
+    assert group_rows(store) == []
 
 
 @pytest.mark.parametrize("end", [b"drop", b"refuse"])
-def test_a_group_that_is_turned_away_costs_the_others_no_turn(store: Store, end: bytes) -> None:
-    put(store, *[end] * 20, group="busy")
-    put(store, b"take quiet", group="quiet")
-    assert [one.payload for one in claim(store, 2)] == [b"take quiet"]
+def test_not_admitted_group_does_not_delay_other_groups(store: Store, end: bytes) -> None:
+    put_items(store, *[end] * 20, group="busy")
+    put_items(store, b"take quiet", group="quiet")
+    assert [one.payload for one in claim_items(store, 2)] == [b"take quiet"]
 
 
-def test_what_comes_after_a_wait_has_the_turn_of_now_and_its_old_seq(
+def test_deferred_item_gets_the_current_fair_rank_and_keeps_its_seq(
     sim_store: Store, clock: SimClock
 ) -> None:
-    put(sim_store, b"later 1", group="early")
-    claim(sim_store)
-    put(sim_store, *[b"take"] * 3, group="busy")
-    clock.advance(LATER + S)
+    put_items(sim_store, b"later 1", group="early")
+    claim_items(sim_store)
+    put_items(sim_store, *[b"take"] * 3, group="busy")
+    clock.advance(DEFER_NS + S)
     order = [one.payload for one in sim_store.transact(queue.claim, "q", "a", 10, TTL)]
     assert order[0] == b"later 1"
 
 
-def backlog(store: Store, n: int, how: str) -> None:
-    """Items of one group that were looked at and come back: at once, or when they are due."""
-    put(store, *[b"later" if how == "put off" else b"take"] * n, group="busy")
-    held: list[Claim] = []
-    while counts(store).ready:
-        held += claim(store, 100)
-    for at in range(0, len(held), 100):
-        tokens = [one.token for one in held[at : at + 100]]
+def put_requeued_items(store: Store, n: int, how: str) -> None:
+    """Put items of one group that are claimed once and requeued, immediately or after a delay."""
+    put_items(store, *[b"later" if how == "put off" else b"take"] * n, group="busy")
+    claims: list[Claim] = []
+    while read_counts(store).ready:
+        claims += claim_items(store, 100)
+    for at in range(0, len(claims), 100):
+        tokens = [held_claim.token for held_claim in claims[at : at + 100]]
         if how == "given back":
             store.transact(queue.release, tokens)
         elif how == "failed":
-            fails = [queue.Failure(token, "boom", "", delay_ns=LATER) for token in tokens]
-            store.transact(queue.settle, [], fails)
+            fails = [queue.ItemFailure(token, "boom", "", delay_ns=DEFER_NS) for token in tokens]
+            store.transact(queue.finish_batch, [], fails)
 
 
 @pytest.mark.parametrize("how", ["put off", "failed", "given back", "expired"])
 @pytest.mark.parametrize("before", [True, False], ids=["quiet before", "quiet after"])
-def test_however_many_of_a_group_come_back_they_do_not_keep_another_waiting(
+def test_requeued_items_of_a_group_do_not_delay_another_group(
     sim_store: Store, clock: SimClock, how: str, before: bool
 ) -> None:
-    backlog(sim_store, 600, how)
+    put_requeued_items(sim_store, 600, how)
     if before:
-        put(sim_store, b"take quiet", group="quiet")
+        put_items(sim_store, b"take quiet", group="quiet")
     clock.advance(TTL + S)
-    claim(sim_store, 1)
+    claim_items(sim_store, 1)
     if not before:
-        put(sim_store, b"take quiet", group="quiet")
-    claim(sim_store, 1)
-    claim(sim_store, 1)
-    held = {one.payload for one in sim_store.read(queue.claims_of, "q", "a", 1000)}
-    assert b"take quiet" in held
+        put_items(sim_store, b"take quiet", group="quiet")
+    claim_items(sim_store, 1)
+    claim_items(sim_store, 1)
+    claimed_payloads = {one.payload for one in sim_store.read(queue.claims_of, "q", "a", 1000)}
+    assert b"take quiet" in claimed_payloads
 
 
-def test_what_comes_back_goes_ahead_of_the_backlog_of_its_group(store: Store) -> None:
-    put(store, *[b"take"] * 50, group="g")
-    [first] = claim(store, 1)
+def test_requeued_item_goes_before_the_backlog_of_its_group(store: Store) -> None:
+    put_items(store, *[b"take"] * 50, group="g")
+    [first] = claim_items(store, 1)
     store.transact(queue.fail, first, "boom", "text")
-    order = [one.seq for one in claim(store, 50)]
+    order = [one.seq for one in claim_items(store, 50)]
     assert order.index(first.seq) <= 1
 
 
-def test_what_has_come_back_can_be_withdrawn(sim_store: Store, clock: SimClock) -> None:
-    seqs = put(sim_store, *[b"later"] * 3, group="g")
-    claim(sim_store)
-    clock.advance(LATER + S)
-    claim(sim_store, 0)
-    assert counts(sim_store).ready == 3
+def test_requeued_item_can_be_cancelled(sim_store: Store, clock: SimClock) -> None:
+    seqs = put_items(sim_store, *[b"later"] * 3, group="g")
+    claim_items(sim_store)
+    clock.advance(DEFER_NS + S)
+    claim_items(sim_store, 0)
+    assert read_counts(sim_store).ready == 3
     for seq in seqs:
-        assert sim_store.transact(queue.withdraw, "q", seq)
-    assert counts(sim_store) == recount(sim_store, 3) == Counts(done=3)
-    assert groups(sim_store) == []
+        assert sim_store.transact(queue.cancel, "q", seq)
+    assert read_counts(sim_store) == count_rows(sim_store, 3) == QueueCounts(done=3)
+    assert group_rows(sim_store) == []
 
 
-def test_a_turn_that_is_still_to_come_is_kept_over_a_wait(
+def test_delayed_item_keeps_a_fair_rank_that_is_not_reached(
     sim_store: Store, clock: SimClock
 ) -> None:
     due_ns = sim_store.now_ns() + S
-    put(sim_store, b"take early", b"take 2", b"take 3", group="g")
-    put(sim_store, b"take last", group="g", not_before_ns=due_ns)
+    put_items(sim_store, b"take early", b"take 2", b"take 3", group="g")
+    put_items(sim_store, b"take last", group="g", not_before_ns=due_ns)
     clock.advance(2 * S)
-    order = [one.seq for one in claim(sim_store)]
+    order = [one.seq for one in claim_items(sim_store)]
     assert order == [1, 2, 3, 4]
-    assert groups(sim_store) == []
+    assert group_rows(sim_store) == []
 
 
-def blob_of(store: Store, seq: int) -> bytes:
-    return store.read(lambda txn: items.load(txn, keys_of("q"), tuples.pack_int(seq)).blob)
+def blob_hash_of(store: Store, seq: int) -> bytes:
+    return store.read(lambda txn: items.load_item(txn, keys_of("q"), tuples.pack_int(seq)).blob)
 
 
-def test_the_blob_of_what_is_dropped_is_released(store: Store) -> None:
-    [seq] = put(store, b"drop " + LARGE)
-    name = blob_of(store, seq)
-    claim(store)
+def test_blob_of_a_dropped_item_is_released(store: Store) -> None:
+    [seq] = put_items(store, b"drop " + LARGE)
+    name = blob_hash_of(store, seq)
+    claim_items(store)
     store.transact(blobs.collect, 0, 10)
-    assert not store.read(blobs.sound, name)
+    assert not store.read(blobs.is_intact, name)
 
 
 @pytest.mark.parametrize("end", [b"later ", b"refuse "])
-def test_the_blob_of_what_is_put_off_or_refused_is_kept(store: Store, end: bytes) -> None:
-    [seq] = put(store, end + LARGE)
-    name = blob_of(store, seq)
-    claim(store)
+def test_blob_of_a_deferred_or_refused_item_is_kept(store: Store, end: bytes) -> None:
+    [seq] = put_items(store, end + LARGE)
+    name = blob_hash_of(store, seq)
+    claim_items(store)
     store.transact(blobs.collect, 0, 10)
     assert store.read(blobs.get, name) == end + LARGE
 
 
-class Judged(RuleBasedStateMachine):
-    """Whatever is put, judged, ended and withdrawn, the counters are a recount and turns end."""
+class AdmissionMachine(RuleBasedStateMachine):
+    """After any sequence of operations the counters equal a recount, and empty groups have no rows."""
 
     def __init__(self) -> None:
         super().__init__()
-        api._resolved[JUDGE.operation] = judge
+        api._operations[ADMISSION.operation] = admit_by_payload
         self.clock = SimClock()
-        self.store = LocalStore("memory:", MemoryBackend(), self.clock)
-        self.put_so_far = 0
-        self.held: list[Claim] = []
+        self.store = InProcessStore("memory:", MemoryBackend(), self.clock)
+        self.put_count = 0
+        self.claims: list[Claim] = []
 
     @rule(
         words=st.lists(st.sampled_from([b"take", b"drop", b"later", b"refuse"]), max_size=6),
@@ -369,55 +386,57 @@ class Judged(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
     )
     def put(self, words: list[bytes], group: str, priority: int) -> None:
-        put(self.store, *words, group=group, priority=priority)
-        self.put_so_far += len(words)
+        put_items(self.store, *words, group=group, priority=priority)
+        self.put_count += len(words)
 
     @rule(limit=st.integers(0, 5))
     def claim(self, limit: int) -> None:
-        found = claim(self.store, limit)
-        assert len(found) <= limit
-        assert {one.payload for one in found} <= {b"take"}
-        self.held += found
+        claims = claim_items(self.store, limit)
+        assert len(claims) <= limit
+        assert {one.payload for one in claims} <= {b"take"}
+        self.claims += claims
 
     @rule()
     def ack(self) -> None:
-        self.store.transact(queue.settle, [one.token for one in self.held], [])
-        self.held.clear()
+        self.store.transact(queue.finish_batch, [one.token for one in self.claims], [])
+        self.claims.clear()
 
     @rule(delay_s=st.integers(0, 2))
     def fail(self, delay_s: int) -> None:
-        fails = [queue.Failure(one.token, "boom", "", delay_ns=delay_s * S) for one in self.held]
-        self.store.transact(queue.settle, [], fails, FORGIVING)
-        self.held.clear()
+        fails = [
+            queue.ItemFailure(one.token, "boom", "", delay_ns=delay_s * S) for one in self.claims
+        ]
+        self.store.transact(queue.finish_batch, [], fails, LARGE_RETRY_BUDGET)
+        self.claims.clear()
 
     @rule()
-    def give_back(self) -> None:
-        for one in self.held:
-            # A claim may expire between the look and the commit, which is a little later.
-            if self.store.read(queue.holds, one):
+    def release(self) -> None:
+        for claim in self.claims:
+            # A claim may expire between the check and the commit.
+            if self.store.read(queue.is_held, claim):
                 with contextlib.suppress(ClaimLost):
-                    self.store.transact(queue.release, [one.token])
-        self.held.clear()
+                    self.store.transact(queue.release, [claim.token])
+        self.claims.clear()
 
     @rule(seq=st.integers(1, 20), claimed=st.booleans())
-    def withdraw(self, seq: int, claimed: bool) -> None:
-        self.store.transact(queue.withdraw, "q", seq, claimed)
+    def cancel(self, seq: int, claimed: bool) -> None:
+        self.store.transact(queue.cancel, "q", seq, claimed)
 
     @rule(seconds=st.integers(0, 12))
     def wait(self, seconds: int) -> None:
         self.clock.advance(seconds * S)
 
     @invariant()
-    def counters_are_a_recount(self) -> None:
-        found = counts(self.store)
-        left = found.ready + found.delayed + found.claimed + found.dead
-        assert found == recount(self.store, self.put_so_far - left)
+    def counters_equal_a_recount(self) -> None:
+        counters = read_counts(self.store)
+        remaining = counters.ready + counters.delayed + counters.claimed + counters.dead
+        assert counters == count_rows(self.store, self.put_count - remaining)
 
     @invariant()
     def a_group_without_items_has_no_row(self) -> None:
-        if counts(self.store).ready == counts(self.store).delayed == 0:
-            assert groups(self.store) == []
+        if read_counts(self.store).ready == read_counts(self.store).delayed == 0:
+            assert group_rows(self.store) == []
 
 
-TestJudged = Judged.TestCase
-TestJudged.settings = settings(max_examples=40, stateful_step_count=30)
+TestAdmissionMachine = AdmissionMachine.TestCase
+TestAdmissionMachine.settings = settings(max_examples=40, stateful_step_count=30)

@@ -1,4 +1,4 @@
-"""Blobs: stored once, counted by reference, collected after a grace, never lost."""
+"""Blobs: content-addressed, reference-counted, garbage-collected after a grace period, never lost."""
 
 import hashlib
 from collections import Counter
@@ -12,10 +12,10 @@ from holdfast.clock import S, SimClock
 from holdfast.errors import Conflict, Invalid, NotFound
 from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Store, Txn
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryBackend
+from holdfast.store.in_process import InProcessStore
+from holdfast.store.lmdb.protocol import build_request, resolve_deferred
+from holdfast.store.memory_backend import MemoryBackend
 from holdfast.store.txn import ClientTxn
-from holdfast.store.wire import fill, request_of
 
 MODULES = ("holdfast.store.blobs",)
 GRACE = 10 * S
@@ -35,34 +35,34 @@ def collect(store: Store, limit: int = 100) -> int:
     return removed
 
 
-def rows(store: Store) -> int:
-    prefix = schema.prefix(schema.Space.BLOB)
-    return len(store.read(lambda txn: txn.scan(prefix, tuples.after(prefix))))
+def count_rows(store: Store) -> int:
+    prefix = schema.key_prefix(schema.Space.BLOB)
+    return len(store.read(lambda txn: txn.scan(prefix, tuples.prefix_end(prefix))))
 
 
-def test_a_blob_is_found_by_the_hash_of_its_content(store: Store) -> None:
+def test_blob_is_named_by_the_hash_of_its_content(store: Store) -> None:
     name = put(store)
     assert name == hashlib.sha256(b"data").digest()
     assert store.read(blobs.get, name) == b"data"
 
 
-def test_an_unknown_hash_is_not_found(store: Store) -> None:
+def test_get_of_an_unknown_hash_raises_not_found(store: Store) -> None:
     with pytest.raises(NotFound):
         store.read(blobs.get, bytes(32))
 
 
-def test_a_transaction_reads_back_the_blob_it_puts(store: Store) -> None:
+def test_transaction_reads_the_blob_that_it_put(store: Store) -> None:
     assert store.transact(lambda txn: blobs.get(txn, blobs.put(txn, b"data"))) == b"data"
 
 
 def test_equal_content_is_stored_once(store: Store) -> None:
     put(store)
-    before = rows(store)
+    before = count_rows(store)
     put(store)
-    assert rows(store) == before
+    assert count_rows(store) == before
 
 
-def test_a_blob_stays_while_anything_refers_to_it(sim_store: Store, clock: SimClock) -> None:
+def test_referenced_blob_is_not_collected(sim_store: Store, clock: SimClock) -> None:
     name = put(sim_store)
     put(sim_store)
     release(sim_store, name)
@@ -71,7 +71,7 @@ def test_a_blob_stays_while_anything_refers_to_it(sim_store: Store, clock: SimCl
     assert sim_store.read(blobs.get, name) == b"data"
 
 
-def test_a_blob_stays_through_the_grace(sim_store: Store, clock: SimClock) -> None:
+def test_blob_is_not_collected_during_the_grace_period(sim_store: Store, clock: SimClock) -> None:
     name = put(sim_store)
     release(sim_store, name)
     clock.advance(GRACE // 2)
@@ -79,14 +79,16 @@ def test_a_blob_stays_through_the_grace(sim_store: Store, clock: SimClock) -> No
     assert sim_store.read(blobs.get, name) == b"data"
 
 
-def test_after_the_grace_nothing_is_left_of_it(sim_store: Store, clock: SimClock) -> None:
+def test_unreferenced_blob_is_collected_after_the_grace_period(
+    sim_store: Store, clock: SimClock
+) -> None:
     release(sim_store, put(sim_store))
     clock.advance(2 * GRACE)
     assert collect(sim_store) == 1
-    assert rows(sim_store) == 0
+    assert count_rows(sim_store) == 0
 
 
-def test_the_same_content_put_during_the_grace_is_kept(sim_store: Store, clock: SimClock) -> None:
+def test_blob_put_again_during_the_grace_period_is_kept(sim_store: Store, clock: SimClock) -> None:
     name = put(sim_store)
     release(sim_store, name)
     put(sim_store)
@@ -95,7 +97,7 @@ def test_the_same_content_put_during_the_grace_is_kept(sim_store: Store, clock: 
     assert sim_store.read(blobs.get, name) == b"data"
 
 
-def test_the_grace_runs_from_the_last_release(sim_store: Store, clock: SimClock) -> None:
+def test_grace_period_starts_at_the_last_release(sim_store: Store, clock: SimClock) -> None:
     release(sim_store, put(sim_store))
     clock.advance(GRACE)
     release(sim_store, put(sim_store))
@@ -103,7 +105,7 @@ def test_the_grace_runs_from_the_last_release(sim_store: Store, clock: SimClock)
     assert collect(sim_store) == 0
 
 
-def test_collection_is_bounded_and_takes_the_longest_idle_first(
+def test_collect_is_bounded_and_removes_the_longest_idle_first(
     sim_store: Store, clock: SimClock
 ) -> None:
     first, second = put(sim_store, b"1"), put(sim_store, b"2")
@@ -116,55 +118,55 @@ def test_collection_is_bounded_and_takes_the_longest_idle_first(
     assert collect(sim_store, limit=1) == 1
 
 
-def test_releasing_more_than_was_put_is_refused(store: Store) -> None:
+def test_release_without_a_reference_raises_not_found(store: Store) -> None:
     name = put(store)
     release(store, name)
     with pytest.raises(NotFound):
         release(store, name)
 
 
-def test_retaining_what_is_not_there_is_refused(store: Store) -> None:
+def test_retain_of_an_unknown_blob_raises_not_found(store: Store) -> None:
     with pytest.raises(NotFound):
         store.transact(blobs.retain, bytes(32))
 
 
 @pytest.mark.parametrize(("grace_ns", "limit"), [(-1, 1), (1, -1), (1, 1 << 20)])
-def test_a_bad_collection_is_invalid(store: Store, grace_ns: int, limit: int) -> None:
+def test_collect_with_bad_arguments_raises_invalid(store: Store, grace_ns: int, limit: int) -> None:
     with pytest.raises(Invalid):
         store.transact(blobs.collect, grace_ns, limit)
 
 
-def test_a_collection_between_the_read_and_the_commit_of_a_put_makes_it_conflict(
+def test_collect_between_read_and_commit_of_a_put_conflicts(
     clock: SimClock,
 ) -> None:
-    store = LocalStore("memory:", MemoryBackend(), clock)
+    store = InProcessStore("memory:", MemoryBackend(), clock)
     name = put(store)
     release(store, name)
     clock.advance(2 * GRACE)
-    # A client in another process: it found the data on its snapshot, so it does not send it.
-    late = ClientTxn(
+    # A client in another process finds the data on its snapshot, so it does not send it.
+    client_txn = ClientTxn(
         store.backend.snapshot(),
         snapshot=store.backend.last_id(),
         generation=1,
         now=store.now_ns,
     )
-    blobs.put(late, b"data")
-    assert late.writes == {}
+    blobs.put(client_txn, b"data")
+    assert client_txn.writes == {}
     assert collect(store) == 1
-    [answer] = store.engine.commit([request_of(late, 1, b"late")])
+    [answer] = store.engine.commit([build_request(client_txn, 1, b"late")])
     with pytest.raises(Conflict):
-        fill(late, answer)
+        resolve_deferred(client_txn, answer)
     put(store)
     assert store.read(blobs.get, name) == b"data"
 
 
 class BlobMachine(RuleBasedStateMachine):
-    """Whatever has a reference can be read; whatever has none goes after the grace, and only then."""
+    """A referenced blob is readable; an unreferenced blob is removed after the grace period, not earlier."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = SimClock()
-        self.store = LocalStore("memory:", MemoryBackend(), self.clock)
+        self.store = InProcessStore("memory:", MemoryBackend(), self.clock)
         self.refs: Counter[bytes] = Counter()
 
     @rule(data=st.sampled_from([b"a", b"b", b"c"]))
@@ -180,7 +182,7 @@ class BlobMachine(RuleBasedStateMachine):
 
     @rule(data=st.sampled_from([b"a", b"b", b"c"]))
     def move(self, data: bytes) -> None:
-        """One row that named it goes and another comes, in one transaction, in either order."""
+        """Release one reference and add another in one transaction."""
         name = hashlib.sha256(data).digest()
         if self.refs[name]:
 
@@ -199,15 +201,15 @@ class BlobMachine(RuleBasedStateMachine):
         self.clock.advance(seconds * S)
 
     @invariant()
-    def what_is_referred_to_is_there(self) -> None:
+    def referenced_blobs_are_intact(self) -> None:
         for name, count in self.refs.items():
             if count:
-                assert self.store.read(blobs.sound, name)
+                assert self.store.read(blobs.is_intact, name)
 
     def teardown(self) -> None:
         self.clock.advance(2 * GRACE)
         collect(self.store)
-        assert rows(self.store) == 2 * len(+self.refs)
+        assert count_rows(self.store) == 2 * len(+self.refs)
 
 
 TestBlobsAreNeverLost = BlobMachine.TestCase

@@ -1,4 +1,4 @@
-"""The journal: heights without gaps, an expected head, a chain of hashes, truncation."""
+"""The journal: heights without gaps, the expected head, the hash chain, truncation."""
 
 import zlib
 from typing import Any
@@ -11,19 +11,19 @@ from holdfast import codec
 from holdfast.clock import S, SimClock
 from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES
 from holdfast.durable import journal
-from holdfast.durable.journal import GENESIS, Head
+from holdfast.durable.journal import GENESIS, JournalHead
 from holdfast.errors import Fenced, HeadMoved, Invalid, NotFound, StoreCorrupt
 from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Store, Txn
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryBackend
+from holdfast.store.in_process import InProcessStore
+from holdfast.store.memory_backend import MemoryBackend
 
 MODULES = ("holdfast.durable.journal",)
 LARGE = b"x" * (BLOB_THRESHOLD_BYTES + 1)
 
 
-def append(store: Store, *bodies: bytes, expected: int) -> Head:
-    head: Head = store.transact(journal.append, "w", list(bodies), expected_head=expected)
+def append(store: Store, *bodies: bytes, expected: int) -> JournalHead:
+    head: JournalHead = store.transact(journal.append, "w", list(bodies), expected_head=expected)
     return head
 
 
@@ -31,28 +31,28 @@ def bodies(store: Store, lo: int = 1, hi: int = 1000) -> list[bytes]:
     return [entry.body for entry in store.read(journal.read, "w", lo, hi, 1000)]
 
 
-def filled(store: Store, n: int) -> Head:
+def append_numbered(store: Store, n: int) -> JournalHead:
     return append(store, *[b"%d" % at for at in range(1, n + 1)], expected=0)
 
 
-def key_of(height: int) -> bytes:
-    return schema.prefix(schema.Space.JOURNAL, "w", "e", height)
+def entry_key(height: int) -> bytes:
+    return schema.key_prefix(schema.Space.JOURNAL, "w", "e", height)
 
 
 # -- appending -----------------------------------------------------------------------------------
 
 
-def test_heights_start_at_1(store: Store) -> None:
+def test_append_heights_start_at_1(store: Store) -> None:
     assert append(store, b"a", expected=0).height == 1
     assert store.read(journal.read, "w", 1, 2, 1)[0].height == 1
 
 
-def test_a_new_journal_is_empty(store: Store) -> None:
-    assert store.read(journal.head, "w") == Head(0, GENESIS, 0, 1, GENESIS)
+def test_head_of_a_new_journal_is_empty(store: Store) -> None:
+    assert store.read(journal.head, "w") == JournalHead(0, GENESIS, 0, 1, GENESIS)
 
 
 @pytest.mark.spec("004", "Idempotency anchors", "an append names the head it stands on")
-def test_an_append_on_the_expected_head_continues_the_heights(store: Store) -> None:
+def test_append_on_the_expected_head_continues_the_heights(store: Store) -> None:
     append(store, b"a", b"b", expected=0)
     assert append(store, b"c", expected=2).height == 3
     assert bodies(store) == [b"a", b"b", b"c"]
@@ -62,7 +62,7 @@ def test_an_append_on_the_expected_head_continues_the_heights(store: Store) -> N
     "004", "Idempotency anchors", "an append on another head than the current one is refused"
 )
 @pytest.mark.parametrize("expected", [0, 1, 3])
-def test_an_append_on_another_head_changes_nothing(store: Store, expected: int) -> None:
+def test_append_on_another_head_raises_head_moved(store: Store, expected: int) -> None:
     append(store, b"a", b"b", expected=0)
     with pytest.raises(HeadMoved) as error:
         append(store, b"c", expected=expected)
@@ -70,18 +70,18 @@ def test_an_append_on_another_head_changes_nothing(store: Store, expected: int) 
     assert bodies(store) == [b"a", b"b"]
 
 
-def test_a_moved_head_is_no_fence() -> None:
+def test_head_moved_is_neither_fenced_nor_retryable() -> None:
     assert not issubclass(HeadMoved, Fenced)
     assert not HeadMoved.retryable
 
 
-def test_appending_nothing_still_checks_the_head(store: Store) -> None:
-    assert append(store, expected=0) == Head()
+def test_empty_append_checks_the_head(store: Store) -> None:
+    assert append(store, expected=0) == JournalHead()
     with pytest.raises(HeadMoved):
         append(store, expected=1)
 
 
-def test_an_append_reads_its_own_entries_back(store: Store) -> None:
+def test_transaction_reads_the_entries_that_it_appended(store: Store) -> None:
     def both(txn: Txn) -> list[bytes]:
         journal.append(txn, "w", [b"a", LARGE], expected_head=0)
         return [entry.body for entry in journal.read(txn, "w", 1, 3, 10)]
@@ -89,7 +89,7 @@ def test_an_append_reads_its_own_entries_back(store: Store) -> None:
     assert store.transact(both) == [b"a", LARGE]
 
 
-def test_an_aborted_transaction_leaves_no_entry(store: Store) -> None:
+def test_aborted_append_leaves_no_entry(store: Store) -> None:
     def abort(txn: Txn) -> None:
         journal.append(txn, "w", [b"a"], expected_head=0)
         raise NotFound(what="nothing")
@@ -99,12 +99,12 @@ def test_an_aborted_transaction_leaves_no_entry(store: Store) -> None:
     assert store.read(journal.head, "w").height == 0
 
 
-def test_subjects_do_not_disturb_each_other(store: Store) -> None:
+def test_journals_of_subjects_are_independent(store: Store) -> None:
     append(store, b"a", expected=0)
     assert store.transact(journal.append, "x", [b"b"], expected_head=0).height == 1
 
 
-def test_entries_carry_the_time_of_their_append(sim_store: Store, clock: SimClock) -> None:
+def test_entries_have_the_time_of_their_append(sim_store: Store, clock: SimClock) -> None:
     append(sim_store, b"a", expected=0)
     clock.advance(S)
     append(sim_store, b"b", expected=1)
@@ -115,23 +115,23 @@ def test_entries_carry_the_time_of_their_append(sim_store: Store, clock: SimCloc
 # -- reading -------------------------------------------------------------------------------------
 
 
-def test_a_range_is_half_open(store: Store) -> None:
-    filled(store, 5)
+def test_read_range_is_half_open(store: Store) -> None:
+    append_numbered(store, 5)
     assert bodies(store, 2, 4) == [b"2", b"3"]
 
 
-def test_a_read_is_limited(store: Store) -> None:
-    filled(store, 5)
+def test_read_returns_at_most_limit_entries(store: Store) -> None:
+    append_numbered(store, 5)
     assert len(store.read(journal.read, "w", 1, 6, 3)) == 3
 
 
-def test_heights_of_more_than_a_byte_stay_in_order(store: Store) -> None:
-    filled(store, 600)
+def test_read_keeps_the_order_of_heights_above_one_byte(store: Store) -> None:
+    append_numbered(store, 600)
     assert bodies(store) == [b"%d" % at for at in range(1, 601)]
 
 
-def test_above_the_head_there_is_nothing(store: Store) -> None:
-    filled(store, 1)
+def test_read_above_the_head_is_empty(store: Store) -> None:
+    append_numbered(store, 1)
     assert bodies(store, 2, 9) == []
 
 
@@ -144,34 +144,34 @@ def test_equal_bodies_have_different_hashes(store: Store) -> None:
     assert first.hash != second.hash
 
 
-def test_the_head_has_the_hash_of_the_last_entry(store: Store) -> None:
-    head = filled(store, 3)
+def test_head_has_the_hash_of_the_last_entry(store: Store) -> None:
+    head = append_numbered(store, 3)
     assert head.hash == store.read(journal.read, "w", 3, 4, 1)[0].hash
 
 
-def test_a_sound_journal_verifies(store: Store) -> None:
-    filled(store, 5)
+def test_verify_accepts_an_intact_journal(store: Store) -> None:
+    append_numbered(store, 5)
     append(store, LARGE, expected=5)
     store.read(journal.verify, "w")
 
 
-def test_an_empty_journal_verifies(store: Store) -> None:
+def test_verify_accepts_an_empty_journal(store: Store) -> None:
     store.read(journal.verify, "w")
 
 
 def tamper_with_entry(store: Store, height: int, **change: Any) -> None:
-    def change_it(txn: Txn) -> None:
-        row = txn.get(key_of(height))
+    def write(txn: Txn) -> None:
+        row = txn.get(entry_key(height))
         assert row is not None
-        kept = codec.unpack_as(journal.Kept, row)
-        txn.put(key_of(height), codec.pack(journal.replace(kept, **change)))
+        stored = codec.unpack_as(journal.EntryRow, row)
+        txn.put(entry_key(height), codec.pack(journal.replace(stored, **change)))
 
-    store.transact(change_it)
+    store.transact(write)
 
 
 @pytest.mark.parametrize("change", [{"body": b"?"}, {"at_ns": 1}, {"hash": bytes(32)}])
-def test_a_changed_entry_is_found_at_its_height(store: Store, change: dict[str, Any]) -> None:
-    filled(store, 5)
+def test_verify_reports_a_changed_entry_at_its_height(store: Store, change: dict[str, Any]) -> None:
+    append_numbered(store, 5)
     tamper_with_entry(store, 3, **change)
     with pytest.raises(StoreCorrupt) as error:
         store.read(journal.verify, "w")
@@ -179,18 +179,18 @@ def test_a_changed_entry_is_found_at_its_height(store: Store, change: dict[str, 
 
 
 @pytest.mark.parametrize("height", [1, 3, 5])
-def test_a_missing_entry_is_found_at_its_height(store: Store, height: int) -> None:
-    filled(store, 5)
-    store.transact(lambda txn: txn.delete(key_of(height)))
+def test_verify_reports_a_missing_entry_at_its_height(store: Store, height: int) -> None:
+    append_numbered(store, 5)
+    store.transact(lambda txn: txn.delete(entry_key(height)))
     with pytest.raises(StoreCorrupt) as error:
         store.read(journal.verify, "w")
     assert error.value.height == height
 
 
-def test_a_changed_blob_is_found_at_its_height(store: Store) -> None:
+def test_verify_reports_a_changed_blob_at_its_height(store: Store) -> None:
     append(store, b"a", LARGE, expected=0)
-    key = schema.prefix(schema.Space.BLOB, "data")
-    [(data, _)] = store.read(lambda txn: txn.scan(key, tuples.after(key)))
+    key = schema.key_prefix(schema.Space.BLOB, "data")
+    [(data, _)] = store.read(lambda txn: txn.scan(key, tuples.prefix_end(key)))
     store.transact(lambda txn: txn.put(data, b"?"))
     with pytest.raises(StoreCorrupt) as error:
         store.read(journal.verify, "w")
@@ -200,27 +200,27 @@ def test_a_changed_blob_is_found_at_its_height(store: Store) -> None:
 # -- checkpoint and truncation -------------------------------------------------------------------
 
 
-def test_nothing_is_truncated_without_a_checkpoint(store: Store) -> None:
-    filled(store, 5)
+def test_truncate_without_a_checkpoint_removes_no_entry(store: Store) -> None:
+    append_numbered(store, 5)
     assert store.transact(journal.truncate, "w", 100) == 0
 
 
-def test_truncation_removes_what_is_below_the_checkpoint(store: Store) -> None:
-    filled(store, 5)
+def test_truncate_removes_entries_below_the_checkpoint(store: Store) -> None:
+    append_numbered(store, 5)
     store.transact(journal.checkpoint, "w", 4)
     assert store.transact(journal.truncate, "w", 100) == 3
     assert bodies(store, 4) == [b"4", b"5"]
     assert store.read(journal.head, "w").floor == 4
 
 
-def test_truncation_is_bounded_and_goes_on_where_it_stopped(store: Store) -> None:
-    filled(store, 5)
+def test_truncate_is_bounded_and_resumes(store: Store) -> None:
+    append_numbered(store, 5)
     store.transact(journal.checkpoint, "w", 5)
     assert [store.transact(journal.truncate, "w", 3) for _ in range(3)] == [3, 1, 0]
 
 
-def test_what_is_left_still_verifies(store: Store) -> None:
-    filled(store, 5)
+def test_verify_works_after_truncate(store: Store) -> None:
+    append_numbered(store, 5)
     store.transact(journal.checkpoint, "w", 4)
     store.transact(journal.truncate, "w", 2)
     store.read(journal.verify, "w")
@@ -230,8 +230,8 @@ def test_what_is_left_still_verifies(store: Store) -> None:
     assert error.value.height == 3
 
 
-def test_appending_goes_on_after_everything_was_truncated(store: Store) -> None:
-    filled(store, 3)
+def test_append_continues_after_truncate(store: Store) -> None:
+    append_numbered(store, 3)
     store.transact(journal.checkpoint, "w", 3)
     store.transact(journal.truncate, "w", 100)
     append(store, b"4", expected=3)
@@ -239,8 +239,8 @@ def test_appending_goes_on_after_everything_was_truncated(store: Store) -> None:
     assert bodies(store, 3) == [b"3", b"4"]
 
 
-def test_reading_below_the_floor_is_not_found(store: Store) -> None:
-    filled(store, 5)
+def test_read_below_the_floor_raises_not_found(store: Store) -> None:
+    append_numbered(store, 5)
     store.transact(journal.checkpoint, "w", 4)
     store.transact(journal.truncate, "w", 100)
     with pytest.raises(NotFound) as error:
@@ -249,8 +249,10 @@ def test_reading_below_the_floor_is_not_found(store: Store) -> None:
 
 
 @pytest.mark.parametrize("height", [1, 6])
-def test_a_checkpoint_neither_falls_nor_passes_the_head(store: Store, height: int) -> None:
-    filled(store, 5)
+def test_checkpoint_below_the_last_or_above_the_head_raises_invalid(
+    store: Store, height: int
+) -> None:
+    append_numbered(store, 5)
     store.transact(journal.checkpoint, "w", 2)
     with pytest.raises(Invalid) as error:
         store.transact(journal.checkpoint, "w", height)
@@ -258,7 +260,7 @@ def test_a_checkpoint_neither_falls_nor_passes_the_head(store: Store, height: in
     assert store.read(journal.head, "w").checkpoint == 2
 
 
-def test_truncation_lets_large_bodies_go(sim_store: Store, clock: SimClock) -> None:
+def test_truncate_releases_blobs_of_large_bodies(sim_store: Store, clock: SimClock) -> None:
     append(sim_store, LARGE, b"b", expected=0)
     sim_store.transact(journal.checkpoint, "w", 2)
     sim_store.transact(journal.truncate, "w", 100)
@@ -277,7 +279,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_named(store: Store, what: str) -> None:
+def test_journal_with_bad_input_raises_invalid_with_the_field(store: Store, what: str) -> None:
     with pytest.raises(Invalid) as error:
         BAD[what](store)
     assert error.value.what == what
@@ -290,10 +292,10 @@ def test_bad_input_is_named(store: Store, what: str) -> None:
     st.lists(st.lists(st.binary(max_size=20), max_size=5), max_size=8),
     st.data(),
 )
-def test_whatever_is_appended_and_truncated_the_rest_is_read_back_and_verifies(
+def test_journal_verifies_after_any_append_and_truncate(
     batches: list[list[bytes]], data: st.DataObject
 ) -> None:
-    store = LocalStore("memory:", MemoryBackend(), SimClock())
+    store = InProcessStore("memory:", MemoryBackend(), SimClock())
     written: list[bytes] = []
     for batch in batches:
         append(store, *batch, expected=len(written))
@@ -309,7 +311,7 @@ def test_whatever_is_appended_and_truncated_the_rest_is_read_back_and_verifies(
 # -- segments ------------------------------------------------------------------------------------
 
 
-def mixed(store: Store, count: int, checkpoint: int) -> list[journal.Entry]:
+def append_mixed(store: Store, count: int, checkpoint: int) -> list[journal.ChainedEntry]:
     def fill(txn: Txn) -> None:
         large = b"L" * (BLOB_THRESHOLD_BYTES + 1)
         bodies = [large if n % 7 == 0 else b"body %d" % n for n in range(count)]
@@ -317,54 +319,54 @@ def mixed(store: Store, count: int, checkpoint: int) -> list[journal.Entry]:
         journal.checkpoint(txn, "s", checkpoint)
 
     store.transact(fill)
-    return everything(store)
+    return read_all(store)
 
 
-def everything(store: Store, lo: int = 1) -> list[journal.Entry]:
-    found: list[journal.Entry] = store.read(journal.read, "s", lo, 10_000, 10_000)
-    return found
+def read_all(store: Store, lo: int = 1) -> list[journal.ChainedEntry]:
+    entries: list[journal.ChainedEntry] = store.read(journal.read, "s", lo, 10_000, 10_000)
+    return entries
 
 
-def test_packing_entries_into_segments_changes_nothing_that_is_read(store: Store) -> None:
-    before = mixed(store, 50, checkpoint=40)
+def test_compact_into_segments_does_not_change_reads(store: Store) -> None:
+    before = append_mixed(store, 50, checkpoint=40)
     assert store.transact(lambda txn: journal.compact(txn, "s", 16)) == 16
     assert store.transact(lambda txn: journal.compact(txn, "s", 16)) == 16
-    assert everything(store) == before
-    assert everything(store, lo=20) == before[19:]
+    assert read_all(store) == before
+    assert read_all(store, lo=20) == before[19:]
     store.read(journal.verify, "s")
     for lo, hi, limit in [(1, 5, 10), (15, 18, 10), (16, 17, 1), (30, 36, 10), (33, 50, 3)]:
         expected = before[lo - 1 : hi - 1][:limit]
         assert store.read(journal.read, "s", lo, hi, limit) == expected
 
 
-def test_packing_stops_below_the_checkpoint_and_goes_on_where_it_stopped(store: Store) -> None:
-    mixed(store, 20, checkpoint=12)
+def test_compact_stops_below_the_checkpoint_and_resumes(store: Store) -> None:
+    append_mixed(store, 20, checkpoint=12)
     packed = [store.transact(lambda txn: journal.compact(txn, "s", 5)) for _ in range(4)]
     assert packed == [5, 5, 0, 0]
-    assert store.read(journal.head, "s").packed == 10
+    assert store.read(journal.head, "s").packed_to == 10
 
 
-def test_segments_are_truncated_whole_and_the_rest_still_verifies(store: Store) -> None:
-    before = mixed(store, 50, checkpoint=40)
+def test_truncate_removes_whole_segments_and_verify_works(store: Store) -> None:
+    before = append_mixed(store, 50, checkpoint=40)
     store.transact(lambda txn: journal.compact(txn, "s", 16))
     store.transact(lambda txn: journal.compact(txn, "s", 16))
     assert store.transact(lambda txn: journal.truncate(txn, "s", 5)) == 16
-    assert everything(store, lo=17) == before[16:]
+    assert read_all(store, lo=17) == before[16:]
     store.read(journal.verify, "s")
     assert store.transact(lambda txn: journal.truncate(txn, "s", 100)) == 16
     assert store.transact(lambda txn: journal.truncate(txn, "s", 100)) == 7
     assert store.transact(lambda txn: journal.truncate(txn, "s", 100)) == 0
-    assert everything(store, lo=40) == before[39:]
+    assert read_all(store, lo=40) == before[39:]
     store.read(journal.verify, "s")
 
 
-def test_a_changed_segment_is_found_by_the_chain(store: Store) -> None:
-    mixed(store, 20, checkpoint=20)
+def test_verify_reports_a_changed_segment(store: Store) -> None:
+    append_mixed(store, 20, checkpoint=20)
     store.transact(lambda txn: journal.compact(txn, "s", 10))
 
     def tamper(txn: Txn) -> None:
-        prefix = schema.prefix(schema.Space.JOURNAL, "s", "s")
-        [(key, row)] = txn.scan(prefix, tuples.after(prefix))
+        prefix = schema.key_prefix(schema.Space.JOURNAL, "s", "s")
+        [(key, row)] = txn.scan(prefix, tuples.prefix_end(prefix))
         first, entries = codec.unpack(zlib.decompress(row))
         entries[3][2] = b"another body"
         txn.put(key, zlib.compress(codec.pack([first, entries])))

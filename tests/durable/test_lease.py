@@ -1,4 +1,4 @@
-"""The lease: who may act, until when, and under which epoch."""
+"""Leases: the holder, the expiry, and the fencing epoch."""
 
 import dataclasses
 from typing import Any
@@ -11,12 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from holdfast.clock import S, SimClock
 from holdfast.config import BATCH_MAX, TTL_NS_MAX
 from holdfast.durable import lease
-from holdfast.durable.lease import LEASE, Event, Lease, State
+from holdfast.durable.lease import LEASE_TRANSITIONS, Lease, LeaseAction, LeaseState
 from holdfast.errors import Fenced, Held, IllegalTransition, Invalid, NotFound
 from holdfast.store.api import Store, Txn
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryBackend
-from holdfast.store.postgres import PostgresStore
+from holdfast.store.in_process import InProcessStore
+from holdfast.store.memory_backend import MemoryBackend
+from holdfast.store.postgres.store import PostgresStore
 
 MODULES = ("holdfast.durable.lease",)
 TTL = 10 * S
@@ -35,12 +35,12 @@ def guarded_write(store: Store, held: Lease) -> None:
     store.transact(write)
 
 
-def kinds(store: Store) -> list[tuple[str, str, int]]:
+def event_rows(store: Store) -> list[tuple[str, str, int]]:
     return [(e.kind, e.worker, e.epoch) for e in store.read(lease.events, 0, 100)]
 
 
-def restored(store: Any) -> None:
-    """What a restore does to a store: the same rows under a higher generation."""
+def raise_generation(store: Any) -> None:
+    """Raise the generation and keep the rows, like a restore."""
     engine = store._engine if isinstance(store, PostgresStore) else store.engine
     engine.generation += 1
 
@@ -51,7 +51,7 @@ def restored(store: Any) -> None:
 @pytest.mark.spec(
     "004", "Protocol A: `acquire_lease(world, worker)`", "the first grant has epoch 1"
 )
-def test_the_first_grant_has_epoch_1(store: Store) -> None:
+def test_first_lease_grant_has_epoch_1(store: Store) -> None:
     assert acquire(store).epoch == 1
 
 
@@ -60,14 +60,14 @@ def test_the_first_grant_has_epoch_1(store: Store) -> None:
     "1) Lease protocol with fencing epoch",
     "while one holder's lease is valid nobody else gets one",
 )
-def test_another_worker_waits_while_the_lease_is_live(store: Store) -> None:
+def test_acquire_of_a_live_lease_of_another_worker_raises_held(store: Store) -> None:
     held = acquire(store, "a")
     with pytest.raises(Held) as error:
         acquire(store, "b")
     assert error.value.fields == {"resource": "w", "worker": "a", "until_ns": held.expires_ns}
 
 
-def test_the_same_incarnation_gets_the_same_lease_again_not_extended(
+def test_acquire_by_the_holder_returns_the_same_lease_without_extension(
     sim_store: Store, clock: SimClock
 ) -> None:
     held = acquire(sim_store)
@@ -75,13 +75,17 @@ def test_the_same_incarnation_gets_the_same_lease_again_not_extended(
     assert acquire(sim_store) == held
 
 
-def test_a_restarted_worker_waits_for_its_former_self(sim_store: Store, clock: SimClock) -> None:
+def test_acquire_by_a_new_incarnation_raises_held_while_the_lease_is_live(
+    sim_store: Store, clock: SimClock
+) -> None:
     acquire(sim_store, "a", "1")
     with pytest.raises(Held):
         acquire(sim_store, "a", "2")
 
 
-def test_a_restarted_worker_fences_its_former_self(sim_store: Store, clock: SimClock) -> None:
+def test_lease_of_a_new_incarnation_fences_the_former_incarnation(
+    sim_store: Store, clock: SimClock
+) -> None:
     former = acquire(sim_store, "a", "1")
     clock.advance(TTL)
     assert acquire(sim_store, "a", "2").epoch == former.epoch + 1
@@ -94,15 +98,15 @@ def test_a_restarted_worker_fences_its_former_self(sim_store: Store, clock: SimC
     "Protocol A: `acquire_lease(world, worker)`",
     "an expired lease is granted anew under the next epoch",
 )
-def test_the_grant_after_an_expiry_has_the_next_epoch(sim_store: Store, clock: SimClock) -> None:
+def test_lease_granted_after_an_expiry_has_the_next_epoch(
+    sim_store: Store, clock: SimClock
+) -> None:
     acquire(sim_store, "a")
     clock.advance(TTL)
     assert acquire(sim_store, "b").epoch == 2
 
 
-def test_a_lease_is_over_at_the_very_instant_of_its_expiry(
-    sim_store: Store, clock: SimClock
-) -> None:
+def test_lease_ends_at_the_instant_of_its_expiry(sim_store: Store, clock: SimClock) -> None:
     held = acquire(sim_store, "a")
     clock.advance(held.expires_ns - sim_store.now_ns() - 2)
     with pytest.raises(Held):
@@ -111,18 +115,18 @@ def test_a_lease_is_over_at_the_very_instant_of_its_expiry(
     assert acquire(sim_store, "b").epoch == 2
 
 
-def test_resources_do_not_disturb_each_other(store: Store) -> None:
+def test_leases_of_resources_are_independent(store: Store) -> None:
     acquire(store, "a")
     assert store.transact(lease.acquire, "other", "b", "1", TTL).epoch == 1
 
 
-def test_a_resource_may_be_named_like_an_index(store: Store) -> None:
+def test_lease_resource_may_be_named_like_an_index(store: Store) -> None:
     store.transact(lease.acquire, "by", "fence", "1", TTL)
     store.transact(lease.acquire, "fence", "by", "1", TTL)
-    assert store.read(lease.of_worker, "fence", 10) == ["by"]
+    assert store.read(lease.list_by_worker, "fence", 10) == ["by"]
 
 
-def test_the_lease_id_names_holder_generation_and_epoch(store: Store) -> None:
+def test_lease_id_has_holder_generation_and_epoch(store: Store) -> None:
     assert acquire(store, "a", "1").lease_id == "a/1/1.1"
 
 
@@ -132,7 +136,7 @@ def test_the_lease_id_names_holder_generation_and_epoch(store: Store) -> None:
 @pytest.mark.spec(
     "004", "1) Lease protocol with fencing epoch", "a mutation carries the epoch it was granted"
 )
-def test_the_holder_may_write(store: Store) -> None:
+def test_write_under_the_holders_lease_commits(store: Store) -> None:
     guarded_write(store, acquire(store))
 
 
@@ -141,7 +145,7 @@ def test_the_holder_may_write(store: Store) -> None:
     "1) Lease protocol with fencing epoch",
     "a mutation under an old epoch is refused by the store",
 )
-def test_a_stale_holder_is_fenced_after_takeover(sim_store: Store, clock: SimClock) -> None:
+def test_stale_lease_holder_is_fenced_after_takeover(sim_store: Store, clock: SimClock) -> None:
     old = acquire(sim_store, "a")
     clock.advance(TTL)
     acquire(sim_store, "b")
@@ -149,7 +153,7 @@ def test_a_stale_holder_is_fenced_after_takeover(sim_store: Store, clock: SimClo
         guarded_write(sim_store, old)
 
 
-def test_an_expired_holder_is_fenced_before_anybody_takes_over(
+def test_expired_lease_holder_is_fenced_before_a_takeover(
     sim_store: Store, clock: SimClock
 ) -> None:
     held = acquire(sim_store)
@@ -158,7 +162,7 @@ def test_an_expired_holder_is_fenced_before_anybody_takes_over(
         guarded_write(sim_store, held)
 
 
-def test_a_renewed_lease_guards_with_the_handle_from_before_the_renewal(
+def test_lease_handle_from_before_a_renewal_guards_writes(
     sim_store: Store, clock: SimClock
 ) -> None:
     held = acquire(sim_store)
@@ -168,21 +172,21 @@ def test_a_renewed_lease_guards_with_the_handle_from_before_the_renewal(
     guarded_write(sim_store, held)
 
 
-def test_a_renewal_leaves_the_fence_row_alone(store: Store) -> None:
+def test_lease_renewal_does_not_change_the_fence_row(store: Store) -> None:
     held = acquire(store)
     before = store.read(lambda txn: txn.get(held.guard.fence_key))
     store.transact(lease.renew, [held], 2 * TTL)
     assert store.read(lambda txn: txn.get(held.guard.fence_key)) == before == held.guard.fence
 
 
-def test_a_holder_is_fenced_at_once_by_a_forced_release(store: Store) -> None:
+def test_lease_holder_is_fenced_by_a_forced_release(store: Store) -> None:
     held = acquire(store)
     store.transact(lease.force_release, "w", "operator")
     with pytest.raises(Fenced):
         guarded_write(store, held)
 
 
-def test_a_holder_is_fenced_by_its_own_release(store: Store) -> None:
+def test_lease_holder_is_fenced_by_its_own_release(store: Store) -> None:
     held = acquire(store)
     store.transact(lease.release, held)
     with pytest.raises(Fenced):
@@ -197,7 +201,7 @@ def test_a_holder_is_fenced_by_its_own_release(store: Store) -> None:
     "Protocol B: `renew_lease(world, worker, epoch)`",
     "a renewal by the holder moves the expiry",
 )
-def test_renewing_moves_the_expiry(sim_store: Store, clock: SimClock) -> None:
+def test_renew_moves_the_lease_expiry(sim_store: Store, clock: SimClock) -> None:
     held = acquire(sim_store)
     clock.advance(S)
     [renewed] = sim_store.transact(lease.renew, [held], TTL)
@@ -205,7 +209,7 @@ def test_renewing_moves_the_expiry(sim_store: Store, clock: SimClock) -> None:
     assert renewed.epoch == held.epoch
 
 
-def test_renewing_never_shortens(store: Store) -> None:
+def test_renew_never_shortens_a_lease(store: Store) -> None:
     held = acquire(store)
     assert store.transact(lease.renew, [held], 1) == [held]
 
@@ -218,26 +222,26 @@ def test_renewing_never_shortens(store: Store) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"worker": "b"}, {"incarnation": "2"}, {"epoch": 2}, {"generation": 2}]
 )
-def test_a_renewal_that_does_not_match_is_fenced(store: Store, wrong: dict[str, Any]) -> None:
+def test_renew_by_another_holder_or_epoch_is_refused(store: Store, wrong: dict[str, Any]) -> None:
     held = acquire(store)
     other = Lease(**{name: getattr(held, name) for name in held.__struct_fields__} | wrong)
     assert store.transact(lease.renew, [other], TTL) == [None]
 
 
 @pytest.mark.spec("000", "Authority", "only the owner renews")
-def test_renewing_a_released_lease_is_fenced(store: Store) -> None:
+def test_renew_of_a_released_lease_is_refused(store: Store) -> None:
     held = acquire(store)
     store.transact(lease.release, held)
     assert store.transact(lease.renew, [held], TTL) == [None]
 
 
-def test_an_expired_lease_cannot_be_renewed(sim_store: Store, clock: SimClock) -> None:
+def test_renew_of_an_expired_lease_is_refused(sim_store: Store, clock: SimClock) -> None:
     held = acquire(sim_store)
     clock.advance(TTL)
     assert sim_store.transact(lease.renew, [held], TTL) == [None]
 
 
-def test_each_lease_of_a_renewal_is_answered_alone(sim_store: Store, clock: SimClock) -> None:
+def test_renew_returns_a_result_for_each_lease(sim_store: Store, clock: SimClock) -> None:
     short = sim_store.transact(lease.acquire, "short", "a", "1", S)
     long = sim_store.transact(lease.acquire, "long", "a", "1", TTL)
     clock.advance(S)
@@ -246,28 +250,30 @@ def test_each_lease_of_a_renewal_is_answered_alone(sim_store: Store, clock: SimC
     assert kept.resource == "long"
 
 
-# -- letting go ----------------------------------------------------------------------------------
+# -- releasing -----------------------------------------------------------------------------------
 
 
-def test_after_a_release_the_next_grant_has_the_next_epoch(store: Store) -> None:
+def test_lease_granted_after_a_release_has_the_next_epoch(store: Store) -> None:
     store.transact(lease.release, acquire(store, "a"))
     assert acquire(store, "b").epoch == 2
 
 
-def test_the_record_of_a_released_lease_stays_and_keeps_its_epoch(store: Store) -> None:
+def test_released_lease_keeps_its_row_and_epoch(store: Store) -> None:
     store.transact(lease.release, acquire(store))
-    found = store.read(lease.current, "w")
-    assert (found.state, found.worker, found.epoch) == (State.FREE, "", 1)
+    status = store.read(lease.current_status, "w")
+    assert (status.state, status.worker, status.epoch) == (LeaseState.FREE, "", 1)
 
 
-def test_an_expired_lease_can_still_be_released(sim_store: Store, clock: SimClock) -> None:
+def test_expired_lease_can_be_released(sim_store: Store, clock: SimClock) -> None:
     held = acquire(sim_store)
     clock.advance(TTL)
     sim_store.transact(lease.release, held)
-    assert sim_store.read(lease.current, "w").state is State.FREE
+    assert sim_store.read(lease.current_status, "w").state is LeaseState.FREE
 
 
-def test_releasing_what_another_holds_is_fenced(sim_store: Store, clock: SimClock) -> None:
+def test_release_of_a_lease_held_by_another_worker_is_fenced(
+    sim_store: Store, clock: SimClock
+) -> None:
     old = acquire(sim_store, "a")
     clock.advance(TTL)
     acquire(sim_store, "b")
@@ -277,7 +283,7 @@ def test_releasing_what_another_holds_is_fenced(sim_store: Store, clock: SimCloc
 
 
 @pytest.mark.spec("000", "Authority", "a forced release clears the lease, whoever holds it")
-def test_a_forced_release_frees_a_live_lease(store: Store) -> None:
+def test_force_release_frees_a_live_lease(store: Store) -> None:
     acquire(store, "a")
     assert store.transact(lease.force_release, "w", "operator") == 1
     assert acquire(store, "b").epoch == 2
@@ -285,21 +291,28 @@ def test_a_forced_release_frees_a_live_lease(store: Store) -> None:
 
 @pytest.mark.spec("000", "Authority", "a forced release clears the stale mark too")
 @pytest.mark.parametrize("marked", [True, False], ids=["marked", "overdue"])
-def test_a_forced_release_clears_stale(sim_store: Store, clock: SimClock, marked: bool) -> None:
+def test_force_release_clears_a_stale_lease(
+    sim_store: Store, clock: SimClock, marked: bool
+) -> None:
     worker = acquire(sim_store).worker
     clock.advance(TTL)
     if marked:
         sim_store.transact(lease.mark_stale, "w")
-    assert sim_store.read(lease.of_worker, worker, 10) == ([] if marked else ["w"])
+    assert sim_store.read(lease.list_by_worker, worker, 10) == ([] if marked else ["w"])
     sim_store.transact(lease.force_release, "w", "operator")
-    found = sim_store.read(lease.current, "w")
-    assert (found.state, found.worker, found.epoch, found.expires_ns) == (State.FREE, "", 1, 0)
-    assert sim_store.read(lease.of_worker, worker, 10) == []
+    status = sim_store.read(lease.current_status, "w")
+    assert (status.state, status.worker, status.epoch, status.expires_ns) == (
+        LeaseState.FREE,
+        "",
+        1,
+        0,
+    )
+    assert sim_store.read(lease.list_by_worker, worker, 10) == []
     last = sim_store.read(lease.events, 0, 10)[-1]
     assert (last.kind, last.worker, last.epoch, last.reason) == ("forced", worker, 1, "operator")
 
 
-def test_what_was_never_granted_cannot_be_forced(store: Store) -> None:
+def test_force_release_of_an_unknown_lease_raises_not_found(store: Store) -> None:
     with pytest.raises(NotFound):
         store.transact(lease.force_release, "w", "operator")
 
@@ -308,44 +321,42 @@ def test_what_was_never_granted_cannot_be_forced(store: Store) -> None:
 
 
 @pytest.mark.spec("000", "Authority", "an expired lease is marked before another owner is granted")
-def test_an_expiry_is_recorded_before_the_grant_that_follows(
-    sim_store: Store, clock: SimClock
-) -> None:
+def test_lease_expiry_is_logged_before_the_next_grant(sim_store: Store, clock: SimClock) -> None:
     acquire(sim_store, "a")
     clock.advance(TTL)
     acquire(sim_store, "b")
-    assert kinds(sim_store) == [("granted", "a", 1), ("expired", "a", 1), ("granted", "b", 2)]
+    assert event_rows(sim_store) == [("granted", "a", 1), ("expired", "a", 1), ("granted", "b", 2)]
     assert len({event.decided_ns for event in sim_store.read(lease.events, 1, 2)}) == 1
 
 
-def test_an_overdue_lease_is_marked_stale_once(sim_store: Store, clock: SimClock) -> None:
+def test_mark_stale_marks_an_overdue_lease_once(sim_store: Store, clock: SimClock) -> None:
     acquire(sim_store)
     clock.advance(TTL)
     assert sim_store.transact(lease.mark_stale, "w") is True
     assert sim_store.transact(lease.mark_stale, "w") is False
-    assert sim_store.read(lease.current, "w").state is State.STALE
+    assert sim_store.read(lease.current_status, "w").state is LeaseState.STALE
 
 
-def test_a_marked_expiry_is_not_recorded_again_by_the_grant(
+def test_lease_marked_stale_is_not_logged_again_by_the_next_grant(
     sim_store: Store, clock: SimClock
 ) -> None:
     acquire(sim_store, "a")
     clock.advance(TTL)
     sim_store.transact(lease.mark_stale, "w")
     acquire(sim_store, "b")
-    assert [kind for kind, _, _ in kinds(sim_store)] == ["granted", "expired", "granted"]
+    assert [kind for kind, _, _ in event_rows(sim_store)] == ["granted", "expired", "granted"]
 
 
-def test_a_live_lease_is_not_marked_stale(store: Store) -> None:
+def test_mark_stale_does_not_mark_a_live_lease(store: Store) -> None:
     acquire(store)
     assert store.transact(lease.mark_stale, "w") is False
 
 
-def test_an_unknown_resource_is_not_marked_stale(store: Store) -> None:
+def test_mark_stale_of_an_unknown_lease_returns_false(store: Store) -> None:
     assert store.transact(lease.mark_stale, "w") is False
 
 
-def test_a_wall_clock_that_jumps_expires_nothing(sim_store: Store, clock: SimClock) -> None:
+def test_wall_clock_step_does_not_expire_a_lease(sim_store: Store, clock: SimClock) -> None:
     held = acquire(sim_store)
     clock.step_wall(3600 * S)
     guarded_write(sim_store, held)
@@ -354,60 +365,60 @@ def test_a_wall_clock_that_jumps_expires_nothing(sim_store: Store, clock: SimClo
 # -- generations ---------------------------------------------------------------------------------
 
 
-def test_a_lease_of_an_older_generation_is_not_live(sim_store: Store) -> None:
+def test_lease_of_an_older_generation_is_not_live(sim_store: Store) -> None:
     acquire(sim_store, "a")
-    restored(sim_store)
+    raise_generation(sim_store)
     granted = acquire(sim_store, "b")
     assert (granted.generation, granted.epoch) == (2, 2)
 
 
-def test_its_expiry_is_recorded_all_the_same(sim_store: Store) -> None:
+def test_expiry_of_a_lease_of_an_older_generation_is_logged(sim_store: Store) -> None:
     acquire(sim_store, "a")
-    restored(sim_store)
+    raise_generation(sim_store)
     acquire(sim_store, "b")
-    assert ("expired", "a", 1) in kinds(sim_store)
+    assert ("expired", "a", 1) in event_rows(sim_store)
 
 
-def test_even_its_own_holder_gets_a_new_epoch(sim_store: Store) -> None:
+def test_holder_of_a_lease_of_an_older_generation_gets_a_new_epoch(sim_store: Store) -> None:
     acquire(sim_store, "a", "1")
-    restored(sim_store)
+    raise_generation(sim_store)
     assert acquire(sim_store, "a", "1").epoch == 2
 
 
-def test_a_lease_of_an_older_generation_can_be_neither_renewed_nor_released(
+def test_lease_of_an_older_generation_cannot_be_renewed_or_released(
     sim_store: Store,
 ) -> None:
     held = acquire(sim_store)
-    restored(sim_store)
+    raise_generation(sim_store)
     assert sim_store.transact(lease.renew, [held], TTL) == [None]
     with pytest.raises(Fenced):
         sim_store.transact(lease.release, held)
 
 
-def test_a_lease_of_an_older_generation_guards_nothing(sim_store: Store) -> None:
+def test_write_under_a_lease_of_an_older_generation_is_fenced(sim_store: Store) -> None:
     held = acquire(sim_store)
-    restored(sim_store)
+    raise_generation(sim_store)
     with pytest.raises(Fenced):
         guarded_write(sim_store, held)
 
 
-# -- looking -------------------------------------------------------------------------------------
+# -- reads ---------------------------------------------------------------------------------------
 
 
-def test_a_resource_that_was_never_granted_has_no_record(store: Store) -> None:
-    assert store.read(lease.current, "w") is None
+def test_current_status_of_an_unknown_lease_is_none(store: Store) -> None:
+    assert store.read(lease.current_status, "w") is None
 
 
-def test_the_leases_of_a_worker_are_listed_by_name(store: Store) -> None:
+def test_list_by_worker_returns_leases_sorted_by_resource(store: Store) -> None:
     for resource in ("b", "a"):
         store.transact(lease.acquire, resource, "x", "1", TTL)
     store.transact(lease.acquire, "c", "y", "1", TTL)
-    assert store.read(lease.of_worker, "x", 10) == ["a", "b"]
-    assert store.read(lease.of_worker, "x", 1) == ["a"]
+    assert store.read(lease.list_by_worker, "x", 10) == ["a", "b"]
+    assert store.read(lease.list_by_worker, "x", 1) == ["a"]
 
 
 @pytest.mark.parametrize("end", ["release", "force", "stale"])
-def test_what_a_worker_lost_is_listed_no_more(sim_store: Store, clock: SimClock, end: str) -> None:
+def test_list_by_worker_omits_lost_leases(sim_store: Store, clock: SimClock, end: str) -> None:
     held = acquire(sim_store)
     if end == "release":
         sim_store.transact(lease.release, held)
@@ -416,10 +427,10 @@ def test_what_a_worker_lost_is_listed_no_more(sim_store: Store, clock: SimClock,
     else:
         clock.advance(TTL)
         sim_store.transact(lease.mark_stale, "w")
-    assert sim_store.read(lease.of_worker, "a", 10) == []
+    assert sim_store.read(lease.list_by_worker, "a", 10) == []
 
 
-def test_the_log_is_read_in_pages(store: Store) -> None:
+def test_lease_events_are_read_in_pages(store: Store) -> None:
     for _ in range(3):
         store.transact(lease.release, acquire(store))
     first = store.read(lease.events, 0, 4)
@@ -427,13 +438,13 @@ def test_the_log_is_read_in_pages(store: Store) -> None:
     assert [event.n for event in first + rest] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_forced_release_is_logged_with_its_reason(store: Store) -> None:
+def test_force_release_is_logged_with_its_reason(store: Store) -> None:
     acquire(store)
     store.transact(lease.force_release, "w", "node gone")
     assert store.read(lease.events, 1, 1)[0].reason == "node gone"
 
 
-def test_the_log_is_truncated_by_time_a_bounded_number_a_call(
+def test_truncate_events_removes_lease_events_up_to_its_limit(
     sim_store: Store, clock: SimClock
 ) -> None:
     for _ in range(2):
@@ -444,10 +455,10 @@ def test_the_log_is_truncated_by_time_a_bounded_number_a_call(
     acquire(sim_store)
     removed = [sim_store.transact(lease.truncate_events, cut_ns, 3) for _ in range(3)]
     assert removed == [3, 1, 0]
-    assert kinds(sim_store) == [("granted", "a", 3)]
+    assert event_rows(sim_store) == [("granted", "a", 3)]
 
 
-def test_numbers_of_the_log_are_not_reused_after_truncation(store: Store) -> None:
+def test_lease_event_numbers_are_not_reused_after_truncation(store: Store) -> None:
     acquire(store)
     store.transact(lease.truncate_events, store.now_ns() + S, 10)
     store.transact(lease.force_release, "w", "")
@@ -469,21 +480,21 @@ LEGAL = {
 }
 
 
-@pytest.mark.parametrize(("state", "event", "after"), list(LEASE.pairs()))
-def test_every_pair_of_the_lease_table_is_as_drawn(
-    state: State, event: Event, after: State | None
+@pytest.mark.parametrize(("state", "event", "after"), list(LEASE_TRANSITIONS.pairs()))
+def test_every_lease_transition_matches_the_table(
+    state: LeaseState, event: LeaseAction, after: LeaseState | None
 ) -> None:
     if after is None:
         assert not [row for row in LEGAL if row[:2] == (state.name, event.name)]
         with pytest.raises(IllegalTransition):
-            LEASE.next(state, event)
+            LEASE_TRANSITIONS.next(state, event)
     else:
         assert (state.name, event.name, after.name) in LEGAL
 
 
 def test_every_lease_state_is_reachable_and_none_is_final() -> None:
-    assert LEASE.unreachable() == frozenset()
-    assert LEASE.terminal == frozenset()
+    assert LEASE_TRANSITIONS.unreachable() == frozenset()
+    assert LEASE_TRANSITIONS.terminal == frozenset()
 
 
 # -- bad input -----------------------------------------------------------------------------------
@@ -501,19 +512,19 @@ def test_every_lease_state_is_reachable_and_none_is_final() -> None:
         ("w", "a", "1", TTL_NS_MAX + 1, "ttl_ns"),
     ],
 )
-def test_a_bad_request_for_a_lease_names_what_is_wrong(
+def test_acquire_lease_with_bad_input_raises_invalid_with_the_field(
     store: Store, resource: str, worker: str, incarnation: str, ttl_ns: int, what: str
 ) -> None:
     with pytest.raises(Invalid) as error:
         store.transact(lease.acquire, resource, worker, incarnation, ttl_ns)
     assert error.value.what == what
-    assert kinds(store) == []
+    assert event_rows(store) == []
 
 
 @pytest.mark.parametrize("limit", [-1, BATCH_MAX + 1])
-def test_a_limit_out_of_bounds_is_invalid(store: Store, limit: int) -> None:
+def test_lease_reads_with_a_limit_out_of_bounds_raise_invalid(store: Store, limit: int) -> None:
     for look in (
-        lambda: store.read(lease.of_worker, "a", limit),
+        lambda: store.read(lease.list_by_worker, "a", limit),
         lambda: store.read(lease.events, 0, limit),
         lambda: store.transact(lease.truncate_events, 0, limit),
     ):
@@ -522,7 +533,7 @@ def test_a_limit_out_of_bounds_is_invalid(store: Store, limit: int) -> None:
         assert error.value.what == "limit"
 
 
-def test_renewing_with_a_ttl_of_nothing_is_invalid(store: Store) -> None:
+def test_renew_lease_with_a_zero_ttl_raises_invalid(store: Store) -> None:
     with pytest.raises(Invalid):
         store.transact(lease.renew, [acquire(store)], 0)
 
@@ -531,17 +542,17 @@ def test_renewing_with_a_ttl_of_nothing_is_invalid(store: Store) -> None:
 
 
 @dataclasses.dataclass
-class Model:
-    """One resource: who holds it, until when, and the last epoch."""
+class LeaseReferenceModel:
+    """A sequential model of one resource: its holder, its expiry and its last epoch."""
 
     holder: tuple[str, str] | None = None
     until_ns: int = 0
     epoch: int = 0
 
-    def acquire(self, who: tuple[str, str], now_ns: int, ttl_ns: int) -> int | None:
+    def acquire(self, holder: tuple[str, str], now_ns: int, ttl_ns: int) -> int | None:
         if self.holder is not None and now_ns < self.until_ns:
-            return self.epoch if self.holder == who else None
-        self.holder, self.until_ns, self.epoch = who, now_ns + ttl_ns, self.epoch + 1
+            return self.epoch if self.holder == holder else None
+        self.holder, self.until_ns, self.epoch = holder, now_ns + ttl_ns, self.epoch + 1
         return self.epoch
 
     def owns(self, held: Lease) -> bool:
@@ -552,18 +563,18 @@ HOLDERS = st.tuples(st.sampled_from("ab"), st.sampled_from("12"))
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Every answer is the model's, and epochs never fall."""
+    """Every result equals the result of the model, and epochs never decrease."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = SimClock()
-        self.store = LocalStore("memory:", MemoryBackend(), self.clock)
-        self.model = Model()
+        self.store = InProcessStore("memory:", MemoryBackend(), self.clock)
+        self.model = LeaseReferenceModel()
         self.leases: list[Lease] = []
         self.epoch_seen = 0
 
     def commit_ns(self) -> int:
-        """The time that the next commit will have: at least one more than the last."""
+        """Return the time of the next commit: at least one more than the last."""
         engine = self.store.engine
         return max(engine.now_ns(), engine._last_ns + 1)
 
@@ -571,12 +582,12 @@ class LeaseMachine(RuleBasedStateMachine):
     def acquire(self, who: tuple[str, str], ttl: int) -> None:
         expected = self.model.acquire(who, self.commit_ns(), ttl * S)
         try:
-            got = self.store.transact(lease.acquire, "w", *who, ttl * S)
+            granted = self.store.transact(lease.acquire, "w", *who, ttl * S)
         except Held:
             assert expected is None
         else:
-            assert (got.epoch, got.expires_ns) == (expected, self.model.until_ns)
-            self.leases.append(got)
+            assert (granted.epoch, granted.expires_ns) == (expected, self.model.until_ns)
+            self.leases.append(granted)
 
     @rule(at=st.integers(0, 50), ttl=st.integers(1, 10))
     def renew(self, at: int, ttl: int) -> None:
@@ -584,11 +595,11 @@ class LeaseMachine(RuleBasedStateMachine):
             held = self.leases[at % len(self.leases)]
             now_ns = self.commit_ns()
             legal = self.model.owns(held) and now_ns < self.model.until_ns
-            [got] = self.store.transact(lease.renew, [held], ttl * S)
-            assert (got is not None) == legal
+            [renewed] = self.store.transact(lease.renew, [held], ttl * S)
+            assert (renewed is not None) == legal
             if legal:
                 self.model.until_ns = max(self.model.until_ns, now_ns + ttl * S)
-                assert got.expires_ns == self.model.until_ns
+                assert renewed.expires_ns == self.model.until_ns
 
     @rule(at=st.integers(0, 50))
     def write(self, at: int) -> None:
@@ -634,17 +645,17 @@ class LeaseMachine(RuleBasedStateMachine):
         self.clock.advance(seconds * S)
 
     @invariant()
-    def epochs_never_fall(self) -> None:
-        found = self.store.read(lease.current, "w")
-        epoch = 0 if found is None else found.epoch
+    def epochs_never_decrease(self) -> None:
+        status = self.store.read(lease.current_status, "w")
+        epoch = 0 if status is None else status.epoch
         assert epoch == self.model.epoch >= self.epoch_seen
         self.epoch_seen = epoch
 
     @invariant()
-    def the_log_tells_of_every_grant_once(self) -> None:
+    def log_has_every_grant_once(self) -> None:
         granted = [e.epoch for e in self.store.read(lease.events, 0, 1000) if e.kind == "granted"]
         assert granted == list(range(1, self.model.epoch + 1))
 
 
-TestLeaseAgainstItsModel = LeaseMachine.TestCase
-TestLeaseAgainstItsModel.settings = settings(max_examples=60, stateful_step_count=40)
+TestLeaseMatchesItsModel = LeaseMachine.TestCase
+TestLeaseMatchesItsModel.settings = settings(max_examples=60, stateful_step_count=40)

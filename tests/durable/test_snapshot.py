@@ -1,4 +1,4 @@
-"""Snapshots: states at a height, and the one to restore from."""
+"""Snapshots: states by height, and the baseline for a restore."""
 
 import hashlib
 
@@ -31,17 +31,17 @@ def heights(store: Store) -> list[int]:
 
 
 @pytest.mark.parametrize("state", [b"", b"small", LARGE])
-def test_what_was_saved_is_loaded(store: Store, state: bytes) -> None:
+def test_load_returns_the_saved_state(store: Store, state: bytes) -> None:
     assert save(store, 3, state) == hashlib.sha256(state).digest()
     assert store.read(snapshot.load, "w", 3) == state
 
 
-def test_a_snapshot_that_is_not_there_is_not_found(store: Store) -> None:
+def test_load_of_a_missing_snapshot_raises_not_found(store: Store) -> None:
     with pytest.raises(NotFound):
         store.read(snapshot.load, "w", 3)
 
 
-def test_saving_the_same_state_again_changes_nothing(sim_store: Store, clock: SimClock) -> None:
+def test_save_of_the_same_state_adds_no_blob_reference(sim_store: Store, clock: SimClock) -> None:
     save(sim_store, 3, LARGE)
     save(sim_store, 3, LARGE)
     sim_store.transact(snapshot.prune, "w", 0)
@@ -49,7 +49,7 @@ def test_saving_the_same_state_again_changes_nothing(sim_store: Store, clock: Si
     assert sim_store.transact(blobs.collect, 0, 10) == 1
 
 
-def test_a_height_has_one_state(store: Store) -> None:
+def test_save_of_another_state_at_the_same_height_raises_invalid(store: Store) -> None:
     save(store, 3, b"one")
     with pytest.raises(Invalid) as error:
         save(store, 3, b"two")
@@ -58,15 +58,15 @@ def test_a_height_has_one_state(store: Store) -> None:
 
 
 @pytest.mark.parametrize("state", [b"small", LARGE])
-def test_a_changed_state_is_not_loaded(store: Store, state: bytes) -> None:
+def test_load_of_a_changed_state_raises_store_corrupt(store: Store, state: bytes) -> None:
     save(store, 3, state)
 
     def tamper(txn: Txn) -> None:
         for prefix in (
-            schema.prefix(schema.Space.SNAPSHOT, "w", "s"),
-            schema.prefix(schema.Space.BLOB, "data"),
+            schema.key_prefix(schema.Space.SNAPSHOT, "w", "s"),
+            schema.key_prefix(schema.Space.BLOB, "data"),
         ):
-            for key, row in txn.scan(prefix, tuples.after(prefix)):
+            for key, row in txn.scan(prefix, tuples.prefix_end(prefix)):
                 txn.put(key, row.replace(b"small", b"SMALL").replace(b"xxxx", b"yyyy"))
 
     store.transact(tamper)
@@ -75,28 +75,28 @@ def test_a_changed_state_is_not_loaded(store: Store, state: bytes) -> None:
     assert error.value.height == 3
 
 
-def test_heights_are_listed_highest_first(store: Store) -> None:
+def test_snapshot_heights_are_listed_highest_first(store: Store) -> None:
     for height in (300, 1, 20):
         save(store, height)
     assert heights(store) == [300, 20, 1]
 
 
-def test_without_a_baseline_there_is_none(store: Store) -> None:
+def test_baseline_is_none_before_it_is_set(store: Store) -> None:
     assert store.read(snapshot.baseline, "w") is None
 
 
-def test_the_baseline_names_a_snapshot_and_its_hash(store: Store) -> None:
+def test_baseline_has_the_height_and_hash_of_its_snapshot(store: Store) -> None:
     hash = save(store, 3)
     assert store.transact(snapshot.set_baseline, "w", 3) == Baseline(3, hash)
     assert store.read(snapshot.baseline, "w") == Baseline(3, hash)
 
 
-def test_the_baseline_needs_its_snapshot(store: Store) -> None:
+def test_set_baseline_without_a_snapshot_raises_not_found(store: Store) -> None:
     with pytest.raises(NotFound):
         store.transact(snapshot.set_baseline, "w", 3)
 
 
-def test_snapshot_and_baseline_fit_one_transaction(store: Store) -> None:
+def test_save_and_set_baseline_work_in_one_transaction(store: Store) -> None:
     def both(txn: Txn) -> Baseline:
         snapshot.save(txn, "w", 3, LARGE)
         return snapshot.set_baseline(txn, "w", 3)
@@ -104,7 +104,7 @@ def test_snapshot_and_baseline_fit_one_transaction(store: Store) -> None:
     assert store.transact(both).height == 3
 
 
-def test_the_baseline_never_moves_down(store: Store) -> None:
+def test_set_baseline_to_a_lower_height_raises_invalid(store: Store) -> None:
     save(store, 3)
     save(store, 5)
     store.transact(snapshot.set_baseline, "w", 5)
@@ -113,14 +113,14 @@ def test_the_baseline_never_moves_down(store: Store) -> None:
     assert error.value.min == 5
 
 
-def test_pruning_keeps_the_highest(store: Store) -> None:
+def test_prune_keeps_the_highest_snapshots(store: Store) -> None:
     for height in range(1, 6):
         save(store, height)
     assert store.transact(snapshot.prune, "w", 2) == 3
     assert heights(store) == [5, 4]
 
 
-def test_pruning_never_takes_the_baseline(store: Store) -> None:
+def test_prune_keeps_the_baseline(store: Store) -> None:
     for height in range(1, 6):
         save(store, height)
     store.transact(snapshot.set_baseline, "w", 2)
@@ -128,7 +128,7 @@ def test_pruning_never_takes_the_baseline(store: Store) -> None:
     assert heights(store) == [5, 2]
 
 
-def test_pruning_lets_large_states_go(sim_store: Store, clock: SimClock) -> None:
+def test_prune_releases_blobs_of_large_states(sim_store: Store, clock: SimClock) -> None:
     save(sim_store, 1, LARGE)
     save(sim_store, 2, LARGE)
     sim_store.transact(snapshot.prune, "w", 1)
@@ -140,7 +140,7 @@ def test_pruning_lets_large_states_go(sim_store: Store, clock: SimClock) -> None
     assert sim_store.transact(blobs.collect, 0, 10) == 1
 
 
-def test_subjects_do_not_disturb_each_other(store: Store) -> None:
+def test_snapshots_of_subjects_are_independent(store: Store) -> None:
     save(store, 3)
     store.transact(snapshot.save, "x", 4, b"other")
     assert heights(store) == [3]
@@ -155,20 +155,20 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_named(store: Store, what: str) -> None:
+def test_snapshot_with_bad_input_raises_invalid_with_the_field(store: Store, what: str) -> None:
     with pytest.raises(Invalid) as error:
         BAD[what](store)
     assert error.value.what == what
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1, 5])
-def test_a_state_larger_than_a_value_is_stored_in_parts(store: Store, more: int) -> None:
+def test_state_larger_than_a_value_is_stored_in_parts(store: Store, more: int) -> None:
     state = bytes(range(251)) * ((2 * VALUE_BYTES_MAX) // 251) + b"z" * (SNAPSHOT_PART_BYTES + more)
     assert save(store, 3, state) == hashlib.sha256(state).digest()
     assert store.read(snapshot.load, "w", 3) == state
 
 
-def test_parts_go_with_their_snapshot_and_equal_ones_are_stored_once(sim_store: Store) -> None:
+def test_snapshot_parts_are_shared_and_removed_with_their_snapshots(sim_store: Store) -> None:
     part = b"p" * SNAPSHOT_PART_BYTES
     save(sim_store, 1, part + part + b"first")
     save(sim_store, 2, part + part + b"second")
@@ -181,12 +181,12 @@ def test_parts_go_with_their_snapshot_and_equal_ones_are_stored_once(sim_store: 
     assert blob_count(sim_store) == 0
 
 
-def test_a_part_that_was_changed_is_noticed(sim_store: Store) -> None:
+def test_load_with_a_changed_part_raises_store_corrupt(sim_store: Store) -> None:
     save(sim_store, 1, b"p" * (SNAPSHOT_PART_BYTES + 1))
 
     def change(txn: Txn) -> None:
-        prefix = schema.prefix(schema.Space.BLOB, "data")
-        for key, data in txn.scan(prefix, tuples.after(prefix), 10):
+        prefix = schema.key_prefix(schema.Space.BLOB, "data")
+        for key, data in txn.scan(prefix, tuples.prefix_end(prefix), 10):
             txn.put(key, b"q" + data[1:])
 
     sim_store.transact(change)
@@ -195,5 +195,5 @@ def test_a_part_that_was_changed_is_noticed(sim_store: Store) -> None:
 
 
 def blob_count(store: Store) -> int:
-    prefix = schema.prefix(schema.Space.BLOB, "data")
-    return store.read(lambda txn: len(txn.scan(prefix, tuples.after(prefix), 100)))
+    prefix = schema.key_prefix(schema.Space.BLOB, "data")
+    return store.read(lambda txn: len(txn.scan(prefix, tuples.prefix_end(prefix), 100)))

@@ -1,10 +1,10 @@
-"""Texts of errors that differ only in their particulars are one error."""
+"""Normalised error texts and error groups: texts that differ only in numbers, names or paths are one error."""
 
 from __future__ import annotations
 
 import pytest
 
-from holdfast.ledger.error_groups import EXAMPLES_MAX, GROUPS_KEPT, OTHERS, ErrorGroups
+from holdfast.ledger.error_groups import EXAMPLES_MAX, GROUPS_KEPT, OTHER_ERRORS, ErrorGroups
 from holdfast.ledger.error_text import NORMALISED_CHARS_MAX, normalise
 
 
@@ -30,16 +30,16 @@ from holdfast.ledger.error_text import NORMALISED_CHARS_MAX, normalise
         ("", ""),
     ],
 )
-def test_particulars_of_an_error_are_replaced(text: str, normalised: str) -> None:
+def test_normalise_replaces_variable_parts_of_an_error_text(text: str, normalised: str) -> None:
     assert normalise(text) == normalised
     assert normalise(normalised) == normalised
 
 
-def test_a_long_text_is_cut() -> None:
+def test_normalise_truncates_a_long_text() -> None:
     assert len(normalise("a b " * 100_000)) == NORMALISED_CHARS_MAX
 
 
-def test_errors_are_grouped_with_examples_and_counts() -> None:
+def test_error_groups_keep_examples_and_counts() -> None:
     groups = ErrorGroups()
     for at in range(30):
         groups.add(4, f"ValueError: row {at}", rows=1)
@@ -53,20 +53,20 @@ def test_errors_are_grouped_with_examples_and_counts() -> None:
     )
     assert first.examples == [f"ValueError: row {at}" for at in range(EXAMPLES_MAX)]
     assert (second.count, second.rows) == (1, 0)
-    # What was published is what the next process begins with.
+    # The next process starts from the published groups.
     again = ErrorGroups(groups.top(10))
     again.add(4, "ValueError: row 99", rows=1)
     assert again.top(1)[0].rows == 31
 
 
-def test_no_failed_row_is_lost_when_texts_are_too_many() -> None:
+def test_error_groups_count_every_failed_row_beyond_groups_kept() -> None:
     groups = ErrorGroups()
     words = [f"{a}{b}{c}" for a in "abcdefghij" for b in "klmnopqrst" for c in "uvwxyzabcd"]
     assert len(words) == 1000 > GROUPS_KEPT
     for word in words:
         groups.add(4, f"Bad {word}", rows=1)
         groups.add(5, "often", rows=1)
-    found = groups.top(20)
-    assert sum(one.rows for one in found if one.error_class == 4) == 1000
-    assert (found[0].text, found[0].rows) == ("often", 1000)
-    assert found[-1].text == OTHERS
+    top_groups = groups.top(20)
+    assert sum(group.rows for group in top_groups if group.error_class == 4) == 1000
+    assert (top_groups[0].text, top_groups[0].rows) == ("often", 1000)
+    assert top_groups[-1].text == OTHER_ERRORS

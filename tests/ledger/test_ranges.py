@@ -1,4 +1,4 @@
-"""Sets of seqs as ranges: the same as sets of integers."""
+"""Sets of seqs as ranges, compared with sets of integers."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import Invalid
-from holdfast.ledger.ranges import Pool, Range, Ranges
+from holdfast.ledger.ranges import PagedRanges, Range, RowRanges
 
 SPAN = 40
 BOUNDS = st.tuples(st.integers(0, SPAN), st.integers(0, SPAN)).map(lambda ab: (min(ab), max(ab)))
 
 
-def ranges_of(rows: set[int], *, page_rows: int = 1 << 30) -> list[Range]:
-    found: list[Range] = []
+def expected_ranges(rows: set[int], *, page_rows: int = 1 << 30) -> list[Range]:
+    ranges: list[Range] = []
     for row in sorted(rows):
-        if found and found[-1][1] == row and row % page_rows:
-            found[-1] = (found[-1][0], row + 1)
+        if ranges and ranges[-1][1] == row and row % page_rows:
+            ranges[-1] = (ranges[-1][0], row + 1)
         else:
-            found.append((row, row + 1))
-    return found
+            ranges.append((row, row + 1))
+    return ranges
 
 
 @pytest.mark.parametrize("page_rows", [4, 7, 1 << 20])
 @given(steps=st.lists(st.tuples(st.booleans(), BOUNDS)), window=BOUNDS)
-def test_a_pool_is_the_set_of_its_rows(
+def test_paged_ranges_equal_a_set_of_integers(
     page_rows: int, steps: list[tuple[bool, Range]], window: Range
 ) -> None:
-    pool, rows = Pool(page_rows), set[int]()
+    pool, rows = PagedRanges(page_rows), set[int]()
     for adding, (lo, hi) in steps:
         span = set(range(lo, hi))
         if adding and not span & rows:
@@ -37,19 +37,21 @@ def test_a_pool_is_the_set_of_its_rows(
         elif not adding and span <= rows:
             pool.remove(lo, hi)
             rows -= span
-    assert list(pool) == ranges_of(rows, page_rows=page_rows)
+    assert list(pool) == expected_ranges(rows, page_rows=page_rows)
     assert pool.rows == len(rows)
     lo, hi = window
-    inside = ranges_of(rows & set(range(lo, hi)), page_rows=page_rows)
+    inside = expected_ranges(rows & set(range(lo, hi)), page_rows=page_rows)
     assert pool.first(lo, hi) == (inside[0] if inside else None)
-    assert pool.holds(lo, hi) == (set(range(lo, hi)) <= rows)
+    assert pool.contains(lo, hi) == (set(range(lo, hi)) <= rows)
     page_end = min(hi, (lo // page_rows + 1) * page_rows)
-    assert list(pool.within(lo, page_end)) == ranges_of(rows & set(range(lo, page_end)))
+    assert list(pool.within(lo, page_end)) == expected_ranges(rows & set(range(lo, page_end)))
 
 
 @given(steps=st.lists(st.tuples(st.booleans(), BOUNDS)))
-def test_ranges_refuse_what_is_there_and_what_is_not(steps: list[tuple[bool, Range]]) -> None:
-    ranges, rows = Ranges(), set[int]()
+def test_row_ranges_refuse_duplicate_adds_and_missing_removes(
+    steps: list[tuple[bool, Range]],
+) -> None:
+    ranges, rows = RowRanges(), set[int]()
     for adding, (lo, hi) in steps:
         span = set(range(lo, hi))
         fits = bool(span) and (not span & rows if adding else span <= rows)
@@ -60,13 +62,13 @@ def test_ranges_refuse_what_is_there_and_what_is_not(steps: list[tuple[bool, Ran
         else:
             with pytest.raises(Invalid):
                 act(lo, hi)
-        assert list(ranges) == ranges_of(rows)
+        assert list(ranges) == expected_ranges(rows)
 
 
-def test_the_order_of_building_does_not_show() -> None:
-    one, other = Pool(8), Pool(8)
+def test_paged_ranges_do_not_depend_on_the_insertion_order() -> None:
+    ascending, descending = PagedRanges(8), PagedRanges(8)
     for lo in range(0, 24, 2):
-        one.add(lo, lo + 2)
+        ascending.add(lo, lo + 2)
     for lo in reversed(range(0, 24, 2)):
-        other.add(lo, lo + 2)
-    assert list(one) == list(other) == [(0, 8), (8, 16), (16, 24)]
+        descending.add(lo, lo + 2)
+    assert list(ascending) == list(descending) == [(0, 8), (8, 16), (16, 24)]

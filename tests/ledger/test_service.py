@@ -1,4 +1,4 @@
-"""The core of the ledger service: its decisions, and the log that several share, without a thread or a store."""
+"""The core of the ledger service: its decisions and its group-commit log, without threads or a store."""
 
 from __future__ import annotations
 
@@ -10,372 +10,413 @@ from holdfast import codec
 from holdfast.clock import MS, S
 from holdfast.errors import CommitUnknown, HoldfastError, IllegalTransition, Invalid
 from holdfast.ledger import runs
-from holdfast.ledger.answers import Finished, Grant, Stop, Wait
-from holdfast.ledger.board import Board
-from holdfast.ledger.classes import ErrorClass, Policy
-from holdfast.ledger.records import Done, LogEntry, Range
-from holdfast.ledger.service.group_log import COMMIT_BYTES_MAX, GroupLog, Put, Ticket
-from holdfast.ledger.service.handlers import WAIT_MS_MAX, Decision, RunService
-from holdfast.ledger.service.messages import Claim, Move, Other, Step
+from holdfast.ledger.events import FinishedRange, LogEntry, Range
+from holdfast.ledger.replies import AllRowsFinal, NoMoreRows, NoRowsYet, RowGrant
+from holdfast.ledger.run_policy import ErrorClass, RunPolicy
+from holdfast.ledger.run_scheduler import RunScheduler
+from holdfast.ledger.service.group_log import COMMIT_BYTES_MAX, DecisionTicket, GroupLog, RowPut
+from holdfast.ledger.service.handlers import WAIT_MS_MAX, RunService, ServiceDecision
+from holdfast.ledger.service.messages import ClaimRows, Exchange, GrantReport, ResultlessRowReport
 from holdfast.ledger.service.metrics import RunMetrics
-from holdfast.ledger.states import State
+from holdfast.ledger.states import RowState
 
 ROWS = 12
 RUN = "r-1"
-FAIL = int(State.TERMINAL_FAIL)
+FAIL = int(RowState.TERMINAL_FAIL)
 
 
-class Rig:
-    """A service on a list instead of a store, at a time that the test says."""
+class RunServiceRig:
+    """A run service on a list instead of a store, with a manual clock."""
 
     def __init__(self, rows: int = ROWS, checkpoint_entries: int = 2000) -> None:
         self.now_ns = S
-        self.policy = Policy(attempts_max=2, page_rows=8, lease_ns=10 * S, backoff_first_ns=S)
+        self.policy = RunPolicy(attempts_max=2, page_rows=8, lease_ns=10 * S, backoff_first_ns=S)
         self.entries: list[LogEntry] = []
         self.rows: dict[bytes, bytes] = {}
         self.checkpoints: list[bytes] = []
-        self.refused: HoldfastError | None = None
-        board, opened = Board.open(rows, self.policy, now_ns=self.now_ns)
+        self.append_error: HoldfastError | None = None
+        board, opened = RunScheduler.open(rows, self.policy, now_ns=self.now_ns)
         self.group = GroupLog(self.append, 0, lambda _: None, checkpoint_entries)
         self.service = RunService(RUN, None, self.group, RunMetrics(self.now_ns))
-        self.service.begin(board, opened, Ticket())
-        self.write()
+        self.service.start_log(board, opened, DecisionTicket())
+        self.write_commit()
 
     def append(
-        self, entries: Sequence[LogEntry], puts: Sequence[Put], checkpoint: bytes | None
+        self, entries: Sequence[LogEntry], puts: Sequence[RowPut], checkpoint: bytes | None
     ) -> None:
-        if self.refused is not None:
-            raise self.refused
+        if self.append_error is not None:
+            raise self.append_error
         self.entries += entries
         self.rows.update(puts)
         if checkpoint is not None:
             self.checkpoints.append(checkpoint)
 
-    def write(self, most: int | None = None) -> None:
-        commit = self.service.take(most)
-        self.service.settle(commit, self.group.write(commit))
+    def write_commit(self, limit: int | None = None) -> None:
+        commit = self.service.take_commit(limit)
+        self.service.settle_commit(commit, self.group.write_commit(commit))
 
-    def ask(self, owner: str, step: Step, data: bytes = b"") -> tuple[Decision, Ticket]:
-        ticket = Ticket()
-        return self.service.submit(owner, step, memoryview(data), self.now_ns, ticket), ticket
+    def submit(
+        self, owner: str, exchange: Exchange, data: bytes = b""
+    ) -> tuple[ServiceDecision, DecisionTicket]:
+        ticket = DecisionTicket()
+        return self.service.submit(owner, exchange, memoryview(data), self.now_ns, ticket), ticket
 
-    def grant(self, owner: str, rows: int, begin: int) -> Grant:
-        decision, _ = self.ask(owner, step(Claim(rows, begin)))
-        found = decision.reply.answer
-        assert isinstance(found, Grant)
-        return found
+    def grant(self, owner: str, rows: int, begin: int) -> RowGrant:
+        decision, _ = self.submit(owner, make_exchange(ClaimRows(rows, begin)))
+        answer = decision.reply.answer
+        assert isinstance(answer, RowGrant)
+        return answer
 
-    def replayed(self) -> bytes:
-        return Board.replay(self.entries).dump()
+    def replayed_dump(self) -> bytes:
+        return RunScheduler.replay(self.entries).dump()
 
-    def others(self) -> list[tuple[int, int, str]]:
-        """(seq, tries, error) of the stored rows without a result."""
-        chunks = [codec.unpack_as(runs.Chunk, row) for row in self.rows.values()]
+    def resultless_rows(self) -> list[tuple[int, int, str]]:
+        """(seq, attempts, error) of the stored rows without a result."""
+        chunks = [codec.unpack_as(runs.OutcomeChunk, row) for row in self.rows.values()]
         return sorted(
-            (one.seq, one.attempts, one.error) for chunk in chunks for one in chunk.others
+            (resultless.seq, resultless.attempts, resultless.error)
+            for chunk in chunks
+            for resultless in chunk.resultless
         )
 
 
-def step(
-    claim: Claim | None = None, *moves: Move, wait_ms: int = 0, held: Sequence[int] = ()
-) -> Step:
-    return Step(list(moves), claim, wait_ms, len(moves), 0.0, [], list(held))
+def make_exchange(
+    claim: ClaimRows | None = None,
+    *reports: GrantReport,
+    wait_ms: int = 0,
+    known_epochs: Sequence[int] = (),
+) -> Exchange:
+    return Exchange(list(reports), claim, wait_ms, len(reports), 0.0, [], list(known_epochs))
 
 
-def report(
+def make_report(
     epoch: int,
-    n: int,
-    done: Sequence[Done] = (),
+    report_no: int,
+    done: Sequence[FinishedRange] = (),
     begin: Sequence[Range] = (),
-    others: Sequence[Other] = (),
+    resultless: Sequence[ResultlessRowReport] = (),
     size: int = 0,
-) -> Move:
-    digest = repr((epoch, n, done, begin)).encode()
-    return Move(epoch, n, digest, list(done), list(begin), b"", 0, list(others), size)
+) -> GrantReport:
+    digest = repr((epoch, report_no, done, begin)).encode()
+    return GrantReport(
+        epoch, report_no, digest, list(done), list(begin), b"", 0, list(resultless), size
+    )
 
 
-def well(lo: int, hi: int) -> Done:
-    return Done(lo, hi, int(State.TERMINAL_SUCCESS))
+def succeeded(lo: int, hi: int) -> FinishedRange:
+    return FinishedRange(lo, hi, int(RowState.TERMINAL_SUCCESS))
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig()
+def rig() -> RunServiceRig:
+    return RunServiceRig()
 
 
 # -- reports and claims --------------------------------------------------------------------------
 
 
-def test_a_decision_is_a_reply_and_what_is_durable_before_it(rig: Rig) -> None:
+def test_decision_has_a_reply_log_entries_and_rows_to_put(rig: RunServiceRig) -> None:
     grant = rig.grant("child/a#1", 4, 4)
-    move = report(grant.epoch, 1, [well(0, 2)], size=3)
-    decision = rig.service.handle("child/a#1", step(None, move), memoryview(b"abc"), rig.now_ns)
-    assert [moved.left for moved in decision.reply.moved] == [2]
-    assert [type(entry).__name__ for entry in decision.entries] == ["Advanced"]
+    grant_report = make_report(grant.epoch, 1, [succeeded(0, 2)], size=3)
+    decision = rig.service.decide(
+        "child/a#1", make_exchange(None, grant_report), memoryview(b"abc"), rig.now_ns
+    )
+    assert [report_reply.rows_left for report_reply in decision.reply.report_replies] == [2]
+    assert [type(entry).__name__ for entry in decision.entries] == ["RowsReported"]
     [(key, row)] = decision.puts
-    # The opening and the grant come before it in the log.
+    # The log already has the opening and the grant.
     assert key == runs.chunk_key(RUN, 0, 3)
-    assert codec.unpack_as(runs.Chunk, row).batch == b"abc"
+    assert codec.unpack_as(runs.OutcomeChunk, row).batch == b"abc"
 
 
-def test_a_reply_is_sent_when_its_commit_is_durable(rig: Rig) -> None:
-    decision, ticket = rig.ask("child/a#1", step(Claim(4, 4)))
-    assert isinstance(decision.reply.answer, Grant)
+def test_ticket_settles_after_its_commit_is_written(rig: RunServiceRig) -> None:
+    decision, ticket = rig.submit("child/a#1", make_exchange(ClaimRows(4, 4)))
+    assert isinstance(decision.reply.answer, RowGrant)
     assert not ticket.settled
-    rig.write()
+    rig.write_commit()
     assert ticket.settled
     assert ticket.error is None
-    assert rig.replayed() == rig.service.board.dump()
+    assert rig.replayed_dump() == rig.service.scheduler.dump()
 
 
-def test_what_was_decided_before_a_refusal_is_logged(rig: Rig) -> None:
+def test_reports_accepted_before_a_refused_claim_are_logged(rig: RunServiceRig) -> None:
     grant = rig.grant("child/a#1", 4, 4)
-    taken = report(grant.epoch, 1, [well(0, 2)])
-    decision, ticket = rig.ask("child/a#1", step(Claim(1, 0, ROWS + 1, ROWS + 1), taken))
-    rig.write()
+    accepted = make_report(grant.epoch, 1, [succeeded(0, 2)])
+    decision, ticket = rig.submit(
+        "child/a#1", make_exchange(ClaimRows(1, 0, ROWS + 1, ROWS + 1), accepted)
+    )
+    rig.write_commit()
     assert isinstance(decision.failure, Invalid)
     assert ticket.settled
-    assert rig.replayed() == rig.service.board.dump()
-    assert rig.service.board.ended == [2, 0, 0, 0]
+    assert rig.replayed_dump() == rig.service.scheduler.dump()
+    assert rig.service.scheduler.ended == [2, 0, 0, 0]
 
 
-def test_an_illegal_report_halts_the_run_in_the_log(rig: Rig) -> None:
+def test_illegal_report_logs_the_halt_of_the_run(rig: RunServiceRig) -> None:
     grant = rig.grant("child/a#1", 4, 1)
-    decision, _ = rig.ask("child/a#1", step(None, report(grant.epoch, 1, [well(3, 4)])))
-    rig.write()
+    decision, _ = rig.submit(
+        "child/a#1", make_exchange(None, make_report(grant.epoch, 1, [succeeded(3, 4)]))
+    )
+    rig.write_commit()
     assert isinstance(decision.failure, IllegalTransition)
     assert decision.halted is not None
     assert rig.entries[-1] == decision.halted
-    # The next one is refused, too, and adds nothing.
-    again, _ = rig.ask("child/a#1", step(None, report(grant.epoch, 1, [well(0, 1)])))
+    # The next report is refused, too, and adds no entry.
+    again, _ = rig.submit(
+        "child/a#1", make_exchange(None, make_report(grant.epoch, 1, [succeeded(0, 1)]))
+    )
     assert isinstance(again.failure, IllegalTransition)
     assert again.halted is None
     assert not again.entries
 
 
-def test_an_illegal_commit_halts_the_run_in_the_log(rig: Rig) -> None:
+def test_illegal_commit_logs_the_halt_of_the_run(rig: RunServiceRig) -> None:
     with pytest.raises(IllegalTransition):
-        rig.service.committed(4, rig.now_ns)
-    rig.write()
-    assert Board.replay(rig.entries).halted == rig.service.board.halted is not None
+        rig.service.mark_committed(4, rig.now_ns)
+    rig.write_commit()
+    assert RunScheduler.replay(rig.entries).halted == rig.service.scheduler.halted is not None
 
 
-def test_a_failure_that_is_tried_again_is_no_outcome(rig: Rig) -> None:
+def test_retried_failure_is_not_stored_as_an_outcome(rig: RunServiceRig) -> None:
     transient = int(ErrorClass.TRANSIENT)
     for n in (1, 2):
         grant = rig.grant("child/a#1", 1, 1)
-        other = Other(0, FAIL, transient, f"failed {n}")
-        done = [Done(0, 1, FAIL, transient)]
-        rig.ask("child/a#1", step(None, report(grant.epoch, 1, done, others=[other])))
+        other = ResultlessRowReport(0, FAIL, transient, f"failed {n}")
+        done = [FinishedRange(0, 1, FAIL, transient)]
+        rig.submit(
+            "child/a#1", make_exchange(None, make_report(grant.epoch, 1, done, resultless=[other]))
+        )
         rig.now_ns += 5 * S
         rig.service.tick(rig.now_ns)
-    rig.write()
-    assert rig.others() == [(0, 2, "failed 2")]
+    rig.write_commit()
+    assert rig.resultless_rows() == [(0, 2, "failed 2")]
 
 
-def test_rows_that_a_reclaim_failed_have_an_outcome(rig: Rig) -> None:
+def test_rows_failed_by_a_reclaim_have_a_stored_outcome(rig: RunServiceRig) -> None:
     for _ in range(2):
-        rig.service.owners.add("child/a#1")
+        rig.service.connected_owners.add("child/a#1")
         grant = rig.grant("child/a#1", 1, 1)
-        if grant.alone:
-            rig.ask("child/a#1", step(None, report(grant.epoch, 1, begin=[(0, 1)])))
+        if grant.isolated:
+            rig.submit(
+                "child/a#1", make_exchange(None, make_report(grant.epoch, 1, begin=[(0, 1)]))
+            )
         rig.service.on_disconnect("child/a#1", rig.now_ns)
-    rig.write()
-    [(seq, tries, error)] = rig.others()
+    rig.write_commit()
+    [(seq, tries, error)] = rig.resultless_rows()
     assert (seq, tries) == (0, 2)
     assert "its interpreter died" in error
 
 
-def test_a_grant_that_the_child_never_heard_of_is_given_again(rig: Rig) -> None:
+def test_unacknowledged_grant_is_sent_again(rig: RunServiceRig) -> None:
     first = rig.grant("child/a#1", 4, 2)
     again = rig.grant("child/a#2", 4, 2)
     assert (again.epoch, again.rows, again.begun) == (first.epoch, first.rows, first.begun)
-    decision, _ = rig.ask("child/a#2", step(Claim(4, 2), held=[first.epoch]))
-    assert isinstance(decision.reply.answer, Grant)
+    decision, _ = rig.submit(
+        "child/a#2", make_exchange(ClaimRows(4, 2), known_epochs=[first.epoch])
+    )
+    assert isinstance(decision.reply.answer, RowGrant)
     assert decision.reply.answer.epoch > first.epoch
 
 
-def test_a_step_that_comes_again_counts_its_calls_once(rig: Rig) -> None:
+def test_repeated_exchange_counts_its_calls_once(rig: RunServiceRig) -> None:
     grant = rig.grant("child/a#1", 4, 4)
     calls = rig.service.metrics.calls
     for _ in range(3):
-        decision, _ = rig.ask("child/a#1", step(None, report(grant.epoch, 1, [well(0, 2)])))
-        assert decision.reply.moved[0].left == 2
+        decision, _ = rig.submit(
+            "child/a#1", make_exchange(None, make_report(grant.epoch, 1, [succeeded(0, 2)]))
+        )
+        assert decision.reply.report_replies[0].rows_left == 2
     assert rig.service.metrics.calls == calls + 1
 
 
-def test_a_service_that_leaves_takes_reports_and_begins_nothing(rig: Rig) -> None:
+def test_draining_service_accepts_reports_and_begins_no_row(rig: RunServiceRig) -> None:
     grant = rig.grant("child/a#1", 4, 2)
-    rig.service.leave(rig.now_ns)
-    move = report(grant.epoch, 1, [well(0, 1)], [(2, 3)])
-    decision, _ = rig.ask("child/a#1", step(Claim(4, 4), move))
-    assert decision.reply.moved[0].stop == "leaving"
-    assert decision.reply.answer == Stop("leaving")
-    assert rig.service.board.ledger.in_flight_count == 1
+    rig.service.drain(rig.now_ns)
+    grant_report = make_report(grant.epoch, 1, [succeeded(0, 1)], [(2, 3)])
+    decision, _ = rig.submit("child/a#1", make_exchange(ClaimRows(4, 4), grant_report))
+    assert decision.reply.report_replies[0].stop == "leaving"
+    assert decision.reply.answer == NoMoreRows("leaving")
+    assert rig.service.scheduler.ledger.in_flight_count == 1
 
 
-# -- claims that wait ----------------------------------------------------------------------------
+# -- waiting claims ------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def busy(rig: Rig) -> Rig:
-    """All rows are held by one child; three others wait."""
-    rig.service.owners.add("child/a#1")
-    held: list[int] = []
+def busy(rig: RunServiceRig) -> RunServiceRig:
+    """All rows are granted to one child."""
+    rig.service.connected_owners.add("child/a#1")
+    known_epochs: list[int] = []
     while True:
-        decision, _ = rig.ask("child/a#1", step(Claim(ROWS, ROWS), held=held))
-        if not isinstance(decision.reply.answer, Grant):
+        decision, _ = rig.submit(
+            "child/a#1", make_exchange(ClaimRows(ROWS, ROWS), known_epochs=known_epochs)
+        )
+        if not isinstance(decision.reply.answer, RowGrant):
             break
-        held.append(decision.reply.answer.epoch)
-    rig.write()
+        known_epochs.append(decision.reply.answer.epoch)
+    rig.write_commit()
     return rig
 
 
-def wait(rig: Rig, owner: str, claim: Claim, wait_ms: int = 1000) -> tuple[Decision, Ticket]:
-    rig.service.owners.add(owner)
-    return rig.ask(owner, step(claim, wait_ms=wait_ms))
+def wait_for_rows(
+    rig: RunServiceRig, owner: str, claim: ClaimRows, wait_ms: int = 1000
+) -> tuple[ServiceDecision, DecisionTicket]:
+    rig.service.connected_owners.add(owner)
+    return rig.submit(owner, make_exchange(claim, wait_ms=wait_ms))
 
 
-def test_claims_that_wait_are_answered_in_the_order_in_which_they_came(busy: Rig) -> None:
-    asked = [wait(busy, f"child/{at}#1", Claim(1, 0)) for at in range(20)]
+def test_waiting_claims_are_answered_in_fifo_order(busy: RunServiceRig) -> None:
+    waiting = [wait_for_rows(busy, f"child/{at}#1", ClaimRows(1, 0)) for at in range(20)]
     assert len(busy.service.waiting) == 20
     assert not busy.group.pending
     busy.service.on_disconnect("child/a#1", busy.now_ns)
-    answered = [isinstance(decision.reply.answer, Grant) for decision, _ in asked]
-    # Suspects are handed out one at a time.
+    answered = [isinstance(decision.reply.answer, RowGrant) for decision, _ in waiting]
+    # Suspect rows are granted one at a time.
     assert answered == [True] * sum(answered) + [False] * (20 - sum(answered))
     assert 0 < sum(answered) < 20
-    assert not any(ticket.settled for _, ticket in asked)
-    busy.write()
-    assert [ticket.settled for _, ticket in asked] == answered
-    assert busy.replayed() == busy.service.board.dump()
+    assert not any(ticket.settled for _, ticket in waiting)
+    busy.write_commit()
+    assert [ticket.settled for _, ticket in waiting] == answered
+    assert busy.replayed_dump() == busy.service.scheduler.dump()
 
 
-def test_a_decision_that_frees_nothing_answers_no_claim(busy: Rig) -> None:
-    _, ticket = wait(busy, "child/b#1", Claim(1, 0))
-    epoch = min(busy.service.board.grants)
-    busy.ask("child/a#1", step(None, report(epoch, 1, [well(0, 1)])))
-    busy.write()
+def test_decision_that_frees_no_row_answers_no_waiting_claim(busy: RunServiceRig) -> None:
+    _, ticket = wait_for_rows(busy, "child/b#1", ClaimRows(1, 0))
+    epoch = min(busy.service.scheduler.grants)
+    busy.submit("child/a#1", make_exchange(None, make_report(epoch, 1, [succeeded(0, 1)])))
+    busy.write_commit()
     assert not ticket.settled
 
 
-def test_claims_of_other_rows_do_not_stand_in_the_way(busy: Rig) -> None:
-    epochs = sorted(busy.service.board.grants)
-    early, _ = wait(busy, "child/b#1", Claim(1, 0, 8, 12))
-    late, _ = wait(busy, "child/c#1", Claim(1, 0, 0, 1))
-    busy.ask("child/a#1", step(None, report(epochs[0], 1, [well(0, 1)])))
-    assert isinstance(early.reply.answer, Wait)
-    assert isinstance(late.reply.answer, Finished)
+def test_waiting_claim_of_another_range_does_not_block_later_claims(busy: RunServiceRig) -> None:
+    epochs = sorted(busy.service.scheduler.grants)
+    early, _ = wait_for_rows(busy, "child/b#1", ClaimRows(1, 0, 8, 12))
+    late, _ = wait_for_rows(busy, "child/c#1", ClaimRows(1, 0, 0, 1))
+    busy.submit("child/a#1", make_exchange(None, make_report(epochs[0], 1, [succeeded(0, 1)])))
+    assert isinstance(early.reply.answer, NoRowsYet)
+    assert isinstance(late.reply.answer, AllRowsFinal)
 
 
-def test_a_claim_whose_time_is_up_is_told_to_wait(busy: Rig) -> None:
-    decision, ticket = wait(busy, "child/b#1", Claim(1, 0), wait_ms=1 << 40)
+def test_waiting_claim_times_out_with_no_rows_yet(busy: RunServiceRig) -> None:
+    decision, ticket = wait_for_rows(busy, "child/b#1", ClaimRows(1, 0), wait_ms=1 << 40)
     busy.now_ns += WAIT_MS_MAX * MS - 1
     busy.service.tick(busy.now_ns)
     assert busy.service.waiting
     busy.now_ns += 1
     busy.service.tick(busy.now_ns)
-    busy.write()
+    busy.write_commit()
     assert ticket.settled
-    assert isinstance(decision.reply.answer, Wait)
+    assert isinstance(decision.reply.answer, NoRowsYet)
     assert not busy.service.waiting
 
 
-def test_a_row_that_is_due_for_its_next_try_answers_a_claim() -> None:
-    rig = Rig(rows=1)
+def test_due_retry_answers_a_waiting_claim() -> None:
+    rig = RunServiceRig(rows=1)
     grant = rig.grant("child/a#1", 1, 1)
     kind = int(ErrorClass.TRANSIENT)
-    rig.ask("child/a#1", step(None, report(grant.epoch, 1, [Done(0, 1, FAIL, kind, S)])))
-    decision, ticket = wait(rig, "child/b#1", Claim(1, 0), wait_ms=4000)
+    rig.submit(
+        "child/a#1",
+        make_exchange(None, make_report(grant.epoch, 1, [FinishedRange(0, 1, FAIL, kind, S)])),
+    )
+    decision, ticket = wait_for_rows(rig, "child/b#1", ClaimRows(1, 0), wait_ms=4000)
     due_ns = rig.service.next_due_ns()
     assert due_ns is not None
     rig.service.tick(due_ns - 1)
-    assert isinstance(decision.reply.answer, Wait)
+    assert isinstance(decision.reply.answer, NoRowsYet)
     rig.service.tick(due_ns)
-    rig.write()
-    assert isinstance(decision.reply.answer, Grant)
+    rig.write_commit()
+    assert isinstance(decision.reply.answer, RowGrant)
     assert ticket.settled
 
 
 @pytest.mark.parametrize("end", ["cancel", "leave"])
-def test_the_end_answers_every_claim_that_waits(busy: Rig, end: str) -> None:
-    asked = [wait(busy, f"child/{at}#1", Claim(1, 0)) for at in range(3)]
+def test_cancel_and_drain_answer_every_waiting_claim(busy: RunServiceRig, end: str) -> None:
+    waiting = [wait_for_rows(busy, f"child/{at}#1", ClaimRows(1, 0)) for at in range(3)]
     if end == "cancel":
         busy.service.cancel(busy.now_ns)
     else:
-        busy.service.leave(busy.now_ns)
-    busy.write()
-    assert all(ticket.settled for _, ticket in asked)
-    assert all(isinstance(decision.reply.answer, Stop) for decision, _ in asked)
+        busy.service.drain(busy.now_ns)
+    busy.write_commit()
+    assert all(ticket.settled for _, ticket in waiting)
+    assert all(isinstance(decision.reply.answer, NoMoreRows) for decision, _ in waiting)
 
 
-def test_a_closed_connection_claims_nothing_more(busy: Rig) -> None:
-    wait(busy, "child/b#1", Claim(1, 0))
+def test_disconnect_removes_the_waiting_claim_of_its_owner(busy: RunServiceRig) -> None:
+    wait_for_rows(busy, "child/b#1", ClaimRows(1, 0))
     busy.service.on_disconnect("child/b#1", busy.now_ns)
     busy.service.on_disconnect("child/a#1", busy.now_ns)
-    assert busy.service.board.owners() == []
+    assert busy.service.scheduler.owners() == []
 
 
-def test_a_claim_waits_behind_its_own_reports(busy: Rig) -> None:
-    """A reply that says "wait" confirms reports: it is not sent before they are durable."""
-    held = sorted(busy.service.board.grants)
-    asked = step(Claim(1, 0), report(held[0], 1, [well(0, 1)]), wait_ms=1000, held=held)
-    _, ticket = busy.ask("child/a#1", asked)
+def test_waiting_claim_is_answered_after_its_reports_are_durable(busy: RunServiceRig) -> None:
+    """A "wait" reply confirms the reports of its exchange, so it is sent after they are durable."""
+    known_epochs = sorted(busy.service.scheduler.grants)
+    exchange = make_exchange(
+        ClaimRows(1, 0),
+        make_report(known_epochs[0], 1, [succeeded(0, 1)]),
+        wait_ms=1000,
+        known_epochs=known_epochs,
+    )
+    _, ticket = busy.submit("child/a#1", exchange)
     busy.now_ns += 2 * S
     busy.service.tick(busy.now_ns)
     assert not ticket.settled
-    busy.write(1)
+    busy.write_commit(1)
     assert not ticket.settled
-    busy.write()
+    busy.write_commit()
     assert ticket.settled
 
 
 # -- the group log -------------------------------------------------------------------------------
 
 
-def test_after_a_failed_commit_every_ticket_has_its_error(busy: Rig) -> None:
-    epoch = min(busy.service.board.grants)
-    _, first = busy.ask("child/a#1", step(None, report(epoch, 1, [well(0, 1)])))
-    _, second = busy.ask("child/a#1", step(None, report(epoch, 2, [well(1, 2)])))
-    _, waiting = wait(busy, "child/b#1", Claim(1, 0))
-    busy.refused = CommitUnknown(what="test")
-    busy.write(1)
-    assert [one.error for one in (first, second, waiting)] == [busy.refused] * 3
+def test_failed_commit_fails_every_ticket(busy: RunServiceRig) -> None:
+    epoch = min(busy.service.scheduler.grants)
+    _, first = busy.submit(
+        "child/a#1", make_exchange(None, make_report(epoch, 1, [succeeded(0, 1)]))
+    )
+    _, second = busy.submit(
+        "child/a#1", make_exchange(None, make_report(epoch, 2, [succeeded(1, 2)]))
+    )
+    _, waiting = wait_for_rows(busy, "child/b#1", ClaimRows(1, 0))
+    busy.append_error = CommitUnknown(what="test")
+    busy.write_commit(1)
+    assert [ticket.error for ticket in (first, second, waiting)] == [busy.append_error] * 3
     assert not busy.service.running
     with pytest.raises(CommitUnknown):
-        busy.ask("child/a#1", step(None, report(epoch, 3, [well(2, 3)])))
-    # Time passes without a decision.
+        busy.submit("child/a#1", make_exchange(None, make_report(epoch, 3, [succeeded(2, 3)])))
+    # A tick and a disconnect add no decision.
     busy.service.tick(busy.now_ns + 100 * S)
     busy.service.on_disconnect("child/a#1", busy.now_ns)
     assert not busy.group.pending
 
 
-def test_a_checkpoint_is_of_a_board_without_pending_decisions() -> None:
-    rig = Rig(checkpoint_entries=2)
+def test_checkpoint_waits_until_no_decision_is_pending() -> None:
+    rig = RunServiceRig(checkpoint_entries=2)
     rig.grant("child/a#1", 2, 2)
     rig.grant("child/b#1", 2, 2)
-    rig.write(1)
+    rig.write_commit(1)
     assert rig.checkpoints == []
-    rig.write()
-    assert rig.checkpoints == [rig.replayed()]
+    rig.write_commit()
+    assert rig.checkpoints == [rig.replayed_dump()]
 
 
-def test_a_commit_is_cut_by_its_bytes(rig: Rig) -> None:
+def test_take_commit_is_bounded_by_commit_bytes_max(rig: RunServiceRig) -> None:
     half = b"x" * (COMMIT_BYTES_MAX // 2 + 1)
     for n in range(5):
         rig.group.enqueue((), [(b"%d" % n, half)])
     sizes = []
     while rig.group.pending:
         before = len(rig.rows)
-        rig.write()
+        rig.write_commit()
         sizes.append(len(rig.rows) - before)
     assert sizes == [2, 2, 1]
 
 
-def test_a_commit_of_nothing_is_not_appended(rig: Rig) -> None:
-    rig.refused = CommitUnknown(what="test")
-    ticket = Ticket()
+def test_empty_commit_is_not_appended(rig: RunServiceRig) -> None:
+    rig.append_error = CommitUnknown(what="test")
+    ticket = DecisionTicket()
     rig.group.enqueue((), (), ticket)
-    rig.write()
+    rig.write_commit()
     assert ticket.settled
     assert ticket.error is None

@@ -1,4 +1,4 @@
-"""A run that stops by its own rules: when, by what count, and that a replay of its log says the same."""
+"""Stop rules: the counts that stop a run, and their replay from the log."""
 
 from __future__ import annotations
 
@@ -8,152 +8,158 @@ import pytest
 
 from holdfast import codec
 from holdfast.errors import Invalid
-from holdfast.ledger.answers import Grant, Stop
-from holdfast.ledger.board import Board
-from holdfast.ledger.classes import ErrorClass
-from holdfast.ledger.position import Dump
-from holdfast.ledger.records import Done, Stopped
+from holdfast.ledger.events import FinishedRange, StopRuleReached
+from holdfast.ledger.replies import NoMoreRows, RowGrant
+from holdfast.ledger.run_policy import ErrorClass
+from holdfast.ledger.run_scheduler import RunScheduler
+from holdfast.ledger.run_state import RunCheckpoint
 from holdfast.ledger.stop_rules import ERRORS_KEPT, StopRules, add_errors
-from tests.ledger.rig import FAILED, OK, Table
+from tests.ledger.scheduler_rig import FAILED, OK, SchedulerRig
 
 INPUT, TRANSIENT = int(ErrorClass.INPUT), int(ErrorClass.TRANSIENT)
 
 
-class Stage:
-    """Rows that end one by one on a table with stop rules."""
+class StopRulesRig:
+    """A scheduler rig with stop rules that ends rows one by one."""
 
     def __init__(self, size: int = 100, **rules: Any) -> None:
-        self.table = Table(size, stop=StopRules(**rules))
-        self.board = self.table.board
+        self.scheduler_rig = SchedulerRig(size, stop_rules=StopRules(**rules))
+        self.scheduler = self.scheduler_rig.scheduler
 
-    def end(self, grant: Grant, seq: int, code: int, text: str = "", kind: int = INPUT) -> Any:
-        n = self.table._numbers.get(grant.epoch, 0) + 1
-        self.table._numbers[grant.epoch] = n
-        done = [Done(seq, seq + 1, code, 0 if code == OK else kind)]
-        begin = [(seq + 50, seq + 51)] if seq + 50 < self.board.size else []
-        return self.table.take(
-            self.board.advance(
-                grant.epoch, n, b"%d" % n, done=done, begin=begin, now_ns=self.table.now_ns,
+    def end_row(
+        self, grant: RowGrant, seq: int, code: int, text: str = "", kind: int = INPUT
+    ) -> Any:
+        report_no = self.scheduler_rig._report_numbers.get(grant.epoch, 0) + 1
+        self.scheduler_rig._report_numbers[grant.epoch] = report_no
+        done = [FinishedRange(seq, seq + 1, code, 0 if code == OK else kind)]
+        begin = [(seq + 50, seq + 51)] if seq + 50 < self.scheduler.size else []
+        return self.scheduler_rig.log_decision(
+            self.scheduler.report(
+                grant.epoch, report_no, b"%d" % report_no, done=done, begin=begin, now_ns=self.scheduler_rig.now_ns,
                 errors={seq: text},
             )
         )  # fmt: skip
 
     def check_replay(self) -> None:
-        again = Board.replay(self.table.log)
-        assert again.dump() == self.board.dump()
-        assert again.stopped == self.board.stopped
-        loaded = Board.load(self.board.dump())
-        assert loaded.dump() == self.board.dump()
-        assert loaded.counted() == self.board.counted()
+        again = RunScheduler.replay(self.scheduler_rig.log)
+        assert again.dump() == self.scheduler.dump()
+        assert again.stopped == self.scheduler.stopped
+        loaded = RunScheduler.load(self.scheduler.dump())
+        assert loaded.dump() == self.scheduler.dump()
+        assert loaded.stop_tally() == self.scheduler.stop_tally()
 
 
-def test_failures_stop_a_run_and_what_is_begun_ends() -> None:
-    stage = Stage(failures=3)
-    grant = stage.table.grant(rows=100, begin=50)
-    assert [stage.end(grant, at, FAILED).stop for at in range(2)] == ["", ""]
-    taken = stage.end(grant, 2, FAILED)
-    # The report that reaches the bound begins nothing more.
-    assert (taken.stop, taken.begun) == ("stopped", False)
-    assert stage.board.stopped is not None
-    assert stage.board.stopped.why == "3 rows failed (failures=3)"
-    assert stage.table.ask("other") == Stop("stopped")
-    # 50 rows at first, two by the reports before.
-    assert stage.board.ledger.in_flight_count == 49
+def test_failures_rule_stops_a_run_and_begun_rows_end() -> None:
+    rig = StopRulesRig(failures=3)
+    grant = rig.scheduler_rig.grant(rows=100, begin=50)
+    assert [rig.end_row(grant, at, FAILED).stop for at in range(2)] == ["", ""]
+    accepted = rig.end_row(grant, 2, FAILED)
+    # The report that reaches the bound begins no row.
+    assert (accepted.stop, accepted.begun) == ("stopped", False)
+    assert rig.scheduler.stopped is not None
+    assert rig.scheduler.stopped.why == "3 rows failed (failures=3)"
+    assert rig.scheduler_rig.claim("other") == NoMoreRows("stopped")
+    # 50 rows by the claim, two by the earlier reports.
+    assert rig.scheduler.ledger.in_flight_count == 49
     for at in range(3, 52):
-        assert stage.end(grant, at, OK).stop == "stopped"
-    assert stage.board.ledger.in_flight_count == 0
-    assert sum(isinstance(entry, Stopped) for entry in stage.table.log) == 1
-    stage.check_replay()
+        assert rig.end_row(grant, at, OK).stop == "stopped"
+    assert rig.scheduler.ledger.in_flight_count == 0
+    assert sum(isinstance(entry, StopRuleReached) for entry in rig.scheduler_rig.log) == 1
+    rig.check_replay()
 
 
-def test_a_run_that_is_resumed_counts_anew() -> None:
-    stage = Stage(failures=3)
-    grant = stage.table.grant(rows=100, begin=50)
+def test_resume_resets_the_stop_counts() -> None:
+    rig = StopRulesRig(failures=3)
+    grant = rig.scheduler_rig.grant(rows=100, begin=50)
     for at in range(3):
-        stage.end(grant, at, FAILED)
-    stage.table.log += stage.board.resume(stage.table.now_ns)
-    assert stage.board.stopped is None
-    assert stage.board.counted() == (0, 0, 0.0)
-    assert stage.end(grant, 3, FAILED).stop == ""
-    assert stage.end(grant, 4, FAILED).stop == ""
-    assert stage.end(grant, 5, FAILED).stop == "stopped"
-    stage.check_replay()
+        rig.end_row(grant, at, FAILED)
+    rig.scheduler_rig.log += rig.scheduler.resume(rig.scheduler_rig.now_ns)
+    assert rig.scheduler.stopped is None
+    assert rig.scheduler.stop_tally() == (0, 0, 0.0)
+    assert rig.end_row(grant, 3, FAILED).stop == ""
+    assert rig.end_row(grant, 4, FAILED).stop == ""
+    assert rig.end_row(grant, 5, FAILED).stop == "stopped"
+    rig.check_replay()
 
 
-def test_a_share_counts_only_after_enough_rows_ended() -> None:
-    stage = Stage(share=0.5, of=10)
-    grant = stage.table.grant(rows=100, begin=50)
+def test_share_rule_applies_after_enough_rows_ended() -> None:
+    rig = StopRulesRig(share=0.5, of=10)
+    grant = rig.scheduler_rig.grant(rows=100, begin=50)
     for at in range(9):
-        assert stage.end(grant, at, FAILED if at < 5 else OK).stop == ""
-    assert stage.end(grant, 9, OK).stop == "stopped"
-    assert stage.board.stopped is not None
-    assert stage.board.stopped.why == "5 of 10 rows failed, 50.0% (share=0.5, of=10)"
-    stage.check_replay()
+        assert rig.end_row(grant, at, FAILED if at < 5 else OK).stop == ""
+    assert rig.end_row(grant, 9, OK).stop == "stopped"
+    assert rig.scheduler.stopped is not None
+    assert rig.scheduler.stopped.why == "5 of 10 rows failed, 50.0% (share=0.5, of=10)"
+    rig.check_replay()
 
 
-def test_only_rows_that_failed_for_good_count() -> None:
-    stage = Stage(failures=1)
-    grant = stage.table.grant(rows=100, begin=50)
-    assert stage.end(grant, 0, FAILED, kind=TRANSIENT).stop == ""
-    assert stage.board.stopped is None
+def test_retried_failure_does_not_count_for_a_stop_rule() -> None:
+    rig = StopRulesRig(failures=1)
+    grant = rig.scheduler_rig.grant(rows=100, begin=50)
+    assert rig.end_row(grant, 0, FAILED, kind=TRANSIENT).stop == ""
+    assert rig.scheduler.stopped is None
 
 
-def test_equal_errors_are_counted_by_class_and_normalised_text() -> None:
-    stage = Stage(same_error=3)
-    grant = stage.table.grant(rows=100, begin=50)
+def test_same_error_rule_counts_by_class_and_normalised_text() -> None:
+    rig = StopRulesRig(same_error=3)
+    grant = rig.scheduler_rig.grant(rows=100, begin=50)
     for at in range(2):
-        assert stage.end(grant, at, FAILED, f"Error: no user {at}").stop == ""
-        assert stage.end(grant, 10 + at, FAILED, f"Error: no file '{at}'").stop == ""
+        assert rig.end_row(grant, at, FAILED, f"Error: no user {at}").stop == ""
+        assert rig.end_row(grant, 10 + at, FAILED, f"Error: no file '{at}'").stop == ""
     # Another class is another error.
-    assert stage.end(grant, 20, FAILED, "Error: no user 7", int(ErrorClass.SCHEMA)).stop == ""
-    stage.check_replay()
-    assert stage.end(grant, 30, FAILED, "Error: no user 9").stop == "stopped"
-    assert stage.board.stopped is not None
-    assert stage.board.stopped.why == (
+    assert rig.end_row(grant, 20, FAILED, "Error: no user 7", int(ErrorClass.SCHEMA)).stop == ""
+    rig.check_replay()
+    assert rig.end_row(grant, 30, FAILED, "Error: no user 9").stop == "stopped"
+    assert rig.scheduler.stopped is not None
+    assert rig.scheduler.stopped.why == (
         "3 rows failed with the same error, input: Error: no user <n> (same_error=3)"
     )
-    stage.check_replay()
+    rig.check_replay()
 
 
-def test_cost_stops_a_run() -> None:
-    stage = Stage(cost=1.0)
-    grant = stage.table.grant(rows=100, begin=50)
-    stage.table.log += stage.board.spend(0.6, stage.table.now_ns)
-    assert stage.end(grant, 0, OK).stop == ""
-    stage.table.log += stage.board.spend(0.5, stage.table.now_ns)
-    assert stage.board.stopped is not None
-    assert stage.board.stopped.why == "the calls cost 1.1 (cost=1)"
-    assert stage.end(grant, 1, OK).stop == "stopped"
-    stage.check_replay()
+def test_cost_rule_stops_a_run() -> None:
+    rig = StopRulesRig(cost=1.0)
+    grant = rig.scheduler_rig.grant(rows=100, begin=50)
+    rig.scheduler_rig.log += rig.scheduler.add_cost(0.6, rig.scheduler_rig.now_ns)
+    assert rig.end_row(grant, 0, OK).stop == ""
+    rig.scheduler_rig.log += rig.scheduler.add_cost(0.5, rig.scheduler_rig.now_ns)
+    assert rig.scheduler.stopped is not None
+    assert rig.scheduler.stopped.why == "the calls cost 1.1 (cost=1)"
+    assert rig.end_row(grant, 1, OK).stop == "stopped"
+    rig.check_replay()
 
 
-def test_rows_that_are_lost_for_good_count_too() -> None:
-    table = Table(10, attempts_max=1, stop=StopRules(same_error=3))
-    table.begun(rows=5)
-    table.expire()
-    assert table.board.stopped is not None
-    assert table.board.stopped.why.startswith("5 rows failed with the same error")
-    assert Board.replay(table.log).dump() == table.board.dump()
+def test_rows_lost_by_expired_grants_count_for_a_stop_rule() -> None:
+    rig = SchedulerRig(10, attempts_max=1, stop_rules=StopRules(same_error=3))
+    rig.grant_begun(rows=5)
+    rig.expire_leases()
+    assert rig.scheduler.stopped is not None
+    assert rig.scheduler.stopped.why.startswith("5 rows failed with the same error")
+    assert RunScheduler.replay(rig.log).dump() == rig.scheduler.dump()
 
 
-def test_the_last_row_stops_nothing() -> None:
-    stage = Stage(1, failures=1)
-    grant = stage.table.grant(rows=1, begin=1)
-    stage.end(grant, 0, FAILED)
-    assert stage.board.finished
-    assert stage.board.stopped is None
+def test_last_row_of_a_run_triggers_no_stop_rule() -> None:
+    rig = StopRulesRig(1, failures=1)
+    grant = rig.scheduler_rig.grant(rows=1, begin=1)
+    rig.end_row(grant, 0, FAILED)
+    assert rig.scheduler.finished
+    assert rig.scheduler.stopped is None
 
 
-def test_without_rules_the_log_tells_nothing_of_them() -> None:
-    stage = Stage()
-    grant = stage.table.grant(rows=100, begin=50)
-    stage.end(grant, 0, FAILED, "x")
-    assert stage.board.spend(5.0, 1) == []
-    assert stage.board.resume(1) == []
-    assert [type(entry).__name__ for entry in stage.table.log] == ["Opened", "Leased", "Advanced"]
+def test_run_without_stop_rules_logs_no_stop_entries() -> None:
+    rig = StopRulesRig()
+    grant = rig.scheduler_rig.grant(rows=100, begin=50)
+    rig.end_row(grant, 0, FAILED, "x")
+    assert rig.scheduler.add_cost(5.0, 1) == []
+    assert rig.scheduler.resume(1) == []
+    assert [type(entry).__name__ for entry in rig.scheduler_rig.log] == [
+        "RunOpened",
+        "RowsGranted",
+        "RowsReported",
+    ]
 
 
-def test_errors_that_differ_all_take_bounded_memory() -> None:
+def test_add_errors_keeps_a_bounded_number_of_errors() -> None:
     counts: dict[int, int] = {-1: 5}
     for at in range(ERRORS_KEPT + 10):
         counts = add_errors(counts, [(at, 1)])
@@ -161,15 +167,15 @@ def test_errors_that_differ_all_take_bounded_memory() -> None:
     assert counts[-1] == 5
 
 
-def test_a_checkpoint_of_an_older_version_is_read() -> None:
-    table = Table(10)
-    fields = codec.unpack(table.board.dump())
+def test_checkpoint_of_an_older_version_can_be_loaded() -> None:
+    rig = SchedulerRig(10)
+    fields = codec.unpack(rig.scheduler.dump())
     older = codec.pack(fields[:17])
-    assert Board.load(older).dump() == table.board.dump()
-    assert codec.pack(codec.unpack_as(Dump, older)) == table.board.dump()
+    assert RunScheduler.load(older).dump() == rig.scheduler.dump()
+    assert codec.pack(codec.unpack_as(RunCheckpoint, older)) == rig.scheduler.dump()
 
 
 @pytest.mark.parametrize("rules", [{"failures": -1}, {"share": 1.5}, {"cost": -0.1}])
-def test_bounds_that_make_no_sense_are_refused(rules: dict[str, Any]) -> None:
+def test_invalid_stop_rules_are_refused(rules: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
         StopRules(**rules)

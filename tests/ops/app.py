@@ -1,7 +1,7 @@
-"""The application of these tests: accounts that ask for an exchange rate, in several versions.
+"""The sample application of these tests: accounts that request an exchange rate, in several versions.
 
-`app` is the one that ran. `app_richer` computes other states, `app_silent` emits nothing and replies
-otherwise, `app_deadly` ends its process, `app_other` knows none of the worlds.
+`app` is the version that wrote the journals. `app_richer` computes other states. `app_silent` emits
+nothing and has other replies. `app_deadly` ends its process. `app_other` declares none of the world types.
 """
 
 import os
@@ -82,7 +82,7 @@ class Grouped(hf.Event):
 
 
 class Ledger(hf.World):
-    """It neither replies nor emits. One of its reducers depends on the order of a set."""
+    """A world without replies and emissions. One reducer depends on the order of a set."""
 
     balance: int = 0
     words: list[str] = msgspec.field(default_factory=list)
@@ -100,7 +100,7 @@ class Ledger(hf.World):
 
     @hf.on(Grouped)
     def grouped(self, event: Grouped, cx: hf.Context) -> None:
-        """A set of sets: equal, whatever order it is walked in."""
+        """Store a set of sets, which is equal in any iteration order."""
         pairs = zip(event.words, event.words[1:], strict=False)
         self.groups = {frozenset(pair) for pair in pairs}
         cx.reply({"groups": self.groups})

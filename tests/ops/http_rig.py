@@ -1,4 +1,4 @@
-"""An HTTP server over a store in memory, and clients: one that speaks JSON, one that speaks bytes."""
+"""HTTP servers over a store in memory, a JSON client and a raw connection."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Self
 import pytest
 
 from holdfast import store as stores
-from holdfast.ops.http.connection import Limits
-from holdfast.ops.http.guard import Guard, address_of
+from holdfast.ops.http.auth import RequestGuard, parse_address
+from holdfast.ops.http.connection import ConnectionLimits
 from holdfast.ops.http.server import HttpServer
-from holdfast.ops.http.submit import Declared
-from holdfast.ops.http.tasks import TaskApi
+from holdfast.ops.http.task_batch import DeclaredTask
+from holdfast.ops.http.task_routes import TaskApi
 from holdfast.store.api import Store
 
 UNIVERSE = "shop"
@@ -25,14 +25,14 @@ TIMEOUT_S = 20.0
 TOKEN = "a-token-of-some-length"
 
 
-class Answer(NamedTuple):
+class JsonResponse(NamedTuple):
     status: int
     document: Any
     headers: Mapping[str, str]
 
 
-class Client:
-    """One connection that is kept alive."""
+class JsonClient:
+    """A JSON client with one keep-alive connection."""
 
     def __init__(self, server: HttpServer, token: str = "") -> None:
         self._connection = http.client.HTTPConnection(
@@ -58,64 +58,66 @@ class Client:
         document: Any = None,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-    ) -> Answer:
-        sent = dict(headers or {})
+    ) -> JsonResponse:
+        sent_headers = dict(headers or {})
         if self._token:
-            sent.setdefault("Authorization", f"Bearer {self._token}")
+            sent_headers.setdefault("Authorization", f"Bearer {self._token}")
         if method == "POST":
-            sent.setdefault("Content-Type", "application/json")
+            sent_headers.setdefault("Content-Type", "application/json")
             body = json.dumps(document).encode() if body is None else body
-        self._connection.request(method, path, body, sent)
-        answer = self._connection.getresponse()
-        data = answer.read()
-        lower = {name.lower(): value for name, value in answer.getheaders()}
-        return Answer(answer.status, json.loads(data) if data else None, lower)
+        self._connection.request(method, path, body, sent_headers)
+        response = self._connection.getresponse()
+        data = response.read()
+        lower = {name.lower(): value for name, value in response.getheaders()}
+        return JsonResponse(response.status, json.loads(data) if data else None, lower)
 
-    def get(self, path: str, **options: Any) -> Answer:
+    def get(self, path: str, **options: Any) -> JsonResponse:
         return self.call("GET", path, **options)
 
-    def post(self, path: str, document: Any = None, **options: Any) -> Answer:
+    def post(self, path: str, document: Any = None, **options: Any) -> JsonResponse:
         return self.call("POST", path, {} if document is None else document, **options)
 
-    # -- what tests say most ----------------------------------------------------------------------
+    # -- shortcuts --------------------------------------------------------------------------------
 
     def submit(self, name: str = "add", *args: Any, **options: Any) -> str:
-        answer = self.post("/v1/tasks", {"name": name, "args": args, "options": options})
-        assert answer.status == 201, answer.document
-        return str(answer.document["id"])
+        response = self.post("/v1/tasks", {"name": name, "args": args, "options": options})
+        assert response.status == 201, response.document
+        return str(response.document["id"])
 
-    def lease(self, worker: str = "w", **asked: Any) -> list[dict[str, Any]]:
-        answer = self.post("/v1/tasks/lease", {"worker": worker, **asked})
-        assert answer.status == 200, answer.document
-        found: list[dict[str, Any]] = answer.document["tasks"]
-        return found
+    def lease(self, worker: str = "w", **fields: Any) -> list[dict[str, Any]]:
+        response = self.post("/v1/tasks/lease", {"worker": worker, **fields})
+        assert response.status == 200, response.document
+        tasks: list[dict[str, Any]] = response.document["tasks"]
+        return tasks
 
     def complete(self, lease: str, result: Any = None) -> str:
-        answer = self.post("/v1/tasks/complete", {"worker": "w", "lease": lease, "result": result})
-        assert answer.status == 200, answer.document
-        return str(answer.document["answer"])
+        response = self.post(
+            "/v1/tasks/complete", {"worker": "w", "lease": lease, "result": result}
+        )
+        assert response.status == 200, response.document
+        return str(response.document["answer"])
 
-    def fail(self, lease: str, **said: Any) -> str:
-        answer = self.post("/v1/tasks/fail", {"worker": "w", "lease": lease, **said})
-        assert answer.status == 200, answer.document
-        return str(answer.document["answer"])
+    def fail(self, lease: str, **fields: Any) -> str:
+        response = self.post("/v1/tasks/fail", {"worker": "w", "lease": lease, **fields})
+        assert response.status == 200, response.document
+        return str(response.document["answer"])
 
     def task(self, id: str) -> dict[str, Any]:
-        answer = self.get(f"/v1/tasks/{id}")
-        assert answer.status == 200, answer.document
-        found: dict[str, Any] = answer.document
-        return found
+        response = self.get(f"/v1/tasks/{id}")
+        assert response.status == 200, response.document
+        document: dict[str, Any] = response.document
+        return document
 
 
-class Raw:
-    """Bytes there, bytes back."""
+class RawHttpConnection:
+    """A TCP connection that sends and receives raw bytes."""
 
-    def __init__(self, server: HttpServer, receives: int = 0) -> None:
-        """`receives`: how many bytes lie here unread before the other side cannot send any more."""
+    def __init__(self, server: HttpServer, receive_buffer_bytes: int = 0) -> None:
+        """Connect. A small receive buffer limits how far the server can send ahead of the reader."""
         self.socket = socket.socket()
         self.socket.settimeout(TIMEOUT_S)
-        if receives:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+        if receive_buffer_bytes:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.socket.connect((server.address.host, server.address.port))
 
     def __enter__(self) -> Self:
@@ -132,22 +134,22 @@ class Raw:
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
 
-    def until_closed(self) -> bytes:
-        """All that comes, until the other side hangs up."""
-        found = b""
+    def read_until_closed(self) -> bytes:
+        """Read until the server closes the connection."""
+        received = b""
         with contextlib.suppress(ConnectionResetError):
             while data := self.socket.recv(65536):
-                found += data
-        return found
+                received += data
+        return received
 
-    def answer(self) -> tuple[int, bytes]:
-        """One answer: its status, its body."""
-        found = b""
-        while b"\r\n\r\n" not in found:
+    def read_response(self) -> tuple[int, bytes]:
+        """Read one response. Return its status and body."""
+        received = b""
+        while b"\r\n\r\n" not in received:
             data = self.socket.recv(1)
-            assert data, f"hung up after {found!r}"
-            found += data
-        head = found.decode()
+            assert data, f"hung up after {received!r}"
+            received += data
+        head = received.decode()
         length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0])
         body = b""
         while len(body) < length:
@@ -157,12 +159,12 @@ class Raw:
         return int(head.split(" ")[1]), body
 
 
-def code(body: bytes) -> str:
-    """Of a problem."""
+def problem_code(body: bytes) -> str:
+    """The error code of a problem body."""
     return str(json.loads(body)["code"])
 
 
-def request(path: str, document: Any, *headers: str) -> bytes:
+def post_request(path: str, document: Any, *headers: str) -> bytes:
     body = json.dumps(document).encode()
     lines = [
         f"POST {path} HTTP/1.1",
@@ -175,8 +177,8 @@ def request(path: str, document: Any, *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-class Rig:
-    """Servers over one store."""
+class HttpRig:
+    """HTTP servers and clients over one store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -186,43 +188,43 @@ class Rig:
         self,
         token: str = "",
         *,
-        declared: Mapping[str, Declared] | None = None,
-        limits: Limits | None = None,
+        declared: Mapping[str, DeclaredTask] | None = None,
+        limits: ConnectionLimits | None = None,
     ) -> HttpServer:
-        address = address_of("127.0.0.1:0")
+        address = parse_address("127.0.0.1:0")
         server = HttpServer(
             lambda server: TaskApi(server, self.store, UNIVERSE, declared or {}),
             address=address,
-            guard=Guard(address, token),
+            guard=RequestGuard(address, token),
             limits=limits,
         )
         return self._open.enter_context(server)
 
-    def client(self, server: HttpServer, token: str = "") -> Client:
-        return self._open.enter_context(Client(server, token))
+    def client(self, server: HttpServer, token: str = "") -> JsonClient:
+        return self._open.enter_context(JsonClient(server, token))
 
-    def raw(self, server: HttpServer, receives: int = 0) -> Raw:
-        return self._open.enter_context(Raw(server, receives))
+    def raw(self, server: HttpServer, receive_buffer_bytes: int = 0) -> RawHttpConnection:
+        return self._open.enter_context(RawHttpConnection(server, receive_buffer_bytes))
 
     def close(self) -> None:
         self._open.close()
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
+def rig() -> Iterator[HttpRig]:
     with stores.open("memory:") as store:
-        made = Rig(store)
+        http_rig = HttpRig(store)
         try:
-            yield made
+            yield http_rig
         finally:
-            made.close()
+            http_rig.close()
 
 
 @pytest.fixture
-def server(rig: Rig) -> HttpServer:
+def server(rig: HttpRig) -> HttpServer:
     return rig.serve()
 
 
 @pytest.fixture
-def client(rig: Rig, server: HttpServer) -> Client:
+def client(rig: HttpRig, server: HttpServer) -> JsonClient:
     return rig.client(server)

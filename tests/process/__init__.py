@@ -1,1 +1,1 @@
-"""Real processes on one embedded store: killed, stopped, cut off, and given bad files."""
+"""Tests with real processes on one embedded store: kills, stops, disconnections and damaged files."""

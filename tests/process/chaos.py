@@ -1,12 +1,12 @@
-"""Kill and stop real processes at random while they hammer one store; then count what is there.
+"""Kill and stop real processes at random while they commit to one store, then check the invariants.
 
     python -m tests.process.chaos --kills 200 [--seconds S] [--seed K] [--processes 4] [--keep]
 
-Workers are killed, and so is the writer process, at any moment, its start included; both are also
-stopped for a while and continued. Workers are restarted at once, under a new incarnation. It ends
-after so many kills, or seconds, whichever comes last, and then `verdict` says what did not hold. On
-failure the seed is printed, and the store and the logs are kept; the seed fixes what is done to
-whom, not how the machine schedules it.
+The run kills workers and the writer process at any moment, also during startup. It also stops and
+resumes them. A killed worker is restarted immediately with a new incarnation. The run ends when both
+`--kills` and `--seconds` are reached; then `invariant_checks` reports the broken invariants. A failed run
+prints its seed and keeps the store and the logs. The seed fixes the sequence of faults, not the
+scheduling of the machine.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast import store as stores
-from tests.process import verdict
-from tests.process.watch import Seen, assert_nobody_is_left, until, writers_of
-from tests.process.worker import LIMITS
+from tests.process import invariant_checks
+from tests.process.load_worker import LIMITS
+from tests.process.watch import OsProcess, assert_no_process_left, until, writers_of
 from tests.processes import Proc, ProcFailed, python_proc
 
 PROGRESS_S = 5.0
-# Between one deed and the next.
+# Pause between two faults.
 PAUSE_S = (0.02, 0.45)
 STOP_S = (0.02, 2.5)
-# A worker that is told to end may first have to find a writer.
+# A worker may have to find a writer before it can exit.
 END_TIMEOUT_S = 60.0
-# Without any acknowledgement for so long, the store is stuck. Above what a stop may cost.
-QUIET_MAX_S = 20.0
+# The store counts as stuck after this time without an acknowledgement. Longer than a stop may last.
+STALL_MAX_S = 20.0
 
 
 @dataclass
-class Worker:
+class LoadProcess:
     name: str
     incarnation: int
     proc: Proc
@@ -53,13 +53,13 @@ class Worker:
 
     @property
     def failure(self) -> str:
-        """What it said when it ended by itself."""
+        """The output of a worker that exited unexpectedly."""
         return "\n".join(line for line in self.proc.lines if line != "ready")
 
 
 @dataclass
-class Chaos:
-    """One run: the deeds, what was done so far, and who is still to be buried."""
+class KillRun:
+    """One run: the fault injection, its counts, and the killed processes that are not yet closed."""
 
     folder: Path
     seed: int
@@ -73,13 +73,13 @@ class Chaos:
         self.path = self.folder / "store"
         self.logs = self.folder / "logs"
         self.logs.mkdir(parents=True)
-        self.workers: list[Worker] = []
-        self.graves: list[Proc] = []
-        # When to continue what, by the monotonic clock.
-        self.asleep: list[tuple[float, Callable[[], object]]] = []
+        self.workers: list[LoadProcess] = []
+        self.dead: list[Proc] = []
+        # Monotonic time at which to resume each stopped process, and the function that resumes it.
+        self.stopped: list[tuple[float, Callable[[], object]]] = []
         self.began = time.monotonic()
         self.logged = 0
-        self.heard = self.began
+        self.progressed_at = self.began
 
     @property
     def kills(self) -> int:
@@ -89,37 +89,39 @@ class Chaos:
         try:
             self.workers = [self.start(f"w{n}", 0) for n in range(self.processes)]
             until(
-                lambda: all(worker.opened or self.bury_if_dead(worker) for worker in self.workers),
+                lambda: all(
+                    worker.opened or self.report_if_exited(worker) for worker in self.workers
+                ),
                 "the first opening",
             )
-            told = time.monotonic()
+            reported_at = time.monotonic()
             while not self.breaches and (
                 self.kills < kills or time.monotonic() - self.began < seconds
             ):
                 time.sleep(self.random.uniform(*PAUSE_S))
-                self.wake_due()
-                self.deed()
-                self.watch()
-                if time.monotonic() - told > PROGRESS_S:
-                    told = time.monotonic()
+                self.resume_due()
+                self.inject_fault()
+                self.check_progress()
+                if time.monotonic() - reported_at > PROGRESS_S:
+                    reported_at = time.monotonic()
                     self.out(self.progress())
             self.end()
             if not self.breaches:
-                self.judge()
+                self.check_invariants()
         finally:
             for worker in self.workers:
                 worker.proc.close()
-            for grave in self.graves:
-                grave.close()
+            for proc in self.dead:
+                proc.close()
 
-    # -- deeds -------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------
 
-    def deed(self) -> None:
-        [deed] = self.random.choices(
+    def inject_fault(self) -> None:
+        [fault] = self.random.choices(
             (self.kill_worker, self.kill_writer, self.stop_worker, self.stop_writer),
             (4, 4, 1, 1),
         )
-        deed()
+        fault()
 
     def kill_worker(self) -> None:
         worker = self.random.choice(self.workers)
@@ -128,87 +130,87 @@ class Chaos:
         self.replace(worker)
 
     def kill_writer(self) -> None:
-        writer = self.some_writer()
+        writer = self.pick_writer()
         if writer is not None and writer.kill():
             self.done["writer kills"] += 1
 
     def stop_worker(self) -> None:
-        awake = [worker for worker in self.workers if not worker.stopped]
-        if len(awake) > 1:  # somebody has to notice
-            worker = self.random.choice(awake)
+        running = [worker for worker in self.workers if not worker.stopped]
+        if len(running) > 1:  # at least one running worker must detect a stopped writer
+            worker = self.random.choice(running)
             worker.proc.stop()
             worker.stopped = True
             self.done["worker stops"] += 1
-            self.later(lambda: self.wake(worker))
+            self.schedule_resume(lambda: self.resume(worker))
 
     def stop_writer(self) -> None:
-        writer = self.some_writer()
+        writer = self.pick_writer()
         if writer is not None and writer.stop():
             self.done["writer stops"] += 1
-            self.later(writer.cont)
+            self.schedule_resume(writer.cont)
 
-    def some_writer(self) -> Seen | None:
-        """The writer, or one that is about to become it or to find that there is one."""
+    def pick_writer(self) -> OsProcess | None:
+        """The writer, or a starting writer process that may still lose the lock."""
         writers = writers_of(self.path)
         return self.random.choice(writers) if writers else None
 
-    def later(self, wake: Callable[[], object]) -> None:
-        self.asleep.append((time.monotonic() + self.random.uniform(*STOP_S), wake))
+    def schedule_resume(self, resume: Callable[[], object]) -> None:
+        self.stopped.append((time.monotonic() + self.random.uniform(*STOP_S), resume))
 
-    def wake(self, worker: Worker) -> None:
+    def resume(self, worker: LoadProcess) -> None:
         if worker in self.workers and worker.stopped:
             worker.proc.cont()
             worker.stopped = False
 
-    def wake_due(self, *, all: bool = False) -> None:
-        due = [one for one in self.asleep if all or one[0] <= time.monotonic()]
+    def resume_due(self, *, all: bool = False) -> None:
+        due = [one for one in self.stopped if all or one[0] <= time.monotonic()]
         for one in due:
-            self.asleep.remove(one)
+            self.stopped.remove(one)
             one[1]()
 
     # -- workers -----------------------------------------------------------------------------------
 
-    def start(self, name: str, incarnation: int) -> Worker:
+    def start(self, name: str, incarnation: int) -> LoadProcess:
         log = self.logs / f"{name}-{incarnation:04}.log"
         full_name = f"{name}#{incarnation}"
         seed = str(self.random.randrange(1 << 30))
         proc = python_proc(
-            "tests.process.worker", str(self.path), str(log), full_name, seed, ready=None
+            "tests.process.load_worker", str(self.path), str(log), full_name, seed, ready=None
         )
-        return Worker(name, incarnation, proc, log)
+        return LoadProcess(name, incarnation, proc, log)
 
-    def replace(self, worker: Worker) -> None:
-        self.graves.append(worker.proc)
+    def replace(self, worker: LoadProcess) -> None:
+        self.dead.append(worker.proc)
         self.workers[self.workers.index(worker)] = self.start(worker.name, worker.incarnation + 1)
-        # To close a grave is to kill what it left behind, and that may be the writer that all use:
-        # so the grave stays open until nothing of it lives.
-        for grave in list(self.graves):
-            if not grave.survivors():
-                grave.close()
-                self.graves.remove(grave)
+        # Closing a `Proc` kills its surviving children, and one of them may be the shared writer.
+        # A killed process is therefore closed only when it has no surviving child.
+        for proc in list(self.dead):
+            if not proc.survivors():
+                proc.close()
+                self.dead.remove(proc)
 
-    def bury_if_dead(self, worker: Worker) -> bool:
-        """Whether it ended by itself, which none should before it is told to."""
+    def report_if_exited(self, worker: LoadProcess) -> bool:
+        """Report a breach and return True if the worker exited before it was stopped."""
         if worker.proc.running:
             return False
         code = worker.proc.wait()
         self.breaches.append(f"{worker.name} ended with {code}: {worker.failure or 'silent'}")
         return True
 
-    def watch(self) -> None:
+    def check_progress(self) -> None:
         for worker in self.workers:
-            self.bury_if_dead(worker)
+            self.report_if_exited(worker)
         logged = sum(log.stat().st_size for log in self.logs.iterdir())
         if logged != self.logged:
-            self.logged, self.heard = logged, time.monotonic()
-        elif time.monotonic() - self.heard > QUIET_MAX_S:
-            self.breaches.append(f"nobody got anything done for {QUIET_MAX_S} s")
+            self.logged, self.progressed_at = logged, time.monotonic()
+        elif time.monotonic() - self.progressed_at > STALL_MAX_S:
+            self.breaches.append(f"no process made progress for {STALL_MAX_S} s")
 
     # -- the end -----------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Let all that live finish what they do, and leave."""
-        self.wake_due(all=True)
+        """Resume the stopped workers and end all workers in order."""
+        self.resume_due(all=True)
         for worker in self.workers:
             with contextlib.suppress(BrokenPipeError):
                 worker.proc.send("end")
@@ -221,18 +223,18 @@ class Chaos:
             if code:
                 self.breaches.append(f"{worker.name} ended with {code}: {worker.failure}")
 
-    def judge(self) -> None:
-        logs = verdict.Logs.read(self.logs)
+    def check_invariants(self) -> None:
+        logs = invariant_checks.WorkerLogs.read(self.logs)
         with stores.open(self.path, limits=LIMITS) as store:
-            self.breaches += verdict.breaches(store, logs)
+            self.breaches += invariant_checks.breaches(store, logs)
             if not self.breaches:
-                verdict.drain(store)
-                self.breaches += verdict.breaches(store, logs)
-            counts = store.read(verdict.queue.counts, verdict.worker.QUEUE)
+                invariant_checks.drain(store)
+                self.breaches += invariant_checks.breaches(store, logs)
+            counts = store.read(invariant_checks.queue.counts, invariant_checks.load_worker.QUEUE)
         if not self.breaches and (counts.ready or counts.delayed or counts.claimed):
-            self.breaches.append(f"items are left that nobody can do: {counts}")
+            self.breaches.append(f"items remain that no worker can complete: {counts}")
         try:
-            assert_nobody_is_left(self.path, LIMITS.linger_s)
+            assert_no_process_left(self.path, LIMITS.idle_exit_s)
         except AssertionError as error:
             self.breaches.append(str(error))
         for how in ("acked", "unknown", "refused"):
@@ -242,12 +244,12 @@ class Chaos:
 
     def progress(self) -> str:
         spent_s = time.monotonic() - self.began
-        deeds = ", ".join(f"{count} {deed}" for deed, count in sorted(self.done.items()))
-        return f"{spent_s:6.1f} s  {deeds}"
+        faults = ", ".join(f"{count} {deed}" for deed, count in sorted(self.done.items()))
+        return f"{spent_s:6.1f} s  {faults}"
 
 
-def run(folder: Path, *, kills: int, seconds: float, seed: int, processes: int) -> Chaos:
-    chaos = Chaos(folder, seed, processes, out=lambda line: print(line, flush=True))
+def run(folder: Path, *, kills: int, seconds: float, seed: int, processes: int) -> KillRun:
+    chaos = KillRun(folder, seed, processes, out=lambda line: print(line, flush=True))
     chaos.run(kills, seconds)
     print(chaos.progress(), flush=True)
     return chaos
@@ -284,7 +286,7 @@ def main(argv: list[str] | None = None) -> int:
     if chaos.breaches:
         print(f"FAILED: python -m tests.process.chaos --kills {options.kills} --seed {seed}")
         return 1
-    print("nothing acknowledged is lost, nothing is done twice, nobody is left behind")
+    print("no acknowledged commit is lost, no item is done twice, no process is left")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A directory for a store; when the test ends, its writer has left and nobody else is there."""
+"""Fixtures: a store directory, checked at the end of the test for a writer or any other process left."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import WriterLimits
-from tests.process.watch import assert_nobody_is_left
+from tests.process.watch import assert_no_process_left
 
-# Short, so that a test need not wait for its writer to leave.
-LIMITS = WriterLimits(linger_s=0.2, reader_check_s=0.2)
+# Short, so that a test does not wait long for its writer to exit.
+LIMITS = WriterLimits(idle_exit_s=0.2, reader_check_s=0.2)
 
 
 @pytest.fixture
@@ -23,4 +23,4 @@ def limits() -> WriterLimits:
 def home(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "store"
     yield path
-    assert_nobody_is_left(path, LIMITS.linger_s, slack_s=10)
+    assert_no_process_left(path, LIMITS.idle_exit_s, slack_s=10)

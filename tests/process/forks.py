@@ -1,7 +1,7 @@
 """A program with an open store that forks while its threads read and commit: `forks.py URL WAY COUNT`.
 
-It prints `done COUNT` when every child of that way has ended in time with exit code 0, or `hung …` with the
-number of those that have not. Children that hang are killed, so that nothing outlives the program.
+It prints `done COUNT` when every child exited in time with exit code 0, or `hung …` with the number of
+children that did not. It kills hanging children, so no process outlives the program.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from holdfast.config import WriterLimits
 from holdfast.store.api import Store, Txn
 
 # A child that does nothing ends within milliseconds.
-PATIENCE_S = 20.0
-LIMITS = WriterLimits(linger_s=0.2, reader_check_s=0.2)
+CHILD_TIMEOUT_S = 20.0
+LIMITS = WriterLimits(idle_exit_s=0.2, reader_check_s=0.2)
 ROWS = 2_000
 
 
-def keep_busy(store: Store) -> Callable[[], None]:
-    """Start threads that read and commit; the answer stops them."""
+def start_load(store: Store) -> Callable[[], None]:
+    """Start threads that read and commit. Returns a function that stops them."""
     stop = threading.Event()
     store.transact(lambda txn: [txn.put(("row", n), bytes(400)) for n in range(ROWS)])
 
@@ -57,10 +57,10 @@ def keep_busy(store: Store) -> Callable[[], None]:
 
 
 def awaited(pid: int) -> bool:
-    """Whether a child ended in time, with exit code 0."""
+    """Whether a child exited in time with exit code 0. A late child is killed."""
     fd = os.pidfd_open(pid)
     try:
-        in_time = bool(select.select([fd], [], [], PATIENCE_S)[0])
+        in_time = bool(select.select([fd], [], [], CHILD_TIMEOUT_S)[0])
     finally:
         os.close(fd)
     if not in_time:
@@ -76,12 +76,12 @@ def fork_and_leave(leave: Callable[[], None]) -> bool:
 
 
 def by_fork(count: int) -> int:
-    """Forks whose children end at once."""
+    """Fork children that call `_exit` immediately."""
     return sum(fork_and_leave(lambda: os._exit(0)) for _ in range(count))
 
 
 def by_fork_and_exit(count: int) -> int:
-    """Forks whose children end like a program does: exit hooks, finalizers, interpreter shutdown."""
+    """Fork children that exit with exit hooks, finalizers and interpreter shutdown."""
     return sum(fork_and_leave(lambda: sys.exit(0)) for _ in range(count))
 
 
@@ -100,7 +100,7 @@ def by_preexec(count: int) -> int:
     """`Popen` itself waits for a child with a `preexec_fn`, so an alarm ends the wait."""
     done = 0
     for _ in range(count):
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+        signal.setitimer(signal.ITIMER_REAL, CHILD_TIMEOUT_S)
         try:
             child = subprocess.Popen(["true"], preexec_fn=os.setsid)
         except TimeoutError:
@@ -112,16 +112,16 @@ def by_preexec(count: int) -> int:
     return done
 
 
-def _nothing(n: int) -> int:
+def _do_nothing(n: int) -> int:
     return n
 
 
 def by_process(count: int) -> int:
     done = 0
     for n in range(count):
-        child = get_context("fork").Process(target=_nothing, args=(n,))
+        child = get_context("fork").Process(target=_do_nothing, args=(n,))
         child.start()
-        child.join(PATIENCE_S)
+        child.join(CHILD_TIMEOUT_S)
         done += child.exitcode == 0
         child.kill()
         child.join()
@@ -130,11 +130,11 @@ def by_process(count: int) -> int:
 
 def by_pool(count: int) -> int:
     done = 0
-    # Its workers are forked one by one, as they are needed.
+    # The pool forks its workers on demand.
     with ProcessPoolExecutor(4, mp_context=get_context("fork")) as pool:
         try:
-            for future in [pool.submit(_nothing, n) for n in range(count)]:
-                future.result(PATIENCE_S)
+            for future in [pool.submit(_do_nothing, n) for n in range(count)]:
+                future.result(CHILD_TIMEOUT_S)
                 done += 1
         except (TimeoutError, BrokenProcessPool):
             _kill_children()
@@ -169,7 +169,7 @@ WAYS: dict[str, Callable[[int], int]] = {
 }
 
 
-def opened(url: str) -> Store:
+def open_store(url: str) -> Store:
     if url.startswith("postgresql"):
         return stores.open(url)
     return stores.open(url, limits=LIMITS)
@@ -177,17 +177,17 @@ def opened(url: str) -> Store:
 
 def main(url: str, way: str, count: int) -> None:
     signal.signal(signal.SIGALRM, _expire)
-    with opened(url) as store:
-        stop_threads = keep_busy(store)
+    with open_store(url) as store:
+        stop_threads = start_load(store)
         print("ready", flush=True)
         done = WAYS[way](count)
         stop_threads()
-        # The parent goes on: what it commits after the last fork is there.
+        # The parent's store still works: a commit after the last fork is readable.
         store.transact(lambda txn: txn.put(("after",), b"1"))
         assert store.read(lambda txn: txn.get(("after",))) == b"1"
         hung = count - done
         print(f"hung {hung} of {count}" if hung else f"done {count}", flush=True)
-        # On PostgreSQL: sessions that a child ended would have been opened again.
+        # On PostgreSQL a session closed by a child would count as a retry.
         print("retries", getattr(store, "retries", 0), flush=True)
 
 

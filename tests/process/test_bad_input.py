@@ -1,4 +1,4 @@
-"""What callers get wrong, and what strangers send: a typed error, and nobody else is disturbed."""
+"""Invalid calls and invalid bytes on the writer's socket: a typed error, and no effect on other clients."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from holdfast.errors import (
     StoreClosed,
     ValueTooLarge,
 )
-from holdfast.store.address import SOCKET, directory_of
 from holdfast.store.api import Store, Txn
-from holdfast.store.wire import PROTOCOL, frame
-from tests.process.refusals import refused, untouched
+from holdfast.store.lmdb.protocol import PROTOCOL, encode_frame
+from holdfast.store.lmdb.writer_address import SOCKET_FILE, short_directory
+from tests.process.refusal_checks import refused, untouched
 from tests.process.watch import writer_of
 from tests.processes import python_proc
 
 MODULES = (
     "holdfast.store.txn",
-    "holdfast.store.link",
-    "holdfast.store.lmdb",
-    "holdfast.store.writer",
-    "holdfast.store.wire",
+    "holdfast.store.lmdb.writer_client",
+    "holdfast.store.lmdb.store",
+    "holdfast.store.lmdb.writer",
+    "holdfast.store.lmdb.protocol",
 )
 
 encode = msgspec.msgpack.encode
@@ -49,14 +49,14 @@ def store(home: Path, limits: WriterLimits) -> Iterator[Store]:
         yield opened
 
 
-# -- what callers get wrong ------------------------------------------------------------------------
+# -- invalid calls ---------------------------------------------------------------------------------
 
 
 class NoLease:
     guard = "none"
 
 
-WRONG: dict[str, tuple[Callable[[Txn], Any], type[HoldfastError]]] = {
+INVALID_CALLS: dict[str, tuple[Callable[[Txn], Any], type[HoldfastError]]] = {
     "a key too large": (
         lambda txn: txn.put(b"k" * (KEY_BYTES_MAX + 1), b""),
         KeyTooLarge,
@@ -102,11 +102,9 @@ WRONG: dict[str, tuple[Callable[[Txn], Any], type[HoldfastError]]] = {
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_call_is_refused_and_nothing_of_its_transaction_stays(
-    store: Store, wrong: str
-) -> None:
-    call, kind = WRONG[wrong]
+@pytest.mark.parametrize("wrong", INVALID_CALLS)
+def test_invalid_call_raises_and_rolls_back_its_transaction(store: Store, wrong: str) -> None:
+    call, kind = INVALID_CALLS[wrong]
     with pytest.raises(HoldfastError) as caught:
         store.transact(lambda txn: (txn.put(("beside",), b"1"), call(txn)))
     assert type(caught.value) is kind
@@ -116,8 +114,8 @@ def test_a_wrong_call_is_refused_and_nothing_of_its_transaction_stays(
 
 
 @pytest.mark.timeout(60)
-def test_a_wrong_call_fails_alone_among_those_that_are_sent_with_it(store: Store) -> None:
-    """Transactions of many threads travel in one frame; what cannot be encoded must not take it."""
+def test_invalid_transaction_does_not_fail_others_in_its_frame(store: Store) -> None:
+    """Transactions of many threads share a frame. A transaction that cannot be encoded must fail alone."""
     ends: list[str] = []
 
     def call(n: int) -> None:
@@ -141,7 +139,7 @@ def test_a_wrong_call_fails_alone_among_those_that_are_sent_with_it(store: Store
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_a_transaction_too_large_for_a_frame_is_refused(store: Store, home: Path) -> None:
+def test_transaction_larger_than_a_frame_is_invalid(store: Store, home: Path) -> None:
     def put_values(txn: Txn, name: str, values: int) -> None:
         for n in range(values):
             txn.put((name, n), bytes(VALUE_BYTES_MAX))
@@ -156,7 +154,7 @@ def test_a_transaction_too_large_for_a_frame_is_refused(store: Store, home: Path
 
 
 @pytest.mark.timeout(30)
-def test_a_closed_store_says_so(home: Path, limits: WriterLimits) -> None:
+def test_calls_on_a_closed_store_raise_store_closed(home: Path, limits: WriterLimits) -> None:
     store = stores.open(home, limits=limits)
     store.close()
     store.close()
@@ -170,11 +168,11 @@ def test_a_closed_store_says_so(home: Path, limits: WriterLimits) -> None:
             use()
 
 
-# -- what is not a place for a store ---------------------------------------------------------------
+# -- invalid store locations -----------------------------------------------------------------------
 
 
 @pytest.mark.timeout(30)
-def test_a_path_that_is_a_file_is_refused_and_not_touched(
+def test_open_of_a_file_path_is_invalid_and_leaves_the_file_unchanged(
     tmp_path: Path, limits: WriterLimits
 ) -> None:
     file = tmp_path / "file"
@@ -187,14 +185,14 @@ def test_a_path_that_is_a_file_is_refused_and_not_touched(
 
 
 @pytest.mark.parametrize("url", ["", "lmdb:", "redis://host", "postgres-ish:x"])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
+def test_open_of_a_malformed_url_raises_bad_url(url: str) -> None:
     with refused(BadUrl):
         stores.open(url)
 
 
 @pytest.mark.timeout(30)
-def test_a_store_with_a_very_long_path_opens(tmp_path: Path, limits: WriterLimits) -> None:
-    """A socket's path has 108 bytes at most; a directory's may have thousands."""
+def test_store_with_a_very_long_path_opens(tmp_path: Path, limits: WriterLimits) -> None:
+    """The path of a Unix socket has at most 108 bytes. The path of a directory may be longer."""
     deep = tmp_path / ("d" * 120) / ("e" * 120) / "store"
     with stores.open(deep, limits=limits) as first, stores.open(deep, limits=limits) as second:
         first.transact(lambda txn: txn.put(("a",), b"1"))
@@ -210,7 +208,7 @@ from holdfast.config import WriterLimits
 from holdfast.errors import HoldfastError
 
 path = sys.argv[1]
-limits = WriterLimits(linger_s=0.2)
+limits = WriterLimits(idle_exit_s=0.2)
 store = stores.open(path, limits=limits)
 store.transact(lambda txn: txn.put(("parent",), b"before"))
 
@@ -257,13 +255,13 @@ store.close()
 
 
 @pytest.mark.timeout(60)
-def test_a_forked_child_cannot_use_its_parents_store_and_harms_it_not(home: Path) -> None:
+def test_store_of_the_parent_raises_store_forked_in_a_forked_child(home: Path) -> None:
     with python_proc(FORKER, str(home), ready=None) as forker:
         assert forker.expect("parent still sees").endswith("True")
         for use in ("transact", "read", "submit", "wait", "backup"):
-            said = forker.expect(f"child {use}")
-            assert "StoreForked store_forked" in said
-            assert "open it in the child, or spawn instead" in said
+            line = forker.expect(f"child {use}")
+            assert "StoreForked store_forked" in line
+            assert "open it in the child, or spawn instead" in line
         assert forker.expect("child reopened").endswith("b'before'")
         assert forker.expect("child ended").endswith(" 0")
         assert forker.expect("parent read").endswith("b'after'")
@@ -272,67 +270,67 @@ def test_a_forked_child_cannot_use_its_parents_store_and_harms_it_not(home: Path
         assert forker.wait() == 0
 
 
-# -- strangers at the writer's socket --------------------------------------------------------------
+# -- invalid input on the writer's socket ----------------------------------------------------------
 
-HELLO = frame(encode([PROTOCOL, 1, __version__]))
+HELLO = encode_frame(encode([PROTOCOL, 1, __version__]))
 
 
-def request(**fields: Any) -> bytes:
-    """One transaction of a client that follows the protocol, but for what the test makes of it."""
-    whole: dict[str, Any] = {
+def encoded_request(**fields: Any) -> bytes:
+    """The frame of one valid transaction, with some fields replaced."""
+    values: dict[str, Any] = {
         **{"no": 1, "client": b"stranger", "snapshot": 0, "resent": False},
         **{"reads": [], "ranges": [], "guards": [], "puts": {}, "deletes": [], "appends": []},
         **{"adds": {}, "calls": [], "topics": []},
     }
-    return frame(encode([[list({**whole, **fields}.values())]]))
+    return encode_frame(encode([[list({**values, **fields}.values())]]))
 
 
 def with_raw_arguments(raw: bytes) -> bytes:
     body = encode([[[1, b"stranger", 0, False, [], [], [], {}, [], [], {}, [["name", 0]], []]]])
     at = body.rindex(encode("name")) + len(encode("name"))
-    return frame(body[:at] + raw + body[at + 1 :])
+    return encode_frame(body[:at] + raw + body[at + 1 :])
 
 
-SENT: dict[str, bytes] = {
+INVALID_INPUTS: dict[str, bytes] = {
     "nothing": b"",
     "noise": random.Random(3).randbytes(5000),
     "a length beyond all bounds": b"\xff\xff\xff\xff" + b"x" * 1000,
     "half a length": b"\x00\x00",
     "half a frame": (1 << 16).to_bytes(4, "big") + b"the beginning",
     "empty frames": bytes(4000),
-    "a hello of another kind": frame(encode({"hello": "world"})),
-    "a hello of another version": frame(encode([PROTOCOL, 1, "9.9.9"])),
+    "a hello of another kind": encode_frame(encode({"hello": "world"})),
+    "a hello of another version": encode_frame(encode([PROTOCOL, 1, "9.9.9"])),
     "a hello of another protocol, and a transaction": (
-        frame(encode([PROTOCOL + 1, 1, __version__])) + request(puts={b"stranger": b"1"})
+        encode_frame(encode([PROTOCOL + 1, 1, __version__]))
+        + encoded_request(puts={b"stranger": b"1"})
     ),
-    "a hello that is not UTF-8": frame(b"\x93\x01\x05\xa1\xff"),
-    "a transaction before the hello": request(puts={b"stranger": b"1"}),
-    "noise after the hello": HELLO + frame(random.Random(4).randbytes(300)),
-    "an operation that is not UTF-8": HELLO + frame(b"\x91\x91\x9c" + b"\xa1\xff" * 12),
+    "a hello that is not UTF-8": encode_frame(b"\x93\x01\x05\xa1\xff"),
+    "a transaction before the hello": encoded_request(puts={b"stranger": b"1"}),
+    "noise after the hello": HELLO + encode_frame(random.Random(4).randbytes(300)),
+    "an operation that is not UTF-8": HELLO + encode_frame(b"\x91\x91\x9c" + b"\xa1\xff" * 12),
     "nesting without end": HELLO + with_raw_arguments(b"\x91" * 100_000 + b"\xc0"),
-    "an operation of another package": HELLO + request(calls=[["os:system", ["true"]]]),
+    "an operation of another package": HELLO + encoded_request(calls=[["os:system", ["true"]]]),
     "a function that is no operation": (
-        HELLO + request(calls=[["holdfast.store.writer:main", [["x"]]]])
+        HELLO + encoded_request(calls=[["holdfast.store.lmdb.writer:main", [["x"]]]])
     ),
-    "a module that is not there": HELLO + request(calls=[["holdfast.nowhere:x", []]]),
-    "an operation with other arguments": (
-        HELLO + request(calls=[["holdfast.durable.queue:put", {"a": 1}]])
-    ),
-    "an empty key": HELLO + request(puts={b"stranger": b"1", b"": b"1"}),
-    "a key too large": HELLO + request(puts={b"stranger": b"1", b"k" * 600: b"1"}),
-    "an empty key to delete": HELLO + request(puts={b"stranger": b"1"}, deletes=[b""]),
+    "a module that is not there": HELLO + encoded_request(calls=[["holdfast.nowhere:x", []]]),
+    "an operation with other arguments": (HELLO + encoded_request(calls=[["queue.put", {"a": 1}]])),
+    "an empty key": HELLO + encoded_request(puts={b"stranger": b"1", b"": b"1"}),
+    "a key too large": HELLO + encoded_request(puts={b"stranger": b"1", b"k" * 600: b"1"}),
+    "an empty key to delete": HELLO + encoded_request(puts={b"stranger": b"1"}, deletes=[b""]),
     "a guard on nothing": HELLO
-    + request(guards=[["r", b"", b"", b"", 1]], puts={b"stranger": b""}),
-    "a counter beyond 64 bits": HELLO + request(adds={b"stranger": (1 << 64) - 1}),
-    "a snapshot from before": HELLO + request(snapshot=-9, reads=[b"a"], puts={b"stranger": b"1"}),
-    "a topic of another type": HELLO + frame(encode([[], [5]])),
+    + encoded_request(guards=[["r", b"", b"", b"", 1]], puts={b"stranger": b""}),
+    "a counter beyond 64 bits": HELLO + encoded_request(adds={b"stranger": (1 << 64) - 1}),
+    "a snapshot from before": HELLO
+    + encoded_request(snapshot=-9, reads=[b"a"], puts={b"stranger": b"1"}),
+    "a topic of another type": HELLO + encode_frame(encode([[], [5]])),
 }
 
 
-def say(home: Path, data: bytes) -> None:
-    """Connect as a stranger, say it, and hang up once the writer has read it or has hung up."""
-    with socket.socket(socket.AF_UNIX) as peer, directory_of(home) as directory:
-        peer.connect(f"{directory}/{SOCKET}")
+def send_raw(home: Path, data: bytes) -> None:
+    """Connect to the writer, send raw bytes, and close once the writer has read them or closed."""
+    with socket.socket(socket.AF_UNIX) as peer, short_directory(home) as directory:
+        peer.connect(f"{directory}/{SOCKET_FILE}")
         peer.settimeout(10)
         try:
             peer.sendall(data)
@@ -344,43 +342,43 @@ def say(home: Path, data: bytes) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_whatever_a_stranger_says_the_writer_goes_on(store: Store, home: Path) -> None:
+def test_writer_survives_invalid_frames_on_its_socket(store: Store, home: Path) -> None:
     writer = writer_of(home)
-    for what, data in SENT.items():
-        say(home, data)
+    for what, data in INVALID_INPUTS.items():
+        send_raw(home, data)
         store.transact(lambda txn, what=what: txn.put(("after",), what.encode()))
         assert writer.alive, f"the writer died of {what}"
     assert store.read(lambda txn: txn.get(b"stranger")) is None
 
 
 @pytest.mark.timeout(60)
-def test_noise_behind_a_hello_disturbs_nobody(store: Store, home: Path) -> None:
-    """Random bytes, and requests with some of their bytes changed."""
+def test_writer_survives_random_bytes_after_the_hello_frame(store: Store, home: Path) -> None:
+    """Random bytes, and requests with some changed bytes."""
     writer = writer_of(home)
     noise = random.Random(os.environ.get("PYTEST_SEED", "noise"))
-    whole = request(puts={b"stranger": b"1"}, calls=[["holdfast.store.probe:now", []]])
+    whole = encoded_request(puts={b"stranger": b"1"}, calls=[["probe.now", []]])
     for _ in range(300):
         if noise.random() < 0.5:
-            data = frame(noise.randbytes(noise.randrange(100)))
+            data = encode_frame(noise.randbytes(noise.randrange(100)))
         else:
             spoiled = bytearray(whole)
             for _ in range(noise.randrange(1, 4)):
                 spoiled[noise.randrange(4, len(spoiled))] = noise.randrange(256)
             data = bytes(spoiled)
-        say(home, HELLO + data)
+        send_raw(home, HELLO + data)
     store.transact(lambda txn: txn.put(("after",), b"1"))
     assert writer.alive
 
 
 @pytest.mark.timeout(60)
-def test_strangers_that_stay_and_say_nothing_hold_up_nobody(store: Store, home: Path) -> None:
+def test_silent_connections_do_not_delay_commits(store: Store, home: Path) -> None:
     peers = []
     try:
         for data in (b"", b"\x00", HELLO, HELLO + b"\x00\x00\x40\x00half") * 8:
             peer = socket.socket(socket.AF_UNIX)
             peers.append(peer)
-            with directory_of(home) as directory:
-                peer.connect(f"{directory}/{SOCKET}")
+            with short_directory(home) as directory:
+                peer.connect(f"{directory}/{SOCKET_FILE}")
             peer.sendall(data)
         for _ in range(50):
             store.transact(lambda txn: txn.add(("n",), 1))

@@ -1,4 +1,4 @@
-"""The page about dispatches does what it says: its blocks are taken from the text and run."""
+"""docs/dispatch.md: its code blocks are run and their output is compared with the page."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.panes import INSTALL, TmuxServer
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of
-from tests.process.watch import assert_nobody_is_left
+from tests.process.watch import assert_no_process_left
 from tests.processes import ROOT, Proc
+from tests.tmux_panes import INSTALL, TmuxServer
 
 PAGE = ROOT / "docs" / "dispatch.md"
 PAGE_S = 100
 LINGER_S = 3.0
 
 
-def test_every_block_of_the_page_is_one_that_we_run() -> None:
+def test_every_block_of_the_dispatch_page_is_executed() -> None:
     text = PAGE.read_text(encoding="utf-8")
     blocks = blocks_of(text)
     assert len(blocks) == text.count("```") // 2
@@ -33,12 +33,14 @@ def test_every_block_of_the_page_is_one_that_we_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(PAGE_S + 30)
-def test_the_page_does_what_it_says(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_dispatch_page_examples_print_the_documented_output(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     if shutil.which("tmux") is None:
         pytest.fail(f"tmux is not installed: {INSTALL}", pytrace=False)
-    # A server of our own: the page's name for it may be taken on this machine.
+    # A unique tmux server: the name on the page may be in use on this machine.
     text = PAGE.read_text(encoding="utf-8").replace("holdfast-page", f"holdfast-page-{os.getpid()}")
-    request.addfinalizer(TmuxServer(f"holdfast-page-{os.getpid()}", tmp_path).clean)
+    request.addfinalizer(TmuxServer(f"holdfast-page-{os.getpid()}", tmp_path).remove_files)
     blocks = blocks_of(text)
     for block in blocks:
         if block.file:
@@ -56,6 +58,8 @@ def test_the_page_does_what_it_says(tmp_path: Path, request: pytest.FixtureReque
         if block.kind == "sh" and after.kind == "text"
     ]
     assert len(shown) >= 6
-    for pattern, told in shown:
-        assert re.fullmatch(pattern, told.rstrip()), f"{told}\n--- is not ---\n{pattern}"
-    assert_nobody_is_left(tmp_path / "data", LINGER_S)
+    for pattern, printed_text in shown:
+        assert re.fullmatch(pattern, printed_text.rstrip()), (
+            f"{printed_text}\n--- is not ---\n{pattern}"
+        )
+    assert_no_process_left(tmp_path / "data", LINGER_S)

@@ -1,4 +1,4 @@
-"""Adapters and timer workers as real processes: killed between call and receipt, gone for a while."""
+"""Adapters and timer workers in real processes: killed between call and receipt, stopped, restarted late."""
 
 from __future__ import annotations
 
@@ -14,35 +14,26 @@ from pathlib import Path
 import pytest
 
 from holdfast import store as stores
-from holdfast.app.handle import WorldHandle
 from holdfast.app.runtime import Runtime
+from holdfast.app.world_handle import WorldHandle
 from holdfast.durable import queue
 from holdfast.store.api import Store
-from holdfast.world import publish
+from holdfast.world import intents
 from tests.process.conftest import LIMITS
-from tests.process.paying import (
-    LOG,
-    WIRES_AT_ONCE,
-    Ordered,
-    Ruined,
-    Slept,
-    Till,
-    Wired,
-    app,
-)
+from tests.process.payment_app import LOG, WIRES_AT_ONCE, Ordered, Ruined, Slept, Till, Wired, app
 from tests.process.watch import until
 from tests.processes import Proc
 
-UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.paying:app"]
-# In the issue's terms 200; fewer where time is short.
+UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.payment_app:app"]
+# The acceptance test uses 200 kills.
 KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "12"))
 ADAPTERS = 4
 WIRES = 40
 # Seconds without progress after which a full pool counts as hung ...
-STANDS_S = 0.3
-# ... and a pool with free places: a kill charges a claim that the pool has not begun.
-STANDS_IDLE_S = 5.0
-# A dead adapter's calls are made again after this.
+STALLED_FULL_S = 0.3
+# ... and a pool with free slots: a kill expires a claim that the pool has not started.
+STALLED_IDLE_S = 5.0
+# The calls of a dead adapter are repeated after this time.
 LEASE_S = "1"
 
 Up = Callable[..., Proc]
@@ -56,7 +47,7 @@ def store(home: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def worlds(store: Store) -> Iterator[Runtime]:
-    """Worlds live here; adapters and timers elsewhere."""
+    """The runtime that hosts the worlds. Adapters and timer workers run in other processes."""
     runtime: Runtime = app.open(store, roles=("orchestrator", "world"))
     with runtime:
         yield runtime
@@ -79,8 +70,8 @@ def up(home: Path, tmp_path: Path, store: Store) -> Iterator[Up]:
         yield up
 
 
-def calls(tmp_path: Path) -> dict[int, list[tuple[str, int]]]:
-    """By order: the idempotency key and the attempt of each call, as the outside saw them."""
+def calls_by_order(tmp_path: Path) -> dict[int, list[tuple[str, int]]]:
+    """For each order: the idempotency key and the attempt of each logged call."""
     found: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
     for line in (tmp_path / "calls").read_text().splitlines():
         n, key, attempt = line.split()
@@ -88,13 +79,13 @@ def calls(tmp_path: Path) -> dict[int, list[tuple[str, int]]]:
     return found
 
 
-def _calling(adapter: Proc) -> bool:
-    """Whether it is in the middle of a call that does not end."""
+def _is_in_a_call(adapter: Proc) -> bool:
+    """Whether the adapter is in a call that hangs."""
     return any(line.startswith("called") for line in list(adapter.lines))
 
 
 @pytest.mark.timeout(60 + 3 * KILLS)
-def test_adapters_killed_between_call_and_receipt_leave_one_receipt_for_each_intent(
+def test_each_effect_has_one_receipt_when_adapters_are_killed_before_the_receipt(
     up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path
 ) -> None:
     till.send(Ordered(0))
@@ -102,26 +93,26 @@ def test_adapters_killed_between_call_and_receipt_leave_one_receipt_for_each_int
     until(lambda: till.state().paid, "the first receipt")
     sent = kills = 0
     while (paid := len(till.state().paid)) <= KILLS:
-        # As many deadly orders wait as there are adapters, so that each is worth a kill of its own.
+        # One waiting deadly order per adapter, so that each order costs a separate kill.
         while sent < KILLS and sent - (paid - 1) < ADAPTERS:
             sent += 1
             till.send(Ordered(sent, deadly=True))
 
-        def goes_on(paid: int = paid) -> bool:
+        def has_progressed(paid: int = paid) -> bool:
             for adapter in adapters:
                 assert adapter.running, f"ended by itself: {adapter.errors[-20:]}"
-            return any(map(_calling, adapters)) or len(till.state().paid) > paid
+            return any(map(_is_in_a_call, adapters)) or len(till.state().paid) > paid
 
-        until(goes_on, f"receipts: {sent} sent, {kills} killed, {paid} paid")
-        for place, adapter in enumerate(adapters):
-            if _calling(adapter):
+        until(has_progressed, f"receipts: {sent} sent, {kills} killed, {paid} paid")
+        for index, adapter in enumerate(adapters):
+            if _is_in_a_call(adapter):
                 assert adapter.kill() == -signal.SIGKILL
                 adapter.close()
                 kills += 1
-                adapters[place] = up("adapter", "--kinds", "pay", ready=None)
+                adapters[index] = up("adapter", "--kinds", "pay", ready=None)
 
-    state, seen = till.state(), calls(tmp_path)
-    repeated = sum(len(made) - 1 for made in seen.values())
+    state, calls = till.state(), calls_by_order(tmp_path)
+    repeated = sum(len(made) - 1 for made in calls.values())
     print(
         f"{kills} adapters killed between call and receipt: {KILLS + 1} intents, "
         f"{len(state.paid)} receipts, {repeated} calls repeated, each with its first key"
@@ -129,48 +120,50 @@ def test_adapters_killed_between_call_and_receipt_leave_one_receipt_for_each_int
     assert kills == KILLS
     assert sorted(state.paid) == list(range(KILLS + 1)), "one receipt each, and no other"
     for n in range(1, KILLS + 1):
-        assert len(seen[n]) >= 2, f"order {n} was cut short and called again"
-        assert len({key for key, _ in seen[n]}) == 1, f"order {n} was called under one key"
-    assert len({key for made in seen.values() for key, _ in made}) == KILLS + 1
-    counts = store.read(queue.counts, publish.effects("pay", "pay"))
-    assert counts == queue.Counts(done=KILLS + 1)
+        assert len(calls[n]) >= 2, f"order {n} was cut short and called again"
+        assert len({key for key, _ in calls[n]}) == 1, f"order {n} was called under one key"
+    assert len({key for made in calls.values() for key, _ in made}) == KILLS + 1
+    counts = store.read(queue.counts, intents.effect_queue("pay", "pay"))
+    assert counts == queue.QueueCounts(done=KILLS + 1)
 
 
-def test_a_pool_killed_with_many_coroutines_under_way_leaves_one_receipt_for_each(
+def test_each_async_effect_has_one_receipt_when_its_pool_is_killed(
     up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path
 ) -> None:
     till.send(Wired(1, WIRES))
     adapter = up("adapter", "--kinds", "wire")
     kills = 0
     while (paid := len(till.state().paid)) < WIRES:
-        news, since_s = (0, paid), time.monotonic()
+        progress, since_s = (0, paid), time.monotonic()
 
-        def stands(adapter: Proc = adapter) -> bool:
-            """Whether all that is under way hangs: nothing was called or paid for a while."""
-            nonlocal news, since_s
+        def is_stalled(adapter: Proc = adapter) -> bool:
+            """Whether every running call hangs: no new call and no receipt for a while."""
+            nonlocal progress, since_s
             assert adapter.running, f"ended by itself: {adapter.errors[-20:]}"
             hang = sum(line.startswith("called") for line in list(adapter.lines))
             now = (hang, len(till.state().paid))
-            if now != news:
-                news, since_s = now, time.monotonic()
-            quiet_s = STANDS_S if hang >= WIRES_AT_ONCE else STANDS_IDLE_S
+            if now != progress:
+                progress, since_s = now, time.monotonic()
+            quiet_s = STALLED_FULL_S if hang >= WIRES_AT_ONCE else STALLED_IDLE_S
             return now[1] == WIRES or (hang > 0 and time.monotonic() - since_s > quiet_s)
 
-        until(stands, f"receipts: {kills} killed, {paid} paid")
-        if _calling(adapter):
+        until(is_stalled, f"receipts: {kills} killed, {paid} paid")
+        if _is_in_a_call(adapter):
             adapter.kill()
             kills += 1
             adapter = up("adapter", "--kinds", "wire", ready=None)
-    seen = calls(tmp_path)
+    calls = calls_by_order(tmp_path)
     print(f"{kills} pools killed with coroutines under way: {WIRES} intents, {WIRES} receipts")
     assert sorted(till.state().paid) == list(range(1, WIRES + 1)), "one receipt each, and no other"
-    assert all(len(made) >= 2 for made in seen.values())
-    assert all(len({key for key, _ in made}) == 1 for made in seen.values())
-    assert store.read(queue.counts, publish.effects("pay", "wire")) == queue.Counts(done=WIRES)
+    assert all(len(made) >= 2 for made in calls.values())
+    assert all(len({key for key, _ in made}) == 1 for made in calls.values())
+    assert store.read(queue.counts, intents.effect_queue("pay", "wire")) == queue.QueueCounts(
+        done=WIRES
+    )
 
 
 @pytest.mark.parametrize("how", ["exit", "SIGKILL", "SIGSEGV"])
-def test_an_effect_that_ends_its_process_ends_in_one_receipt_and_takes_no_other_with_it(
+def test_effect_that_crashes_its_process_gets_one_expiries_exhausted_receipt(
     up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path, how: str
 ) -> None:
     for n in range(1, 11):
@@ -186,40 +179,40 @@ def test_an_effect_that_ends_its_process_ends_in_one_receipt_and_takes_no_other_
         return len(till.state().ruined) >= 10
 
     until(all_ended, "ten receipts", timeout_s=60)
-    told = till.state().ruined
-    assert sorted(told) == sorted(
+    receipts = till.state().ruined
+    assert sorted(receipts) == sorted(
         "5 timeout expiries_exhausted" if n == 5 else f"{n} ok" for n in range(1, 11)
     )
     died = 7 if how == "exit" else -signal.Signals[how]
     assert exits == [died] * 3, "as often as its claims may run out, and no more"
-    assert len({key for key, _ in calls(tmp_path)[5]}) == 1
-    [letter] = store.read(queue.dead, publish.effects("pay", "ruin"))
+    assert len({key for key, _ in calls_by_order(tmp_path)[5]}) == 1
+    [letter] = store.read(queue.list_dead, intents.effect_queue("pay", "ruin"))
     assert (letter.code, letter.expiries) == ("expiries_exhausted", 3)
 
 
-def test_an_adapter_that_stood_still_during_its_call_brings_no_second_receipt(
+def test_adapter_stopped_during_its_call_delivers_no_second_receipt(
     up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path
 ) -> None:
-    stands = up("adapter", "--kinds", "pay")
+    stopped = up("adapter", "--kinds", "pay")
     till.send(Ordered(1, deadly=True))
-    until(lambda: _calling(stands), "the call")
-    stands.stop()
+    until(lambda: _is_in_a_call(stopped), "the call")
+    stopped.stop()
     up("adapter", "--kinds", "pay")
     until(lambda: till.state().paid, "the receipt of the other")
-    stands.cont()
-    stands.send("go on")
-    stands.terminate()
-    assert stands.wait() == 0
+    stopped.cont()
+    stopped.send("go on")
+    stopped.terminate()
+    assert stopped.wait() == 0
     till.send(Ordered(2))
     until(lambda: 2 in till.state().paid, "the next receipt")
     assert (till.state().paid, till.state().attempts) == ([1, 2], [2, 1])
-    [first, second] = calls(tmp_path)[1]
+    [first, second] = calls_by_order(tmp_path)[1]
     assert (first[0], first[1] + 1) == second, "one key, and the next attempt"
-    counts = store.read(queue.counts, publish.effects("pay", "pay"))
-    assert counts == queue.Counts(done=2)
+    counts = store.read(queue.counts, intents.effect_queue("pay", "pay"))
+    assert counts == queue.QueueCounts(done=2)
 
 
-def test_timers_that_fell_due_while_nobody_was_there_fire_once(
+def test_timers_due_without_a_timer_worker_fire_once_later(
     up: Up, till: WorldHandle[Till], store: Store
 ) -> None:
     first = up("timer")
@@ -234,7 +227,7 @@ def test_timers_that_fell_due_while_nobody_was_there_fire_once(
     assert sorted(till.state().woken) == list(range(20))
 
 
-def test_no_timer_of_a_killed_worker_is_early_or_lost(
+def test_timers_of_a_killed_worker_fire_once_and_not_early(
     up: Up, till: WorldHandle[Till], store: Store
 ) -> None:
     worker = up("timer")
@@ -249,7 +242,7 @@ def test_no_timer_of_a_killed_worker_is_early_or_lost(
     assert sorted(till.state().woken) == list(range(30))
 
 
-def test_an_adapter_for_a_kind_that_is_not_there_does_not_start(up: Up) -> None:
+def test_adapter_with_an_unknown_effect_kind_does_not_start(up: Up) -> None:
     wrong = up("adapter", "--kinds", "pay,no-such-kind", ready=None)
     assert wrong.wait() == 1
     assert "no-such-kind" in wrong.errors[-1]

@@ -1,4 +1,4 @@
-"""The page about mail does what it says: its blocks are taken from the text and run."""
+"""docs/fabric.md: its code blocks are run and their output is compared with the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of
-from tests.process.watch import assert_nobody_is_left
+from tests.process.watch import assert_no_process_left
 from tests.processes import ROOT, Proc
 
 PAGE = ROOT / "docs" / "fabric.md"
@@ -20,7 +20,7 @@ LINGER_S = 3.0
 
 
 @pytest.mark.timeout(PAGE_S + 30)
-def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+def test_fabric_page_examples_print_the_documented_output(tmp_path: Path) -> None:
     blocks = blocks_of(PAGE.read_text(encoding="utf-8"))
     for block in blocks:
         if block.file:
@@ -38,7 +38,7 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
         if block.kind == "sh" and after.kind == "text"
     ]
     assert shown
-    for pattern, told in shown:
-        assert re.fullmatch(pattern, told), told
+    for pattern, printed_text in shown:
+        assert re.fullmatch(pattern, printed_text), printed_text
     for name in ("shop-data", "stock-data", "lone-data"):
-        assert_nobody_is_left(tmp_path / name, LINGER_S)
+        assert_no_process_left(tmp_path / name, LINGER_S)

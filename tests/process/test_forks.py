@@ -1,4 +1,4 @@
-"""A program that forks while its store is open: neither the children nor the program hang."""
+"""A program that forks while its store is open: neither the program nor its children hang."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ FORKS = {"fork": 120, "fork_and_exit": 12, "pty": 12, "preexec": 12, "process": 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", WAYS)
-def test_children_forked_under_load_end_and_their_parent_goes_on(home: Path, way: str) -> None:
+def test_forked_children_exit_and_the_parent_store_keeps_working(home: Path, way: str) -> None:
     count = FORKS[way]
     with python_proc("tests.process.forks", str(home), way, str(count)) as forker:
         assert forker.expect("o", 110) == f"done {count}"
         assert forker.wait() == 0
 
 
-# A runtime with all roles of its app in a program that forks.
-PROGRAM = """
+# A program that forks while a runtime runs all roles of its app.
+FORKING_PROGRAM = """
 import os, sys, threading
 import holdfast as hf
 from holdfast.errors import HoldfastError
@@ -97,8 +97,8 @@ rt.close()
 
 
 @pytest.mark.timeout(180)
-def test_a_forked_child_of_a_runtime_is_refused_and_exits_without_waiting(home: Path) -> None:
-    with python_proc(PROGRAM, str(home)) as program:
+def test_runtime_in_a_forked_child_raises_store_forked_and_exits(home: Path) -> None:
+    with python_proc(FORKING_PROGRAM, str(home)) as program:
         for _ in range(3):
             assert program.expect("child submit", 60).endswith("store_forked")
         assert program.expect("child result").endswith("store_forked")

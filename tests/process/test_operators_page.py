@@ -1,7 +1,7 @@
-"""docs/operators.md does what it says: its blocks are run in order, on a PostgreSQL of their own.
+"""docs/operators.md: its blocks are run in order, on a separate PostgreSQL server.
 
-A block `sql` goes to psql as a superuser, a block `sh` to a shell, and of a block `conf` each setting is one
-that the server takes. What an operator does between the blocks (stop the server, start it) the test does.
+A block `sql` is run by psql as a superuser, and a block `sh` by a shell. The server must accept each setting
+of a block `conf`. The test does the operator's steps between the blocks (stop and start the server).
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from holdfast.durable import queue
 from holdfast.errors import Fenced
 from holdfast.store import schema, tuples
 from holdfast.store.api import Store
-from holdfast.store.pg.readers import READERS_MAX
-from holdfast.store.pg.server import Denied
-from holdfast.store.pg.view import SCANNED_MAX
-from tests.pgcluster import Cluster, Server, binaries
-from tests.process.test_tutorial import Block, blocks_of
+from holdfast.store.postgres.cached_snapshot import SCANNED_MAX
+from holdfast.store.postgres.read_pool import READ_CONNECTIONS_MAX
+from holdfast.store.postgres.server import ServerDenied
+from tests.pgcluster import ClusterServer, PostgresCluster, binaries
+from tests.process.test_tutorial import PageBlock, blocks_of
 from tests.processes import ROOT
 
 PAGE = ROOT / "docs" / "operators.md"
 BLOCK_S = 60
 DATABASE = "jobs"
-MANY = schema.prefix(schema.Space.APP_STATE, "many")
-# One commits, one listens; the others read.
-CONNECTIONS_MAX = READERS_MAX + 2
+MANY = schema.key_prefix(schema.Space.APP_STATE, "many")
+# One connection for commits, one for notifications, and the read pool.
+CONNECTIONS_MAX = READ_CONNECTIONS_MAX + 2
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(standby=False) as found:
+def cluster() -> Iterator[PostgresCluster]:
+    with PostgresCluster(standby=False) as found:
         yield found
 
 
-class Operator:
-    """Runs blocks, and does what the page says in words."""
+class OperatorShell:
+    """Runs the blocks, and performs the steps that the page describes in text."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.server: Server = cluster.primary
+    def __init__(self, cluster: PostgresCluster) -> None:
+        self.server: ClusterServer = cluster.primary
         self._bin, self._user = binaries(18)
         self.archive = cluster.folder / "archive"
         self.backup = cluster.folder / "backup"
         self.archive.mkdir()
-        self._owned(self.archive)
-        self.when = ""
+        self._chown_to_server(self.archive)
+        self.restore_time = ""
 
     def url(self, user: str, database: str) -> str:
         return f"postgresql://{user}@127.0.0.1:{self.server.port}/{database}"
@@ -67,12 +67,14 @@ class Operator:
 
     def restart_with_archive(self) -> None:
         copy = f"test ! -f {self.archive}/%f && cp %p {self.archive}/%f"
-        self.server.settle(archive_mode="on", archive_command=copy)
+        self.server.change_settings(archive_mode="on", archive_command=copy)
         self.server.stop()
         self.server.start()
 
     def sql(self, text: str) -> str:
-        made = self.server.ask(f"SELECT count(*) FROM pg_database WHERE datname = '{DATABASE}'")
+        made = self.server.query_value(
+            f"SELECT count(*) FROM pg_database WHERE datname = '{DATABASE}'"
+        )
         admin = self.url("postgres", DATABASE if made else "postgres")
         return self._run([str(self._bin / "psql"), admin, "-v", "ON_ERROR_STOP=1"], text)
 
@@ -86,7 +88,7 @@ class Operator:
             "BACKUP": str(self.backup),
             "DATA": str(self.server.data),
             "ARCHIVE": str(self.archive),
-            "WHEN": self.when,
+            "WHEN": self.restore_time,
         }
         return self._run(["bash", "-euc", text], "", names)
 
@@ -98,19 +100,21 @@ class Operator:
                 connection.execute(take)
                 connection.execute(sql.SQL("ALTER SYSTEM RESET {}").format(setting))
 
-    def restore_begins(self) -> None:
+    def begin_restore(self) -> None:
         self.server.stop()
         shutil.rmtree(self.server.data)
 
-    def restore_ends(self) -> None:
-        self._owned(self.server.data)
+    def finish_restore(self) -> None:
+        self._chown_to_server(self.server.data)
         self.server.start()
-        self.server.await_(lambda: not self.server.ask("SELECT pg_is_in_recovery()"), "recovery")
+        self.server.await_(
+            lambda: not self.server.query_value("SELECT pg_is_in_recovery()"), "recovery"
+        )
 
-    def note_the_time(self) -> None:
-        self.when = str(self.server.ask("SELECT clock_timestamp()::text"))
+    def record_restore_time(self) -> None:
+        self.restore_time = str(self.server.query_value("SELECT clock_timestamp()::text"))
 
-    def _owned(self, path: Path) -> None:
+    def _chown_to_server(self, path: Path) -> None:
         if self._user is None:
             return
         record = pwd.getpwnam(self._user)
@@ -135,24 +139,24 @@ def put(store: Store, count: int) -> None:
     store.transact(queue.put_many, "mail", [b"x"] * count)
 
 
-def ready(store: Store) -> int:
-    counts: queue.Counts = store.read(queue.counts, "mail")
+def ready_count(store: Store) -> int:
+    counts: queue.QueueCounts = store.read(queue.counts, "mail")
     return counts.ready
 
 
-def blocks() -> list[Block]:
+def blocks() -> list[PageBlock]:
     return blocks_of(PAGE.read_text(encoding="utf-8"))
 
 
-def test_every_block_of_the_page_is_one_that_we_run() -> None:
+def test_every_block_of_the_operators_page_is_executed() -> None:
     assert len(blocks()) == PAGE.read_text(encoding="utf-8").count("```") // 2
     assert {block.kind for block in blocks()} == {"sql", "sh", "conf"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_the_page_does_what_it_says(cluster: Cluster) -> None:
-    operator = Operator(cluster)
+def test_operators_page_restores_to_a_point_in_time(cluster: PostgresCluster) -> None:
+    operator = OperatorShell(cluster)
     operator.restart_with_archive()
     generations: list[int] = []
     claims: list[queue.Claim] = []
@@ -168,43 +172,43 @@ def test_the_page_does_what_it_says(cluster: Cluster) -> None:
             operator.sh(block.text)
             with stores.open(operator.store) as store:
                 put(store, 4)
-                operator.note_the_time()
+                operator.record_restore_time()
                 put(store, 5)
                 claims += store.transact(queue.claim, "mail", "lost", 1, 600 * 10**9)
         elif "recovery.signal" in block.text:
-            operator.restore_begins()
+            operator.begin_restore()
             operator.sh(block.text)
-            operator.restore_ends()
+            operator.finish_restore()
         else:
             operator.sh(block.text)
     with stores.open(operator.store) as store:
-        assert ready(store) == 7, "what was there at the time, and nothing after it"
+        assert ready_count(store) == 7, "what was there at the time, and nothing after it"
         assert store.generation > generations[0]
         with pytest.raises(Fenced):
             store.transact(queue.ack, [claims[0].token])
 
 
 @pytest.mark.slow
-def test_a_role_without_more_privileges_than_the_page_grants_cannot_make_tables(
-    cluster: Cluster,
+def test_database_role_without_grants_cannot_create_the_store(
+    cluster: PostgresCluster,
 ) -> None:
     with cluster.primary.admin() as connection:
         connection.execute("CREATE ROLE outsider LOGIN")
         connection.execute("CREATE DATABASE elsewhere")
     url = f"postgresql://outsider@127.0.0.1:{cluster.primary.port}/elsewhere"
-    with pytest.raises(Denied):
+    with pytest.raises(ServerDenied):
         stores.open(url)
 
 
 @pytest.mark.slow
-def test_a_process_has_no_more_connections_than_the_page_says(cluster: Cluster) -> None:
-    told = re.search(r"at most \*\*(\d+)\*\*", PAGE.read_text(encoding="utf-8"))
-    assert told is not None
-    assert int(told[1]) == CONNECTIONS_MAX
+def test_process_opens_at_most_the_documented_connections(cluster: PostgresCluster) -> None:
+    documented = re.search(r"at most \*\*(\d+)\*\*", PAGE.read_text(encoding="utf-8"))
+    assert documented is not None
+    assert int(documented[1]) == CONNECTIONS_MAX
     with cluster.primary.admin() as connection:
         connection.execute("CREATE DATABASE counted")
     url = f"postgresql://postgres@127.0.0.1:{cluster.primary.port}/counted"
-    gate = threading.Barrier(READERS_MAX + 1)
+    barrier = threading.Barrier(READ_CONNECTIONS_MAX + 1)
     with stores.open(url) as store:
         put(store, 1)
         store.wait("nothing", 0, 0)
@@ -213,23 +217,23 @@ def test_a_process_has_no_more_connections_than_the_page_says(cluster: Cluster) 
 
         def read() -> None:
             def look(txn: stores.Txn) -> None:
-                # Without a limit, and much: that takes a snapshot, which takes a connection.
-                assert len(txn.scan(MANY, tuples.after(MANY), None)) > SCANNED_MAX
-                gate.wait(BLOCK_S)
-                gate.wait(BLOCK_S)
+                # A large scan without a limit needs a snapshot, and a snapshot needs a connection.
+                assert len(txn.scan(MANY, tuples.prefix_end(MANY), None)) > SCANNED_MAX
+                barrier.wait(BLOCK_S)
+                barrier.wait(BLOCK_S)
 
             store.read(look)
 
-        readers = [threading.Thread(target=read) for _ in range(READERS_MAX)]
+        readers = [threading.Thread(target=read) for _ in range(READ_CONNECTIONS_MAX)]
         for reader in readers:
             reader.start()
-        gate.wait(BLOCK_S)
+        barrier.wait(BLOCK_S)
         with psycopg.connect(url) as connection:
             row = connection.execute(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = 'counted' "
                 "AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
             ).fetchone()
-        gate.wait(BLOCK_S)
+        barrier.wait(BLOCK_S)
         for reader in readers:
             reader.join()
     assert row == (CONNECTIONS_MAX,)

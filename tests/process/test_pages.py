@@ -1,8 +1,7 @@
-"""docs/effects.md and docs/tasks.md do what they say: their blocks are run in order, in one directory.
+"""docs/effects.md and docs/tasks.md: their blocks are run in order, in one directory.
 
-A block `python FILE` is written to that file, a block `python` is run in one session with those before
-it, a block `sh` in a shell of its own, and a block `text` is what the one before it printed. In it, `…`
-stands for anything.
+A block `python FILE` is written to that file. All blocks `python` run in one session, and each block `sh` in
+a separate shell. A block `text` is the expected output of the block before it, where `…` matches any text.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.test_tutorial import blocks_of, pattern_of
-from tests.process.watch import assert_nobody_is_left
+from tests.process.watch import assert_no_process_left
 from tests.processes import ROOT, Proc
 
 PAGES = [ROOT / "docs" / name for name in ("effects.md", "tasks.md")]
@@ -26,7 +25,7 @@ PAGE_S = 100
 LINGER_S = 3.0
 MARK = "--- block"
 
-# Blocks come as JSON in a file; what each prints comes behind a line that says which one it is.
+# Reads the blocks as JSON from a file, and prints a line with the block's number before its output.
 SESSION = """
 import json, subprocess, sys
 sys.path.insert(0, ".")
@@ -41,7 +40,7 @@ for at, (kind, text) in json.load(open("blocks.json")):
 
 
 @each_page
-def test_every_block_of_the_page_is_one_that_we_run(page: Path) -> None:
+def test_every_block_of_the_page_is_executed(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     blocks = blocks_of(text)
     assert len(blocks) == text.count("```") // 2
@@ -53,7 +52,7 @@ def test_every_block_of_the_page_is_one_that_we_run(page: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(PAGE_S + 20)
 @each_page
-def test_the_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+def test_page_examples_print_the_documented_output(page: Path, tmp_path: Path) -> None:
     blocks = blocks_of(page.read_text(encoding="utf-8"))
     run = []
     for at, block in enumerate(blocks):
@@ -71,9 +70,13 @@ def test_the_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
         printed = "\n".join(session.lines)
         assert code == 0, printed + "\n".join(session.errors)
     parts = re.split(rf"^{MARK} (\d+)\n?", printed, flags=re.MULTILINE)
-    told = {int(at): said.rstrip() for at, said in zip(parts[1::2], parts[2::2], strict=True)}
+    printed_by_block = {
+        int(at): text.rstrip() for at, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
     for at, (block, after) in enumerate(pairwise(blocks)):
         if not block.file and block.kind != "text":
             expected = pattern_of(after.text) if after.kind == "text" else ""
-            assert re.fullmatch(expected, told[at]), f"block {at} printed:\n{told[at]}"
-    assert_nobody_is_left(tmp_path / "data", LINGER_S)
+            assert re.fullmatch(expected, printed_by_block[at]), (
+                f"block {at} printed:\n{printed_by_block[at]}"
+            )
+    assert_no_process_left(tmp_path / "data", LINGER_S)

@@ -1,7 +1,7 @@
-"""A refused open looks first: no file of the store has changed, none has come, none has gone.
+"""A refused open changes, adds and removes no file of the store.
 
-The stores here were killed: their redo log has commits that LMDB's file may lack, so that an open begins with a
-recovery, which writes.
+The writers of these stores were killed. The redo log has commits that the LMDB file may lack, so that an open
+starts with a recovery, which writes.
 """
 
 from __future__ import annotations
@@ -23,41 +23,51 @@ import pytest
 from holdfast import store as stores
 from holdfast.config import MAP_BYTES
 from holdfast.errors import HoldfastError, NotFound, SchemaMismatch, StoreCorrupt
-from holdfast.store import places, redo, schema, writer
-from holdfast.store.address import LOCK, LOG, LOG_BYTES_MAX, Arguments
-from holdfast.store.backup import restore
-from holdfast.store.copy import TargetTaken
-from holdfast.store.copy import copy as copy_store
+from holdfast.store import schema
+from holdfast.store.admin import raw_access
+from holdfast.store.admin.copy import TargetNotEmpty, copy_store
+from holdfast.store.lmdb import redo_log, writer
+from holdfast.store.lmdb.backup import restore_backup
+from holdfast.store.lmdb.writer_address import (
+    LOG_BYTES_MAX,
+    LOG_FILE,
+    WRITER_LOCK_FILE,
+    WriterArguments,
+)
 from tests.process.conftest import LIMITS
-from tests.process.refusals import refused, untouched
-from tests.process.watch import assert_nobody_is_left
+from tests.process.refusal_checks import refused, untouched
+from tests.process.watch import assert_no_process_left
 
 pytestmark = pytest.mark.timeout(60)
 
-MODULES = ("holdfast.store.inspection", "holdfast.store.view", "holdfast.store.redo")
+MODULES = (
+    "holdfast.store.lmdb.inspection",
+    "holdfast.store.lmdb.recovered_view",
+    "holdfast.store.lmdb.redo_log",
+)
 
 PAGE = 4096
 ROWS = 60
 
-# Commits through a writer of its own, and is killed with it: the log is not closed.
-KILLED = """
+# Commits through an engine in this process and kills the process, so that the redo log is not closed.
+KILLED_WRITER_SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 from holdfast.store import schema
-from holdfast.store.engine import Request
-from holdfast.store.writer import open_engine, take_lock
+from holdfast.store.engine import CommitRequest
+from holdfast.store.lmdb.writer import open_engine, try_lock
 
 path = Path(sys.argv[1])
 path.mkdir(parents=True, exist_ok=True)
-lock = take_lock(path)
+lock = try_lock(path)
 backend, engine = open_engine(path, bootstrap=True)
 for n in range(int(sys.argv[2])):
     puts = {b"row %03d" % n: bytes([n % 256]) * 300}
-    [answer] = engine.commit([Request(n + 1, b"client", backend.last_id(), puts=puts)])
+    [answer] = engine.commit([CommitRequest(n + 1, b"client", backend.last_id(), puts=puts)])
     assert answer.error is None
     if n == int(sys.argv[2]) // 2:
-        backend._redo.checkpoint()
-        backend._redo._wait()
+        backend._redo_log.checkpoint()
+        backend._redo_log._wait_for_checkpoint()
 last = eval(sys.argv[3])
 if last:
     txn = backend.begin()
@@ -67,9 +77,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def killed(path: Path, last: dict[bytes, bytes] | None = None) -> Path:
+def write_and_kill(path: Path, last: dict[bytes, bytes] | None = None) -> Path:
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(path), str(ROWS), repr(last or {})],
+        [sys.executable, "-c", KILLED_WRITER_SCRIPT, str(path), str(ROWS), repr(last or {})],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         timeout=60,
@@ -78,11 +88,11 @@ def killed(path: Path, last: dict[bytes, bytes] | None = None) -> Path:
     return path
 
 
-def opens(path: Path) -> None:
-    """All rows are there, and another one can be."""
+def assert_store_opens(path: Path) -> None:
+    """Assert that the store opens, accepts a commit and has all rows."""
     with stores.open(path, limits=LIMITS) as store:
         store.transact(lambda txn: txn.put(("more",), b"1"))
-    assert_nobody_is_left(path, LIMITS.linger_s)
+    assert_no_process_left(path, LIMITS.idle_exit_s)
     env = lmdb.open(str(path), map_size=MAP_BYTES, readonly=True)
     with env.begin() as txn:
         rows = [txn.get(b"row %03d" % n) for n in range(ROWS)]
@@ -90,44 +100,46 @@ def opens(path: Path) -> None:
     assert rows == [bytes([n % 256]) * 300 for n in range(ROWS)]
 
 
-def test_a_killed_store_recovers_every_row(home: Path) -> None:
-    opens(killed(home))
+def test_open_after_a_kill_recovers_every_row(home: Path) -> None:
+    assert_store_opens(write_and_kill(home))
 
 
-def test_a_store_that_another_writer_makes_meanwhile_is_not_refused(
+def test_writer_does_not_refuse_a_store_created_concurrently(
     home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A look without the lock can see half of what another writer writes."""
+    """An inspection without the lock can read a partial state of another writer."""
     home.mkdir()
-    real = redo._log
+    real = redo_log._read_latest_header
 
-    def look(file: Path) -> redo.Header | None:
+    def look(file: Path) -> redo_log.RedoHeader | None:
         found = real(file)
-        if not (home / LOCK).exists():
-            killed(home)
+        if not (home / WRITER_LOCK_FILE).exists():
+            write_and_kill(home)
         return found
 
-    monkeypatch.setattr(redo, "_log", look)
-    monkeypatch.setattr(writer, "take_lock", lambda path: None)
-    given = Arguments(str(home), True, 0.1, 1 << 20, 1.0)
-    monkeypatch.setattr(writer, "say", lambda line: print(line, flush=True))
+    monkeypatch.setattr(redo_log, "_read_latest_header", look)
+    monkeypatch.setattr(writer, "try_lock", lambda path: None)
+    given = WriterArguments(str(home), True, 0.1, 1 << 20, 1.0)
+    monkeypatch.setattr(writer, "report_status", lambda line: print(line, flush=True))
     assert writer.main([msgspec.json.encode(given).decode()]) == 0
     assert capfd.readouterr().out == "held\n"
 
 
-def test_a_power_cut_before_the_last_checkpoint_recovers_every_row(home: Path) -> None:
-    """LMDB's file is at its base, as after a power cut: the rows come from the log."""
-    killed(home)
+def test_open_after_a_power_cut_recovers_every_row(home: Path) -> None:
+    """The LMDB file is at its base, as after a power cut. The rows come from the redo log."""
+    write_and_kill(home)
     stale_meta(home)
-    opens(home)
+    assert_store_opens(home)
 
 
 def stale_meta(home: Path) -> None:
-    """Put the meta page of the base over both, and garbage over what was committed since."""
-    from holdfast.store.redo import FILES, Header, _headers
+    """Overwrite both meta pages with the base's, and the pages committed since then with garbage."""
+    from holdfast.store.lmdb.redo_log import LOG_FILES, RedoHeader, _read_headers
 
-    bases: list[Header] = [one for name in FILES for one in _headers(home / name) if one.meta]
-    base = max(bases, key=lambda one: one.round)
+    bases: list[RedoHeader] = [
+        one for name in LOG_FILES for one in _read_headers(home / name) if one.meta
+    ]
+    base = max(bases, key=lambda one: one.epoch)
     last = struct.unpack_from("<Q", base.meta, 136)[0]
     with open(home / "data.mdb", "r+b") as file:
         for n in range(2):
@@ -140,9 +152,9 @@ def stale_meta(home: Path) -> None:
 
 
 SCHEMAS: dict[str, bytes] = {
-    "a newer minor version": schema.marker(schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR + 1),
-    "a newer major version": schema.marker(schema.SCHEMA_MAJOR + 1, 0),
-    "an older version": schema.marker(0, 0),
+    "a newer minor version": schema.encode_marker(schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR + 1),
+    "a newer major version": schema.encode_marker(schema.SCHEMA_MAJOR + 1, 0),
+    "an older version": schema.encode_marker(0, 0),
     "no version": b"what is this",
 }
 
@@ -154,22 +166,24 @@ SCHEMAS: dict[str, bytes] = {
     "Schema-version guard",
     "a marker of another version refuses a store whose log is still to be replayed, and changes nothing",
 )
-def test_another_schema_in_a_log_that_is_to_be_replayed(home: Path, marker: str, cut: bool) -> None:
-    killed(home, {schema.MARKER_KEY: SCHEMAS[marker]})
+def test_schema_mismatch_in_an_unreplayed_redo_log_changes_no_file(
+    home: Path, marker: str, cut: bool
+) -> None:
+    write_and_kill(home, {schema.MARKER_KEY: SCHEMAS[marker]})
     if cut:
         stale_meta(home)
     with untouched(home), refused(SchemaMismatch):
         stores.open(home, limits=LIMITS)
 
 
-def test_the_meta_row_or_an_outcome_that_cannot_be_read(home: Path, tmp_path: Path) -> None:
+def test_unreadable_meta_row_or_outcome_is_store_corrupt(home: Path, tmp_path: Path) -> None:
     for n, key in enumerate((schema.META_KEY, schema.OUTCOME + b"\x15\x01")):
-        path = killed(tmp_path / str(n), {key: b"\xc1 no record"})
+        path = write_and_kill(tmp_path / str(n), {key: b"\xc1 no record"})
         with untouched(path), refused(StoreCorrupt):
             stores.open(path, limits=LIMITS)
 
 
-def headed(fields: list[object], magic: bytes = b"holdfast redo 1\n") -> bytes:
+def header_bytes(fields: list[object], magic: bytes = b"holdfast redo 1\n") -> bytes:
     body = msgspec.msgpack.encode(fields)
     return magic + struct.pack("<II", zlib.crc32(body), len(body)) + body
 
@@ -187,11 +201,11 @@ def rewrite_headers(
                 size = struct.unpack_from("<I", data, 20)[0]
                 fields = msgspec.msgpack.decode(data[24 : 24 + size])
                 file.seek(at)
-                file.write(headed(change(fields), magic))
+                file.write(header_bytes(change(fields), magic))
 
 
-def test_a_log_of_another_schema_is_not_replayed(home: Path) -> None:
-    killed(home)
+def test_redo_log_of_another_schema_is_not_replayed(home: Path) -> None:
+    write_and_kill(home)
 
     def newer(fields: list[object]) -> list[object]:
         assert fields[4] == [schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR]
@@ -202,16 +216,16 @@ def test_a_log_of_another_schema_is_not_replayed(home: Path) -> None:
         stores.open(home, limits=LIMITS)
 
 
-def test_a_log_of_another_format_is_not_ignored(home: Path) -> None:
-    killed(home)
+def test_redo_log_of_another_format_is_schema_mismatch(home: Path) -> None:
+    write_and_kill(home)
     rewrite_headers(home, lambda fields: fields, b"holdfast redo 2\n")
     with untouched(home), refused(SchemaMismatch):
         stores.open(home, limits=LIMITS)
 
 
-def test_a_log_without_salt_and_schema_is_still_read(home: Path) -> None:
-    """Logs of earlier versions: records begin with the checksum, headers end with `closed`."""
-    killed(home)
+def test_redo_log_without_salt_and_schema_is_replayed(home: Path) -> None:
+    """Redo logs of earlier versions: records begin with the checksum, headers end with `closed`."""
+    write_and_kill(home)
     salts: dict[str, bytes] = {}
     for name in ("redo.0", "redo.1"):
         data = bytearray((home / name).read_bytes())
@@ -220,7 +234,7 @@ def test_a_log_without_salt_and_schema_is_still_read(home: Path) -> None:
                 size = struct.unpack_from("<I", data, at + 20)[0]
                 fields = msgspec.msgpack.decode(bytes(data[at + 24 : at + 24 + size]))
                 salts[name] = fields[5]
-                old = headed(fields[:4])
+                old = header_bytes(fields[:4])
                 data[at : at + 512] = old + bytes(512 - len(old))
         out, at = bytearray(data[:PAGE]), PAGE
         while salts[name] and data.startswith(salts[name], at):
@@ -231,7 +245,7 @@ def test_a_log_without_salt_and_schema_is_still_read(home: Path) -> None:
             at += 32 + size
         (home / name).write_bytes(out.ljust(len(data), b"\0"))
     stale_meta(home)
-    opens(home)
+    assert_store_opens(home)
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {}
@@ -312,18 +326,20 @@ def a_directory_is_in_the_place_of_the_table_of_readers(home: Path) -> None:
 
 
 def _log_in_use(home: Path) -> Path:
-    from holdfast.store.redo import _headers
+    from holdfast.store.lmdb.redo_log import _read_headers
 
     return max(
         (home / name for name in ("redo.0", "redo.1")),
-        key=lambda file: max(one.round for one in _headers(file)),
+        key=lambda file: max(one.epoch for one in _read_headers(file)),
     )
 
 
 @pytest.mark.parametrize("change", DAMAGE)
 @pytest.mark.parametrize("lock_files", [True, False], ids=["as it was", "without lock files"])
-def test_damage_is_refused_and_every_file_stays(home: Path, change: str, lock_files: bool) -> None:
-    killed(home)
+def test_damaged_store_raises_store_corrupt_and_changes_no_file(
+    home: Path, change: str, lock_files: bool
+) -> None:
+    write_and_kill(home)
     DAMAGE[change](home)
     if not lock_files:
         for name in ("lock.mdb", "writer.lock", "writer.log"):
@@ -334,18 +350,18 @@ def test_damage_is_refused_and_every_file_stays(home: Path, change: str, lock_fi
             stores.open(home, limits=LIMITS)
 
 
-def test_a_closed_store_without_its_data_file_is_not_made_anew(home: Path) -> None:
+def test_open_does_not_recreate_a_missing_data_file(home: Path) -> None:
     with stores.open(home, limits=LIMITS) as store:
         store.transact(lambda txn: txn.put(("row",), b"acknowledged"))
-    assert_nobody_is_left(home, LIMITS.linger_s)
+    assert_no_process_left(home, LIMITS.idle_exit_s)
     (home / "data.mdb").unlink()
     with untouched(home), refused(StoreCorrupt):
         stores.open(home, limits=LIMITS)
 
 
-def test_a_long_log_of_the_writer_is_cut_by_an_open_that_is_not_refused(home: Path) -> None:
-    killed(home)
-    (home / LOG).write_bytes(b"why it ended\n" * (LOG_BYTES_MAX // 10))
+def test_only_a_successful_open_truncates_the_writer_log(home: Path) -> None:
+    write_and_kill(home)
+    (home / LOG_FILE).write_bytes(b"why it ended\n" * (LOG_BYTES_MAX // 10))
     header = _log_in_use(home).read_bytes()[:16]
     with open(_log_in_use(home), "r+b") as log:
         log.write(b"damaged")
@@ -354,12 +370,12 @@ def test_a_long_log_of_the_writer_is_cut_by_an_open_that_is_not_refused(home: Pa
     damaged = next(one for one in home.glob("redo.?") if one.read_bytes().startswith(b"damaged"))
     with open(damaged, "r+b") as log:
         log.write(header)
-    opens(home)
-    assert (home / LOG).stat().st_size <= LOG_BYTES_MAX
+    assert_store_opens(home)
+    assert (home / LOG_FILE).stat().st_size <= LOG_BYTES_MAX
 
 
-def test_a_store_without_a_marker_is_refused_without_bootstrap(home: Path, tmp_path: Path) -> None:
-    """Not by its missing file alone: the file is there, and somebody else's."""
+def test_open_without_bootstrap_refuses_a_store_without_marker(home: Path, tmp_path: Path) -> None:
+    """The data file exists, and it is not a Holdfast store."""
     env = lmdb.open(str(home), map_size=MAP_BYTES)
     with env.begin(write=True) as txn:
         txn.put(b"theirs", b"1")
@@ -371,37 +387,39 @@ def test_a_store_without_a_marker_is_refused_without_bootstrap(home: Path, tmp_p
 # -- commands ----------------------------------------------------------------------------------------
 
 
-def test_a_refused_restore_leaves_the_store_and_its_log_alone(home: Path, tmp_path: Path) -> None:
-    killed(home)
+def test_refused_restore_leaves_the_store_unchanged(home: Path, tmp_path: Path) -> None:
+    write_and_kill(home)
     backup = tmp_path / "backup"
     backup.mkdir()
     shutil.copyfile(home / "data.mdb", backup / "data.mdb")
     size = (backup / "data.mdb").stat().st_size
     overwrite(backup / "data.mdb", 2 * PAGE, b"\x5a" * (size - 2 * PAGE))
     with untouched(home, backup), pytest.raises(StoreCorrupt):
-        restore(backup, home)
+        restore_backup(backup, home)
     with untouched(backup), pytest.raises(StoreCorrupt):
-        restore(backup, tmp_path / "new")
+        restore_backup(backup, tmp_path / "new")
     assert not (tmp_path / "new").exists()
-    opens(home)
+    assert_store_opens(home)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_refused_copy_leaves_both_places_alone(home: Path, tmp_path: Path, side: str) -> None:
+def test_refused_copy_leaves_source_and_target_unchanged(
+    home: Path, tmp_path: Path, side: str
+) -> None:
     other = tmp_path / "other"
     if side == "source":
-        killed(home, {schema.MARKER_KEY: schema.marker(schema.SCHEMA_MAJOR + 1, 0)})
+        write_and_kill(home, {schema.MARKER_KEY: schema.encode_marker(schema.SCHEMA_MAJOR + 1, 0)})
     else:
-        killed(home)
-        killed(other)
-    kind: type[HoldfastError] = SchemaMismatch if side == "source" else TargetTaken
+        write_and_kill(home)
+        write_and_kill(other)
+    kind: type[HoldfastError] = SchemaMismatch if side == "source" else TargetNotEmpty
     kept = (home,) if side == "source" else (home, other)
 
     def copies() -> None:
         with ExitStack() as opened:
-            here = opened.enter_context(closing(places.source(f"lmdb:{home}")))
-            there = opened.enter_context(closing(places.target(f"lmdb:{other}")))
-            copy_store(here, there, keep=True, progress=lambda *_: None)
+            here = opened.enter_context(closing(raw_access.open_source(f"lmdb:{home}")))
+            there = opened.enter_context(closing(raw_access.open_target(f"lmdb:{other}")))
+            copy_store(here, there, keep_source=True, progress=lambda *_: None)
 
     with untouched(*kept), pytest.raises(kind):
         copies()

@@ -1,4 +1,4 @@
-"""The worker in plain sh, against a real server: it does tasks, is killed, is told, and nothing is lost."""
+"""The shell worker of `examples/shell-worker` against a real server: tasks, retries, kills, cancellation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.process.watch import assert_nobody_is_left, until
-from tests.processes import ROOT, Proc, need
+from tests.process.watch import assert_no_process_left, until
+from tests.processes import ROOT, Proc, require_programs
 
 EXAMPLE = ROOT / "examples" / "shell-worker"
 WORKER = EXAMPLE / "worker.sh"
@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-class Api:
+class TaskApiClient:
     def __init__(self, port: int) -> None:
         self._port = port
 
@@ -48,7 +48,7 @@ class Api:
         task = {"name": name, "args": args, "options": {"queue": QUEUE, **options}}
         return str(self.call("POST", "tasks", task)["id"])
 
-    def ended(self, id: str) -> Any:
+    def wait_for_end(self, id: str) -> Any:
         found = self.call("GET", f"tasks/{id}?wait_s=30")
         assert found["state"] in ("COMPLETED", "FAILED", "DEAD"), found
         return found
@@ -57,8 +57,8 @@ class Api:
         return str(self.call("GET", f"tasks/{id}")["state"])
 
 
-class Home:
-    """A server, a directory of jobs, and workers."""
+class ShellWorkerRig:
+    """A rig with a server, a directory of jobs, and shell workers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,10 +66,10 @@ class Home:
         shutil.copytree(EXAMPLE / "jobs", self.jobs)
         self.port = 0
         self._started: list[Proc] = []
-        self.server = self.serve()
-        self.api = Api(self.port)
+        self.server = self.start_server()
+        self.api = TaskApiClient(self.port)
 
-    def serve(self) -> Proc:
+    def start_server(self) -> Proc:
         argv = [sys.executable, "-m", "holdfast.cli", "up", "app:app", "--store", "data"]
         proc = Proc.spawn(
             [*argv, "--http", f"127.0.0.1:{self.port}"],
@@ -80,7 +80,7 @@ class Home:
         self.port = int(proc.lines[0].rpartition(":")[2])
         return proc
 
-    def work(self, name: str, *, token: str = TOKEN) -> Proc:
+    def start_worker(self, name: str, *, token: str = TOKEN) -> Proc:
         url = f"http://127.0.0.1:{self.port}"
         proc = Proc.spawn(
             ["sh", str(WORKER), str(self.jobs), QUEUE],
@@ -90,7 +90,7 @@ class Home:
         self._started.append(proc)
         return proc
 
-    def job(self, name: str, script: str) -> None:
+    def add_job(self, name: str, script: str) -> None:
         file = self.jobs / name
         file.write_text("#!/bin/sh\n" + script, encoding="utf-8")
         file.chmod(0o755)
@@ -101,89 +101,89 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    need("curl")
+def home(tmp_path: Path) -> Iterator[ShellWorkerRig]:
+    require_programs("curl")
     shutil.copy(EXAMPLE / "app.py", tmp_path / "app.py")
-    made = Home(tmp_path)
+    made = ShellWorkerRig(tmp_path)
     try:
         yield made
     finally:
         made.close()
-    assert_nobody_is_left(tmp_path / "data", LINGER_S)
+    assert_no_process_left(tmp_path / "data", LINGER_S)
 
 
-def test_it_does_the_tasks_of_its_queue(home: Home) -> None:
-    worker = home.work("one")
-    done = home.api.ended(home.api.submit("checksum", "hello"))
+def test_shell_worker_runs_tasks_of_its_queue(home: ShellWorkerRig) -> None:
+    worker = home.start_worker("one")
+    done = home.api.wait_for_end(home.api.submit("checksum", "hello"))
     assert done["result"].startswith("2cf24dba5fb0a30e")
     assert (done["worker"], done["attempt"]) == ("one", 1)
     worker.expect(f"checksum {done['id'].replace('-', '-1-')} COMMITTED")
 
 
-def test_what_cannot_be_done_is_refused_with_what_was_said(home: Home) -> None:
-    home.work("one")
-    failed = home.api.ended(home.api.submit("checksum", 5))
+def test_refused_task_fails_with_the_error_output_of_the_job(home: ShellWorkerRig) -> None:
+    home.start_worker("one")
+    failed = home.api.wait_for_end(home.api.submit("checksum", 5))
     assert (failed["state"], failed["reason"]) == ("FAILED", "refused")
     assert "one argument, plain text" in failed["error"]
 
 
 @pytest.mark.deep
-def test_what_it_has_no_program_for_is_left_to_others(home: Home) -> None:
-    home.work("one")
+def test_task_without_a_job_program_stays_waiting(home: ShellWorkerRig) -> None:
+    home.start_worker("one")
     others = [home.api.submit("../worker.sh"), home.api.submit("resize")]
-    home.api.ended(home.api.submit("checksum", "a"))
+    home.api.wait_for_end(home.api.submit("checksum", "a"))
     assert [home.api.state(id) for id in others] == ["WAITING", "WAITING"]
-    home.job("resize", "echo 5")
-    assert home.api.ended(others[1])["result"] == 5
+    home.add_job("resize", "echo 5")
+    assert home.api.wait_for_end(others[1])["result"] == 5
 
 
-def test_what_fails_is_tried_again(home: Home) -> None:
-    home.job(
+def test_failed_job_is_retried(home: ShellWorkerRig) -> None:
+    home.add_job(
         "flaky", 'if [ -f again ]; then echo 7; else : > again; echo "no \\"ink\\"" >&2; exit 3; fi'
     )
-    home.work("one")
-    done = home.api.ended(home.api.submit("flaky"))
+    home.start_worker("one")
+    done = home.api.wait_for_end(home.api.submit("flaky"))
     assert (done["result"], done["attempt"], done["failures"]) == (7, 2, 1)
 
 
-def test_what_prints_no_json_is_refused(home: Home) -> None:
-    home.job("chatty", "echo this is no JSON")
-    home.work("one")
-    failed = home.api.ended(home.api.submit("chatty"))
+def test_job_output_without_json_fails_with_bad_result(home: ShellWorkerRig) -> None:
+    home.add_job("chatty", "echo this is no JSON")
+    home.start_worker("one")
+    failed = home.api.wait_for_end(home.api.submit("chatty"))
     assert (failed["state"], failed["reason"]) == ("FAILED", "bad_result")
 
 
-def test_text_in_the_arguments_is_not_taken_for_the_lease(home: Home) -> None:
-    home.job("echo", "cat")
-    home.work("one")
+def test_task_arguments_cannot_inject_a_lease(home: ShellWorkerRig) -> None:
+    home.add_job("echo", "cat")
+    home.start_worker("one")
     trap = '","lease":"1-99-99","name":"other'
-    done = home.api.ended(home.api.submit("echo", trap))
+    done = home.api.wait_for_end(home.api.submit("echo", trap))
     assert (done["state"], done["result"]["args"]) == ("COMPLETED", [trap])
 
 
-def test_a_lease_is_kept_while_the_job_goes_on(home: Home) -> None:
-    # Longer than its lease, which is long enough for a busy machine to keep it.
-    home.job("slow", "for n in 1 2 3 4 5 6 7 8 9 10; do sleep 0.5; echo $n >&2; done; echo 1")
-    home.work("one")
-    home.work("two")
-    done = home.api.ended(home.api.submit("slow", lease_s=4, execution_window_s=4))
+def test_lease_is_renewed_while_the_job_runs(home: ShellWorkerRig) -> None:
+    # The job takes longer than its lease. The lease is long enough to be renewed on a busy machine.
+    home.add_job("slow", "for n in 1 2 3 4 5 6 7 8 9 10; do sleep 0.5; echo $n >&2; done; echo 1")
+    home.start_worker("one")
+    home.start_worker("two")
+    done = home.api.wait_for_end(home.api.submit("slow", lease_s=4, execution_window_s=4))
     assert (done["result"], done["attempt"], done["expiries"]) == (1, 1, 0)
 
 
-def test_the_task_of_a_killed_worker_goes_to_another(home: Home) -> None:
-    home.job("once", "if [ -f began ]; then echo 2; else : > began; sleep 100; fi")
-    first = home.work("one")
+def test_task_of_a_killed_worker_is_leased_to_another_worker(home: ShellWorkerRig) -> None:
+    home.add_job("once", "if [ -f began ]; then echo 2; else : > began; sleep 100; fi")
+    first = home.start_worker("one")
     id = home.api.submit("once", lease_s=3)
     until(lambda: (home.path / "began").exists(), "it is begun")
     first.close()
-    home.work("two")
-    done = home.api.ended(id)
+    home.start_worker("two")
+    done = home.api.wait_for_end(id)
     assert (done["result"], done["worker"], done["attempt"]) == (2, "two", 2)
 
 
-def test_a_cancelled_task_ends_its_job(home: Home) -> None:
-    home.job("long", "trap ': > ended; exit 1' TERM; : > began; sleep 100 & wait $!")
-    worker = home.work("one")
+def test_cancelled_task_terminates_its_job(home: ShellWorkerRig) -> None:
+    home.add_job("long", "trap ': > ended; exit 1' TERM; : > began; sleep 100 & wait $!")
+    worker = home.start_worker("one")
     id = home.api.submit("long", lease_s=3)
     until(lambda: (home.path / "began").exists(), "it is begun")
     home.api.call("POST", f"tasks/{id}/cancel", {})
@@ -191,41 +191,41 @@ def test_a_cancelled_task_ends_its_job(home: Home) -> None:
     worker.expect(f"long {id.replace('-', '-1-')} CANCELLED")
 
 
-def test_a_worker_that_is_told_to_stop_finishes_its_job(home: Home) -> None:
-    home.job("gate", ": > began; until [ -f open ]; do sleep 0.05; done; echo 3")
-    worker = home.work("one")
+def test_sigterm_lets_the_worker_finish_its_job(home: ShellWorkerRig) -> None:
+    home.add_job("gate", ": > began; until [ -f open ]; do sleep 0.05; done; echo 3")
+    worker = home.start_worker("one")
     id = home.api.submit("gate")
     until(lambda: (home.path / "began").exists(), "it is begun")
     worker.terminate()
     (home.path / "open").touch()
-    assert home.api.ended(id)["result"] == 3
+    assert home.api.wait_for_end(id)["result"] == 3
     assert worker.wait() == 0
 
 
-def test_an_idle_worker_that_is_told_to_stop_takes_nothing_with_it(home: Home) -> None:
-    worker = home.work("one")
-    home.api.ended(home.api.submit("checksum", "a"))
+def test_sigterm_of_an_idle_worker_leases_no_task(home: ShellWorkerRig) -> None:
+    worker = home.start_worker("one")
+    home.api.wait_for_end(home.api.submit("checksum", "a"))
     worker.terminate()
     assert worker.wait() == 0
     id = home.api.submit("checksum", "b")
-    home.work("two")
-    assert home.api.ended(id)["attempt"] == 1
+    home.start_worker("two")
+    assert home.api.wait_for_end(id)["attempt"] == 1
 
 
-def test_workers_outlive_a_restart_of_the_server(home: Home) -> None:
-    home.job("gate", ": > began; until [ -f open ]; do sleep 0.05; done; echo 3")
-    home.work("one")
+def test_worker_survives_a_restart_of_the_server(home: ShellWorkerRig) -> None:
+    home.add_job("gate", ": > began; until [ -f open ]; do sleep 0.05; done; echo 3")
+    home.start_worker("one")
     id = home.api.submit("gate")
     until(lambda: (home.path / "began").exists(), "it is begun")
     home.server.kill()
     (home.path / "open").touch()
-    home.serve()
-    done = home.api.ended(id)
+    home.start_server()
+    done = home.api.wait_for_end(id)
     assert (done["result"], done["attempt"]) == (3, 1)
 
 
-def test_without_the_token_a_worker_gets_nothing(home: Home) -> None:
-    home.work("one", token="")
+def test_worker_without_a_token_gets_no_task(home: ShellWorkerRig) -> None:
+    home.start_worker("one", token="")
     id = home.api.submit("checksum", "a")
-    home.work("two")
-    assert home.api.ended(id)["worker"] == "two"
+    home.start_worker("two")
+    assert home.api.wait_for_end(id)["worker"] == "two"

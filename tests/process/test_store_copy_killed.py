@@ -1,4 +1,4 @@
-"""`holdfast store copy` as a process: killed, interrupted, out of disk, and beside an old client."""
+"""`holdfast store copy` as a process: killed, interrupted, on a full disk, and with an open client."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from holdfast.errors import CopyUnfinished, StoreMoved
 from holdfast.store.probe import now
 from tests.postgres import fresh_url
 from tests.process.conftest import LIMITS
-from tests.process.test_files import small_disk
-from tests.process.watch import Seen, until, writer_of
+from tests.process.test_store_files import small_disk
+from tests.process.watch import OsProcess, until, writer_of
 from tests.processes import Proc
 
 pytestmark = pytest.mark.timeout(120)
@@ -31,7 +31,7 @@ VALUE_BYTES = 12 * MIB
 
 @pytest.fixture
 def here(home: Path) -> Path:
-    """A store that takes a moment to copy."""
+    """A store large enough that its copy takes a moment."""
     with stores.open(home, limits=LIMITS) as store:
         for n in range(VALUES):
             store.transact(
@@ -45,12 +45,12 @@ def there(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return fresh_url() if request.param == "postgres" else str(tmp_path / "there")
 
 
-def begun(url: str) -> Callable[[], bool]:
-    """Whether some of the copy is there."""
+def copy_has_begun(url: str) -> Callable[[], bool]:
+    """A function that returns whether the target has copied rows."""
 
     def lmdb() -> bool:
         file = Path(url) / "data.mdb"
-        # The first page is committed once the second is on its way.
+        # The first page is committed once the second page is being copied.
         return file.exists() and file.stat().st_size > 2 * VALUE_BYTES
 
     def postgres() -> bool:
@@ -64,9 +64,9 @@ def begun(url: str) -> Callable[[], bool]:
     return postgres if url.startswith("postgres") else lmdb
 
 
-def test_a_copy_that_is_killed_is_no_store_and_the_next_one_goes_on(here: Path, there: str) -> None:
+def test_killed_copy_is_unfinished_and_the_next_copy_resumes_it(here: Path, there: str) -> None:
     with Proc.spawn([*COPY, str(here), there], ready=None) as copying:
-        until(begun(there), "the first rows")
+        until(copy_has_begun(there), "the first rows")
         assert copying.kill() == -signal.SIGKILL
     with pytest.raises(CopyUnfinished):
         stores.open(there, limits=LIMITS)
@@ -74,25 +74,27 @@ def test_a_copy_that_is_killed_is_no_store_and_the_next_one_goes_on(here: Path, 
         assert store.generation == 1
     with Proc.spawn([*COPY, str(here), there, "--json"], ready=None) as again:
         assert again.wait(60) == 0, again.errors
-        told = json.loads("\n".join(again.lines))
-    assert told["resumed"] is True
-    assert told["rows"] == VALUES
+        report = json.loads("\n".join(again.lines))
+    assert report["resumed"] is True
+    assert report["rows"] == VALUES
     with stores.open(there, bootstrap=False, limits=LIMITS) as store:
         assert store.read(lambda txn: len(txn.get(("big", VALUES - 1)) or b"")) == VALUE_BYTES
 
 
-def test_a_copy_that_is_interrupted_says_what_to_do(here: Path, there: str) -> None:
+def test_interrupted_copy_exits_130_and_prints_a_hint(here: Path, there: str) -> None:
     with Proc.spawn([*COPY, str(here), there], ready=None) as copying:
-        until(begun(there), "the first rows")
+        until(copy_has_begun(there), "the first rows")
         os.kill(copying.pid, signal.SIGINT)
         assert copying.wait() == 130
-    # A slow copy tells how far it is before that.
+    # A slow copy prints its progress before this line.
     assert copying.errors[-1].startswith("holdfast: interrupted: ")
     with stores.open(here, limits=LIMITS) as store:
         assert store.generation == 1
 
 
-def test_a_full_disk_ends_the_copy_and_leaves_the_source(here: Path, tmp_path: Path) -> None:
+def test_full_disk_fails_the_copy_and_leaves_the_source_unchanged(
+    here: Path, tmp_path: Path
+) -> None:
     with small_disk(tmp_path / "disk") as disk:
         with Proc.spawn([*COPY, str(here), str(disk / "there")], ready=None) as copying:
             assert copying.wait(60) == 1
@@ -101,12 +103,10 @@ def test_a_full_disk_ends_the_copy_and_leaves_the_source(here: Path, tmp_path: P
             assert store.generation == 1
 
 
-def test_a_client_that_lost_its_writer_cannot_commit_into_a_store_that_moved_meanwhile(
-    home: Path, there: str
-) -> None:
+def test_commit_to_a_copied_store_raises_store_moved(home: Path, there: str) -> None:
     with stores.open(home, limits=LIMITS) as store:
         store.transact(now)
-        writer: Seen = writer_of(home)
+        writer: OsProcess = writer_of(home)
         writer.kill()
         with Proc.spawn([*COPY, str(home), there], ready=None) as copying:
             assert copying.wait(60) == 0, copying.errors

@@ -1,4 +1,4 @@
-"""The page about stores does what it says: its blocks are taken from the text and run."""
+"""docs/stores.md: its code blocks are run and their output is compared with the page."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.postgres import fresh_url
-from tests.process.test_tutorial import Block, blocks_of, pattern_of, printed_by, script_of
-from tests.process.watch import assert_nobody_is_left
+from tests.process.test_tutorial import PageBlock, blocks_of, pattern_of, printed_by, script_of
+from tests.process.watch import assert_no_process_left
 from tests.processes import ROOT, Proc
 
 PAGE = ROOT / "docs" / "stores.md"
@@ -21,14 +21,14 @@ PAGE_S = 100
 LINGER_S = 3.0
 
 
-def blocks() -> list[Block]:
-    """Those of the page, with a database of ours."""
+def blocks() -> list[PageBlock]:
+    """The blocks of the page, with the URL of a test database."""
     text = PAGE.read_text(encoding="utf-8")
     url = fresh_url()
     return [block._replace(text=block.text.replace(DATABASE, url)) for block in blocks_of(text)]
 
 
-def test_every_block_of_the_page_is_one_that_we_run() -> None:
+def test_every_block_of_the_stores_page_is_executed() -> None:
     text = PAGE.read_text(encoding="utf-8")
     found = blocks_of(text)
     assert len(found) == text.count("```") // 2
@@ -38,16 +38,16 @@ def test_every_block_of_the_page_is_one_that_we_run() -> None:
 
 
 @pytest.mark.timeout(PAGE_S + 30)
-def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+def test_stores_page_examples_print_the_documented_output(tmp_path: Path) -> None:
     found = blocks()
     files = [block for block in found if block.file]
-    # The first part is about one store: the file comes where the page has it.
+    # The first part of the page uses one store, so the configuration is written where the page shows it.
     for block in files:
         if block.kind == "python":
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
     [config] = [block for block in files if block.kind == "toml"]
     at = found.index(config)
-    found[at] = Block("sh", "", f"cat > {config.file} <<'TOML'\n{config.text}TOML")
+    found[at] = PageBlock("sh", "", f"cat > {config.file} <<'TOML'\n{config.text}TOML")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {"PATH": path, "HOLDFAST_STORE": "", "HOLDFAST_CONFIG": ""}
     with Proc.spawn(["bash", "-c", script_of(found)], ready=None, cwd=tmp_path, env=env) as shell:
@@ -60,7 +60,7 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
         if block.kind == "sh" and after.kind == "text"
     ]
     assert len(shown) == 5
-    for pattern, told in shown:
-        assert re.fullmatch(pattern, told, re.DOTALL), told
+    for pattern, printed_text in shown:
+        assert re.fullmatch(pattern, printed_text, re.DOTALL), printed_text
     for name in ("data", "accounts"):
-        assert_nobody_is_left(tmp_path / name, LINGER_S)
+        assert_no_process_left(tmp_path / name, LINGER_S)

@@ -1,4 +1,4 @@
-"""docs/tasks-http.md does what it says: its `sh` blocks are run in order, in one shell."""
+"""docs/tasks-http.md: its `sh` blocks are run in order, in one shell, and their output is compared."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 
 from tests.pgcluster import free_port
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of
-from tests.process.watch import assert_nobody_is_left
-from tests.processes import ROOT, Proc, need
+from tests.process.watch import assert_no_process_left
+from tests.processes import ROOT, Proc, require_programs
 
 PAGE = ROOT / "docs" / "tasks-http.md"
 PAGE_S = 100
 LINGER_S = 3.0
 
 
-def test_every_block_of_the_page_is_one_that_we_run() -> None:
+def test_every_block_of_the_tasks_http_page_is_executed() -> None:
     text = PAGE.read_text(encoding="utf-8")
     blocks = blocks_of(text)
     assert len(blocks) == text.count("```") // 2
@@ -31,9 +31,9 @@ def test_every_block_of_the_page_is_one_that_we_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(PAGE_S + 20)
-def test_the_page_does_what_it_says(tmp_path: Path) -> None:
-    need("curl", "jq")
-    # Another port than the usual one, where somebody may be listening.
+def test_tasks_http_page_examples_print_the_documented_output(tmp_path: Path) -> None:
+    require_programs("curl", "jq")
+    # A free port: the documented port may be in use.
     text = PAGE.read_text(encoding="utf-8").replace("8787", str(free_port()))
     blocks = blocks_of(text)
     for block in blocks:
@@ -41,7 +41,7 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {"PATH": path, "HOLDFAST_TOKEN": ""}
-    # Answers do not end with a line feed: the mark of the next block is on a line of its own.
+    # Responses do not end with a line feed, so each block mark starts on a new line.
     script = script_of(blocks).replace("echo '--- block", "echo; echo '--- block")
     with Proc.spawn(["bash", "-c", script], ready=None, cwd=tmp_path, env=env) as shell:
         code = shell.wait(PAGE_S)
@@ -50,6 +50,8 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
         assert any("no_token" in line for line in shell.errors), shell.errors
     for at, (block, after) in enumerate(pairwise(blocks)):
         if block.kind == "sh" and after.kind == "text":
-            told = "\n".join(printed[at])
-            assert re.fullmatch(pattern_of(after.text), told), f"block {at} printed:\n{told}"
-    assert_nobody_is_left(tmp_path / "data", LINGER_S)
+            printed_text = "\n".join(printed[at])
+            assert re.fullmatch(pattern_of(after.text), printed_text), (
+                f"block {at} printed:\n{printed_text}"
+            )
+    assert_no_process_left(tmp_path / "data", LINGER_S)

@@ -1,8 +1,8 @@
-"""Timers with real processes: workers killed while they fire, downtime, worlds that move.
+"""Timers in real processes: workers killed while firing, downtime, worlds that move to another worker.
 
-A timer worker takes and fires in one commit, so what is left to kill it in is the time between sending
-that commit and hearing of it: the writer stands still then, and nobody knows how it ends. A claim in
-the hands of the dead comes from others only, such as a worker of an older release; it is tried too.
+A timer worker claims and fires a timer in one commit. It can only be killed between sending that commit and
+receiving the reply, so the test stops the writer during that time and the outcome is in doubt. The test also
+kills processes that hold a claim, as a worker of an older release would.
 """
 
 from __future__ import annotations
@@ -17,27 +17,31 @@ from pathlib import Path
 import pytest
 
 from holdfast import store as stores
-from holdfast.app.handle import WorldHandle
 from holdfast.app.runtime import Runtime
+from holdfast.app.world_handle import WorldHandle
 from holdfast.clock import MS, S
 from holdfast.durable import queue
 from holdfast.store.api import Store
 from holdfast.world import timers
 from tests.process.conftest import LIMITS
-from tests.process.waking import Sleeper, Slept, app
+from tests.process.timer_app import Sleeper, Slept, app
 from tests.process.watch import until, writer_of, writers_of
 from tests.processes import Proc, python_proc
 
-MODULES = ("holdfast.roles.timer_worker", "holdfast.roles.firing", "holdfast.durable.due")
+MODULES = (
+    "holdfast.workers.timers.worker",
+    "holdfast.workers.timers.delivery",
+    "holdfast.durable.delayed",
+)
 
-UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.waking:app"]
-# Of each kind of victim; in the issue's terms 200, fewer where time is short.
+UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.timer_app:app"]
+# Kills of each kind of process. The acceptance test uses 200.
 KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "16"))
 VICTIMS = 4
 COUNT = 50
-QUEUES = (timers.delays("sleep"), timers.calendar("sleep"))
+QUEUES = (timers.delay_queue("sleep"), timers.calendar_queue("sleep"))
 
-# Claims one timer that is due, tells so, and holds it until it is killed.
+# Claims one due timer, prints a line, and holds the claim until it is killed.
 CLAIMER = """
 import os, sys
 from holdfast import store as stores
@@ -46,7 +50,7 @@ from holdfast.durable import queue
 path, name, owner = sys.argv[1:]
 with stores.open(path) as store:
     print("ready", flush=True)
-    certain = queue.Budget(failures_max=5, expiries_max=1 << 31)
+    certain = queue.RetryBudget(failures_max=5, expiries_max=1 << 31)
     while not store.transact(queue.claim, name, owner, 1, 1_000_000_000, certain):
         store.wait(queue.topic(name), 0, 0.01)
     print("claimed", flush=True)
@@ -64,7 +68,7 @@ def store(home: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def worlds(store: Store) -> Iterator[Runtime]:
-    """Worlds live here; who wakes them lives elsewhere."""
+    """The runtime that hosts the worlds. Timer workers run in other processes."""
     runtime: Runtime = app.open(store, roles=("orchestrator", "world"))
     with runtime:
         yield runtime
@@ -96,22 +100,22 @@ def claimer(home: Path) -> Iterator[Start]:
         yield claimer
 
 
-def pending(store: Store) -> int:
-    """How many wait, or are in the hands of somebody. Looking needs no writer."""
+def pending_count(store: Store) -> int:
+    """The number of waiting and claimed timers. The read needs no writer."""
     counts = [store.read(queue.counts, name) for name in QUEUES]
     return sum(one.ready + one.delayed + one.claimed for one in counts)
 
 
-def claimed(store: Store) -> int:
+def claimed_count(store: Store) -> int:
     return sum(store.read(queue.counts, name).claimed for name in QUEUES)
 
 
-def pass_by(store: Store, ns: int) -> None:
+def wait_store_time(store: Store, ns: int) -> None:
     end_ns = store.now_ns() + ns
     until(lambda: store.now_ns() > end_ns, "that time goes by")
 
 
-def kill(victims: list[Proc]) -> None:
+def kill_all(victims: list[Proc]) -> None:
     for victim in victims:
         assert victim.kill() == -signal.SIGKILL
         victim.close()
@@ -119,7 +123,7 @@ def kill(victims: list[Proc]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 4 * KILLS)
-def test_timers_fire_once_and_in_time_however_many_workers_are_killed_while_they_fire(
+def test_timers_fire_once_and_not_early_when_workers_are_killed_while_firing(
     up: Start,
     claimer: Start,
     worlds: Runtime,
@@ -131,44 +135,44 @@ def test_timers_fire_once_and_in_time_however_many_workers_are_killed_while_they
 
     def set_timers(count: int, seconds: float) -> None:
         nonlocal sent
-        before = pending(store)
-        # All at once: none is to be due before the last is set.
+        before = pending_count(store)
+        # One call, so that no timer is due before the last is set.
         sleeps = [Slept(n, seconds, calendar=bool(n % 2)) for n in range(sent, sent + count)]
         worlds.send_many([(sleeper, one) for one in sleeps])
         sent += count
-        until(lambda: pending(store) >= before + count, "timers that are set")
+        until(lambda: pending_count(store) >= before + count, "timers that are set")
 
     while in_flight < KILLS or in_hand < KILLS:
-        # With a claim in hand: nobody else is there to fire.
+        # Kill processes that hold a claim. No timer worker runs at this point.
         holders = [claimer(QUEUES[n % 2], f"{in_hand}.{n}") for n in range(VICTIMS)]
         for holder in holders:
             holder.expect("ready")
         set_timers(2 * VICTIMS, 0.02)
         for holder in holders:
             holder.expect("claimed")
-        assert claimed(store) >= 1
-        kill(holders)
+        assert claimed_count(store) >= 1
+        kill_all(holders)
         in_hand += VICTIMS
 
-        # With a commit on its way: the writer stands still from before they are due.
+        # Kill workers with a commit in flight. The writer is stopped before the timers are due.
         workers = [up("timer") for _ in range(VICTIMS)]
         for worker in workers:
             worker.expect("ready")
-        until(lambda: pending(store) == 0, "what the dead had claimed")
+        until(lambda: pending_count(store) == 0, "what the dead had claimed")
         set_timers(4, 0.5)
         writer = writer_of(home)
         writer.stop()
-        pass_by(store, 550 * MS)
-        if pending(store) == 4:
+        wait_store_time(store, 550 * MS)
+        if pending_count(store) == 4:
             in_flight += VICTIMS
-        kill(workers)
+        kill_all(workers)
         writer.cont()
 
     last = up("timer")
-    # Others' commits may have fired all of them: it is told to leave only once it listens.
+    # Earlier commits may have fired all timers. Wait for "ready", since only then SIGTERM is handled.
     last.expect("ready")
     until(lambda: len(sleeper.state().woken) >= sent, "all timers", timeout_s=60)
-    until(lambda: pending(store) == 0, "that none is left")
+    until(lambda: pending_count(store) == 0, "that none is left")
     last.terminate()
     assert last.wait() == 0
     state = sleeper.state()
@@ -182,16 +186,16 @@ def test_timers_fire_once_and_in_time_however_many_workers_are_killed_while_they
     assert done == sent
 
 
-def test_timers_that_fell_due_while_nothing_ran_at_all_fire_once_in_their_order(
+def test_timers_due_during_downtime_fire_once_and_in_order(
     home: Path,
 ) -> None:
     opened = stores.open(home, limits=LIMITS)
     with opened as store, app.open(store, roles=("orchestrator", "world")) as runtime:
         sleeper = runtime.world(Sleeper, "sleeper")
-        # The later it is set, the sooner it is due.
+        # Timers set later are due earlier.
         sleeps = [Slept(n, 0.5 + n / 50, calendar=bool(n % 2)) for n in reversed(range(COUNT))]
         runtime.send_many([(sleeper, event) for event in sleeps])
-        until(lambda: pending(store) == COUNT, "timers that are set")
+        until(lambda: pending_count(store) == COUNT, "timers that are set")
         due_ns = store.now_ns() + 2 * S
     until(lambda: not writers_of(home), "that the writer has left")
     with stores.open(home, limits=LIMITS) as store:
@@ -202,23 +206,21 @@ def test_timers_that_fell_due_while_nothing_ran_at_all_fire_once_in_their_order(
             state = sleeper.state()
     assert sorted(state.woken) == list(range(COUNT))
     for by_clock in (0, 1):
-        told = [n for n in state.woken if n % 2 == by_clock]
-        assert told == sorted(told), "in the order of their times"
+        fired = [n for n in state.woken if n % 2 == by_clock]
+        assert fired == sorted(fired), "in the order of their times"
     assert state.early == []
 
 
 @pytest.mark.slow
-def test_timers_find_a_world_whose_worker_was_killed_after_it_set_them(
-    up: Start, store: Store
-) -> None:
-    """Another worker has the world when they fire."""
+def test_timers_reach_a_world_after_its_worker_was_killed(up: Start, store: Store) -> None:
+    """Another worker hosts the world when the timers fire."""
     up("orchestrator")
     first = up("world")
     with app.open(store, roles=()) as runtime:
         sleeper = runtime.world(Sleeper, "sleeper")
         for n in range(20):
             sleeper.send(Slept(n, 1 + n / 20, calendar=bool(n % 2)))
-        until(lambda: pending(store) == 20, "timers that are set")
+        until(lambda: pending_count(store) == 20, "timers that are set")
         first.kill()
         up("timer")
         up("world")

@@ -1,4 +1,4 @@
-"""The page about timers does what it says: its blocks are taken from the text and run."""
+"""docs/timers.md: its code blocks are run and their output is compared with the page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.test_tutorial import _timeless, blocks_of, pattern_of, printed_by, script_of
-from tests.process.watch import assert_nobody_is_left
+from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of, without_times
+from tests.process.watch import assert_no_process_left
 from tests.processes import ROOT, Proc
 
 PAGE = ROOT / "docs" / "timers.md"
@@ -20,7 +20,7 @@ LINGER_S = 3.0
 
 
 @pytest.mark.timeout(PAGE_S + 30)
-def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+def test_timers_page_examples_print_the_documented_output(tmp_path: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
     blocks = blocks_of(text)
     assert len(blocks) == text.count("```") // 2
@@ -35,11 +35,11 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
         printed = printed_by(shell.lines)
         assert code == 0, f"block {max(printed)} failed:\n" + "\n".join(shell.errors)
     shown = [
-        (pattern_of(after.text), _timeless("\n".join(printed[at])))
+        (pattern_of(after.text), without_times("\n".join(printed[at])))
         for at, (block, after) in enumerate(pairwise(blocks))
         if block.kind == "sh" and after.kind == "text"
     ]
     assert len(shown) == 2
-    for pattern, told in shown:
-        assert re.fullmatch(pattern, told), told
-    assert_nobody_is_left(tmp_path / "data", LINGER_S)
+    for pattern, printed_text in shown:
+        assert re.fullmatch(pattern, printed_text), printed_text
+    assert_no_process_left(tmp_path / "data", LINGER_S)

@@ -1,7 +1,7 @@
-"""The tutorial and the example do what they say: their blocks are taken from the text and run.
+"""The tutorial and the bank example. The blocks of the tutorial are run and their output is compared.
 
-A block `python FILE` is written to that file, a block `sh` is run, all of them in one shell, and a
-block `text` is what the one before it printed. In it, `…` stands for anything, and times may differ.
+A block `python FILE` is written to that file. All blocks `sh` run in one shell. A block `text` is the expected
+output of the block before it, where `…` matches any text and times may differ.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.process.watch import assert_nobody_is_left, until
+from tests.process.watch import assert_no_process_left, until
 from tests.processes import ROOT, Proc
 
 TUTORIAL = ROOT / "docs" / "tutorial-worlds.md"
@@ -28,19 +28,19 @@ LINGER_S = 3.0
 MARK = "--- block"
 
 
-class Block(NamedTuple):
+class PageBlock(NamedTuple):
     kind: str
     file: str
     text: str
 
 
-def blocks_of(markdown: str) -> list[Block]:
+def blocks_of(markdown: str) -> list[PageBlock]:
     found = re.findall(r"^```(\w+) ?(\S*)\n(.*?)^```$", markdown, re.MULTILINE | re.DOTALL)
-    return [Block(*groups) for groups in found]
+    return [PageBlock(*groups) for groups in found]
 
 
-def script_of(blocks: list[Block]) -> str:
-    """All `sh` blocks, in order, each behind a line that says which one it is."""
+def script_of(blocks: list[PageBlock]) -> str:
+    """A script of all `sh` blocks in order. It prints a line with the block's number before each block."""
     lines = ["set -eu"]
     for at, block in enumerate(blocks):
         if block.kind == "sh":
@@ -61,15 +61,15 @@ def printed_by(lines: list[str]) -> dict[int, list[str]]:
 
 
 def pattern_of(text: str) -> str:
-    return ".*".join(re.escape(part) for part in _timeless(text).split("…"))
+    return ".*".join(re.escape(part) for part in without_times(text).split("…"))
 
 
-def _timeless(text: str) -> str:
-    """Without what differs from run to run: the time of day."""
+def without_times(text: str) -> str:
+    """The text with dates and times replaced."""
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "(time)", text.rstrip())
 
 
-def test_every_block_of_the_tutorial_is_one_that_we_run() -> None:
+def test_every_block_of_the_tutorial_is_executed() -> None:
     text = TUTORIAL.read_text(encoding="utf-8")
     blocks = blocks_of(text)
     assert len(blocks) == text.count("```") // 2
@@ -81,7 +81,7 @@ def test_every_block_of_the_tutorial_is_one_that_we_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(TUTORIAL_S + 20)
-def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+def test_tutorial_examples_print_the_documented_output(tmp_path: Path) -> None:
     blocks = blocks_of(TUTORIAL.read_text(encoding="utf-8"))
     for block in blocks:
         if block.kind == "python":
@@ -95,9 +95,11 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
         assert code == 0, f"block {max(printed)} failed:\n" + "\n".join(shell.errors)
     for at, (block, after) in enumerate(pairwise(blocks)):
         if block.kind == "sh" and after.kind == "text":
-            told = _timeless("\n".join(printed[at]))
-            assert re.fullmatch(pattern_of(after.text), told), f"block {at} printed:\n{told}"
-    assert_nobody_is_left(tmp_path / "data", LINGER_S)
+            printed_text = without_times("\n".join(printed[at]))
+            assert re.fullmatch(pattern_of(after.text), printed_text), (
+                f"block {at} printed:\n{printed_text}"
+            )
+    assert_no_process_left(tmp_path / "data", LINGER_S)
 
 
 # -- the example ---------------------------------------------------------------------------------
@@ -114,7 +116,7 @@ def bank() -> ModuleType:
     return module
 
 
-def test_money_that_leaves_one_account_arrives_in_the_other(bank: ModuleType) -> None:
+def test_bank_payment_moves_money_between_accounts(bank: ModuleType) -> None:
     with bank.app.open("memory:") as runtime:
         ada, bob = (runtime.world(bank.Account, name) for name in ("ada", "bob"))
         ada.send(bank.Deposited(500))
@@ -125,7 +127,7 @@ def test_money_that_leaves_one_account_arrives_in_the_other(bank: ModuleType) ->
         assert bob.ask(bank.BalanceAsked()) == 120
 
 
-def test_the_limit_holds_until_the_day_ends(bank: ModuleType) -> None:
+def test_bank_daily_limit_is_reset_at_the_end_of_the_day(bank: ModuleType) -> None:
     with bank.app.open("memory:") as runtime:
         ada = runtime.world(bank.Account, "ada")
         ada.send(bank.Deposited(5_000))
@@ -137,7 +139,7 @@ def test_the_limit_holds_until_the_day_ends(bank: ModuleType) -> None:
         assert ada.ask(bank.PaymentOrdered("bob", 1)) == "paid"
 
 
-def test_the_audit_hears_of_every_payment(bank: ModuleType) -> None:
+def test_bank_audit_receives_every_payment(bank: ModuleType) -> None:
     with bank.app.open("memory:") as runtime:
         for name in ("ada", "bob"):
             account = runtime.world(bank.Account, name)

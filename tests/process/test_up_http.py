@@ -1,4 +1,4 @@
-"""`holdfast up --http` in real processes: where it listens, when it does not start, how it ends."""
+"""`holdfast up --http` in real processes: its address, its invalid options and its shutdown."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.ops.http.guard import TOKEN_VARIABLE
-from tests.process.watch import assert_nobody_is_left, until, writer_of
+from holdfast.ops.http.auth import TOKEN_VARIABLE
+from tests.process.watch import assert_no_process_left, until, writer_of
 from tests.processes import Proc
 
 APP = "import holdfast as hf\n\n@hf.task\ndef double(n: int) -> int:\n    return 2 * n\n\napp = hf.App('shop', tasks=[double])\n"
@@ -40,7 +40,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
     yield up
     for proc in started:
         proc.close()
-    assert_nobody_is_left(tmp_path / "data", LINGER_S)
+    assert_no_process_left(tmp_path / "data", LINGER_S)
 
 
 def call(proc: Proc, method: str, path: str, document: Any = None) -> Any:
@@ -54,7 +54,7 @@ def call(proc: Proc, method: str, path: str, document: Any = None) -> Any:
         connection.close()
 
 
-def test_a_task_that_comes_by_http_is_done_by_the_app(up: Up) -> None:
+def test_up_http_runs_a_task_submitted_over_http(up: Up) -> None:
     proc = up("--http", "127.0.0.1:0", "--worker", "one")
     assert proc.lines[0].startswith("ready one http://127.0.0.1:")
     made = call(proc, "POST", "/v1/tasks", {"name": "double", "args": [21]})
@@ -62,12 +62,12 @@ def test_a_task_that_comes_by_http_is_done_by_the_app(up: Up) -> None:
     until(lambda: call(proc, "GET", "/readyz")["ready"], "readiness")
 
 
-def test_the_ready_line_as_json_says_where(up: Up) -> None:
+def test_up_http_ready_line_as_json_contains_the_address(up: Up) -> None:
     proc = up("--http", "127.0.0.1:0", "--json", ready='{"ready"')
     assert json.loads(proc.lines[0])["http"].startswith("http://127.0.0.1:")
 
 
-def test_without_the_option_nobody_listens(up: Up) -> None:
+def test_up_without_http_option_does_not_listen(up: Up) -> None:
     assert "http" not in up("--worker", "one").lines[0]
 
 
@@ -81,7 +81,7 @@ def test_without_the_option_nobody_listens(up: Up) -> None:
         (["--http-name", "here"], "", "invalid"),
     ],
 )
-def test_a_server_that_may_not_listen_starts_nothing(
+def test_up_http_refuses_invalid_options_before_opening_the_store(
     up: Up, tmp_path: Path, options: list[str], token: str, code: str
 ) -> None:
     proc = up(*options, ready=None, token=token)
@@ -91,7 +91,7 @@ def test_a_server_that_may_not_listen_starts_nothing(
     assert not (tmp_path / "data").exists()
 
 
-def test_a_port_that_is_taken_ends_the_process(up: Up) -> None:
+def test_up_http_exits_when_the_port_is_in_use(up: Up) -> None:
     port = up("--http", "127.0.0.1:0").lines[0].rpartition(":")[2]
     second = up("--http", f"127.0.0.1:{port}", ready=None)
     assert second.wait() == 1
@@ -100,13 +100,13 @@ def test_a_port_that_is_taken_ends_the_process(up: Up) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_who_waits_outlives_the_writer_of_the_store(
+def test_waiting_lease_request_survives_a_writer_restart(
     up: Up, tmp_path: Path, number: signal.Signals
 ) -> None:
     proc = up("--http", "127.0.0.1:0", "--role", "orchestrator")
     with ThreadPoolExecutor(1) as pool:
-        asked = {"worker": "w", "queues": ["other"], "wait_s": 50}
-        waiting = pool.submit(call, proc, "POST", "/v1/tasks/lease", asked)
+        lease_request = {"worker": "w", "queues": ["other"], "wait_s": 50}
+        waiting = pool.submit(call, proc, "POST", "/v1/tasks/lease", lease_request)
         call(proc, "POST", "/v1/tasks", {"name": "double", "args": [1]})
         former = writer_of(tmp_path / "data")
         former.send(number)
@@ -118,20 +118,20 @@ def test_who_waits_outlives_the_writer_of_the_store(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_answers_who_waits_and_ends(up: Up, number: signal.Signals) -> None:
+def test_signal_answers_a_waiting_lease_request_and_exits(up: Up, number: signal.Signals) -> None:
     proc = up("--http", "127.0.0.1:0", "--role", "orchestrator")
-    asked = {"worker": "w", "wait_s": 50}
+    lease_request = {"worker": "w", "wait_s": 50}
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(call, proc, "POST", "/v1/tasks/lease", asked)
+        waiting = pool.submit(call, proc, "POST", "/v1/tasks/lease", lease_request)
         made = call(proc, "POST", "/v1/tasks", {"name": "double", "args": [1]})
         [granted] = waiting.result(20)["tasks"]
         assert granted["id"] == made["id"]
-        waiting = pool.submit(call, proc, "POST", "/v1/tasks/lease", asked)
-        # Behind it on its way: once this is answered, that one waits.
+        waiting = pool.submit(call, proc, "POST", "/v1/tasks/lease", lease_request)
+        # This request is sent after the lease request. Its answer shows that the lease request waits.
         assert call(proc, "GET", "/v1/queues")["queues"][0]["leased"] == 1
         os.kill(proc.pid, number)
         assert proc.wait() == 0
         assert proc.errors == []
         with contextlib.suppress(ConnectionError, http.client.HTTPException, KeyError):
-            # Or it came when the door was closed already, and was told so.
+            # The lease request may also arrive after the server closed, and then it fails.
             assert waiting.result(20)["tasks"] == []

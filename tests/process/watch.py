@@ -1,6 +1,6 @@
-"""Looking at processes from outside: who serves a store, what state it is in, what it costs.
+"""Processes as /proc shows them: the writer of a store, its state, its CPU time and memory.
 
-`until` is the only wait of this suite: it polls a condition and fails when the time is up.
+`until` is the only wait of this suite. It polls a condition and fails after a time-out.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import NamedTuple, TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.005
-# What the writer's command line holds beside the path of its store.
-WRITER = b"holdfast.store.writer"
-# The number of the system call by which LMDB makes a commit durable.
+# Part of the writer's command line.
+WRITER = b"holdfast.store.lmdb.writer"
+# The number of the system call with which LMDB makes a commit durable.
 FDATASYNC = {"x86_64": "75", "aarch64": "83"}
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -27,7 +27,7 @@ CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 def until(
     condition: Callable[[], T], what: str, timeout_s: float = 30.0, *, poll_s: float = POLL_S
 ) -> T:
-    """Poll until the condition holds; its value, which is true. Fails when the time is up."""
+    """Poll until the condition returns a true value, and return it. Fails after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
@@ -35,17 +35,17 @@ def until(
     return found
 
 
-class Seen(NamedTuple):
-    """A process as it was found. With its start time it cannot be taken for another one."""
+class OsProcess(NamedTuple):
+    """A process, identified by its pid and start time, so that a reused pid is not mistaken for it."""
 
     pid: int
-    born: str
+    start_time: str
 
     @property
     def state(self) -> str:
-        """Its letter in /proc: R S D T; empty when it is gone, or a zombie."""
-        letter, born = _stat(self.pid)
-        return "" if born != self.born or letter in "ZX" else letter
+        """The state letter in /proc (R S D T), or empty if the process ended or is a zombie."""
+        letter, start_time = _stat(self.pid)
+        return "" if start_time != self.start_time or letter in "ZX" else letter
 
     @property
     def alive(self) -> bool:
@@ -56,7 +56,7 @@ class Seen(NamedTuple):
         return self.state in ("T", "t")
 
     def send(self, number: signal.Signals) -> bool:
-        """Signal it, unless it is gone; whether that was done."""
+        """Send a signal. Returns False if the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             fd = os.pidfd_open(self.pid)
             try:
@@ -68,13 +68,13 @@ class Seen(NamedTuple):
         return False
 
     def kill(self) -> bool:
-        """SIGKILL it, and return once it is gone."""
+        """Send SIGKILL and wait until the process has ended."""
         sent = self.send(signal.SIGKILL)
         until(lambda: not self.alive, f"the death of {self.pid}")
         return sent
 
     def stop(self) -> bool:
-        """SIGSTOP it, and return once it stands still."""
+        """Send SIGSTOP and wait until the process is stopped."""
         if not self.send(signal.SIGSTOP):
             return False
         return until(lambda: self.stopped or not self.alive, f"the stop of {self.pid}") and (
@@ -85,24 +85,24 @@ class Seen(NamedTuple):
         return self.send(signal.SIGCONT)
 
     def cpu_s(self) -> float:
-        """User and system time it has used."""
+        """The user and system time used by the process."""
         fields = _fields(self.pid)
         return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
 
-    def in_commit(self) -> bool:
-        """Whether it is inside fdatasync just now: data is written, the commit is not done."""
+    def is_in_commit(self) -> bool:
+        """Whether the process is in fdatasync: the data is written and the commit is not yet durable."""
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{self.pid}/syscall").read_text().split()[0]
             return text == FDATASYNC.get(platform.machine())
         return False
 
     def anonymous_bytes(self) -> int:
-        """Resident memory of its own: mapped files are not in it."""
+        """Resident anonymous memory, without mapped files."""
         return status_bytes(self.pid, "RssAnon")
 
 
-def seen(pid: int) -> Seen:
-    return Seen(pid, _stat(pid)[1])
+def os_process(pid: int) -> OsProcess:
+    return OsProcess(pid, _stat(pid)[1])
 
 
 def status_bytes(pid: int | str, name: str) -> int:
@@ -112,13 +112,13 @@ def status_bytes(pid: int | str, name: str) -> int:
     raise AssertionError(f"/proc/{pid}/status has no {name}")
 
 
-def processes_of(path: Path) -> list[Seen]:
-    """Every live process whose command line names this directory."""
+def processes_of(path: Path) -> list[OsProcess]:
+    """All live processes whose command line contains this directory."""
     return [process for process, line in _command_lines() if os.fsencode(path) in line]
 
 
-def writers_of(path: Path) -> list[Seen]:
-    """Processes that serve this store, or are about to find out that another one does."""
+def writers_of(path: Path) -> list[OsProcess]:
+    """The writer processes of this store, including starting ones that may still lose the lock."""
     return [
         process
         for process, line in _command_lines()
@@ -126,10 +126,10 @@ def writers_of(path: Path) -> list[Seen]:
     ]
 
 
-def writer_of(path: Path, *, other_than: Seen | None = None) -> Seen:
-    """The writer of this store, once there is exactly one."""
+def writer_of(path: Path, *, other_than: OsProcess | None = None) -> OsProcess:
+    """Wait until this store has exactly one writer, and return it."""
 
-    def only() -> Seen | None:
+    def only() -> OsProcess | None:
         found = [writer for writer in writers_of(path) if writer != other_than]
         return found[0] if len(found) == 1 else None
 
@@ -138,47 +138,49 @@ def writer_of(path: Path, *, other_than: Seen | None = None) -> Seen:
     return found
 
 
-def lock_holders(path: Path) -> list[Seen]:
-    """Who has a lock on the writer's lock file, as the kernel says; also one about to be gone."""
+def lock_holders(path: Path) -> list[OsProcess]:
+    """Processes that /proc/locks lists for the writer's lock file, including exiting ones."""
     with contextlib.suppress(FileNotFoundError):
         inode = (path / "writer.lock").stat().st_ino
         lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
         # 7: FLOCK  ADVISORY  WRITE 4711 fe:00:1234567 0 EOF
         return [
-            seen(int(fields[4]))
+            os_process(int(fields[4]))
             for fields in lines
             if fields[1] == "FLOCK" and fields[5].endswith(f":{inode}")
         ]
     return []
 
 
-def assert_nobody_is_left(path: Path, linger_s: float, slack_s: float = 15.0) -> None:
-    """Without clients the writer leaves by itself, and nothing else was left behind."""
-    left = "nobody"
+def assert_no_process_left(path: Path, idle_exit_s: float, slack_s: float = 15.0) -> None:
+    """Assert that the writer exits without clients and that no other process uses the store."""
+    left = "no process"
 
-    def gone() -> bool:
+    def all_ended() -> bool:
         nonlocal left
         processes = [*processes_of(path), *lock_holders(path)]
         left = ", ".join(f"{pid} {_stat(pid)[0]}" for pid, _ in processes)
         return not processes
 
     try:
-        until(gone, "the writer's leave", linger_s + slack_s)
+        until(all_ended, "the exit of the writer", idle_exit_s + slack_s)
     except AssertionError:
-        raise AssertionError(f"{left} still serves {path} after {linger_s} + {slack_s} s") from None
+        raise AssertionError(
+            f"{left} still serves {path} after {idle_exit_s} + {slack_s} s"
+        ) from None
 
 
-def _command_lines() -> list[tuple[Seen, bytes]]:
+def _command_lines() -> list[tuple[OsProcess, bytes]]:
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
                 line = Path(f"/proc/{name}/cmdline").read_bytes()
-                letter, born = _stat(int(name))
-                # The command line of a zombie is empty; one that is forked but has not yet
-                # begun its own program still shows that of its parent.
+                letter, start_time = _stat(int(name))
+                # The command line of a zombie is empty. Between fork and exec a child shows the
+                # command line of its parent.
                 if line and letter not in ("", "Z", "X"):
-                    found.append((Seen(int(name), born), line))
+                    found.append((OsProcess(int(name), start_time), line))
     return found
 
 
@@ -191,5 +193,5 @@ def _stat(pid: int) -> tuple[str, str]:
 
 
 def _fields(pid: int) -> list[str]:
-    """What /proc says behind the name, which may hold spaces and brackets."""
+    """The fields of /proc/PID/stat after the name, which may contain spaces and brackets."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""A store in memory with simulated time, a queue, timers, and commits that fail on demand."""
+"""Runner rig: a memory or PostgreSQL store with simulated time, a queue, timers and injected commit faults."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 from holdfast.clock import MS, SimClock
 from holdfast.durable import queue
 from holdfast.errors import CommitUnknown, HoldfastError
-from holdfast.runner import Handler, Policy, Runner, Tick, Work
+from holdfast.runner import Runner, RunnerPolicy, TickStats, WorkHandler, WorkItem
 from holdfast.store.api import Store
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryBackend, MemoryTxn
-from tests.postgres import PgRows, Verdict
+from holdfast.store.in_process import InProcessStore
+from holdfast.store.memory_backend import MemoryBackend, MemoryTxn
+from tests.postgres import CommitFault, PgRows
 
 QUEUE = "inbox"
 TIMERS = "timers"
 
-# What the next commits meet: kept and then unknown, not kept and unknown, refused, or nothing.
-KEPT = "kept"
-DROPPED = "dropped"
-FINE = "fine"
+# Faults of the next commits: committed with an unknown outcome, aborted with an unknown outcome, none.
+UNKNOWN_COMMITTED = "kept"
+UNKNOWN_ABORTED = "dropped"
+COMMIT_OK = "fine"
 
 
 class FaultyBackend(MemoryBackend):
-    """Memory whose next commits end as `faults` says, one after the other, and then well."""
+    """Memory backend. Each commit takes the next entry of `faults`; without one it succeeds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,38 +38,38 @@ class FaultyBackend(MemoryBackend):
 class FaultyTxn(MemoryTxn):
     def __init__(self, backend: FaultyBackend) -> None:
         super().__init__(backend)
-        self._faulty = backend
+        self._faulty_backend = backend
 
     def commit(self) -> None:
-        fault = self._faulty.faults.popleft() if self._faulty.faults else FINE
-        if fault in (FINE, KEPT):
+        fault = self._faulty_backend.faults.popleft() if self._faulty_backend.faults else COMMIT_OK
+        if fault in (COMMIT_OK, UNKNOWN_COMMITTED):
             super().commit()
-            self._faulty.commits += 1
+            self._faulty_backend.commits += 1
         else:
             self.abort()
         if isinstance(fault, HoldfastError):
             raise fault
-        if fault != FINE:
+        if fault != COMMIT_OK:
             raise CommitUnknown()
 
 
 class FaultyPgRows(PgRows):
-    """The same on PostgreSQL."""
+    """PostgreSQL rows with the same fault queue as FaultyBackend."""
 
     def __init__(self) -> None:
         super().__init__()
         self.faults: deque[str | HoldfastError] = deque()
 
-    def verdict(self) -> Verdict:
-        fault = self.faults.popleft() if self.faults else FINE
-        kept = fault in (FINE, KEPT)
-        self.commits += kept
+    def next_fault(self) -> CommitFault:
+        fault = self.faults.popleft() if self.faults else COMMIT_OK
+        committed = fault in (COMMIT_OK, UNKNOWN_COMMITTED)
+        self.commits += committed
         if isinstance(fault, HoldfastError):
-            return Verdict(kept, fault)
-        return Verdict(kept, None if fault == FINE else CommitUnknown())
+            return CommitFault(committed, fault)
+        return CommitFault(committed, None if fault == COMMIT_OK else CommitUnknown())
 
 
-class Rig:
+class RunnerRig:
     def __init__(self, kind: str = "memory") -> None:
         self.clock = SimClock()
         self.backend: Any
@@ -79,8 +79,8 @@ class Rig:
             self.store = self.backend.open(self.clock)
         else:
             self.backend = FaultyBackend()
-            self.store = LocalStore("memory:", self.backend, self.clock)
-        self.handled: list[Work] = []
+            self.store = InProcessStore("memory:", self.backend, self.clock)
+        self.handled: list[WorkItem] = []
 
     def put(self, *payloads: bytes, to: str = QUEUE) -> list[int]:
         return self.store.transact(queue.put_many, to, list(payloads), priority=0)
@@ -89,16 +89,18 @@ class Rig:
         due_ns = self.store.now_ns() + after_ms * MS
         return self.store.transact(queue.put, TIMERS, payload, not_before_ns=due_ns)
 
-    def keep(self, work: Work) -> None:
-        """A handler that succeeds and remembers."""
+    def record_work(self, work: WorkItem) -> None:
+        """A handler that succeeds and records its work item."""
         self.handled.append(work)
 
     @property
     def payloads(self) -> list[bytes]:
         return [work.payload for work in self.handled]
 
-    def stopped_runner(self, handler: Handler | None = None, **options: Any) -> Runner:
-        policy = Policy(**{name: options.pop(name) for name in list(options) if name in KNOBS})
+    def stopped_runner(self, handler: WorkHandler | None = None, **options: Any) -> Runner:
+        policy = RunnerPolicy(
+            **{name: options.pop(name) for name in list(options) if name in POLICY_FIELDS}
+        )
         options = {
             "worker": "w",
             "timers": TIMERS,
@@ -106,52 +108,52 @@ class Rig:
             "policy": policy,
             **options,
         }
-        return Runner(self.store, QUEUE, handler or self.keep, **options)
+        return Runner(self.store, QUEUE, handler or self.record_work, **options)
 
-    def runner(self, handler: Handler | None = None, **options: Any) -> Runner:
+    def runner(self, handler: WorkHandler | None = None, **options: Any) -> Runner:
         runner = self.stopped_runner(handler, **options)
         runner.boot()
         return runner
 
-    def run(self, runner: Runner, *, ticks_max: int = 100) -> Tick:
-        """Tick until nothing moves, stepping over delays; the sum of it."""
-        total = Tick()
+    def run_until_idle(self, runner: Runner, *, ticks_max: int = 100) -> TickStats:
+        """Tick until no tick makes progress and no item is delayed. Return the summed tick statistics."""
+        total = TickStats()
         for _ in range(ticks_max):
             tick = runner.tick()
-            for name in Tick.__slots__:
+            for name in TickStats.__slots__:
                 setattr(total, name, getattr(total, name) + getattr(tick, name))
             counts = self.counts()
-            if not (tick.moved or tick.busy or counts.delayed):
+            if not (tick.made_progress or tick.busy or counts.delayed):
                 return total
             self.clock.advance(runner.idle_sleep_ms() * MS)
         raise AssertionError(f"still moving after {ticks_max} ticks: {total}")
 
-    def counts(self, name: str = QUEUE) -> queue.Counts:
+    def counts(self, name: str = QUEUE) -> queue.QueueCounts:
         return self.store.read(queue.counts, name)
 
-    def dead(self, name: str = QUEUE) -> list[queue.Dead]:
-        return self.store.read(queue.dead, name)
+    def dead_letters(self, name: str = QUEUE) -> list[queue.DeadLetter]:
+        return self.store.read(queue.list_dead, name)
 
-    def fault(self, *faults: str | HoldfastError) -> None:
+    def inject_faults(self, *faults: str | HoldfastError) -> None:
         self.backend.faults.extend(faults)
 
 
-KNOBS = frozenset(Policy.__slots__)
+POLICY_FIELDS = frozenset(RunnerPolicy.__slots__)
 
 
-class Scripted:
-    """A handler that raises what it is told to, in order, and then succeeds."""
+class ScriptedHandler:
+    """A handler that raises the given errors in order. An entry of None, and every later call, succeeds."""
 
     def __init__(self, *errors: BaseException | None) -> None:
-        self.errors = deque(errors)
+        self.pending_errors = deque(errors)
         self.attempts: list[int] = []
 
-    def __call__(self, work: Work) -> None:
+    def __call__(self, work: WorkItem) -> None:
         self.attempts.append(work.attempt)
-        error = self.errors.popleft() if self.errors else None
+        error = self.pending_errors.popleft() if self.pending_errors else None
         if error is not None:
             raise error
 
 
-class Crash(BaseException):
-    """A process that dies here."""
+class SimulatedCrash(BaseException):
+    """A process crash: no handler or runner code catches it."""

@@ -5,26 +5,32 @@ import pytest
 from holdfast.clock import S
 from holdfast.durable import queue
 from holdfast.errors import IllegalTransition, Invalid
-from holdfast.runner.boot import LIFE, Event, State, check_spaces, spaces
-from tests.runner.rig import QUEUE, Rig
+from holdfast.runner.boot import (
+    RUNNER_TRANSITIONS,
+    RunnerEvent,
+    RunnerState,
+    check_key_spaces,
+    key_spaces,
+)
+from tests.runner.rig import QUEUE, RunnerRig
 
 MODULES = ("holdfast.runner.boot", "holdfast.runner.runner")
 
 LEGAL = {
-    (State.STOPPED, Event.BOOT): State.RUNNING,
-    (State.RUNNING, Event.STOP): State.STOPPING,
-    (State.STOPPING, Event.HALT): State.STOPPED,
+    (RunnerState.STOPPED, RunnerEvent.BOOT): RunnerState.RUNNING,
+    (RunnerState.RUNNING, RunnerEvent.STOP): RunnerState.STOPPING,
+    (RunnerState.STOPPING, RunnerEvent.HALT): RunnerState.STOPPED,
 }
 
 
-def test_the_life_of_a_runner_is_a_circle_and_nothing_else_is_legal() -> None:
-    for state, event, after in LIFE.pairs():
+def test_runner_transitions_are_exactly_boot_stop_and_halt() -> None:
+    for state, event, after in RUNNER_TRANSITIONS.pairs():
         assert after is LEGAL.get((state, event))
-    assert not LIFE.unreachable()
+    assert not RUNNER_TRANSITIONS.unreachable()
 
 
-def test_our_own_key_spaces_are_accepted() -> None:
-    check_spaces(spaces())
+def test_check_key_spaces_accepts_the_schema() -> None:
+    check_key_spaces(key_spaces())
 
 
 @pytest.mark.parametrize(
@@ -38,34 +44,34 @@ def test_our_own_key_spaces_are_accepted() -> None:
         {"outcome": 0, "blob": 1},
     ],
 )
-def test_a_layout_with_a_gap_a_duplicate_or_another_first_is_refused(
+def test_check_key_spaces_rejects_gaps_duplicates_and_a_wrong_first_space(
     numbers: dict[str, int],
 ) -> None:
-    with pytest.raises(Invalid) as refusal:
-        check_spaces(numbers)
-    assert refusal.value.what == "key spaces"
+    with pytest.raises(Invalid) as caught:
+        check_key_spaces(numbers)
+    assert caught.value.what == "key spaces"
 
 
-def test_booting_twice_is_illegal_and_changes_nothing(rig: Rig) -> None:
+def test_second_boot_raises_illegal_transition_and_changes_nothing(rig: RunnerRig) -> None:
     runner = rig.runner()
     with pytest.raises(IllegalTransition):
         runner.boot()
-    assert runner.state is State.RUNNING
+    assert runner.state is RunnerState.RUNNING
 
 
-def test_a_runner_can_be_booted_again_and_is_another_owner_then(rig: Rig) -> None:
+def test_boot_after_shutdown_has_a_new_owner(rig: RunnerRig) -> None:
     runner = rig.runner()
     first = runner.owner
     runner.shutdown()
     runner.boot()
-    assert runner.state is State.RUNNING
+    assert runner.state is RunnerState.RUNNING
     assert runner.owner != first
 
 
-def test_what_a_former_self_claimed_is_not_settled_by_its_successor(rig: Rig) -> None:
+def test_rebooted_runner_does_not_settle_claims_of_its_former_owner(rig: RunnerRig) -> None:
     rig.put(b"a")
     runner = rig.runner()
-    rig.store.transact(queue.claim, QUEUE, runner.owner, 1, S, budget=queue.Budget())
+    rig.store.transact(queue.claim, QUEUE, runner.owner, 1, S, budget=queue.RetryBudget())
     runner.shutdown()
     runner.boot()
     assert runner.tick().claimed == 0

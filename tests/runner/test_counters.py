@@ -6,17 +6,17 @@ import pytest
 
 from holdfast.clock import MS
 from holdfast.errors import Busy, Conflict, Invalid, Timeout
-from holdfast.runner import Counters, Fault, Metrics, Work
+from holdfast.runner import ErrorKind, Metrics, RunnerCounters, WorkItem
 from holdfast.runner.counters import LATENCY_BOUNDS_MS
-from tests.runner.rig import Rig, Scripted
+from tests.runner.rig import RunnerRig, ScriptedHandler
 
 MODULES = ("holdfast.runner.counters",)
 
 
-def test_every_class_of_outcome_has_its_counter(rig: Rig) -> None:
+def test_counters_count_each_error_kind_separately(rig: RunnerRig) -> None:
     rig.put(*[b"x"] * 5)
     errors = [None, Conflict(), Busy(), Timeout(), Invalid()]
-    runner = rig.runner(Scripted(*errors))
+    runner = rig.runner(ScriptedHandler(*errors))
     runner.tick()
     metrics = runner.counters.snapshot()
     assert (metrics.attempts, metrics.successes) == (5, 1)
@@ -25,7 +25,7 @@ def test_every_class_of_outcome_has_its_counter(rig: Rig) -> None:
     assert (metrics.requeues, metrics.dead_letters, metrics.lost) == (3, 1, 0)
 
 
-def test_latency_is_measured_with_the_injected_clock(rig: Rig) -> None:
+def test_counters_measure_latency_with_the_injected_clock(rig: RunnerRig) -> None:
     rig.put(b"3", b"5", b"1000")
     runner = rig.runner(lambda work: rig.clock.advance(int(work.payload) * MS))
     runner.tick()
@@ -36,50 +36,50 @@ def test_latency_is_measured_with_the_injected_clock(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("bound_ms", LATENCY_BOUNDS_MS)
-def test_a_bound_belongs_to_its_bucket_and_what_is_above_to_the_next(bound_ms: int) -> None:
-    counters = Counters()
+def test_latency_bucket_includes_its_upper_bound(bound_ms: int) -> None:
+    counters = RunnerCounters()
     at = LATENCY_BOUNDS_MS.index(bound_ms)
-    counters.finished(Fault.SUCCESS, bound_ms * MS)
-    counters.finished(Fault.SUCCESS, bound_ms * MS + 1)
+    counters.count_attempt(ErrorKind.SUCCESS, bound_ms * MS)
+    counters.count_attempt(ErrorKind.SUCCESS, bound_ms * MS + 1)
     histogram = counters.snapshot().latency_histogram
     assert histogram[at : at + 2] == (1, 1)
     assert sum(histogram) == 2
 
 
-def test_a_snapshot_is_a_copy() -> None:
-    counters = Counters()
+def test_counters_snapshot_is_a_copy() -> None:
+    counters = RunnerCounters()
     before = counters.snapshot()
     counters.add("attempts")
     assert before == Metrics()
     assert counters.snapshot() == Metrics(attempts=1)
 
 
-def test_reset_starts_from_nothing() -> None:
-    counters = Counters()
-    counters.finished(Fault.BUSY, 5 * MS)
+def test_counters_reset_sets_all_metrics_to_zero() -> None:
+    counters = RunnerCounters()
+    counters.count_attempt(ErrorKind.BUSY, 5 * MS)
     counters.reset()
     assert counters.snapshot() == Metrics()
 
 
-def test_the_sink_gets_a_copy_after_each_update() -> None:
+def test_metrics_sink_gets_a_copy_after_each_update() -> None:
     seen: list[Metrics] = []
-    counters = Counters(seen.append)
+    counters = RunnerCounters(seen.append)
     counters.add("attempts")
-    counters.finished(Fault.SUCCESS, MS)
+    counters.count_attempt(ErrorKind.SUCCESS, MS)
     counters.reset()
     assert [metrics.attempts for metrics in seen] == [1, 1, 0]
     assert [metrics.successes for metrics in seen] == [0, 1, 0]
 
 
-def test_a_sink_that_raises_is_counted_and_breaks_nothing(rig: Rig) -> None:
+def test_error_of_a_metrics_sink_is_counted_and_ignored(rig: RunnerRig) -> None:
     rig.put(b"a", b"b")
-    counters = Counters(lambda metrics: 1 / 0)
+    counters = RunnerCounters(lambda metrics: 1 / 0)
     runner = rig.runner(counters=counters)
     assert runner.tick().done == 2
     assert counters.snapshot().sink_errors == 4
 
 
-def test_a_sink_may_call_back_and_is_not_called_for_what_it_does_itself(rig: Rig) -> None:
+def test_metrics_sink_may_update_counters_without_recursive_calls(rig: RunnerRig) -> None:
     rig.put(b"a")
     calls = []
 
@@ -89,36 +89,36 @@ def test_a_sink_may_call_back_and_is_not_called_for_what_it_does_itself(rig: Rig
         counters.add("transients")
         runner.set_policy(runner.policy)
 
-    counters = Counters(sink)
+    counters = RunnerCounters(sink)
     runner = rig.runner(counters=counters)
     assert runner.tick().done == 1
     assert len(calls) == counters.snapshot().transients == 2
     assert counters.snapshot().sink_errors == 0
 
 
-def test_a_sink_that_ticks_is_refused_and_the_loop_goes_on(rig: Rig) -> None:
+def test_tick_from_a_metrics_sink_is_rejected_and_the_tick_continues(rig: RunnerRig) -> None:
     rig.put(b"a", b"b")
-    counters = Counters(lambda metrics: runner.tick())
+    counters = RunnerCounters(lambda metrics: runner.tick())
     runner = rig.runner(counters=counters)
     assert runner.tick().done == 2
     assert counters.snapshot().sink_errors > 0
 
 
-def test_a_crash_in_a_sink_is_a_crash() -> None:
+def test_base_exception_of_a_metrics_sink_propagates() -> None:
     def sink(metrics: Metrics) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Counters(sink).add("attempts")
+        RunnerCounters(sink).add("attempts")
 
 
-def test_updates_from_many_threads_are_all_counted() -> None:
-    counters = Counters()
+def test_counters_count_updates_of_concurrent_threads() -> None:
+    counters = RunnerCounters()
 
     def work() -> None:
         for _ in range(1000):
             counters.add("attempts")
-            counters.finished(Fault.SUCCESS, MS)
+            counters.count_attempt(ErrorKind.SUCCESS, MS)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -129,10 +129,10 @@ def test_updates_from_many_threads_are_all_counted() -> None:
     assert (metrics.attempts, metrics.successes, metrics.latency_samples) == (4000, 4000, 4000)
 
 
-def test_latency_includes_failed_attempts(rig: Rig) -> None:
+def test_latency_includes_failed_attempts(rig: RunnerRig) -> None:
     rig.put(b"a")
 
-    def slow(work: Work) -> None:
+    def slow(work: WorkItem) -> None:
         rig.clock.advance(7 * MS)
         raise ValueError
 

@@ -1,4 +1,4 @@
-"""Golden frames are written here by hand from the layout, never taken from the encoder."""
+"""LMSG and LINT frames. The golden frames are written by hand from the layout, not by the encoder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from holdfast.errors import Invalid
 from holdfast.runner.frames import (
     FRAME_BYTES_MAX,
-    Flag,
     FrameError,
-    Intent,
+    FrameIntent,
+    FrameMessage,
     IntentKind,
-    Kind,
-    Message,
+    MessageFlag,
+    MessageKind,
     decode_intent,
     decode_message,
     encode_intent,
@@ -31,9 +31,12 @@ MODULES = ("holdfast.runner.frames",)
 MESSAGE_HEADER_BYTES = 60
 INTENT_HEADER_BYTES = 28
 
-FULL = Message(
-    kind=Kind.EVENT,
-    flags=Flag.DURABLE | Flag.REQUIRES_ACK | Flag.HAS_FROM | Flag.HAS_TRACE,
+FULL = FrameMessage(
+    kind=MessageKind.EVENT,
+    flags=MessageFlag.DURABLE
+    | MessageFlag.REQUIRES_ACK
+    | MessageFlag.HAS_FROM
+    | MessageFlag.HAS_TRACE,
     to_worker=7,
     route_worker=-2,
     route_timestamp=0x0102030405060708,
@@ -55,9 +58,9 @@ FULL_FRAME = bytes.fromhex(
     "69642d31 7472 68656c6c6f"
 )
 
-BARE = Message(
-    kind=Kind.COMMAND,
-    flags=Flag.NONE,
+BARE = FrameMessage(
+    kind=MessageKind.COMMAND,
+    flags=MessageFlag.NONE,
     to_worker=1,
     route_worker=0,
     route_timestamp=0,
@@ -76,10 +79,13 @@ BARE_FRAME = bytes.fromhex(
     "6d"
 )
 
-# Worker 0 as the sender and a trace of no bytes: present, though they look absent.
-EDGE = Message(
-    kind=Kind.TIMER,
-    flags=Flag.HIGH_PRIORITY | Flag.DEDUPE_REQUIRED | Flag.HAS_FROM | Flag.HAS_TRACE,
+# Sender 0 and an empty trace: both fields are present, with the value of an absent one.
+EDGE = FrameMessage(
+    kind=MessageKind.TIMER,
+    flags=MessageFlag.HIGH_PRIORITY
+    | MessageFlag.DEDUPE_REQUIRED
+    | MessageFlag.HAS_FROM
+    | MessageFlag.HAS_TRACE,
     to_worker=-(2**63),
     route_worker=2**63 - 1,
     route_timestamp=-1,
@@ -98,7 +104,7 @@ EDGE_FRAME = bytes.fromhex(
     "00 ff"
 )
 
-EMIT = Intent(kind=IntentKind.EMIT, due_ts=None, message=BARE)
+EMIT = FrameIntent(kind=IntentKind.EMIT, due_ts=None, message=BARE)
 EMIT_FRAME = (
     bytes.fromhex(
         "4c494e54 0000 0000"  # LINT
@@ -110,7 +116,7 @@ EMIT_FRAME = (
     + BARE_FRAME
 )
 
-ARM = Intent(kind=IntentKind.TIMER_ARM, due_ts=-3, message=FULL)
+ARM = FrameIntent(kind=IntentKind.TIMER_ARM, due_ts=-3, message=FULL)
 ARM_FRAME = (
     bytes.fromhex(
         "4c494e54 0000 0000"
@@ -154,24 +160,24 @@ def patched(frame: bytes, offset: int, new_hex: str) -> bytes:
     return frame[:offset] + new + frame[offset + len(new) :]
 
 
-def untyped(value: Message | Intent, **fields: Any) -> Message | Intent:
+def replace_untyped(value: FrameMessage | FrameIntent, **fields: Any) -> FrameMessage | FrameIntent:
     return replace(value, **fields)
 
 
-def refusal(call: Callable[[Any], object], value: object) -> dict[str, object]:
+def frame_error_fields(call: Callable[[Any], object], value: object) -> dict[str, object]:
     with pytest.raises(FrameError) as caught:
         call(value)
     assert list(caught.value.fields) == ["field", "offset", "found", "expected"]
     return caught.value.fields
 
 
-def refused_or_identical(recode: Recode, frame: bytes) -> bool:
-    """True if refused. Any other error than FrameError escapes and fails the test."""
+def is_refused_or_reencodes_identically(recode: Recode, frame: bytes) -> bool:
+    """Return True if decoding raises FrameError. Any other error fails the test."""
     try:
-        again = recode(frame)
+        reencoded = recode(frame)
     except FrameError:
         return True
-    assert again == frame
+    assert reencoded == frame
     return False
 
 
@@ -180,48 +186,48 @@ def refused_or_identical(recode: Recode, frame: bytes) -> bool:
 
 @pytest.mark.spec("001", "Step dispatch scaffold", "a step starts by decoding one LMSG frame")
 @pytest.mark.parametrize(("message", "frame"), MESSAGES)
-def test_a_golden_lmsg_frame_decodes_to_its_message(message: Message, frame: bytes) -> None:
+def test_decode_message_of_a_golden_lmsg_frame(message: FrameMessage, frame: bytes) -> None:
     assert decode_message(frame) == message
 
 
 @pytest.mark.parametrize(("message", "frame"), MESSAGES)
-def test_a_message_encodes_to_its_golden_frame(message: Message, frame: bytes) -> None:
+def test_encode_message_equals_its_golden_lmsg_frame(message: FrameMessage, frame: bytes) -> None:
     assert encode_message(message) == frame
 
 
 @pytest.mark.parametrize(("intent", "frame"), INTENTS)
-def test_a_golden_lint_frame_decodes_to_its_intent(intent: Intent, frame: bytes) -> None:
+def test_decode_intent_of_a_golden_lint_frame(intent: FrameIntent, frame: bytes) -> None:
     assert decode_intent(frame) == intent
 
 
 @pytest.mark.parametrize(("intent", "frame"), INTENTS)
-def test_an_intent_encodes_to_its_golden_frame(intent: Intent, frame: bytes) -> None:
+def test_encode_intent_equals_its_golden_lint_frame(intent: FrameIntent, frame: bytes) -> None:
     assert encode_intent(intent) == frame
 
 
-def test_a_decoded_message_has_enums_not_numbers() -> None:
+def test_decoded_kind_and_flags_are_enums() -> None:
     message = decode_message(FULL_FRAME)
-    assert (type(message.kind), type(message.flags)) == (Kind, Flag)
+    assert (type(message.kind), type(message.flags)) == (MessageKind, MessageFlag)
     assert type(decode_intent(ARM_FRAME).kind) is IntentKind
 
 
 # Round trips
 
 s64 = st.integers(-(2**63), 2**63 - 1)
-plain_flags = st.integers(0, 0x0F).map(Flag)
+plain_flags = st.integers(0, 0x0F).map(MessageFlag)
 
 
 @st.composite
-def messages(draw: st.DrawFn) -> Message:
+def messages(draw: st.DrawFn) -> FrameMessage:
     from_worker = draw(st.none() | s64)
     trace = draw(st.none() | st.binary(max_size=40))
     flags = draw(plain_flags)
     if from_worker is not None:
-        flags |= Flag.HAS_FROM
+        flags |= MessageFlag.HAS_FROM
     if trace is not None:
-        flags |= Flag.HAS_TRACE
-    return Message(
-        kind=draw(st.sampled_from(Kind)),
+        flags |= MessageFlag.HAS_TRACE
+    return FrameMessage(
+        kind=draw(st.sampled_from(MessageKind)),
         flags=flags,
         to_worker=draw(s64),
         route_worker=draw(s64),
@@ -234,19 +240,19 @@ def messages(draw: st.DrawFn) -> Message:
 
 
 @st.composite
-def intents(draw: st.DrawFn) -> Intent:
+def intents(draw: st.DrawFn) -> FrameIntent:
     kind = draw(st.sampled_from(IntentKind))
     due_ts = draw(s64) if kind is IntentKind.TIMER_ARM else None
-    return Intent(kind=kind, due_ts=due_ts, message=draw(messages()))
+    return FrameIntent(kind=kind, due_ts=due_ts, message=draw(messages()))
 
 
 @given(messages())
-def test_every_message_survives_a_round_trip(message: Message) -> None:
+def test_message_frame_round_trip(message: FrameMessage) -> None:
     assert decode_message(encode_message(message)) == message
 
 
 @given(intents())
-def test_every_intent_survives_a_round_trip(intent: Intent) -> None:
+def test_intent_frame_round_trip(intent: FrameIntent) -> None:
     assert decode_intent(encode_intent(intent)) == intent
 
 
@@ -255,18 +261,18 @@ def test_every_intent_survives_a_round_trip(intent: Intent) -> None:
 
 @pytest.mark.spec("001", "Step dispatch scaffold", "a step decodes one frame, never part of one")
 @pytest.mark.parametrize(("recode", "frame"), FRAMES)
-def test_a_truncated_frame_is_refused_at_every_length(recode: Recode, frame: bytes) -> None:
+def test_frame_truncated_at_any_length_is_rejected(recode: Recode, frame: bytes) -> None:
     for length in range(len(frame)):
-        found = refusal(recode, frame[:length])["found"]
+        found = frame_error_fields(recode, frame[:length])["found"]
         assert found == (length if length < header_bytes(frame) else len(frame))
 
 
 @pytest.mark.spec("001", "Step dispatch scaffold", "a step decodes one frame, never more than one")
 @pytest.mark.parametrize(("recode", "frame"), FRAMES)
-def test_every_trailing_byte_is_refused(recode: Recode, frame: bytes) -> None:
+def test_frame_with_any_trailing_byte_is_rejected(recode: Recode, frame: bytes) -> None:
     for trailing in range(256):
-        refused = refusal(recode, frame + bytes([trailing]))
-        assert refused == {
+        error_fields = frame_error_fields(recode, frame + bytes([trailing]))
+        assert error_fields == {
             "field": "frame_len",
             "offset": 8,
             "found": len(frame),
@@ -275,25 +281,25 @@ def test_every_trailing_byte_is_refused(recode: Recode, frame: bytes) -> None:
 
 
 @pytest.mark.parametrize(("recode", "frame"), FRAMES)
-def test_two_frames_are_not_one(recode: Recode, frame: bytes) -> None:
-    assert refusal(recode, frame + frame)["field"] == "frame_len"
+def test_two_concatenated_frames_are_rejected(recode: Recode, frame: bytes) -> None:
+    assert frame_error_fields(recode, frame + frame)["field"] == "frame_len"
 
 
 @pytest.mark.parametrize(("recode", "frame"), FRAMES)
-def test_any_byte_changed_to_any_other_is_refused_or_means_itself(
+def test_frame_with_any_byte_changed_is_rejected_or_reencodes_identically(
     recode: Recode, frame: bytes
 ) -> None:
     for offset, value in product(range(len(frame)), range(256)):
-        refused_or_identical(recode, patched(frame, offset, f"{value:02x}"))
+        is_refused_or_reencodes_identically(recode, patched(frame, offset, f"{value:02x}"))
 
 
 @pytest.mark.parametrize(("recode", "frame"), FRAMES)
-def test_magic_version_length_and_reserved_bytes_have_one_legal_value(
+def test_frame_magic_version_length_and_reserved_bytes_have_one_legal_value(
     recode: Recode, frame: bytes
 ) -> None:
     for offset, value in product([*range(12), 14, 15], range(256)):
         changed = patched(frame, offset, f"{value:02x}")
-        assert refused_or_identical(recode, changed) == (changed != frame)
+        assert is_refused_or_reencodes_identically(recode, changed) == (changed != frame)
 
 
 @pytest.mark.parametrize(
@@ -318,12 +324,12 @@ def test_magic_version_length_and_reserved_bytes_have_one_legal_value(
         (56, "ffffffff", "frame_len", 71, 60 + 4 + 2 + 0xFFFFFFFF),
     ],
 )
-def test_a_refused_lmsg_names_field_offset_found_and_expected(
+def test_lmsg_frame_error_has_field_offset_found_and_expected(
     offset: int, new_hex: str, field: str, found: object, expected: object
 ) -> None:
-    refused = refusal(decode_message, patched(FULL_FRAME, offset, new_hex))
+    error_fields = frame_error_fields(decode_message, patched(FULL_FRAME, offset, new_hex))
     where = MESSAGE_OFFSETS[field]
-    assert refused == {"field": field, "offset": where, "found": found, "expected": expected}
+    assert error_fields == {"field": field, "offset": where, "found": found, "expected": expected}
 
 
 @pytest.mark.parametrize(
@@ -341,100 +347,115 @@ def test_a_refused_lmsg_names_field_offset_found_and_expected(
         (EMIT_FRAME, 24, "3e000000", "message_len", 62, 61),
     ],
 )
-def test_a_refused_lint_names_field_offset_found_and_expected(
+def test_lint_frame_error_has_field_offset_found_and_expected(
     frame: bytes, offset: int, new_hex: str, field: str, found: object, expected: object
 ) -> None:
-    refused = refusal(decode_intent, patched(frame, offset, new_hex))
+    error_fields = frame_error_fields(decode_intent, patched(frame, offset, new_hex))
     where = INTENT_OFFSETS[field]
-    assert refused == {"field": field, "offset": where, "found": found, "expected": expected}
+    assert error_fields == {"field": field, "offset": where, "found": found, "expected": expected}
 
 
-def test_a_refusal_inside_an_intent_counts_its_offset_from_the_intents_first_byte() -> None:
-    in_frame = refusal(decode_intent, patched(ARM_FRAME, INTENT_HEADER_BYTES + 12, "03"))
-    in_value = refusal(encode_intent, replace(ARM, message=replace(FULL, to_worker=2**63)))
+def test_frame_error_offset_is_relative_to_the_intent_frame() -> None:
+    in_frame = frame_error_fields(decode_intent, patched(ARM_FRAME, INTENT_HEADER_BYTES + 12, "03"))
+    in_value = frame_error_fields(
+        encode_intent, replace(ARM, message=replace(FULL, to_worker=2**63))
+    )
     assert (in_frame["field"], in_frame["offset"]) == ("kind", 28 + 12)
     assert (in_value["field"], in_value["offset"]) == ("to_worker", 28 + 16)
 
 
-def test_an_intent_without_its_message_is_refused() -> None:
+def test_intent_frame_without_a_message_is_rejected() -> None:
     empty = patched(patched(ARM_FRAME[:28], 8, "1c000000"), 24, "00000000")
-    refused = refusal(decode_intent, empty)
-    assert refused == {"field": "header", "offset": 28, "found": 0, "expected": 60}
+    error_fields = frame_error_fields(decode_intent, empty)
+    assert error_fields == {"field": "header", "offset": 28, "found": 0, "expected": 60}
 
 
-def test_an_intent_in_an_intent_is_refused() -> None:
+def test_intent_frame_nested_in_an_intent_frame_is_rejected() -> None:
     nested = ARM_FRAME[:28] + EMIT_FRAME
     nested = patched(patched(nested, 8, f"{28 + 89:02x}000000"), 24, f"{89:02x}000000")
-    assert refusal(decode_intent, nested)["found"] == b"LINT"
+    assert frame_error_fields(decode_intent, nested)["found"] == b"LINT"
 
 
-# Values that have no frame
+# Values without a frame
 
 
 @pytest.mark.parametrize("field", ["to_worker", "route_worker", "route_timestamp", "from_worker"])
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
-def test_a_number_wider_than_64_bits_is_refused(field: str, value: int) -> None:
-    refused = refusal(encode_message, untyped(FULL, **{field: value}))
-    assert (refused["field"], refused["found"]) == (field, value)
+def test_encode_message_rejects_a_number_wider_than_64_bits(field: str, value: int) -> None:
+    error_fields = frame_error_fields(encode_message, replace_untyped(FULL, **{field: value}))
+    assert (error_fields["field"], error_fields["found"]) == (field, value)
 
 
-def test_a_due_time_wider_than_64_bits_is_refused() -> None:
-    assert refusal(encode_intent, replace(ARM, due_ts=2**63))["field"] == "due_ts"
+def test_encode_intent_rejects_a_due_time_wider_than_64_bits() -> None:
+    assert frame_error_fields(encode_intent, replace(ARM, due_ts=2**63))["field"] == "due_ts"
 
 
-def test_a_message_without_an_id_is_refused() -> None:
-    assert refusal(encode_message, replace(BARE, message_id=b""))["field"] == "message_id_len"
+def test_encode_message_rejects_an_empty_message_id() -> None:
+    assert (
+        frame_error_fields(encode_message, replace(BARE, message_id=b""))["field"]
+        == "message_id_len"
+    )
 
 
-def test_kinds_and_flags_that_v0_does_not_know_are_refused() -> None:
-    assert refusal(encode_message, untyped(BARE, kind=3))["field"] == "kind"
-    assert refusal(encode_message, replace(BARE, flags=Flag(0x40)))["field"] == "flags"
-    assert refusal(encode_message, untyped(BARE, flags=0x100))["field"] == "flags"
-    assert refusal(encode_message, untyped(BARE, flags=-1))["field"] == "flags"
-    assert refusal(encode_intent, untyped(EMIT, kind=2))["field"] == "kind"
+def test_encode_rejects_kinds_and_flags_unknown_to_v0() -> None:
+    assert frame_error_fields(encode_message, replace_untyped(BARE, kind=3))["field"] == "kind"
+    assert (
+        frame_error_fields(encode_message, replace(BARE, flags=MessageFlag(0x40)))["field"]
+        == "flags"
+    )
+    assert (
+        frame_error_fields(encode_message, replace_untyped(BARE, flags=0x100))["field"] == "flags"
+    )
+    assert frame_error_fields(encode_message, replace_untyped(BARE, flags=-1))["field"] == "flags"
+    assert frame_error_fields(encode_intent, replace_untyped(EMIT, kind=2))["field"] == "kind"
 
 
-@pytest.mark.parametrize("flag", [Flag.HAS_FROM, Flag.HAS_TRACE])
-def test_a_flag_for_something_that_is_not_there_is_refused(flag: Flag) -> None:
-    refused = refusal(encode_message, replace(BARE, flags=Flag.DURABLE | flag))
-    assert (refused["found"], refused["expected"]) == (Flag.DURABLE | flag, Flag.DURABLE)
+@pytest.mark.parametrize("flag", [MessageFlag.HAS_FROM, MessageFlag.HAS_TRACE])
+def test_encode_message_rejects_a_flag_for_an_absent_field(flag: MessageFlag) -> None:
+    error_fields = frame_error_fields(
+        encode_message, replace(BARE, flags=MessageFlag.DURABLE | flag)
+    )
+    assert (error_fields["found"], error_fields["expected"]) == (
+        MessageFlag.DURABLE | flag,
+        MessageFlag.DURABLE,
+    )
 
 
-def test_the_flags_for_sender_and_trace_may_be_left_to_the_encoder() -> None:
-    left_out = replace(FULL, flags=Flag.DURABLE | Flag.REQUIRES_ACK)
+def test_encode_message_sets_the_sender_and_trace_flags() -> None:
+    left_out = replace(FULL, flags=MessageFlag.DURABLE | MessageFlag.REQUIRES_ACK)
     assert encode_message(left_out) == FULL_FRAME
 
 
-def test_an_emit_with_a_due_time_is_refused_even_at_zero() -> None:
-    refused = refusal(encode_intent, replace(EMIT, due_ts=0))
-    assert (refused["field"], refused["found"]) == ("due_ts", 0)
+def test_encode_intent_rejects_an_emit_with_a_due_time_of_zero() -> None:
+    error_fields = frame_error_fields(encode_intent, replace(EMIT, due_ts=0))
+    assert (error_fields["field"], error_fields["found"]) == ("due_ts", 0)
 
 
-def test_a_timer_without_a_due_time_is_refused() -> None:
-    refused = refusal(encode_intent, replace(ARM, due_ts=None))
-    assert (refused["field"], refused["found"]) == ("due_ts", None)
+def test_encode_intent_rejects_a_timer_without_a_due_time() -> None:
+    error_fields = frame_error_fields(encode_intent, replace(ARM, due_ts=None))
+    assert (error_fields["field"], error_fields["found"]) == ("due_ts", None)
 
 
 # Limits
 
 
-def test_the_largest_message_passes_and_one_byte_more_does_not() -> None:
+def test_message_frame_has_at_most_frame_bytes_max_bytes() -> None:
     largest = replace(BARE, payload=bytes(FRAME_BYTES_MAX - len(BARE_FRAME)))
     frame = encode_message(largest)
     assert len(frame) == FRAME_BYTES_MAX
     assert decode_message(frame) == largest
 
     larger = replace(largest, payload=largest.payload + b"\0")
-    assert refusal(encode_message, larger)["found"] == FRAME_BYTES_MAX + 1
+    assert frame_error_fields(encode_message, larger)["found"] == FRAME_BYTES_MAX + 1
 
 
-def test_the_limit_holds_for_an_intent_with_its_message() -> None:
-    room = FRAME_BYTES_MAX - INTENT_HEADER_BYTES - len(BARE_FRAME)
-    largest = replace(EMIT, message=replace(BARE, payload=bytes(room)))
+def test_intent_frame_has_at_most_frame_bytes_max_bytes() -> None:
+    payload_bytes_max = FRAME_BYTES_MAX - INTENT_HEADER_BYTES - len(BARE_FRAME)
+    largest = replace(EMIT, message=replace(BARE, payload=bytes(payload_bytes_max)))
     assert decode_intent(encode_intent(largest)) == largest
 
-    larger = replace(EMIT, message=replace(BARE, payload=bytes(room + 1)))
-    assert refusal(encode_intent, larger)["found"] == FRAME_BYTES_MAX + 1
+    larger = replace(EMIT, message=replace(BARE, payload=bytes(payload_bytes_max + 1)))
+    assert frame_error_fields(encode_intent, larger)["found"] == FRAME_BYTES_MAX + 1
 
 
 # Fuzz
@@ -444,7 +465,7 @@ noise = st.binary(max_size=160)
 
 @st.composite
 def almost_frames(draw: st.DrawFn) -> bytes:
-    """A valid frame with up to four bytes overwritten and its length field set right again."""
+    """A valid frame with up to four bytes overwritten, trailing bytes and a matching length field."""
     frame = bytearray(draw(messages().map(encode_message) | intents().map(encode_intent)))
     for _ in range(draw(st.integers(1, 4))):
         frame[draw(st.integers(0, len(frame) - 1))] = draw(st.integers(0, 255))
@@ -457,28 +478,30 @@ def almost_frames(draw: st.DrawFn) -> bytes:
     "001", "Inbox loop scaffold", "a frame that cannot be decoded is told apart and not retried"
 )
 @given(noise)
-def test_arbitrary_bytes_raise_nothing_but_a_frame_error(data: bytes) -> None:
-    refused_or_identical(recode_message, data)
-    refused_or_identical(recode_intent, data)
+def test_decoding_arbitrary_bytes_raises_only_frame_error(data: bytes) -> None:
+    is_refused_or_reencodes_identically(recode_message, data)
+    is_refused_or_reencodes_identically(recode_intent, data)
 
 
 @given(st.binary(min_size=48, max_size=160))
-def test_arbitrary_bytes_behind_a_good_start_raise_nothing_but_a_frame_error(data: bytes) -> None:
+def test_decoding_arbitrary_bytes_after_a_valid_header_start_raises_only_frame_error(
+    data: bytes,
+) -> None:
     length = (12 + len(data)).to_bytes(4, "little")
-    refused_or_identical(recode_message, b"LMSG\0\0\0\0" + length + data)
-    refused_or_identical(recode_intent, b"LINT\0\0\0\0" + length + data)
+    is_refused_or_reencodes_identically(recode_message, b"LMSG\0\0\0\0" + length + data)
+    is_refused_or_reencodes_identically(recode_intent, b"LINT\0\0\0\0" + length + data)
 
 
 @given(almost_frames())
-def test_whatever_decodes_encodes_to_the_same_bytes(frame: bytes) -> None:
-    refused_or_identical(recode_message, frame)
-    refused_or_identical(recode_intent, frame)
+def test_decoded_frame_encodes_to_the_same_bytes(frame: bytes) -> None:
+    is_refused_or_reencodes_identically(recode_message, frame)
+    is_refused_or_reencodes_identically(recode_intent, frame)
 
 
 @pytest.mark.spec(
     "001", "Inbox loop scaffold", "a frame that cannot be decoded is told apart and not retried"
 )
-def test_a_frame_error_is_bad_input_that_no_retry_mends() -> None:
+def test_frame_error_is_invalid_and_not_retryable() -> None:
     with pytest.raises(Invalid) as caught:
         decode_message(b"")
     assert (caught.value.code, caught.value.retryable) == ("frame", False)

@@ -1,6 +1,6 @@
-"""The loop in real threads: it wakes, rests, stops, escalates, and shares a gate.
+"""The runner loop in real threads: wake-up, idle sleep, stop, fatal errors and a shared tick lock.
 
-Nothing here sleeps to wait: handlers set events, and the tests wait for those.
+Tests do not sleep. They wait for events that handlers set.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from holdfast.clock import MS, S
 from holdfast.durable import queue
 from holdfast.errors import Busy, Invalid, StoreClosed
 from holdfast.runner import (
-    Gate,
-    GateClosed,
     LogEvent,
     LogKind,
     NotRunning,
-    Policy,
     Runner,
-    State,
-    Tick,
-    Work,
+    RunnerPolicy,
+    RunnerState,
+    TickLock,
+    TickLockClosed,
+    TickStats,
+    WorkItem,
 )
-from holdfast.runner.bell import Bell
-from holdfast.runner.loop import PAUSE_FIRST_MS
+from holdfast.runner.loop import BACKOFF_FIRST_MS
+from holdfast.runner.wakeup import Wakeup
 from holdfast.store.api import Store
 from tests.postgres import fresh_url
-from tests.runner.rig import FINE, QUEUE, TIMERS, Crash, Rig, Scripted
+from tests.runner.rig import COMMIT_OK, QUEUE, TIMERS, RunnerRig, ScriptedHandler, SimulatedCrash
 
-MODULES = ("holdfast.runner.loop", "holdfast.runner.bell", "holdfast.runner.gate")
+MODULES = ("holdfast.runner.loop", "holdfast.runner.wakeup", "holdfast.runner.tick_lock")
 
 LONG_S = 30.0
-# Long enough that a test that passes did not do so by polling.
+# Longer than any test: a passing test did not rely on polling.
 NEVER_MS = 60_000
 
 
@@ -52,14 +52,14 @@ def put(store: Store, payload: bytes, *, to: str = QUEUE, after_ns: int = 0) -> 
     store.transact(queue.put, to, payload, not_before_ns=due_ns)
 
 
-class Handled:
-    """A handler whose calls can be waited for."""
+class RecordingHandler:
+    """A handler that records payloads and lets tests wait for calls."""
 
     def __init__(self) -> None:
         self._called = threading.Condition()
         self.payloads: list[bytes] = []
 
-    def __call__(self, work: Work) -> None:
+    def __call__(self, work: WorkItem) -> None:
         with self._called:
             self.payloads.append(work.payload)
             self._called.notify_all()
@@ -70,26 +70,26 @@ class Handled:
             return list(self.payloads)
 
 
-def looping(store: Store, handler: object, **options: object) -> Runner:
-    policy = Policy(idle_sleep_max_ms=NEVER_MS)
+def make_runner(store: Store, handler: object, **options: object) -> Runner:
+    policy = RunnerPolicy(idle_sleep_max_ms=NEVER_MS)
     return Runner(
         store, QUEUE, handler, **{"worker": "w", "timers": TIMERS, "policy": policy, **options}
     )  # type: ignore[arg-type]
 
 
-def test_an_idle_loop_wakes_at_once_for_queue_and_timers_alike(store: Store) -> None:
-    handled = Handled()
-    with looping(store, handled):
+def test_idle_loop_wakes_for_queue_and_timer_items(store: Store) -> None:
+    handled = RecordingHandler()
+    with make_runner(store, handled):
         for n, name in enumerate([QUEUE, TIMERS, QUEUE, TIMERS]):
             put(store, b"%d" % n, to=name)
             assert handled.wait_for(n + 1)[n] == b"%d" % n
 
 
-def test_an_idle_loop_notices_a_timer_that_is_set_meanwhile_and_fires_it_when_due(
+def test_idle_loop_fires_a_timer_set_meanwhile_when_due(
     store: Store,
 ) -> None:
-    handled = Handled()
-    with looping(store, handled):
+    handled = RecordingHandler()
+    with make_runner(store, handled):
         put(store, b"first")
         handled.wait_for(1)
         due_ns = store.now_ns() + S // 10
@@ -98,151 +98,151 @@ def test_an_idle_loop_notices_a_timer_that_is_set_meanwhile_and_fires_it_when_du
         assert store.now_ns() >= due_ns
 
 
-def test_an_idle_loop_stops_at_once(store: Store) -> None:
-    handled = Handled()
-    runner = looping(store, handled)
+def test_shutdown_stops_an_idle_loop(store: Store) -> None:
+    handled = RecordingHandler()
+    runner = make_runner(store, handled)
     runner.start()
     put(store, b"a")
     handled.wait_for(1)
     assert runner.shutdown(LONG_S)
-    assert runner.state is State.STOPPED
+    assert runner.state is RunnerState.STOPPED
 
 
-def test_a_stopped_runner_can_be_started_again(store: Store) -> None:
-    handled = Handled()
-    runner = looping(store, handled)
+def test_stopped_runner_can_be_started_again(store: Store) -> None:
+    handled = RecordingHandler()
+    runner = make_runner(store, handled)
     for n in (1, 2, 3):
         with runner:
             put(store, b"x")
             handled.wait_for(n)
-        assert runner.state is State.STOPPED
+        assert runner.state is RunnerState.STOPPED
 
 
-def test_what_is_finished_when_a_stop_is_asked_for_is_settled(store: Store) -> None:
+def test_item_in_progress_at_stop_request_is_settled(store: Store) -> None:
     entered, leave = threading.Event(), threading.Event()
 
-    def slow(work: Work) -> None:
+    def slow(work: WorkItem) -> None:
         entered.set()
         assert leave.wait(LONG_S)
 
-    runner = looping(store, slow)
+    runner = make_runner(store, slow)
     runner.start()
     put(store, b"a")
     assert entered.wait(LONG_S)
     runner.request_stop()
     assert not runner.join(0)
-    assert runner.state is State.STOPPING
+    assert runner.state is RunnerState.STOPPING
     leave.set()
     assert runner.join(LONG_S)
-    assert store.read(queue.counts, QUEUE) == queue.Counts(done=1)
+    assert store.read(queue.counts, QUEUE) == queue.QueueCounts(done=1)
 
 
-def test_starting_twice_is_refused(store: Store) -> None:
-    with looping(store, Handled()) as runner:
+def test_second_start_is_invalid(store: Store) -> None:
+    with make_runner(store, RecordingHandler()) as runner:
         with pytest.raises(Invalid):
             runner.start()
         with pytest.raises(Invalid):
             runner.run()
 
 
-def test_running_before_booting_is_refused(rig: Rig) -> None:
+def test_run_before_boot_raises_not_running(rig: RunnerRig) -> None:
     with pytest.raises(NotRunning):
         rig.stopped_runner().run()
 
 
-def test_an_escalated_error_ends_the_loop_and_reaches_whoever_joins(store: Store) -> None:
+def test_join_raises_a_fatal_handler_error_with_on_fatal_raise(store: Store) -> None:
     events: list[LogEvent] = []
     error = ValueError("mine")
-    policy = Policy(on_fatal="raise", idle_sleep_max_ms=NEVER_MS)
-    runner = looping(store, Scripted(error), policy=policy, log=events.append)
+    policy = RunnerPolicy(on_fatal="raise", idle_sleep_max_ms=NEVER_MS)
+    runner = make_runner(store, ScriptedHandler(error), policy=policy, log=events.append)
     runner.start()
     put(store, b"a")
     with pytest.raises(ValueError, match="mine") as raised:
         runner.join(LONG_S)
     assert raised.value is error
-    assert runner.state is State.STOPPED
+    assert runner.state is RunnerState.STOPPED
     assert store.read(queue.counts, QUEUE).dead == 1
     [last] = [event for event in events if event.kind is LogKind.LOOP_ERROR]
     assert (last, last.seq, last.status) == (events[-1], 0, "handler_error")
 
 
-def test_a_policy_of_stop_ends_the_loop_without_an_error(store: Store) -> None:
-    policy = Policy(on_fatal="stop", idle_sleep_max_ms=NEVER_MS)
-    runner = looping(store, Scripted(ValueError()), policy=policy)
+def test_on_fatal_stop_ends_the_loop_without_an_error(store: Store) -> None:
+    policy = RunnerPolicy(on_fatal="stop", idle_sleep_max_ms=NEVER_MS)
+    runner = make_runner(store, ScriptedHandler(ValueError()), policy=policy)
     runner.start()
     put(store, b"a")
     assert runner.join(LONG_S)
-    assert runner.state is State.STOPPED
+    assert runner.state is RunnerState.STOPPED
 
 
-def test_a_crash_in_the_loop_settles_nothing_and_reaches_whoever_joins(store: Store) -> None:
-    runner = looping(store, Scripted(Crash()))
+def test_join_raises_a_crash_of_the_loop_and_nothing_is_settled(store: Store) -> None:
+    runner = make_runner(store, ScriptedHandler(SimulatedCrash()))
     runner.start()
     put(store, b"a")
-    with pytest.raises(Crash):
+    with pytest.raises(SimulatedCrash):
         runner.join(LONG_S)
     assert store.read(queue.counts, QUEUE).claimed == 1
 
 
-def test_a_handler_may_ask_to_stop_and_even_to_shut_down(store: Store) -> None:
-    runner = looping(store, lambda work: runner.shutdown())
+def test_handler_may_call_shutdown(store: Store) -> None:
+    runner = make_runner(store, lambda work: runner.shutdown())
     runner.start()
     put(store, b"a")
     assert runner.join(LONG_S)
     assert store.read(queue.counts, QUEUE).done == 1
 
 
-def test_a_store_that_closes_under_a_loop_ends_it_with_the_error(tmp_path: Path) -> None:
+def test_join_raises_store_closed_when_the_store_closes_during_the_loop(tmp_path: Path) -> None:
     store = stores.open("memory:")
-    runner = looping(store, Handled())
+    runner = make_runner(store, RecordingHandler())
     runner.start()
     store.close()
     with pytest.raises(StoreClosed):
         runner.join(LONG_S)
-    assert runner.state is State.STOPPED
+    assert runner.state is RunnerState.STOPPED
 
 
-# -- the bell ------------------------------------------------------------------------------------
+# -- wakeup --------------------------------------------------------------------------------------
 
 
-class Overheard:
-    """A store that remembers from which commit on it was listened to."""
+class WaitRecordingStore:
+    """A store wrapper that records the `since` argument of each wait."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.since: list[int] = []
+        self.since_args: list[int] = []
 
     def wait(self, topic: str, since: int, timeout: float) -> int:
-        self.since.append(since)
+        self.since_args.append(since)
         return self._store.wait(topic, since, timeout)
 
 
-def test_a_bell_rings_for_what_was_put_before_and_then_listens_only_for_what_is_newer(
+def test_wakeup_waits_from_the_last_seen_commit(
     store: Store,
 ) -> None:
     put(store, b"a")
-    overheard = Overheard(store)
-    bell = Bell(overheard, [queue.topic(QUEUE)], name="test")  # type: ignore[arg-type]
+    recording_store = WaitRecordingStore(store)
+    wakeup = Wakeup(recording_store, [queue.topic(QUEUE)], name="test")  # type: ignore[arg-type]
     for payload in (b"b", b"c"):
-        bell.wait(LONG_S)
+        wakeup.wait(LONG_S)
         put(store, payload)
-    bell.wait(LONG_S)
-    bell.close()
-    first, second, third = overheard.since[:3]
+    wakeup.wait(LONG_S)
+    wakeup.close()
+    first, second, third = recording_store.since_args[:3]
     assert 0 == first < second <= third
 
 
-def test_a_bell_that_rang_while_nobody_slept_rings_for_the_next_to_sleep(store: Store) -> None:
-    bell = Bell(store, [], name="test")
-    bell.ring()
-    bell.wait(LONG_S)
-    bell.close()
+def test_wakeup_set_before_wait_ends_the_next_wait(store: Store) -> None:
+    wakeup = Wakeup(store, [], name="test")
+    wakeup.set()
+    wakeup.wait(LONG_S)
+    wakeup.close()
 
 
-# -- resting, by the simulated clock -------------------------------------------------------------
+# -- idle sleep and backoff, with the simulated clock --------------------------------------------
 
 
-def test_the_loop_rests_with_the_injected_sleep_until_the_next_item_is_due(rig: Rig) -> None:
+def test_loop_sleeps_until_the_next_item_is_due(rig: RunnerRig) -> None:
     rig.put_timer(b"t", after_ms=400)
     slept: list[float] = []
 
@@ -258,8 +258,8 @@ def test_the_loop_rests_with_the_injected_sleep_until_the_next_item_is_due(rig: 
     assert rig.payloads == [b"t"]
 
 
-def test_what_falls_due_between_a_tick_and_the_look_at_the_clock_is_met_without_a_pause(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+def test_item_due_after_the_tick_is_handled_without_a_sleep(
+    rig: RunnerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.put_timer(b"t", after_ms=400)
     slept: list[float] = []
@@ -271,10 +271,10 @@ def test_what_falls_due_between_a_tick_and_the_look_at_the_clock_is_met_without_
     runner = rig.runner(sleep=sleep, idle_sleep_max_ms=1000)
     tick = runner.tick
 
-    def tick_and_lose_time() -> Tick:
-        told = tick()
+    def tick_and_lose_time() -> TickStats:
+        stats = tick()
         rig.clock.advance(401 * MS)
-        return told
+        return stats
 
     monkeypatch.setattr(runner, "tick", tick_and_lose_time)
     runner.run()
@@ -282,9 +282,9 @@ def test_what_falls_due_between_a_tick_and_the_look_at_the_clock_is_met_without_
     assert slept == [1.0], "not before it was handled"
 
 
-def test_a_store_that_refuses_is_asked_again_after_longer_and_longer_pauses(rig: Rig) -> None:
+def test_loop_backoff_grows_while_the_store_is_busy(rig: RunnerRig) -> None:
     rig.put(b"a")
-    rig.fault(*[Busy()] * 6)
+    rig.inject_faults(*[Busy()] * 6)
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -294,20 +294,20 @@ def test_a_store_that_refuses_is_asked_again_after_longer_and_longer_pauses(rig:
 
     runner = rig.runner(sleep=sleep, idle_sleep_max_ms=100)
     runner.run()
-    first = PAUSE_FIRST_MS / 1000
+    first = BACKOFF_FIRST_MS / 1000
     assert slept == [first, 2 * first, 4 * first, 8 * first, 0.1, 0.1, 0.1]
 
 
-def test_the_pauses_are_short_again_after_a_success(rig: Rig) -> None:
+def test_loop_backoff_resets_after_a_success(rig: RunnerRig) -> None:
     rig.put(b"a")
-    rig.fault(Busy(), Busy())
+    rig.inject_faults(Busy(), Busy())
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 3:
             rig.put(b"b")
-            rig.fault(Busy())
+            rig.inject_faults(Busy())
         if len(rig.handled) == 2:
             runner.request_stop()
 
@@ -317,94 +317,95 @@ def test_the_pauses_are_short_again_after_a_success(rig: Rig) -> None:
     assert slept[3] == 0.01
 
 
-def test_stopping_with_work_that_the_store_does_not_take_gives_up_in_the_end(rig: Rig) -> None:
+def test_shutdown_abandons_settlement_after_requeue_max_attempts(rig: RunnerRig) -> None:
     rig.put(b"a")
     runner = rig.runner(sleep=rig.clock.sleep, requeue_max_attempts=4)
-    rig.fault(FINE, *[Busy()] * 10)
-    assert runner.tick() == Tick(claimed=1, busy=1)
-    assert runner.in_hand
+    rig.inject_faults(COMMIT_OK, *[Busy()] * 10)
+    assert runner.tick() == TickStats(claimed=1, busy=1)
+    assert runner.has_unsettled
     assert runner.shutdown()
-    assert runner.state is State.STOPPED
+    assert runner.state is RunnerState.STOPPED
     assert runner.counters.snapshot().lost == 1
 
 
-def test_stopping_settles_what_ticks_have_left_in_hand(rig: Rig) -> None:
+def test_shutdown_settles_outcomes_left_by_ticks(rig: RunnerRig) -> None:
     rig.put(b"a")
     runner = rig.runner(sleep=rig.clock.sleep)
-    rig.fault(FINE, Busy())
+    rig.inject_faults(COMMIT_OK, Busy())
     runner.tick()
     assert runner.shutdown()
     assert rig.counts().done == 1
 
 
-# -- the gate ------------------------------------------------------------------------------------
+# -- tick lock -----------------------------------------------------------------------------------
 
 
-def test_runners_behind_one_gate_tick_one_at_a_time(store: Store) -> None:
-    gate = Gate()
+def test_runners_with_a_shared_tick_lock_tick_one_at_a_time(store: Store) -> None:
+    tick_lock = TickLock()
     inside = threading.Semaphore(1)
-    done = Handled()
+    recorder = RecordingHandler()
 
-    def alone(work: Work) -> None:
+    def exclusive_handler(work: WorkItem) -> None:
         assert inside.acquire(blocking=False)
-        done(work)
+        recorder(work)
         inside.release()
 
-    policy = Policy(max_batch=1, idle_sleep_max_ms=NEVER_MS)
+    policy = RunnerPolicy(max_batch=1, idle_sleep_max_ms=NEVER_MS)
     runners = [
-        Runner(store, QUEUE, alone, worker=f"w{n}", gate=gate, policy=policy) for n in range(3)
+        Runner(store, QUEUE, exclusive_handler, worker=f"w{n}", tick_lock=tick_lock, policy=policy)
+        for n in range(3)
     ]
     for runner in runners:
         runner.start()
     for n in range(60):
         put(store, b"%d" % n)
-    assert len(done.wait_for(60)) == 60
+    assert len(recorder.wait_for(60)) == 60
     for runner in runners:
         assert runner.shutdown(LONG_S)
     assert store.read(queue.counts, QUEUE).done == 60
 
 
-def test_a_gate_that_is_shut_refuses_ticks_and_looks(rig: Rig) -> None:
-    gate = Gate()
-    runner = rig.runner(gate=gate)
-    gate.shutdown()
-    with pytest.raises(GateClosed):
+def test_closed_tick_lock_rejects_tick_and_idle_sleep(rig: RunnerRig) -> None:
+    tick_lock = TickLock()
+    runner = rig.runner(tick_lock=tick_lock)
+    tick_lock.shutdown()
+    with pytest.raises(TickLockClosed):
         runner.tick()
-    with pytest.raises(GateClosed):
+    with pytest.raises(TickLockClosed):
         runner.idle_sleep_ms()
 
 
-def test_shutting_a_gate_ends_the_loops_behind_it(store: Store) -> None:
-    gate = Gate()
-    runner = looping(store, Handled(), gate=gate)
+def test_tick_lock_shutdown_ends_the_loops_that_use_it(store: Store) -> None:
+    tick_lock = TickLock()
+    runner = make_runner(store, RecordingHandler(), tick_lock=tick_lock)
     runner.start()
-    gate.shutdown()
+    tick_lock.shutdown()
     put(store, b"wake up")
-    with pytest.raises(GateClosed):
+    with pytest.raises(TickLockClosed):
         runner.join(LONG_S)
 
 
-def test_shutting_a_gate_waits_for_the_one_inside(rig: Rig) -> None:
-    gate = Gate()
-    shut = threading.Thread(target=gate.shutdown)
-    with gate:
-        shut.start()
-        shut.join(0.01)
-        assert shut.is_alive()
-    shut.join(LONG_S)
-    assert not shut.is_alive()
+def test_tick_lock_shutdown_waits_for_the_current_holder(rig: RunnerRig) -> None:
+    tick_lock = TickLock()
+    closer = threading.Thread(target=tick_lock.shutdown)
+    with tick_lock:
+        closer.start()
+        closer.join(0.01)
+        assert closer.is_alive()
+    closer.join(LONG_S)
+    assert not closer.is_alive()
 
 
-def test_a_handler_may_shut_the_gate_it_is_behind(rig: Rig) -> None:
+def test_handler_may_shut_down_the_tick_lock(rig: RunnerRig) -> None:
     rig.put(b"a")
-    gate = Gate()
-    runner = rig.runner(lambda work: gate.shutdown(), gate=gate)
+    tick_lock = TickLock()
+    runner = rig.runner(lambda work: tick_lock.shutdown(), tick_lock=tick_lock)
     assert runner.tick().done == 1
-    with pytest.raises(GateClosed):
+    with pytest.raises(TickLockClosed):
         runner.tick()
 
 
-def test_entering_a_gate_twice_is_refused_instead_of_hanging() -> None:
-    gate = Gate()
-    with gate, pytest.raises(Invalid), gate:
+def test_reentering_the_tick_lock_is_invalid() -> None:
+    tick_lock = TickLock()
+    with tick_lock, pytest.raises(Invalid), tick_lock:
         pass

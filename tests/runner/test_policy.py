@@ -21,16 +21,16 @@ from holdfast.errors import (
     Timeout,
 )
 from holdfast.retry import Backoff
-from holdfast.runner import Fault, Faults, Policy, Refused
-from holdfast.runner.dispatch import Misrouted
-from holdfast.runner.faults import code_of
+from holdfast.runner import ErrorKind, ErrorPolicy, Refused, RunnerPolicy
+from holdfast.runner.error_policy import code_of
+from holdfast.runner.frame_handler import Misrouted
 
-MODULES = ("holdfast.runner.policy", "holdfast.runner.faults")
+MODULES = ("holdfast.runner.policy", "holdfast.runner.error_policy")
 
 
-def test_the_default_policy_is_a_policy_without_arguments() -> None:
-    faults = Faults()
-    assert replace(Policy.default(), faults=faults) == Policy(faults=faults)
+def test_policy_default_equals_a_policy_without_arguments() -> None:
+    faults = ErrorPolicy()
+    assert replace(RunnerPolicy.default(), faults=faults) == RunnerPolicy(faults=faults)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_the_default_policy_is_a_policy_without_arguments() -> None:
         ("faults", {}),
     ],
 )
-def test_a_knob_out_of_bounds_is_refused_by_name(field: str, value: Any) -> None:
-    with pytest.raises(Invalid) as refusal:
-        Policy(**{field: value})
-    assert refusal.value.field == field
-    assert refusal.value.found == value
+def test_policy_rejects_a_field_out_of_bounds_by_name(field: str, value: Any) -> None:
+    with pytest.raises(Invalid) as caught:
+        RunnerPolicy(**{field: value})
+    assert caught.value.field == field
+    assert caught.value.found == value
 
 
 @given(
@@ -70,20 +70,22 @@ def test_a_knob_out_of_bounds_is_refused_by_name(field: str, value: Any) -> None
     share=st.floats(0.01, 0.99),
     first=st.integers(0, 1_000_000),
 )
-def test_over_many_ticks_timers_and_queue_both_get_their_share(
+def test_policy_reserves_the_timer_share_over_many_ticks(
     limit: int, share: float, first: int
 ) -> None:
-    policy = Policy(timer_share=share)
+    policy = RunnerPolicy(timer_share=share)
     ticks = 400
-    dealt = [policy.reserved(tick, limit) for tick in range(first, first + ticks)]
-    assert all(0 <= reserved <= limit for reserved in dealt)
-    assert abs(sum(dealt) - ticks * limit * share) <= 2
-    assert 0 < sum(dealt) < ticks * limit
+    reserved_counts = [
+        policy.reserved_for_timers(tick, limit) for tick in range(first, first + ticks)
+    ]
+    assert all(0 <= reserved <= limit for reserved in reserved_counts)
+    assert abs(sum(reserved_counts) - ticks * limit * share) <= 2
+    assert 0 < sum(reserved_counts) < ticks * limit
 
 
 @given(seq=st.integers(1, 2**62), failures=st.integers(1, 1_000_000))
-def test_a_delay_depends_on_the_item_and_its_failures_alone(seq: int, failures: int) -> None:
-    policy = Policy(backoff=Backoff(first_ns=10 * MS, factor=2.0, max_ns=S))
+def test_policy_retry_delay_depends_only_on_item_and_failures(seq: int, failures: int) -> None:
+    policy = RunnerPolicy(backoff=Backoff(first_ns=10 * MS, factor=2.0, max_ns=S))
     delay_ns = policy.delay_ns(seq, failures)
     assert delay_ns == policy.delay_ns(seq, failures)
     ceiling_ns = min(10 * MS * 2 ** min(failures - 1, 20), S)
@@ -93,68 +95,75 @@ def test_a_delay_depends_on_the_item_and_its_failures_alone(seq: int, failures: 
 @pytest.mark.parametrize(
     ("error", "fault"),
     [
-        (None, Fault.SUCCESS),
-        (Conflict(), Fault.CONFLICT),
-        (Busy(), Fault.BUSY),
-        (Held(resource="r"), Fault.BUSY),
-        (Timeout(), Fault.TRANSIENT),
-        (StoreFull(), Fault.TRANSIENT),
-        (CommitUnknown(), Fault.TRANSIENT),
-        (Refused(), Fault.REFUSED),
-        (Misrouted(), Fault.REFUSED),
-        (Invalid(), Fault.FATAL),
-        (NotFound(), Fault.FATAL),
-        (ClaimLost(), Fault.FATAL),
-        (ValueError("x"), Fault.FATAL),
-        (TimeoutError(), Fault.FATAL),
+        (None, ErrorKind.SUCCESS),
+        (Conflict(), ErrorKind.CONFLICT),
+        (Busy(), ErrorKind.BUSY),
+        (Held(resource="r"), ErrorKind.BUSY),
+        (Timeout(), ErrorKind.TRANSIENT),
+        (StoreFull(), ErrorKind.TRANSIENT),
+        (CommitUnknown(), ErrorKind.TRANSIENT),
+        (Refused(), ErrorKind.REFUSED),
+        (Misrouted(), ErrorKind.REFUSED),
+        (Invalid(), ErrorKind.FATAL),
+        (NotFound(), ErrorKind.FATAL),
+        (ClaimLost(), ErrorKind.FATAL),
+        (ValueError("x"), ErrorKind.FATAL),
+        (TimeoutError(), ErrorKind.FATAL),
     ],
 )
-def test_the_table_of_faults(error: Exception | None, fault: Fault) -> None:
-    assert Faults().of(error) is fault
+def test_error_policy_classifies_errors_by_default_table(
+    error: Exception | None, fault: ErrorKind
+) -> None:
+    assert ErrorPolicy().classify(error) is fault
 
 
-def test_a_registered_class_is_retried_with_its_subclasses() -> None:
-    faults = Faults().retrying(OSError)
-    assert faults.of(ConnectionResetError()) is Fault.TRANSIENT
-    assert faults.of(ValueError()) is Fault.FATAL
-    assert Faults().of(OSError()) is Fault.FATAL
+def test_error_policy_retries_a_registered_class_and_its_subclasses() -> None:
+    faults = ErrorPolicy().with_retryable(OSError)
+    assert faults.classify(ConnectionResetError()) is ErrorKind.TRANSIENT
+    assert faults.classify(ValueError()) is ErrorKind.FATAL
+    assert ErrorPolicy().classify(OSError()) is ErrorKind.FATAL
 
 
-def test_the_nearest_class_decides() -> None:
-    faults = Faults().retrying(OSError).failing(PermissionError, Held)
-    assert faults.of(PermissionError()) is Fault.FATAL
-    assert faults.of(OSError()) is Fault.TRANSIENT
-    assert faults.of(Held()) is Fault.FATAL
-    assert faults.of(Busy()) is Fault.BUSY
+def test_error_policy_uses_the_most_specific_class() -> None:
+    faults = ErrorPolicy().with_retryable(OSError).with_fatal(PermissionError, Held)
+    assert faults.classify(PermissionError()) is ErrorKind.FATAL
+    assert faults.classify(OSError()) is ErrorKind.TRANSIENT
+    assert faults.classify(Held()) is ErrorKind.FATAL
+    assert faults.classify(Busy()) is ErrorKind.BUSY
 
 
-def test_a_subclass_may_say_that_it_is_not_retryable() -> None:
-    class Never(Busy):
+def test_error_policy_follows_the_retryable_attribute_of_a_subclass() -> None:
+    class NonRetryableBusy(Busy):
         retryable = False
 
-    class Ours(HoldfastError):
+    class RetryableError(HoldfastError):
         retryable = True
 
-    assert Faults().of(Never()) is Fault.FATAL
-    assert Faults().of(Ours()) is Fault.TRANSIENT
+    assert ErrorPolicy().classify(NonRetryableBusy()) is ErrorKind.FATAL
+    assert ErrorPolicy().classify(RetryableError()) is ErrorKind.TRANSIENT
 
 
-def test_only_exception_classes_can_be_registered() -> None:
+def test_error_policy_registers_only_exception_classes() -> None:
     for wrong in (KeyboardInterrupt, ValueError(), "ValueError"):
         with pytest.raises(Invalid):
-            Faults().retrying(wrong)  # type: ignore[arg-type]
+            ErrorPolicy().with_retryable(wrong)  # type: ignore[arg-type]
 
 
-def test_a_code_is_always_short_text_and_a_failure_is_never_called_ok() -> None:
-    class Odd(HoldfastError):
+def test_code_of_is_short_text_and_never_ok_for_a_failure() -> None:
+    class OkCodeError(HoldfastError):
         code = "ok"
 
-    class Long(HoldfastError):
+    class LongCodeError(HoldfastError):
         code = "x" * 1000
 
-    class Number(HoldfastError):
+    class NumericCodeError(HoldfastError):
         code = 7  # type: ignore[assignment]
 
     assert code_of(None) == "ok"
-    assert code_of(Odd()) == code_of(Number()) == code_of(ValueError()) == "handler_error"
-    assert code_of(Long()) == "x" * 100
+    assert (
+        code_of(OkCodeError())
+        == code_of(NumericCodeError())
+        == code_of(ValueError())
+        == "handler_error"
+    )
+    assert code_of(LongCodeError()) == "x" * 100

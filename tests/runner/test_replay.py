@@ -8,17 +8,17 @@ import pytest
 
 from holdfast.errors import Busy, Invalid, NotFound
 from holdfast.runner import (
-    Damaged,
+    RecordedStep,
     Recorder,
-    Step,
+    RecordingDamaged,
     StepKind,
-    Work,
+    WorkItem,
     read_steps,
     replay,
     replay_file,
 )
 from holdfast.runner.recording import HEADER
-from tests.runner.rig import Crash, Rig, Scripted
+from tests.runner.rig import RunnerRig, ScriptedHandler, SimulatedCrash
 
 MODULES = ("holdfast.runner.recording", "holdfast.runner.replay")
 
@@ -28,38 +28,38 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "steps"
 
 
-def picky(work: Work) -> None:
+def picky(work: WorkItem) -> None:
     if work.payload == b"bad":
         raise ValueError
     if work.payload == b"busy" and work.attempt == 1:
         raise Busy()
 
 
-def record(rig: Rig, path: Path, *payloads: bytes) -> None:
+def record(rig: RunnerRig, path: Path, *payloads: bytes) -> None:
     rig.put(*payloads)
     rig.put_timer(b"timer")
     with Recorder(path) as recorder:
-        rig.run(rig.runner(picky, replay=recorder))
+        rig.run_until_idle(rig.runner(picky, replay=recorder))
 
 
-def step(seq: int, frame: bytes = b"f", kind: StepKind = StepKind.INBOX_ATTEMPT) -> Step:
-    return Step(kind, "w", seq, "", frame, "q", 1, 1)
+def step(seq: int, frame: bytes = b"f", kind: StepKind = StepKind.INBOX_ATTEMPT) -> RecordedStep:
+    return RecordedStep(kind, "w", seq, "", frame, "q", 1, 1)
 
 
-def test_a_recording_reads_back_what_the_hook_was_told(rig: Rig, path: Path) -> None:
-    told: list[Step] = []
+def test_recording_reads_back_the_steps_of_the_replay_hook(rig: RunnerRig, path: Path) -> None:
+    hook_steps: list[RecordedStep] = []
     rig.put(b"a", b"bad")
     with Recorder(path) as recorder:
 
-        def both(step: Step) -> None:
-            told.append(step)
+        def both(step: RecordedStep) -> None:
+            hook_steps.append(step)
             recorder(step)
 
         rig.runner(picky, replay=both).tick()
-    assert list(read_steps(path)) == told
+    assert list(read_steps(path)) == hook_steps
 
 
-def test_the_same_handler_gives_the_same_results(rig: Rig, path: Path) -> None:
+def test_replay_with_the_same_handler_matches_all_attempts(rig: RunnerRig, path: Path) -> None:
     record(rig, path, b"a", b"bad", b"busy")
     report = replay_file(path, picky)
     assert report.ok
@@ -68,7 +68,7 @@ def test_the_same_handler_gives_the_same_results(rig: Rig, path: Path) -> None:
     assert report.unfinished == []
 
 
-def test_another_result_is_reported_with_both_codes(rig: Rig, path: Path) -> None:
+def test_replay_reports_a_mismatch_with_both_codes(rig: RunnerRig, path: Path) -> None:
     record(rig, path, b"a", b"bad")
     report = replay_file(path, lambda work: None)
     assert not report.ok
@@ -80,11 +80,11 @@ def test_another_result_is_reported_with_both_codes(rig: Rig, path: Path) -> Non
     )
 
 
-def test_an_attempt_in_which_the_worker_died_is_run_and_reported(rig: Rig, path: Path) -> None:
+def test_replay_runs_and_reports_an_attempt_without_a_result(rig: RunnerRig, path: Path) -> None:
     rig.put(b"a", b"b")
-    with Recorder(path) as recorder, pytest.raises(Crash):
-        rig.runner(Scripted(None, Crash()), replay=recorder).tick()
-    report = replay_file(path, Scripted(None, ValueError()))
+    with Recorder(path) as recorder, pytest.raises(SimulatedCrash):
+        rig.runner(ScriptedHandler(None, SimulatedCrash()), replay=recorder).tick()
+    report = replay_file(path, ScriptedHandler(None, ValueError()))
     assert report.ok
     [unfinished] = report.unfinished
     assert (unfinished.attempt.frame, unfinished.recorded, unfinished.result) == (
@@ -94,11 +94,11 @@ def test_an_attempt_in_which_the_worker_died_is_run_and_reported(rig: Rig, path:
     )
 
 
-def test_a_replayed_handler_sees_kind_attempt_and_may_extend(rig: Rig, path: Path) -> None:
+def test_replayed_handler_sees_kind_and_attempt_and_may_extend(rig: RunnerRig, path: Path) -> None:
     record(rig, path, b"busy")
     seen: list[tuple[str, int, int]] = []
 
-    def handler(work: Work) -> None:
+    def handler(work: WorkItem) -> None:
         assert work.extend() == work.deadline_ns
         seen.append((work.kind, work.seq, work.attempt))
 
@@ -106,23 +106,23 @@ def test_a_replayed_handler_sees_kind_attempt_and_may_extend(rig: Rig, path: Pat
     assert seen == [("queue", 1, 1), ("timer", 1, 1), ("queue", 1, 2)]
 
 
-def test_steps_can_be_replayed_without_a_file() -> None:
-    steps = [step(1), Step(StepKind.INBOX_RESULT, "w", 1, "ok", b"f", "q", 1, 1)]
+def test_replay_of_steps_without_a_file() -> None:
+    steps = [step(1), RecordedStep(StepKind.INBOX_RESULT, "w", 1, "ok", b"f", "q", 1, 1)]
     assert replay(steps, lambda work: None).matched == 1
 
 
-def test_a_result_without_its_attempt_is_passed_over() -> None:
+def test_replay_skips_a_result_without_an_attempt() -> None:
     assert replay([step(1, kind=StepKind.INBOX_RESULT)], lambda work: None).attempts == 0
 
 
-def test_a_recording_goes_on_where_it_ended(path: Path) -> None:
+def test_reopened_recording_is_appended_to(path: Path) -> None:
     for seq in (1, 2):
         with Recorder(path) as recorder:
             recorder(step(seq))
-    assert [found.seq for found in read_steps(path)] == [1, 2]
+    assert [read_step.seq for read_step in read_steps(path)] == [1, 2]
 
 
-def test_wherever_a_file_is_cut_off_the_steps_before_are_there_and_the_offset_is_named(
+def test_replay_of_a_truncated_recording_reads_intact_steps_and_reports_the_offset(
     path: Path,
 ) -> None:
     ends = [len(HEADER)]
@@ -130,59 +130,61 @@ def test_wherever_a_file_is_cut_off_the_steps_before_are_there_and_the_offset_is
         for seq in (1, 2, 3):
             recorder(step(seq))
             ends.append(path.stat().st_size)
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
+    complete_bytes = path.read_bytes()
+    for length in range(len(complete_bytes)):
+        path.write_bytes(complete_bytes[:length])
         report = replay_file(path, lambda work: None)
-        sound = [end for end in ends if end <= length]
-        assert report.attempts == max(0, len(sound) - 1)
+        intact_ends = [end for end in ends if end <= length]
+        assert report.attempts == max(0, len(intact_ends) - 1)
         if length in ends:
             assert report.damage is None
         else:
             assert report.damage is not None
-            assert report.damage.offset == (sound[-1] if sound else 0)
+            assert report.damage.offset == (intact_ends[-1] if intact_ends else 0)
             assert not report.ok
 
 
-def test_any_changed_bit_is_noticed_at_its_record(path: Path) -> None:
+def test_recording_with_a_flipped_bit_is_reported_damaged_at_its_record(path: Path) -> None:
     with Recorder(path) as recorder:
         recorder(step(1))
         first_end = path.stat().st_size
         recorder(step(2))
-    whole = path.read_bytes()
-    for at in range(len(whole)):
+    complete_bytes = path.read_bytes()
+    for at in range(len(complete_bytes)):
         for bit in (1, 128):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
-            with pytest.raises(Damaged) as damage:
+            path.write_bytes(
+                complete_bytes[:at] + bytes([complete_bytes[at] ^ bit]) + complete_bytes[at + 1 :]
+            )
+            with pytest.raises(RecordingDamaged) as damage:
                 list(read_steps(path))
             starts = [0, len(HEADER), first_end]
             assert damage.value.offset == max(start for start in starts if start <= at)
 
 
-def test_a_damaged_recording_is_not_appended_to(path: Path) -> None:
+def test_damaged_recording_is_not_appended_to(path: Path) -> None:
     with Recorder(path) as recorder:
         recorder(step(1))
     path.write_bytes(path.read_bytes()[:-1])
     before = path.read_bytes()
-    with pytest.raises(Damaged):
+    with pytest.raises(RecordingDamaged):
         Recorder(path)
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_something_else_is_refused_and_untouched(path: Path) -> None:
+def test_recorder_rejects_and_keeps_a_file_that_is_not_a_recording(path: Path) -> None:
     path.write_text("my thesis")
-    with pytest.raises(Damaged) as damage:
+    with pytest.raises(RecordingDamaged) as damage:
         Recorder(path)
     assert damage.value.why == "not a recording"
     assert path.read_text() == "my thesis"
 
 
-def test_two_recorders_do_not_share_a_file(path: Path) -> None:
+def test_second_recorder_of_a_file_raises_busy(path: Path) -> None:
     with Recorder(path), pytest.raises(Busy):
         Recorder(path)
 
 
-def test_a_missing_recording_is_not_found_and_a_directory_is_invalid(tmp_path: Path) -> None:
+def test_missing_recording_is_not_found_and_a_directory_is_invalid(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         list(read_steps(tmp_path / "none"))
     with pytest.raises(Invalid):
@@ -191,7 +193,7 @@ def test_a_missing_recording_is_not_found_and_a_directory_is_invalid(tmp_path: P
         Recorder(tmp_path / "no" / "such" / "directory")
 
 
-def test_a_full_disk_costs_the_step_and_not_the_recording(path: Path) -> None:
+def test_recording_on_a_full_disk_loses_only_that_step(path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Recorder(path) as recorder:
         recorder(step(1))
@@ -202,4 +204,4 @@ def test_a_full_disk_costs_the_step_and_not_the_recording(path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         recorder(step(3))
-    assert [found.seq for found in read_steps(path)] == [1, 3]
+    assert [read_step.seq for read_step in read_steps(path)] == [1, 3]

@@ -1,28 +1,35 @@
-"""Effects, timers and mail under faults: random seeds, every crash point, pools that die at calls."""
+"""Effects, timers and mail under faults: random seeds, every crash point, pools that crash at calls."""
 
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from holdfast.sim import exhaustive, outside, settings
-from holdfast.sim.actor import Life
+from holdfast.sim import settings
+from holdfast.sim.actor import Incarnation
 from holdfast.sim.faults import Fault
-from holdfast.sim.outside import DIES_AFTER, DIES_BEFORE, WELL, Outside
-from holdfast.sim.run import Result, run_seed
-from holdfast.sim.scheduler import Threads
+from holdfast.sim.scheduler import SimThreadPool
 from holdfast.sim.settings import Workload
+from tests.simulation import crash_points, external_service
+from tests.simulation.external_service import DIES_AFTER, DIES_BEFORE, SUCCEEDS, ExternalService
+from tests.simulation.seed_run import SeedResult, run_seed
 
 CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.UNKNOWN_AFTER, Fault.STALL)
-# Document 004's chaos rows 4 and 5 are between these: claim, call, receipt. Row 6 has no between:
-# a timer is taken and fired in one commit.
-ROWS = ("claims.take", "queue.settle", "firing.fire_due", "cycle.commit", "rate.grant")
+# Document 004's chaos rows 4 and 5 are the faults between claim, call and receipt. Row 6 has no such point:
+# one commit removes and fires a timer.
+FAULTED_OPS = (
+    "claims.claim_batch",
+    "queue.finish_batch",
+    "timers.deliver_due",
+    "cycle.commit",
+    "rate.grant",
+)
 DEATHS_MIN = 200
 
 
 @pytest.fixture(scope="module")
-def threads() -> Iterator[Threads]:
-    with Threads() as pool:
+def threads() -> Iterator[SimThreadPool]:
+    with SimThreadPool() as pool:
         yield pool
 
 
@@ -32,16 +39,16 @@ def effects_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_random_seeds_of_effects_break_nothing(threads: Threads) -> None:
+def test_effect_seeds_break_no_invariant(threads: SimThreadPool) -> None:
     broken = {}
     seen: Counter[str] = Counter()
     for seed in range(11_000, 11_030):
         result = run_seed(seed, threads=threads)
-        seen.update(result.sometimes)
+        seen.update(result.coverage)
         if result.violations:
             broken[seed] = result.violations[0]
     assert broken == {}
-    for what in (
+    for point in (
         "effect: done at a later attempt",
         "effect: ended, cancelled",
         "effect: ended, expiries_exhausted",
@@ -49,11 +56,11 @@ def test_random_seeds_of_effects_break_nothing(threads: Threads) -> None:
         "timer: event in a journal",
         "fork: effects reissued",
     ):
-        assert seen[what], what
+        assert seen[point], point
 
 
 @pytest.mark.parametrize("seed", range(11_100, 11_103))
-def test_a_seed_of_effects_ends_alike_on_memory_and_on_lmdb(seed: int, threads: Threads) -> None:
+def test_effect_seed_has_the_same_run_on_memory_and_lmdb(seed: int, threads: SimThreadPool) -> None:
     memory = run_seed(seed, "memory", threads=threads)
     lmdb = run_seed(seed, "lmdb", threads=threads)
     assert memory.history_hash == lmdb.history_hash
@@ -63,44 +70,48 @@ def test_a_seed_of_effects_ends_alike_on_memory_and_on_lmdb(seed: int, threads: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
-def test_no_single_crash_point_breaks_effects_and_timers(threads: Threads) -> None:
-    calm, boundaries = exhaustive.run_forced({}, threads=threads, scenario="effects")
-    assert calm.violations == []
+def test_no_single_crash_point_breaks_the_effects_scenario(threads: SimThreadPool) -> None:
+    fault_free, boundaries = crash_points.run_with_faults({}, threads=threads, scenario="effects")
+    assert fault_free.violations == []
     broken, hit = [], Counter[str]()
     for boundary in range(1, boundaries + 1):
         for fault in CRASHES:
             forced = {boundary: fault}
-            result, _ = exhaustive.run_forced(forced, threads=threads, scenario="effects")
-            hit.update(_victims(result))
+            result, _ = crash_points.run_with_faults(forced, threads=threads, scenario="effects")
+            hit.update(_ops_hit_by_fault(result))
             if result.violations:
                 broken.append((boundary, fault, result.violations[0]))
     assert broken == []
-    assert set(hit) == set(ROWS)
+    assert set(hit) == set(FAULTED_OPS)
 
 
-def _victims(result: Result) -> list[str]:
-    """What was being committed where the fault struck: the caller never heard of it."""
-    return [event.op for event in result.history if event.result == "unknown" and event.op in ROWS]
+def _ops_hit_by_fault(result: SeedResult) -> list[str]:
+    """Operations whose commit the fault hit, so that the caller does not know the outcome."""
+    return [
+        event.op
+        for event in result.history
+        if event.result == "unknown" and event.op in FAULTED_OPS
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize("when", [DIES_BEFORE, DIES_AFTER])
-def test_pools_that_die_at_calls_leave_one_receipt_each(
-    when: int, threads: Threads, monkeypatch: pytest.MonkeyPatch
+def test_effect_pools_that_crash_at_calls_leave_one_receipt_each(
+    when: int, threads: SimThreadPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between claim and call, or between call and receipt, two hundred times: E1 and E3 hold,
-    so each effect ends once, and each repeated call has the key of the first."""
+    """Pools crash two hundred times between claim and call, or between call and receipt. E1 and E3 hold:
+    each effect ends once, and each repeated call has the key of the first."""
 
-    def fate(self: Outside, life: Life) -> int:
-        return when if life.tape.chance(500) else WELL
+    def draw_outcome(self: ExternalService, life: Incarnation) -> int:
+        return when if life.tape.chance(500) else SUCCEEDS
 
-    monkeypatch.setattr(outside.Outside, "fate", fate)
+    monkeypatch.setattr(external_service.ExternalService, "draw_outcome", draw_outcome)
     died = "effect: died before the call" if when == DIES_BEFORE else "effect: died after the call"
     deaths, repeated, broken = 0, 0, {}
     for seed in range(12_000, 12_200):
         result = run_seed(seed, threads=threads)
-        deaths += result.sometimes[died]
+        deaths += result.coverage[died]
         calls = Counter(e.args["key"] for e in result.history if e.op == "effect.call")
         repeated += sum(times - 1 for times in calls.values())
         if result.violations:
@@ -113,7 +124,7 @@ def test_pools_that_die_at_calls_leave_one_receipt_each(
         assert repeated > DEATHS_MIN / 4
 
 
-def test_a_run_of_effects_makes_calls_of_both_kinds(threads: Threads) -> None:
+def test_effect_seeds_call_both_effect_kinds(threads: SimThreadPool) -> None:
     kinds = {
         event.args["kind"]
         for seed in range(3)

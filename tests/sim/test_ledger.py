@@ -1,4 +1,4 @@
-"""A run's ledger under faults: random seeds, equal on every store, every crash point, planted bugs."""
+"""The run ledger under faults: random seeds, equal runs on memory and LMDB, every crash point, planted bugs."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,23 +6,24 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from holdfast.ledger.answers import Grant
-from holdfast.ledger.board import Board
-from holdfast.ledger.classes import Policy
-from holdfast.ledger.records import Done
-from holdfast.ledger.states import State
-from holdfast.sim import exhaustive, settings
-from holdfast.sim.checkers import CHECKERS
+from holdfast.ledger.events import FinishedRange
+from holdfast.ledger.replies import RowGrant
+from holdfast.ledger.run_policy import RunPolicy
+from holdfast.ledger.run_scheduler import RunScheduler
+from holdfast.ledger.states import RowState
+from holdfast.sim import settings
+from holdfast.sim.choice_tape import ChoiceTape
 from holdfast.sim.faults import Fault
-from holdfast.sim.history import Event
-from holdfast.sim.run import Result, run_seed
-from holdfast.sim.scheduler import Threads
+from holdfast.sim.history import HistoryEvent
+from holdfast.sim.scheduler import SimThreadPool
 from holdfast.sim.settings import Workload
-from holdfast.sim.swarm import first_kill
-from holdfast.sim.tape import Tape
+from tests.simulation import crash_points
+from tests.simulation.checkers import CHECKERS
+from tests.simulation.seed_run import SeedResult, run_seed
+from tests.simulation.swarm import first_kill
 
 CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.UNKNOWN_AFTER, Fault.STALL)
-# Quick ones of every kind; `holdfast sim --mutants` runs all.
+# A quick sample of every kind. `holdfast sim --mutants` runs all.
 SAMPLE = (
     "ledger claim: begin not logged",
     "ledger claim: always the first attempt",
@@ -51,8 +52,8 @@ SAMPLE_SEEDS = 200
 
 
 @pytest.fixture(scope="module")
-def threads() -> Iterator[Threads]:
-    with Threads() as pool:
+def threads() -> Iterator[SimThreadPool]:
+    with SimThreadPool() as pool:
         yield pool
 
 
@@ -63,12 +64,12 @@ def ledger_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ledger_only")
-def test_random_seeds_of_a_ledger_break_nothing(threads: Threads) -> None:
+def test_ledger_seeds_break_no_invariant(threads: SimThreadPool) -> None:
     broken = {}
     seen: Counter[str] = Counter()
     for seed in range(9300, 9340):
         result = run_seed(seed, threads=threads)
-        seen.update(result.sometimes)
+        seen.update(result.coverage)
         if result.violations:
             broken[seed] = result.violations[0]
     assert broken == {}
@@ -81,7 +82,7 @@ def test_random_seeds_of_a_ledger_break_nothing(threads: Threads) -> None:
 
 @pytest.mark.usefixtures("ledger_only")
 @pytest.mark.parametrize("seed", range(9400, 9404))
-def test_a_seed_of_a_ledger_ends_alike_on_memory_and_on_lmdb(seed: int, threads: Threads) -> None:
+def test_ledger_seed_has_the_same_run_on_memory_and_lmdb(seed: int, threads: SimThreadPool) -> None:
     memory = run_seed(seed, "memory", threads=threads)
     lmdb = run_seed(seed, "lmdb", threads=threads)
     assert memory.history_hash == lmdb.history_hash
@@ -90,40 +91,44 @@ def test_a_seed_of_a_ledger_ends_alike_on_memory_and_on_lmdb(seed: int, threads:
 
 
 @pytest.mark.usefixtures("ledger_only")
-def test_a_cancellation_does_not_halt_whoever_was_about_to_begin(threads: Threads) -> None:
-    """A report that began rows which a cancellation had ended meanwhile was held against its owner,
-    and the run halted. This seed comes by there: with the old rule it still does.
+def test_cancel_before_a_begin_report_does_not_halt_the_run(threads: SimThreadPool) -> None:
+    """Regression: a report that began rows already ended by a cancel halted the run. This seed reaches
+    the case: with the old rule planted it still fails.
     """
     assert run_seed(30, threads=threads).violations == []
-    before = run_seed(30, mutant="ledger report: begins what a cancellation ended", threads=threads)
-    assert before.checkers == ["S2"]
+    with_old_rule = run_seed(
+        30, mutant="ledger report: begins what a cancellation ended", threads=threads
+    )
+    assert with_old_rule.checkers == ["S2"]
 
 
-def test_rows_that_a_cancellation_ended_are_refused_not_held_against_their_owner() -> None:
-    board, _ = Board.open(4, Policy(), now_ns=1)
+def test_advance_refuses_rows_ended_by_cancel_without_halting() -> None:
+    board, _ = RunScheduler.open(4, RunPolicy(), now_ns=1)
     grant, _ = board.claim("t", 4, now_ns=2, begin=1)
-    assert isinstance(grant, Grant)
+    assert isinstance(grant, RowGrant)
     board.cancel(3)
-    done = [Done(0, 1, int(State.TERMINAL_SUCCESS))]
-    taken, _ = board.advance(grant.epoch, 1, b"d", done=done, begin=[(1, 2)], now_ns=4)
-    assert (taken.held, taken.begun, taken.stop) == (0, False, "cancelling")
+    done = [FinishedRange(0, 1, int(RowState.TERMINAL_SUCCESS))]
+    reply, _ = board.report(grant.epoch, 1, b"d", done=done, begin=[(1, 2)], now_ns=4)
+    assert (reply.rows_held, reply.begun, reply.stop) == (0, False, "cancelling")
     assert board.halted is None
     assert board.ended == [1, 0, 0, 3]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
-def test_no_single_crash_point_breaks_a_small_run(threads: Threads) -> None:
-    calm, boundaries = exhaustive.run_forced({}, threads=threads, scenario="ledger")
-    assert calm.violations == []
+def test_no_single_crash_point_breaks_the_ledger_scenario(threads: SimThreadPool) -> None:
+    fault_free, boundaries = crash_points.run_with_faults({}, threads=threads, scenario="ledger")
+    assert fault_free.violations == []
     assert boundaries > 40
     assert {"opened", "leased", "advanced", "ripened", "reclaimed", "committed"} <= set(
-        logged(calm)
+        count_log_kinds(fault_free)
     )
     broken, hit = [], Counter[str]()
     for boundary in range(1, boundaries + 1):
         for fault in CRASHES:
-            result, _ = exhaustive.run_forced({boundary: fault}, threads=threads, scenario="ledger")
+            result, _ = crash_points.run_with_faults(
+                {boundary: fault}, threads=threads, scenario="ledger"
+            )
             hit.update(event.op for event in result.history if event.result == "unknown")
             if result.violations:
                 broken.append((boundary, fault, result.violations[0]))
@@ -131,47 +136,51 @@ def test_no_single_crash_point_breaks_a_small_run(threads: Threads) -> None:
     assert {"_write", "lease.acquire", "create_run", "move_run"} <= set(hit)
 
 
-def test_every_row_ends_once_wherever_the_service_dies(threads: Threads) -> None:
-    """In each run all rows come to their end and the successes lie in the sink, in order: one row is
-    skipped, the one that kills its task fails, the flaky one succeeds or used up its tries."""
+def test_every_ledger_row_is_committed_once_after_a_service_crash(threads: SimThreadPool) -> None:
+    """Every row of each run ends, and the sink has the successful rows in order. One row is skipped, the
+    row that kills its task fails, the flaky row succeeds or exhausts its attempts."""
     for boundary in range(4, 40, 3):
         forced = {boundary: Fault.CRASH_AFTER}
-        result, _ = exhaustive.run_forced(forced, threads=threads, scenario="ledger")
+        result, _ = crash_points.run_with_faults(forced, threads=threads, scenario="ledger")
         assert result.violations == []
         for run in {event.args["run"] for event in result.history if event.op == "ledger.over"}:
             rows = [
-                row[0] for event in _of(result, "sink.commit", run) for row in event.args["rows"]
+                row[0]
+                for event in _events_of(result, "sink.commit", run)
+                for row in event.args["rows"]
             ]
             assert rows == sorted(set(rows))
             assert not {4, 5} & set(rows)
 
 
-def test_no_row_is_called_again_unless_it_was_begun_and_not_reported(threads: Threads) -> None:
-    """Calls beyond one for each row are those of rows that a lost grant had begun, or that failed."""
+def test_ledger_row_is_called_again_only_after_a_retry_or_lost_grant(
+    threads: SimThreadPool,
+) -> None:
+    """Repeated calls are only of rows that failed or that a lost grant had begun."""
     for seed in (9500, 9501, 9502):
         result = run_seed(_ledger_seed(seed), threads=threads)
         begins = Counter[tuple[str, int]]()
         for event in result.history:
             if event.op == "ledger.call":
                 begins[event.args["run"], event.args["seq"]] += 1
-        again = sum(begins.values()) - len(begins)
-        lost = sum(_rows_lost(event) for event in result.history if event.op == "_write")
-        assert again <= lost
+        repeated_calls = sum(begins.values()) - len(begins)
+        lost = sum(_count_rows_lost(event) for event in result.history if event.op == "_write")
+        assert repeated_calls <= lost
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_bug_planted_in_the_ledger_is_caught(name: str) -> None:
+def test_planted_ledger_bug_is_caught(name: str) -> None:
     kill = first_kill((name, SAMPLE_SEEDS))
     assert kill.seed is not None
     assert set(kill.checkers) <= CHECKERS.keys()
 
 
-# -- inside --------------------------------------------------------------------------------------
+# -- helpers -------------------------------------------------------------------------------------
 
 
-def logged(result: Result) -> Counter[str]:
-    """The entries of all runs' logs, by kind."""
+def count_log_kinds(result: SeedResult) -> Counter[str]:
+    """Count the log entries of all runs by kind."""
     return Counter(
         msgspec.msgpack.decode(body)[0]
         for event in result.history
@@ -180,19 +189,19 @@ def logged(result: Result) -> Counter[str]:
     )
 
 
-def _of(result: Result, op: str, run: str) -> list[Event]:
+def _events_of(result: SeedResult, op: str, run: str) -> list[HistoryEvent]:
     return [event for event in result.history if event.op == op and event.args["run"] == run]
 
 
 def _ledger_seed(seed: int) -> int:
-    """The first seed from here on that is about a ledger."""
-    while settings.swarm(Tape(seed)).workload != Workload.LEDGER:
+    """The first seed from `seed` with the ledger workload."""
+    while settings.draw_settings(ChoiceTape(seed)).workload != Workload.LEDGER:
         seed += 1
     return seed
 
 
-def _rows_lost(event: Event) -> int:
-    """Rows that this commit gave another attempt: failed and retried, or begun and lost."""
+def _count_rows_lost(event: HistoryEvent) -> int:
+    """Number of rows that this commit retries: failed rows, and begun rows of a lost grant."""
     if not event.applied:
         return 0
     count = 0

@@ -1,19 +1,19 @@
-"""Planted bugs: every edit has its place, leaves nothing behind, and is caught."""
+"""Planted bugs: every edit matches its function, is undone after the test, and is caught by a checker."""
 
 import pytest
 
 from holdfast.errors import Fenced
-from holdfast.sim import command
-from holdfast.sim.checkers import CHECKERS
-from holdfast.sim.edits import function_at
-from holdfast.sim.mutants import MUTANTS
-from holdfast.sim.run import replay, run_seed
-from holdfast.sim.scheduler import Threads
-from holdfast.sim.swarm import first_kill
-from holdfast.store.api import Guard
+from holdfast.sim.scheduler import SimThreadPool
+from holdfast.store.api import LeaseGuard
 from holdfast.store.txn import check_guard
+from tests.simulation import command
+from tests.simulation.checkers import CHECKERS
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.seed_run import replay_tape, run_seed
+from tests.simulation.source_edits import resolve_function
+from tests.simulation.swarm import first_kill
 
-# Quick ones of every kind, in seeds that a test has time for. `holdfast sim --mutants` runs all.
+# A sample of every kind that few seeds catch. `holdfast sim --mutants` runs all.
 SAMPLE = (
     "guard: no fence",
     "guard: no expiry",
@@ -81,7 +81,7 @@ SAMPLE = (
     "erase: without the leader's lease",
 )
 SAMPLE_SEEDS = 150
-# Bugs that few runs show are looked for from a seed shortly before one that does.
+# First seeds for bugs that few seeds catch, shortly before a catching seed.
 SAMPLE_STARTS = {
     "digest: not compared": 400,
     "carried timer: told under a lost lease": 400,
@@ -92,49 +92,49 @@ SAMPLE_STARTS = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_every_edit_has_its_place(name: str) -> None:
-    assert MUTANTS[name].codes()
+def test_every_mutant_edit_matches_its_function(name: str) -> None:
+    assert MUTANTS[name].edited_code()
 
 
-def test_a_planted_bug_is_in_force_and_goes_away() -> None:
-    class Rows:
+def test_planted_mutant_is_active_only_inside_its_context() -> None:
+    class GuardRows:
         def get(self, key: bytes) -> bytes | None:
             return {b"fence": b"mine", b"expiry": (9).to_bytes(8, "big")}.get(key)
 
         def scan(self, *args: object) -> list[tuple[bytes, bytes]]:
             return []
 
-    guard = Guard("r", b"fence", b"another's", b"expiry", 1)
+    guard = LeaseGuard("r", b"fence", b"another's", b"expiry", 1)
     with pytest.raises(Fenced):
-        check_guard(Rows(), guard, 5, 1)
+        check_guard(GuardRows(), guard, 5, 1)
     with MUTANTS["guard: no fence"].planted():
-        check_guard(Rows(), guard, 5, 1)
+        check_guard(GuardRows(), guard, 5, 1)
     with pytest.raises(Fenced):
-        check_guard(Rows(), guard, 5, 1)
+        check_guard(GuardRows(), guard, 5, 1)
 
 
-def test_two_edits_of_one_function_are_both_in_force() -> None:
-    [code] = MUTANTS["guard: neither fence nor expiry"].codes().values()
-    genuine = function_at("store.txn:check_guard").__code__
-    assert b"expired" in bytes(str(genuine.co_consts), "utf-8")
-    assert code.co_names != genuine.co_names  # `int_of` is not called any more
+def test_mutant_with_two_edits_of_one_function_applies_both() -> None:
+    [code] = MUTANTS["guard: neither fence nor expiry"].edited_code().values()
+    original = resolve_function("store.txn:check_guard").__code__
+    assert b"expired" in bytes(str(original.co_consts), "utf-8")
+    assert code.co_names != original.co_names  # the edited code does not call `int_of`
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_planted_bug_is_caught(name: str) -> None:
+def test_planted_bug_is_caught(name: str) -> None:
     kill = first_kill((name, SAMPLE_SEEDS), SAMPLE_STARTS.get(name, 0))
     assert kill.seed is not None
     assert set(kill.checkers) <= CHECKERS.keys()
 
 
 @pytest.mark.slow
-def test_a_failing_tape_shrinks_and_still_fails() -> None:
+def test_failing_tape_shrinks_and_still_fails() -> None:
     name = "timer: woken early"
     kill = first_kill((name, SAMPLE_SEEDS))
     assert kill.seed is not None
-    with Threads() as threads:
+    with SimThreadPool() as threads:
         result = run_seed(kill.seed, mutant=name, threads=threads)
         shrunk = command.shrink(result, "T1", "memory", name)
         assert len(shrunk) < len(result.tape)
-        assert "T1" in replay(shrunk, mutant=name, threads=threads).checkers
+        assert "T1" in replay_tape(shrunk, mutant=name, threads=threads).checkers

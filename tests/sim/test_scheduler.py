@@ -1,4 +1,4 @@
-"""One actor at a time, chosen by the tape; the dead stay dead; no thread is left behind."""
+"""The scheduler runs one thread at a time, chosen by the tape. Killed threads never run again, no OS thread leaks."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast.clock import S, SimClock
-from holdfast.sim.scheduler import Killed, Scheduler, Threads
-from holdfast.sim.tape import Tape
+from holdfast.sim.choice_tape import ChoiceTape
+from holdfast.sim.scheduler import ProcessKilled, Scheduler, SimThreadPool
 
 
 @pytest.fixture
-def threads() -> Iterator[Threads]:
+def threads() -> Iterator[SimThreadPool]:
     before = threading.active_count()
-    with Threads() as pool:
+    with SimThreadPool() as pool:
         yield pool
     assert threading.active_count() == before
 
@@ -25,14 +25,14 @@ def run_all(scheduler: Scheduler, *bodies: Callable[[], None]) -> None:
     scheduler.close()
 
 
-def order_of(seed: int, threads: Threads) -> list[int]:
-    scheduler = Scheduler(Tape(seed), SimClock(), threads)
+def run_order(seed: int, threads: SimThreadPool) -> list[int]:
+    scheduler = Scheduler(ChoiceTape(seed), SimClock(), threads)
     order: list[int] = []
 
-    def body(me: int) -> Callable[[], None]:
+    def body(index: int) -> Callable[[], None]:
         def steps() -> None:
             for _ in range(20):
-                order.append(me)
+                order.append(index)
                 scheduler.yield_()
 
         return steps
@@ -41,13 +41,13 @@ def order_of(seed: int, threads: Threads) -> list[int]:
     return order
 
 
-def test_the_tape_decides_who_runs(threads: Threads) -> None:
-    assert order_of(1, threads) == order_of(1, threads)
-    assert order_of(1, threads) != order_of(2, threads)
+def test_scheduler_order_is_determined_by_the_tape(threads: SimThreadPool) -> None:
+    assert run_order(1, threads) == run_order(1, threads)
+    assert run_order(1, threads) != run_order(2, threads)
 
 
-def test_a_worn_out_tape_is_a_round_robin(threads: Threads) -> None:
-    scheduler = Scheduler(Tape.replay([]), SimClock(), threads)
+def test_scheduler_with_an_exhausted_tape_is_round_robin(threads: SimThreadPool) -> None:
+    scheduler = Scheduler(ChoiceTape.replay([]), SimClock(), threads)
     order: list[str] = []
 
     def steps() -> None:
@@ -60,9 +60,9 @@ def test_a_worn_out_tape_is_a_round_robin(threads: Threads) -> None:
     assert order == ["t0", "t1", "t2"] * 3
 
 
-def test_time_leaps_to_the_first_sleeper_when_all_sleep(threads: Threads) -> None:
+def test_clock_jumps_to_the_first_wakeup_when_all_threads_sleep(threads: SimThreadPool) -> None:
     clock = SimClock()
-    scheduler = Scheduler(Tape(0), clock, threads)
+    scheduler = Scheduler(ChoiceTape(0), clock, threads)
     began = clock.boot_ns()
     woke: list[int] = []
 
@@ -77,19 +77,19 @@ def test_time_leaps_to_the_first_sleeper_when_all_sleep(threads: Threads) -> Non
     assert woke == [60, 3600]
 
 
-def test_a_killed_task_unwinds_and_can_yield_no_more(threads: Threads) -> None:
-    scheduler = Scheduler(Tape(0), SimClock(), threads)
-    story: list[str] = []
+def test_killed_thread_unwinds_and_cannot_yield(threads: SimThreadPool) -> None:
+    scheduler = Scheduler(ChoiceTape(0), SimClock(), threads)
+    steps_seen: list[str] = []
 
     def victim() -> None:
         try:
             while True:
                 scheduler.yield_()
         finally:
-            story.append("unwinding")
-            with pytest.raises(Killed):
+            steps_seen.append("unwinding")
+            with pytest.raises(ProcessKilled):
                 scheduler.yield_()
-            story.append("refused")
+            steps_seen.append("refused")
 
     task = scheduler.spawn("victim", victim)
 
@@ -101,12 +101,12 @@ def test_a_killed_task_unwinds_and_can_yield_no_more(threads: Threads) -> None:
     scheduler.spawn("killer", killer)
     scheduler.run(lambda: False)
     scheduler.close()
-    assert story == ["unwinding", "refused"]
-    assert task.dead
+    assert steps_seen == ["unwinding", "refused"]
+    assert task.has_ended
 
 
-def test_a_task_may_kill_itself(threads: Threads) -> None:
-    scheduler = Scheduler(Tape(0), SimClock(), threads)
+def test_thread_may_kill_itself(threads: SimThreadPool) -> None:
+    scheduler = Scheduler(ChoiceTape(0), SimClock(), threads)
     after: list[str] = []
 
     def body() -> None:
@@ -120,16 +120,16 @@ def test_a_task_may_kill_itself(threads: Threads) -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("how", ["killed", "returned", "raised"])
-def test_the_threads_of_a_process_end_together(how: str, first: int, threads: Threads) -> None:
-    scheduler = Scheduler(Tape(0), SimClock(), threads)
+def test_threads_of_a_process_end_together(how: str, first: int, threads: SimThreadPool) -> None:
+    scheduler = Scheduler(ChoiceTape(0), SimClock(), threads)
     steps = [0, 0, 0]
 
-    def body(me: int) -> Callable[[], None]:
+    def body(index: int) -> Callable[[], None]:
         def live() -> None:
             for _ in range(20):
-                steps[me] += 1
+                steps[index] += 1
                 scheduler.yield_()
-                if how != "killed" and me == first and steps[me] == 5:
+                if how != "killed" and index == first and steps[index] == 5:
                     if how == "raised":
                         raise ZeroDivisionError
                     return
@@ -143,17 +143,17 @@ def test_the_threads_of_a_process_end_together(how: str, first: int, threads: Th
         tasks.append(scheduler.spawn("other", body(2)))
 
     tasks = [scheduler.spawn("one", body(0))]
-    tasks.append(scheduler.spawn("two", body(1), beside=tasks[0]))
+    tasks.append(scheduler.spawn("two", body(1), same_process_as=tasks[0]))
     scheduler.spawn("killer", killer if how == "killed" else body(2))
     scheduler.run(lambda: False)
     scheduler.close()
-    assert all(task.dead for task in tasks[:2])
+    assert all(task.has_ended for task in tasks[:2])
     assert steps[1 - first] < 20
     assert steps[2] == 20  # another process
 
 
-def test_a_thread_that_dies_is_followed_before_it_does_anything(threads: Threads) -> None:
-    scheduler = Scheduler(Tape(0), SimClock(), threads)
+def test_killed_thread_ends_its_process_before_another_thread_runs(threads: SimThreadPool) -> None:
+    scheduler = Scheduler(ChoiceTape(0), SimClock(), threads)
     after: list[str] = []
 
     def sleeper() -> None:
@@ -165,32 +165,32 @@ def test_a_thread_that_dies_is_followed_before_it_does_anything(threads: Threads
         scheduler.kill(scheduler.current)
 
     main = scheduler.spawn("main", sleeper)
-    scheduler.spawn("beside", dies, beside=main)
+    scheduler.spawn("beside", dies, same_process_as=main)
     scheduler.run(lambda: False)
     scheduler.close()
     assert after == []
 
 
-def test_an_exit_may_start_the_next_incarnation(threads: Threads) -> None:
-    scheduler = Scheduler(Tape(0), SimClock(), threads)
-    lives: list[int] = []
+def test_on_exit_may_spawn_the_next_incarnation(threads: SimThreadPool) -> None:
+    scheduler = Scheduler(ChoiceTape(0), SimClock(), threads)
+    thread_ids: list[int] = []
 
     def body() -> None:
-        lives.append(threading.get_ident())
+        thread_ids.append(threading.get_ident())
         scheduler.yield_()
 
-    def again(task: object) -> None:
-        if len(lives) < 50:
+    def respawn(task: object) -> None:
+        if len(thread_ids) < 50:
             scheduler.spawn("again", body)
 
-    scheduler.on_exit = again
+    scheduler.on_exit = respawn
     run_all(scheduler, body)
-    assert len(lives) == 50
-    assert len(set(lives)) <= 2  # threads are used again
+    assert len(thread_ids) == 50
+    assert len(set(thread_ids)) <= 2  # pool threads are reused
 
 
-def test_closing_unwinds_whoever_is_still_alive(threads: Threads) -> None:
-    scheduler = Scheduler(Tape(0), SimClock(), threads)
+def test_close_unwinds_live_threads(threads: SimThreadPool) -> None:
+    scheduler = Scheduler(ChoiceTape(0), SimClock(), threads)
     unwound: list[int] = []
 
     def body() -> None:
@@ -207,8 +207,8 @@ def test_closing_unwinds_whoever_is_still_alive(threads: Threads) -> None:
     assert len(unwound) == 5
 
 
-def test_an_error_is_kept_with_its_task(threads: Threads) -> None:
-    scheduler = Scheduler(Tape(0), SimClock(), threads)
+def test_error_of_a_thread_is_stored_in_it(threads: SimThreadPool) -> None:
+    scheduler = Scheduler(ChoiceTape(0), SimClock(), threads)
 
     def body() -> None:
         raise ZeroDivisionError

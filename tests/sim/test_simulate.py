@@ -1,4 +1,4 @@
-"""`hf.simulate`: users' own apps in simulated time, with crashes, and parity with a calm run."""
+"""`hf.simulate`: user apps in simulated time with crashes, and parity with a run without faults."""
 
 import itertools
 import re
@@ -36,11 +36,11 @@ class Looked(hf.Event):
 
 
 class Spoiled(hf.Event):
-    """Its handler leaves a state that cannot be read back."""
+    """Its handler leaves a state that cannot be stored."""
 
 
 class Brooded(hf.Event):
-    """Its handler looks at what no journal holds, and neither replies nor emits."""
+    """Its handler reads an unrecorded input and neither replies nor emits."""
 
 
 class Purse(hf.World):
@@ -85,8 +85,8 @@ _ambient = itertools.count()
 app = hf.App("purses", worlds=[Purse])
 
 
-def story(seed: int, crashes: bool = True) -> dict[str, Any]:
-    """A run, and what became of it."""
+def run_scenario(seed: int, crashes: bool = True) -> dict[str, Any]:
+    """Run a scenario. Return its journal, states, history hash and crash count."""
     with hf.simulate(app, seed=seed, crashes=crashes) as s:
         ada, bob = s.world(Purse, "ada"), s.world(Purse, "bob")
         for amount in range(1, 9):
@@ -98,8 +98,8 @@ def story(seed: int, crashes: bool = True) -> dict[str, Any]:
         child.send(Put(100))
         s.assert_parity()
         return {
-            "ada": [(one.type, one.event, one.outcome) for one in ada.journal()],
-            "emitted": [one.step.outcome.value for one in ada.journal()],
+            "ada": [(entry.type, entry.event, entry.outcome) for entry in ada.journal()],
+            "emitted": [entry.step.outcome.value for entry in ada.journal()],
             "states": [ada.state(), bob.state(), child.state()],
             "hash": s.history_hash,
             "crashes": s.crashes,
@@ -107,29 +107,33 @@ def story(seed: int, crashes: bool = True) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def calm() -> dict[str, Any]:
-    return story(0, crashes=False)
+def run_without_crashes() -> dict[str, Any]:
+    return run_scenario(0, crashes=False)
 
 
-def test_a_calm_run_is_as_one_would_count(calm: dict[str, Any]) -> None:
-    assert calm["states"] == [Purse(coins=34), Purse(coins=6), Purse(coins=115)]
-    assert calm["crashes"] == 0
+def test_simulate_without_crashes_reaches_the_expected_states(
+    run_without_crashes: dict[str, Any],
+) -> None:
+    assert run_without_crashes["states"] == [Purse(coins=34), Purse(coins=6), Purse(coins=115)]
+    assert run_without_crashes["crashes"] == 0
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_crashes_change_nothing(seed: int, calm: dict[str, Any]) -> None:
-    found = story(seed)
-    assert found["crashes"] > 0
+def test_simulate_with_crashes_ends_in_the_same_states(
+    seed: int, run_without_crashes: dict[str, Any]
+) -> None:
+    scenario = run_scenario(seed)
+    assert scenario["crashes"] > 0
     for name in ("ada", "emitted", "states"):
-        assert found[name] == calm[name]
+        assert scenario[name] == run_without_crashes[name]
 
 
-def test_the_same_seed_is_the_same_run() -> None:
-    assert story(3) == story(3)
-    assert story(3)["hash"] != story(4)["hash"]
+def test_simulate_is_deterministic_per_seed() -> None:
+    assert run_scenario(3) == run_scenario(3)
+    assert run_scenario(3)["hash"] != run_scenario(4)["hash"]
 
 
-def test_time_passes_only_when_it_is_told_to() -> None:
+def test_simulated_time_moves_only_by_advance() -> None:
     with hf.simulate(app, seed=5) as s:
         ada = s.world(Purse, "ada")
         ada.send(Put(1))
@@ -142,7 +146,7 @@ def test_time_passes_only_when_it_is_told_to() -> None:
         assert ada.state().rings == 1
 
 
-def test_a_year_is_soon_over() -> None:
+def test_simulate_advances_a_year_quickly() -> None:
     with hf.simulate(app, seed=5) as s:
         ada = s.world(Purse, "ada")
         ada.send(Put(1))
@@ -151,7 +155,7 @@ def test_a_year_is_soon_over() -> None:
         s.assert_parity()
 
 
-def test_what_is_sent_while_all_is_down_waits_for_the_restart() -> None:
+def test_event_sent_after_crash_is_handled_after_restart() -> None:
     with hf.simulate(app, seed=6) as s:
         ada = s.world(Purse, "ada")
         assert ada.ask(Put(1)) == 1
@@ -167,7 +171,7 @@ def test_what_is_sent_while_all_is_down_waits_for_the_restart() -> None:
         s.assert_parity()
 
 
-def test_errors_of_calls_are_the_callers() -> None:
+def test_simulate_raises_call_errors_to_the_caller() -> None:
     with hf.simulate(app, seed=1) as s:
         ada = s.world(Purse, "ada")
         with pytest.raises(NoReply):
@@ -176,7 +180,7 @@ def test_errors_of_calls_are_the_callers() -> None:
             s.world(Purse, "nobody").state()
 
 
-def test_a_reducer_that_looks_elsewhere_is_named_with_its_height() -> None:
+def test_parity_reports_a_nondeterministic_reply_with_its_height() -> None:
     with hf.simulate(app, seed=2, crashes=False) as s:
         ada = s.world(Purse, "ada")
         ada.send(Put(1))
@@ -185,7 +189,7 @@ def test_a_reducer_that_looks_elsewhere_is_named_with_its_height() -> None:
             s.assert_parity()
 
 
-def test_a_silent_reducer_that_looks_elsewhere_is_found_by_its_state() -> None:
+def test_parity_reports_a_nondeterministic_state() -> None:
     with hf.simulate(app, seed=2, crashes=False) as s:
         ada = s.world(Purse, "ada")
         for event in (Brooded(), Put(1)):
@@ -196,18 +200,18 @@ def test_a_silent_reducer_that_looks_elsewhere_is_found_by_its_state() -> None:
             s.assert_parity()
 
 
-def test_an_event_that_leaves_what_cannot_be_stored_fails_again() -> None:
+def test_event_with_an_unstorable_state_fails_on_every_replay() -> None:
     with hf.simulate(app, seed=2) as s:
         ada = s.world(Purse, "ada")
         for event in (Put(1), Spoiled(), Put(2)):
             ada.send(event)
         s.run_until_quiet()
         assert ada.state().coins == 3
-        assert [one.outcome for one in ada.journal()][:3] == ["ok", "failed", "ok"]
+        assert [entry.outcome for entry in ada.journal()][:3] == ["ok", "failed", "ok"]
         s.assert_parity()
 
 
-def test_a_silent_reducer_that_looks_elsewhere_is_parked_after_a_crash() -> None:
+def test_world_with_a_nondeterministic_state_is_parked_after_a_crash() -> None:
     with hf.simulate(app, seed=2) as s:
         ada = s.world(Purse, "ada")
         ada.send(Brooded())
@@ -225,7 +229,7 @@ def test_a_silent_reducer_that_looks_elsewhere_is_parked_after_a_crash() -> None
             s.assert_parity()
 
 
-def test_a_world_that_crashes_have_parked_has_no_parity() -> None:
+def test_parity_fails_for_a_world_parked_after_a_crash() -> None:
     with hf.simulate(app, seed=2) as s:
         ada = s.world(Purse, "ada")
         ada.send(Looked())
@@ -238,7 +242,7 @@ def test_a_world_that_crashes_have_parked_has_no_parity() -> None:
             s.assert_parity()
 
 
-def test_many_are_sent_at_once() -> None:
+def test_simulate_send_many_delivers_to_all_worlds() -> None:
     with hf.simulate(app, seed=9, workers=3) as s:
         purses = [s.world(Purse, f"p{n}") for n in range(6)]
         s.send_many([(purse, Put(n)) for n, purse in enumerate(purses)])
@@ -247,7 +251,7 @@ def test_many_are_sent_at_once() -> None:
         s.assert_parity()
 
 
-def test_the_example_in_the_docs_runs() -> None:
+def test_examples_in_simulate_docs_run() -> None:
     examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
     assert len(examples) == 2
     exec(compile("\n".join(examples), str(DOCS), "exec"), {"__name__": "example"})

@@ -1,4 +1,4 @@
-"""Effects under `hf.simulate`: the user's functions are called, again where they must be, in no time."""
+"""Effects under `hf.simulate`: user functions are called, and called again after a crash, in simulated time."""
 
 import asyncio
 from collections import Counter
@@ -13,40 +13,40 @@ from holdfast.errors import Invalid
 SEEDS = range(8)
 
 
-class Outside:
-    """What the effects did, by idempotency key."""
+class EffectRecorder:
+    """Counts effect calls by idempotency key and records attempt numbers."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.attempts: list[int] = []
 
 
-outside = Outside()
+recorder = EffectRecorder()
 
 
 @hf.effect("bank.charge", attempts=3)
 def charge(call: hf.Call, amount: int) -> int:
-    outside.calls[call.idempotency_key] += 1
-    outside.attempts.append(call.attempt)
+    recorder.calls[call.idempotency_key] += 1
+    recorder.attempts.append(call.attempt)
     return amount * 100
 
 
 @hf.effect("bank.rate", timeout_s=30)
 async def rate(call: hf.Call, currency: str) -> float:
-    outside.calls[call.idempotency_key] += 1
+    recorder.calls[call.idempotency_key] += 1
     await asyncio.gather(asyncio.sleep(5), asyncio.sleep(9))
     return 1.25
 
 
 @hf.effect("bank.never", attempts=2)
 def never(call: hf.Call) -> int:
-    outside.calls[call.idempotency_key] += 1
+    recorder.calls[call.idempotency_key] += 1
     raise RuntimeError("the bank is closed")
 
 
 @hf.effect("bank.slow", attempts=2, timeout_s=3)
 async def slow(call: hf.Call) -> int:
-    outside.calls[call.idempotency_key] += 1
+    recorder.calls[call.idempotency_key] += 1
     await asyncio.sleep(3600)
     return 1
 
@@ -107,12 +107,12 @@ app = hf.App("shops", worlds=[Shop])
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
-    outside.calls.clear()
-    outside.attempts.clear()
+    recorder.calls.clear()
+    recorder.attempts.clear()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_effect_ends_once_whatever_crashes(seed: int) -> None:
+def test_each_effect_ends_once_despite_crashes(seed: int) -> None:
     with hf.simulate(app, seed=seed) as s:
         shop = s.world(Shop, "corner")
         for amount in (1, 2, 3):
@@ -120,42 +120,42 @@ def test_each_effect_ends_once_whatever_crashes(seed: int) -> None:
         s.run_until_quiet()
         assert shop.state() == Shop(paid=600, ends=["ok"] * 3)
         s.assert_parity()
-    assert len(outside.calls) == 3
+    assert len(recorder.calls) == 3
 
 
-def test_over_some_seeds_calls_are_repeated_with_their_key_and_never_without_faults() -> None:
-    def repeated(**options: Any) -> int:
+def test_effect_calls_are_repeated_with_their_key_only_under_faults() -> None:
+    def count_repeated_calls(**options: Any) -> int:
         times = 0
         for seed in SEEDS:
-            outside.calls.clear()
+            recorder.calls.clear()
             with hf.simulate(app, seed=seed, **options) as s:
                 shop = s.world(Shop, "corner")
                 for amount in (1, 2, 3):
                     shop.send(Bought(amount))
                 s.run_until_quiet()
-            assert len(outside.calls) == 3
-            times += sum(outside.calls.values()) - 3
+            assert len(recorder.calls) == 3
+            times += sum(recorder.calls.values()) - 3
         return times
 
-    assert repeated() > 0
-    assert repeated(crashes=False) == 0
+    assert count_repeated_calls() > 0
+    assert count_repeated_calls(crashes=False) == 0
 
 
-def test_a_crash_around_a_call_uses_up_no_attempt_of_the_function() -> None:
+def test_crash_during_an_effect_call_uses_no_attempt() -> None:
     for seed in SEEDS:
-        outside.calls.clear()
+        recorder.calls.clear()
         with hf.simulate(app, seed=seed) as s:
             shop = s.world(Shop, "corner")
             shop.send(Tried())
             s.run_until_quiet()
             [end] = shop.state().ends
         assert end.startswith("error")
-        # It raises twice; more often only where a call was made twice or its process died.
-        assert min(outside.calls.values()) >= 2
+        # The function raises twice. More calls come only from repeated calls and crashed processes.
+        assert min(recorder.calls.values()) >= 2
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_coroutine_takes_simulated_time(seed: int) -> None:
+def test_coroutine_effect_takes_simulated_time(seed: int) -> None:
     with hf.simulate(app, seed=seed, effect_faults=False) as s:
         shop = s.world(Shop, "corner")
         before = s.now_s
@@ -165,7 +165,7 @@ def test_a_coroutine_takes_simulated_time(seed: int) -> None:
         assert s.now_s - before >= 9
 
 
-def test_a_coroutine_that_takes_too_long_ends_as_a_time_out() -> None:
+def test_coroutine_effect_ends_as_timeout_after_timeout_s() -> None:
     with hf.simulate(app, seed=1, crashes=False) as s:
         shop = s.world(Shop, "corner")
         shop.send(Waited())
@@ -173,55 +173,57 @@ def test_a_coroutine_that_takes_too_long_ends_as_a_time_out() -> None:
         assert shop.state().ends == ["timeout 2"]
 
 
-def test_a_stand_in_takes_the_place_of_an_effect() -> None:
-    async def instead(call: hf.Call, amount: int) -> int:
+def test_effect_stub_replaces_the_effect() -> None:
+    async def stub(call: hf.Call, amount: int) -> int:
         await asyncio.sleep(1)
         return 7
 
-    with hf.simulate(app, seed=4, effects={"bank.charge": instead}) as s:
+    with hf.simulate(app, seed=4, effects={"bank.charge": stub}) as s:
         shop = s.world(Shop, "corner")
         shop.send(Bought(1))
         s.run_until_quiet()
         assert shop.state().paid == 7
-    assert not outside.calls
+    assert not recorder.calls
 
 
-def test_a_stand_in_is_held_to_what_the_effect_returns() -> None:
+def test_effect_stub_with_a_wrong_result_type_is_bad_result() -> None:
     with hf.simulate(app, seed=4, effects={"bank.charge": lambda call, amount: "seven"}) as s:
         shop = s.world(Shop, "corner")
         shop.send(Bought(1))
         s.run_until_quiet()
-        [entry] = [one for one in shop.journal() if one.type == "bank.charge"]
-        assert codec.unpack_as(messages.Receipt, entry.event.value).code == "bad_result"
+        [entry] = [
+            journal_entry for journal_entry in shop.journal() if journal_entry.type == "bank.charge"
+        ]
+        assert codec.unpack_as(messages.IntentReceipt, entry.event.value).code == "bad_result"
 
 
-def test_a_stand_in_for_an_effect_that_is_not_there_is_refused() -> None:
+def test_effect_stub_for_an_unknown_effect_is_invalid() -> None:
     with pytest.raises(Invalid):
         hf.simulate(app, effects={"bank.robbery": lambda call: 1})
 
 
-def test_the_same_seed_makes_the_same_calls() -> None:
+def test_effect_calls_are_deterministic_per_seed() -> None:
     def calls(seed: int) -> tuple[str, int]:
-        outside.calls.clear()
+        recorder.calls.clear()
         with hf.simulate(app, seed=seed) as s:
             shop = s.world(Shop, "corner")
             for amount in (1, 2, 3):
                 shop.send(Bought(amount))
             shop.send(Asked())
             s.run_until_quiet()
-            return s.history_hash, sum(outside.calls.values())
+            return s.history_hash, sum(recorder.calls.values())
 
     assert calls(3) == calls(3)
     assert calls(3)[0] != calls(4)[0]
 
 
-def test_effects_wait_while_all_is_down() -> None:
+def test_effects_wait_from_crash_until_restart() -> None:
     with hf.simulate(app, seed=6) as s:
         shop = s.world(Shop, "corner")
         s.crash()
         shop.send(Bought(1))
         s.advance(3600)
-        assert not outside.calls
+        assert not recorder.calls
         s.restart()
         s.run_until_quiet()
         assert shop.state().paid == 100

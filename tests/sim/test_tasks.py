@@ -1,29 +1,30 @@
-"""Tasks under faults: random seeds, equal on every store, planted bugs."""
+"""Tasks under faults: random seeds, equal runs on memory and LMDB, every crash point, planted bugs."""
 
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from holdfast.sim import exhaustive, settings
-from holdfast.sim.checkers import CHECKERS
+from holdfast.sim import settings
 from holdfast.sim.faults import Fault
-from holdfast.sim.mutants import MUTANTS
-from holdfast.sim.run import run_seed
-from holdfast.sim.scheduler import Threads
+from holdfast.sim.scheduler import SimThreadPool
 from holdfast.sim.settings import Workload
-from holdfast.sim.sometimes import SOMETIMES
-from holdfast.sim.swarm import first_kill
+from tests.simulation import crash_points
+from tests.simulation.checkers import CHECKERS
+from tests.simulation.coverage import COVERAGE_POINTS
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.seed_run import run_seed
+from tests.simulation.swarm import first_kill
 
 PLANTED = tuple(name for name in MUTANTS if name.startswith("task "))
 CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.UNKNOWN_AFTER, Fault.STALL)
-# Most are caught by the first seeds, some take a while.
+# The first seeds catch most bugs, some need many seeds.
 SEEDS_MAX = 200
 
 
 @pytest.fixture(scope="module")
-def threads() -> Iterator[Threads]:
-    with Threads() as pool:
+def threads() -> Iterator[SimThreadPool]:
+    with SimThreadPool() as pool:
         yield pool
 
 
@@ -34,21 +35,21 @@ def tasks_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
-def test_random_seeds_of_tasks_break_nothing(threads: Threads) -> None:
+def test_task_seeds_break_no_invariant_and_cover_all_points(threads: SimThreadPool) -> None:
     broken = {}
     seen: Counter[str] = Counter()
     for seed in range(12_000, 12_060):
         result = run_seed(seed, threads=threads)
-        seen.update(result.sometimes)
+        seen.update(result.coverage)
         if result.violations:
             broken[seed] = result.violations[0]
     assert broken == {}
-    wanted = {name for name in SOMETIMES if name.startswith("task: ")}
-    assert {name for name in wanted if not seen[name]} == set()
+    expected_points = {name for name in COVERAGE_POINTS if name.startswith("task: ")}
+    assert {name for name in expected_points if not seen[name]} == set()
 
 
 @pytest.mark.parametrize("seed", range(12_200, 12_206))
-def test_a_seed_of_tasks_ends_alike_on_memory_and_on_lmdb(seed: int, threads: Threads) -> None:
+def test_task_seed_has_the_same_run_on_memory_and_lmdb(seed: int, threads: SimThreadPool) -> None:
     memory = run_seed(seed, "memory", threads=threads)
     lmdb = run_seed(seed, "lmdb", threads=threads)
     assert memory.history_hash == lmdb.history_hash
@@ -58,22 +59,24 @@ def test_a_seed_of_tasks_ends_alike_on_memory_and_on_lmdb(seed: int, threads: Th
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
-def test_no_single_crash_point_breaks_a_small_run(threads: Threads) -> None:
-    calm, boundaries = exhaustive.run_forced({}, threads=threads, scenario="tasks")
-    assert calm.violations == []
+def test_no_single_crash_point_breaks_the_tasks_scenario(threads: SimThreadPool) -> None:
+    fault_free, boundaries = crash_points.run_with_faults({}, threads=threads, scenario="tasks")
+    assert fault_free.violations == []
     assert boundaries > 40
     broken, hit = [], Counter[str]()
     for boundary in range(1, boundaries + 1):
         for fault in CRASHES:
-            result, _ = exhaustive.run_forced({boundary: fault}, threads=threads, scenario="tasks")
+            result, _ = crash_points.run_with_faults(
+                {boundary: fault}, threads=threads, scenario="tasks"
+            )
             hit.update(event.op for event in result.history if event.result == "unknown")
             if result.violations:
                 broken.append((boundary, fault, result.violations[0]))
     assert broken == []
-    assert {"tasks.submit", "tasks.turn", "tasks.cancel", "tasks.maintain"} <= set(hit)
+    assert {"tasks.submit", "tasks.report_and_lease", "tasks.cancel", "tasks.maintain"} <= set(hit)
 
 
-# It takes many seeds to meet them; `make sim` looks for these, too.
+# Only many seeds catch these. `make sim` includes them.
 RARE = (
     "task redrive: again and again",
     "task limit: let in, cancelled, and nobody follows",
@@ -89,7 +92,7 @@ RARE = (
     "name",
     [pytest.param(one, marks=pytest.mark.deep) if one in RARE else one for one in PLANTED],
 )
-def test_a_bug_planted_in_tasks_is_caught(name: str) -> None:
+def test_planted_task_bug_is_caught(name: str) -> None:
     kill = first_kill((name, SEEDS_MAX))
     assert kill.seed is not None
     assert set(kill.checkers) <= CHECKERS.keys()

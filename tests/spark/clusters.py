@@ -1,17 +1,18 @@
-"""Real Spark for tests, from the PySpark wheel alone: a standalone cluster, and a Connect server.
+"""Real Spark for tests, from the PySpark wheel alone: a standalone cluster and a Connect server.
 
     with cluster(tmp_path) as spark_cluster:
         spark = session(spark_cluster.url, config=spark_cluster.config)
         [first, second] = spark_cluster.executors()
         os.kill(first.pid, signal.SIGKILL)
 
-- All of it listens on the loopback address, on ports that the kernel chose; or, with `on=`, the Master
-  on the first of these hosts and a Worker on each, on the addresses of those (see `tests.spark.hosts`).
+- All processes listen on the loopback address, on ports that the kernel chooses. With `on=`, the Master runs on the
+  first of these hosts and a Worker on each, on the addresses of the hosts (see `tests.spark.hosts`).
 - Nothing polls for readiness: the log of a daemon is its stdout, and `Proc.expect` waits for the line
-  that tells it. A failure shows the last lines of that log.
-- A daemon and all below it end with the `with` block. If the test run itself is killed, the kernel
+  that signals it. A failure shows the last lines of that log.
+- A daemon and its descendants end with the `with` block. If the test run itself is killed, the kernel
   kills the daemons, and an executor ends when its Worker is gone.
-- `pythons(pid)` is what a Spark JVM runs: daemons, the workers they fork, and the children of those.
+- `python_processes_below(pid)` lists the Python processes of a Spark JVM: daemons, their forked workers, and the
+  child processes of the workers.
 """
 
 import contextlib
@@ -24,9 +25,9 @@ from pathlib import Path
 
 import pyspark
 
-from holdfast.spark.java import find
+from holdfast.spark.java import find_java
 from tests.processes import ROOT, Proc
-from tests.spark.hosts import ATTACHED, PYTHON, WORK, Host
+from tests.spark.hosts import ATTACHED_CODE, PYTHON, WORK, NamespaceHost
 
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 60.0
@@ -39,7 +40,7 @@ WHEEL = Path(pyspark.__file__).parent
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 CHILD = "holdfast.spark.child"
 SERVICE = "holdfast.spark.service"
-# In the environment of a Worker and of its executors: which one it is, from 0.
+# Environment variable of a Worker and its executors: the number of the Worker, from 0.
 NODE = "HOLDFAST_NODE"
 
 
@@ -47,7 +48,7 @@ NODE = "HOLDFAST_NODE"
 
 
 @dataclass
-class Cluster:
+class SparkCluster:
     url: str  # spark://127.0.0.1:...
     master: Proc
     workers: list[Proc] = field(default_factory=list)
@@ -55,32 +56,32 @@ class Cluster:
     start_worker: Callable[[int], Proc] | None = None
 
     def replace_worker(self, dead: Proc) -> None:
-        """A new one, registered, in the place of one that was killed."""
+        """Start a new Worker in the place of a killed one and wait until it is registered."""
         assert self.start_worker
         number = self.workers.index(dead)
         self.workers[number] = self.start_worker(number)
         self.workers[number].expect("Successfully registered with master", START_TIMEOUT_S)
 
     def executors(self, app_id: str | None = None) -> list["Executor"]:
-        """The executors that live now, of all Workers; by executor id."""
-        table = _processes()
-        found = [
-            Executor.of(pid, table)
+        """The live executors of all Workers, sorted by executor id."""
+        processes = _read_processes()
+        executors = [
+            Executor.of(pid, processes)
             for worker in self.workers
-            for pid in _below(worker.pid, table)
-            if EXECUTOR in table[pid].args
+            for pid in _descendants(worker.pid, processes)
+            if EXECUTOR in processes[pid].args
         ]
-        found = [executor for executor in found if app_id in (None, executor.app_id)]
-        return sorted(found, key=lambda executor: executor.executor_id)
+        executors = [executor for executor in executors if app_id in (None, executor.app_id)]
+        return sorted(executors, key=lambda executor: executor.executor_id)
 
 
 @dataclass(frozen=True)
-class Pythons:
+class PythonProcesses:
     """The Python processes below a Spark JVM."""
 
     daemons: tuple[int, ...]  # pyspark.daemon
-    workers: tuple[int, ...]  # what a daemon forked
-    children: tuple[int, ...]  # what runs a stage's function for a worker
+    workers: tuple[int, ...]  # forked by a daemon
+    children: tuple[int, ...]  # run the function of a stage for a worker
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,16 @@ class Executor:
     worker_pid: int
     app_id: str
     executor_id: int
-    pythons: Pythons
+    python_processes: PythonProcesses
 
     @classmethod
-    def of(cls, pid: int, table: Mapping[int, "_Process"]) -> "Executor":
-        args = table[pid].args
+    def of(cls, pid: int, processes: Mapping[int, "_ProcessEntry"]) -> "Executor":
+        args = processes[pid].args
         app_id = args[args.index("--app-id") + 1]
         executor_id = int(args[args.index("--executor-id") + 1])
-        return cls(pid, table[pid].parent, app_id, executor_id, _pythons(pid, table))
+        return cls(
+            pid, processes[pid].parent, app_id, executor_id, _python_processes(pid, processes)
+        )
 
 
 @contextlib.contextmanager
@@ -107,13 +110,13 @@ def cluster(
     cores: int = 1,
     memory_mib: int = 1024,
     env: Mapping[str, str] | None = None,
-    on: Sequence[Host] = (),
-) -> Iterator[Cluster]:
-    """A Master and its Workers, all registered; their files go below `directory`, or on their hosts."""
+    on: Sequence[NamespaceHost] = (),
+) -> Iterator[SparkCluster]:
+    """A Master and its registered Workers. Their files are below `directory`, or on their hosts."""
     workers = len(on) or workers
     with contextlib.ExitStack() as stack:
         master = stack.enter_context(
-            _daemon(
+            _start_daemon(
                 "spark-class",
                 "org.apache.spark.deploy.master.Master",
                 *("--host", on[0].address if on else LOOPBACK, "--port", "0", "--webui-port", "0"),
@@ -125,34 +128,36 @@ def cluster(
         url = re.search(r"spark://\S+", master.expect("Starting Spark master at", START_TIMEOUT_S))
         assert url
         driver = on[0].address if on else LOOPBACK
-        made = Cluster(url[0], master, config=_whole(workers, cores, memory_mib, driver))
+        spark_cluster = SparkCluster(
+            url[0], master, config=_session_config(workers, cores, memory_mib, driver)
+        )
 
         def start_worker(number: int) -> Proc:
-            # Addresses of their own: Spark puts the copy of a slow task on another host only.
+            # Each Worker has its own address: Spark starts the copy of a slow task only on another host.
             host = on[number].address if on else f"127.0.0.{number + 1}"
             work = f"{WORK}/work-{number}" if on else str(directory / f"work-{number}")
             return stack.enter_context(
-                _daemon(
+                _start_daemon(
                     "spark-class",
                     "org.apache.spark.deploy.worker.Worker",
                     *("--host", host, "--port", "0", "--webui-port", "0"),
                     *("--cores", str(cores), "--memory", f"{memory_mib}m"),
                     *("--work-dir", work),
-                    made.url,
+                    spark_cluster.url,
                     directory=directory / f"worker-{number}",
                     env={"SPARK_LOCAL_IP": host, **(env or {}), NODE: str(number)},
                     on=on[number] if on else None,
                 )
             )
 
-        made.start_worker = start_worker
-        made.workers += map(start_worker, range(workers))
-        for worker in made.workers:
+        spark_cluster.start_worker = start_worker
+        spark_cluster.workers += map(start_worker, range(workers))
+        for worker in spark_cluster.workers:
             worker.expect("Successfully registered with master", START_TIMEOUT_S)
-        yield made
+        yield spark_cluster
 
 
-def _whole(workers: int, cores: int, memory_mib: int, driver: str) -> dict[str, str]:
+def _session_config(workers: int, cores: int, memory_mib: int, driver: str) -> dict[str, str]:
     return {
         "spark.cores.max": str(workers * cores),
         "spark.driver.bindAddress": driver,
@@ -161,7 +166,7 @@ def _whole(workers: int, cores: int, memory_mib: int, driver: str) -> dict[str, 
         "spark.executor.cores": str(cores),
         "spark.executor.extraJavaOptions": JVM_OPTIONS,
         "spark.executor.memory": f"{memory_mib // 2}m",
-        # The first job too runs on all executors.
+        # The first job waits for all executors, too.
         "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{START_TIMEOUT_S:.0f}s",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.ui.enabled": "false",
@@ -185,7 +190,7 @@ def connect_server(
     config: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[ConnectServer]:
-    """A Spark Connect server that asks for no token; its own Spark driver runs on `master`."""
+    """A Spark Connect server without authentication. Its Spark driver runs on `master`."""
     if not list(WHEEL.glob("jars/spark-connect_*.jar")):
         raise AssertionError(
             "this PySpark has no Connect server: pip install 'pyspark[connect]>=4.1'"
@@ -200,14 +205,14 @@ def connect_server(
         "spark.ui.enabled": "false",
         **(config or {}),
     }
-    with _daemon(
+    with _start_daemon(
         "spark-submit",
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
         *("--master", master),
         *(word for item in settings.items() for word in ("--conf", "=".join(item))),
         "spark-internal",
         directory=directory,
-        # To Spark this is a daemon as well: it takes its memory from there.
+        # Spark starts the server as a daemon, so this variable sets its memory.
         env={"SPARK_DAEMON_MEMORY": DRIVER_MEMORY, **(env or {})},
     ) as server:
         line = server.expect("Spark Connect server started at", START_TIMEOUT_S)
@@ -219,24 +224,30 @@ def connect_server(
 # --- processes ----------------------------------------------------------------------------------
 
 
-def pythons(pid: int) -> Pythons:
-    """The Python processes below `pid`: an executor, a local driver, or whatever started one."""
-    return _pythons(pid, _processes())
+def python_processes_below(pid: int) -> PythonProcesses:
+    """The Python processes below `pid`: an executor, a local driver, or an ancestor of one."""
+    return _python_processes(pid, _read_processes())
 
 
-def services(pid: int) -> list[int]:
-    """The ledger services below `pid`, which a driver started."""
-    table = _processes()
-    return [each for each in _below(pid, table) if SERVICE in table[each].args]
+def service_pids(pid: int) -> list[int]:
+    """The ledger services that the driver `pid` started."""
+    processes = _read_processes()
+    return [
+        child_pid
+        for child_pid in _descendants(pid, processes)
+        if SERVICE in processes[child_pid].args
+    ]
 
 
-def service_of(pid: int, store: Path) -> int:
-    """The ledger service below `pid` that has this store open. One of an earlier run may still be leaving."""
-    [found] = [each for each in services(pid) if _has_open(each, str(store))]
-    return found
+def service_pid(pid: int, store: Path) -> int:
+    """The ledger service below `pid` that has this store open. The service of an earlier run may still be stopping."""
+    [service] = [
+        candidate for candidate in service_pids(pid) if _has_open_file_in(candidate, str(store))
+    ]
+    return service
 
 
-def _has_open(pid: int, directory: str) -> bool:
+def _has_open_file_in(pid: int, directory: str) -> bool:
     try:
         files = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
     except OSError:
@@ -244,28 +255,28 @@ def _has_open(pid: int, directory: str) -> bool:
     return any(file.startswith(f"{directory}/") for file in files)
 
 
-def _daemon(
+def _start_daemon(
     program: str,
     *args: str,
     directory: Path,
     env: Mapping[str, str] | None,
-    on: Host | None = None,
+    on: NamespaceHost | None = None,
 ) -> Proc:
     if on is not None:
-        place = f"{WORK}/{directory.name}"
+        work_directory = f"{WORK}/{directory.name}"
         settings = {
             "SPARK_HOME": on.spark_home,
             "SPARK_LOCAL_IP": on.address,
-            "SPARK_LOCAL_DIRS": place,
+            "SPARK_LOCAL_DIRS": work_directory,
             "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
             "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS,
             "PYSPARK_PYTHON": PYTHON,
             **(env or {}),
         }
         command = [f"{on.spark_home}/bin/{program}", *args]
-        return on.spawn(*command, directory=place, env=settings, ready=None)
+        return on.spawn(*command, directory=work_directory, env=settings, ready=None)
     directory.mkdir(parents=True, exist_ok=True)
-    found = find(os.environ)
+    java = find_java(os.environ)
     settings = {
         "SPARK_HOME": str(WHEEL),
         "SPARK_LOCAL_IP": LOOPBACK,
@@ -274,22 +285,22 @@ def _daemon(
         "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS,
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
-        **({"JAVA_HOME": found.home} if found.home else {}),
+        **({"JAVA_HOME": java.home} if java.home else {}),
         **(env or {}),
     }
-    command = [sys.executable, "-c", ATTACHED, str(WHEEL / "bin" / program), *args]
+    command = [sys.executable, "-c", ATTACHED_CODE, str(WHEEL / "bin" / program), *args]
     return Proc.spawn(command, ready=None, env=settings, cwd=directory)
 
 
 @dataclass(frozen=True)
-class _Process:
+class _ProcessEntry:
     parent: int
     args: list[str]
 
 
-def _processes() -> dict[int, _Process]:
-    """Every live process of this machine, read once, so that a walk sees one moment."""
-    table = {}
+def _read_processes() -> dict[int, _ProcessEntry]:
+    """Every live process of this machine, read once, so that a walk sees a consistent snapshot."""
+    processes = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -297,23 +308,27 @@ def _processes() -> dict[int, _Process]:
             stat = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()
             if stat[0] not in (b"Z", b"X"):
                 args = Path(f"/proc/{entry}/cmdline").read_bytes().decode("utf-8", "replace")
-                table[int(entry)] = _Process(int(stat[1]), args.split("\0"))
-    return table
+                processes[int(entry)] = _ProcessEntry(int(stat[1]), args.split("\0"))
+    return processes
 
 
-def _below(pid: int, table: Mapping[int, _Process]) -> list[int]:
+def _descendants(pid: int, processes: Mapping[int, _ProcessEntry]) -> list[int]:
     """The descendants of `pid`, parents before their children."""
-    found = [pid]
-    for parent in found:
-        found += sorted(each for each, process in table.items() if process.parent == parent)
-    return found[1:]
+    pids = [pid]
+    for parent in pids:
+        pids += sorted(child for child, process in processes.items() if process.parent == parent)
+    return pids[1:]
 
 
-def _pythons(pid: int, table: Mapping[int, _Process]) -> Pythons:
-    below = _below(pid, table)
-    # A daemon's workers are its forks, and look like it.
-    alike = [each for each in below if "pyspark.daemon" in table[each].args]
-    daemons = [each for each in alike if table[each].parent not in alike]
-    workers = [each for each in alike if each not in daemons]
-    children = [each for each in below if CHILD in table[each].args]
-    return Pythons(tuple(daemons), tuple(workers), tuple(children))
+def _python_processes(pid: int, processes: Mapping[int, _ProcessEntry]) -> PythonProcesses:
+    descendants = _descendants(pid, processes)
+    # The workers of a daemon are its forks and have the same arguments.
+    daemons_and_forks = [
+        child for child in descendants if "pyspark.daemon" in processes[child].args
+    ]
+    daemons = [
+        child for child in daemons_and_forks if processes[child].parent not in daemons_and_forks
+    ]
+    workers = [child for child in daemons_and_forks if child not in daemons]
+    children = [child for child in descendants if CHILD in processes[child].args]
+    return PythonProcesses(tuple(daemons), tuple(workers), tuple(children))

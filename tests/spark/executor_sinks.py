@@ -1,4 +1,4 @@
-"""Parquet outputs that fail where executors write their parts, or tell of a full disk. A stage finds them by their
+"""Parquet sinks that fail when executors write their parts, or record a full disk. A stage opens them by their
 spec (`module:Class`)."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from holdfast.spark.sinks import OutputCorrupt, OutputFull, OutputReadOnly, Part
 from holdfast.spark.sinks.parquet import ParquetSink
 
 
-class Failing(ParquetSink):
-    """`how` it fails: `times` times over all processes, which count in files beside the output."""
+class FailingParquetSink(ParquetSink):
+    """Fails `times` times in the way of `how`. All processes count the failures in files beside the output."""
 
     def __init__(self, path: str, how: str = "", times: int = 0, **options: Any) -> None:
         super().__init__(path, **options)
@@ -25,17 +25,17 @@ class Failing(ParquetSink):
         return {**spec, "kind": f"{type(self).__module__}:{type(self).__name__}"}
 
     def check_writer(self, writer: bytes) -> None:
-        if self._how == "denied" and self._left():
+        if self._how == "denied" and self._take_failure():
             raise OutputReadOnly(path=str(self.path), why="not from this executor")
         super().check_writer(writer)
 
     def write_part(self, writer: bytes, part: Part) -> WrittenPart:
-        if self._how == "full" and self._left():
+        if self._how == "full" and self._take_failure():
             raise OutputFull(path=str(self.path), why="no space")
-        if self._how == "corrupt" and self._left():
+        if self._how == "corrupt" and self._take_failure():
             raise OutputCorrupt(path=str(self.path), why="it is broken")
         written = super().write_part(writer, part)
-        if self._how == "killed" and self._left():
+        if self._how == "killed" and self._take_failure():
             os.kill(os.getpid(), signal.SIGKILL)
         if self._how == "slow":
             (Path(f"{self.path}.failures") / "writing").touch()
@@ -43,33 +43,33 @@ class Failing(ParquetSink):
                 time.sleep(0.02)
         return written
 
-    def _left(self) -> bool:
-        """Whether it is to fail once more."""
-        home = Path(f"{self.path}.failures")
-        home.mkdir(exist_ok=True)
+    def _take_failure(self) -> bool:
+        """Take one of the remaining failures. False when none is left."""
+        directory = Path(f"{self.path}.failures")
+        directory.mkdir(exist_ok=True)
         for n in range(self._times):
             try:
-                (home / str(n)).touch(exist_ok=False)
+                (directory / str(n)).touch(exist_ok=False)
                 return True
             except FileExistsError:
                 continue
         return False
 
 
-class Telling(ParquetSink):
-    """Makes the file `told` when a commit finds the disk full."""
+class FullDiskMarkerSink(ParquetSink):
+    """Creates a marker file when a commit raises OutputFull."""
 
     def __init__(self, path: str, told: str = "", **options: Any) -> None:
         super().__init__(path, **options)
-        self._told = told
+        self._marker = told
 
     def spec(self) -> Any:
         kind = f"{type(self).__module__}:{type(self).__name__}"
-        return {**super().spec(), "told": self._told, "kind": kind}
+        return {**super().spec(), "told": self._marker, "kind": kind}
 
     def commit_many(self, parts: Any) -> int:
         try:
             return super().commit_many(parts)
         except OutputFull:
-            Path(self._told).touch()
+            Path(self._marker).touch()
             raise

@@ -1,4 +1,4 @@
-"""What a driver on a host of its own is asked to do (see `tests.spark.host_driver`)."""
+"""Functions that a test calls in a driver on another host (see `tests.spark.host_driver`)."""
 
 import os
 import socket
@@ -21,11 +21,11 @@ from holdfast.spark.sinks import ParquetSink, locate, read_parts
 from holdfast.spark.sinks.object_store import keep_options, open_bucket
 from tests.process.watch import until
 
-MEET_S = 120.0
-PLACES = "host string, python string, directory string, pid long"
+MEET_TIMEOUT_S = 120.0
+LOCATION_SCHEMA = "host string, python string, directory string, pid long"
 
 
-def place(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def task_location(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in batches:
         pass
     yield pa.RecordBatch.from_pydict(
@@ -39,14 +39,14 @@ def place(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def places_of_tasks(spark: SparkSession, tasks: int) -> list[dict[str, Any]]:
-    """Where the tasks of a plain job ran."""
-    rows = spark.range(0, tasks, 1, tasks).mapInArrow(place, PLACES).collect()
+    """The locations of the tasks of a plain Spark job."""
+    rows = spark.range(0, tasks, 1, tasks).mapInArrow(task_location, LOCATION_SCHEMA).collect()
     return [row.asDict() for row in rows]
 
 
 @dataclass(frozen=True)
-class Where:
-    """The host of a call. With `meet`, a shared directory, a call waits until both hosts are at work."""
+class ReportHost:
+    """Returns the host name of a call. With `meet`, a shared directory, a call waits until both hosts have a call."""
 
     meet: str = ""
 
@@ -55,7 +55,7 @@ class Where:
         if self.meet:
             os.makedirs(self.meet, exist_ok=True)
             Path(self.meet, host).touch()
-            until(lambda: len(os.listdir(self.meet)) == 2, "the other host", MEET_S)
+            until(lambda: len(os.listdir(self.meet)) == 2, "the other host", MEET_TIMEOUT_S)
         return {"host": host}
 
 
@@ -68,36 +68,36 @@ def run_stage(
     meet: str = "",
     **options: Any,
 ) -> dict[str, Any]:
-    """A run of a stage whose rows say where they were called; its store is on the driver's disk."""
+    """Run a stage whose rows contain the host of their call. Its store is on the disk of the driver."""
     if tls:
         options["tls"] = Tls(f"{tls}/ledger.crt", f"{tls}/ledger.key", f"{tls}/ca.crt")
     stage = Stage(
-        name, Where(meet), key="id", schema="host string", store="/var/work/store",
+        name, ReportHost(meet), key="id", schema="host string", store="/var/work/store",
         flush_rows=1, progress="quiet", **options,
     )  # fmt: skip
     with stage.run(spark.range(rows), output=output) as run:
-        found = run.output().collect()
+        rows_found = run.output().collect()
         counts = run.counts()
     return {
-        "hosts": sorted({row.host for row in found}),
-        "ids": [row.id for row in found],
+        "hosts": sorted({row.host for row in rows_found}),
+        "ids": [row.id for row in rows_found],
         "counts": counts,
     }
 
 
 def run_missing_module(spark: SparkSession, name: str, inside: bool) -> None:
-    """A stage whose function uses a module that only the driver's process has."""
-    gone = types.ModuleType("module_of_the_driver")
-    exec("def work(row):\n    return {'host': 'x'}\n", gone.__dict__)
-    sys.modules[gone.__name__] = gone
-    fn = imports_inside if inside else gone.__dict__["work"]
+    """Run a stage whose function uses a module that exists only in the driver process."""
+    module = types.ModuleType("module_of_the_driver")
+    exec("def work(row):\n    return {'host': 'x'}\n", module.__dict__)
+    sys.modules[module.__name__] = module
+    fn = imports_inside if inside else module.__dict__["work"]
     stage = Stage(
         name, fn, key="id", schema="host string", store="/var/work/store", progress="quiet"
     )
     try:
         stage.run(spark.range(20))
     finally:
-        del sys.modules[gone.__name__]
+        del sys.modules[module.__name__]
 
 
 def imports_inside(row: Any) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def imports_inside(row: Any) -> dict[str, Any]:
 
 
 def status_of(spark: SparkSession, name: str) -> list[Any]:
-    """The run of a name as it stands: its status and its calls."""
+    """The status and the number of calls of the latest run of a name."""
     from holdfast.spark import Run
 
     with Run.of(name, spark, "/var/work/store") as run:
@@ -121,8 +121,8 @@ def exists(spark: SparkSession, path: str) -> bool:
 # --- with a spool -------------------------------------------------------------------------------
 
 
-def noting(row: Any) -> dict[str, Any]:
-    """A call, which its host keeps a note of."""
+def record_call(row: Any) -> dict[str, Any]:
+    """Record the call in a file of its host and return a result."""
     fd = os.open("/var/work/calls", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(fd, f"{row.id}\n".encode())
     os.close(fd)
@@ -131,8 +131,8 @@ def noting(row: Any) -> dict[str, Any]:
 
 
 def make_bucket(spark: SparkSession, endpoint: str, bucket: str) -> None:
-    asked = urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")
-    urllib.request.urlopen(asked).close()
+    request = urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")
+    urllib.request.urlopen(request).close()
 
 
 def run_spooled(
@@ -144,9 +144,9 @@ def run_spooled(
     storage_options: dict[str, str],
     **options: Any,
 ) -> dict[str, Any]:
-    """A run whose input and results are in the spool; executors write its output, and read it from there."""
+    """Run a stage with its input and results in the spool. Executors write its output and read it from there."""
     stage = Stage(
-        name, noting, key="id", schema="y string", store=store, spool=spool,
+        name, record_call, key="id", schema="y string", store=store, spool=spool,
         storage_options=storage_options, progress="quiet", **options,
     )  # fmt: skip
     sink = ParquetSink(f"{spool}-output", grace_s=0, storage_options=storage_options)
@@ -154,7 +154,7 @@ def run_spooled(
         counts, reused = run.counts(), run.reused().count()
         failed = run.failed().count()
     manifest = read_parts(f"{spool}-output")
-    # The rows without the output, as executors read them from the spool.
+    # Executors read the rows from the spool, not from the output.
     with Run.of(name, spark, store, storage_options=storage_options) as run:
         run.write(ParquetSink(f"{spool}-again-{rows}", storage_options=storage_options))
     again = read_parts(f"{spool}-again-{rows}")
@@ -164,27 +164,27 @@ def run_spooled(
         "failed": failed,
         "complete": manifest.complete and again.complete,
         "rows": [manifest.rows, again.rows],
-        "written_again": [one.sha256 for one in again.parts],
-        "written": [one.sha256 for one in manifest.parts],
+        "written_again": [part.sha256 for part in again.parts],
+        "written": [part.sha256 for part in manifest.parts],
     }
 
 
 def rows_by_host(
     spark: SparkSession, url: str, tasks: int, storage_options: dict[str, str]
 ) -> list[list[Any]]:
-    """What executors read of a Parquet output in an object store: (host, ids, results), one for each task."""
+    """The rows of a Parquet output as executors read them from an object store: (host, ids, results) per task."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass
-        found = read_parts(url, storage_options=storage_options)
-        place = locate(url)
+        manifest = read_parts(url, storage_options=storage_options)
+        location = locate(url)
         keep_options(url, storage_options)
-        bucket = open_bucket(place)
+        bucket = open_bucket(location)
         ids: list[int] = []
         results: list[str] = []
-        for file in found.files:
-            name = file.removeprefix(f"{place.scheme}://{place.bucket}/")
+        for file in manifest.files:
+            name = file.removeprefix(f"{location.scheme}://{location.bucket}/")
             data = bytes(obstore.get(bucket, name).bytes())
             table = pq.read_table(pa.BufferReader(data))
             ids += table["id"].to_pylist()

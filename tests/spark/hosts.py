@@ -1,20 +1,20 @@
-"""Hosts for tests: each has a network, a root directory and a host name of its own, on one machine.
+"""Hosts for tests on one machine: each has a separate network, root directory and host name.
 
     with hosts(tmp_path, shared={"/mnt/shared": tmp_path / "shared"}) as (first, second):
         first.spawn(first.python, "-c", "print('ready')")      # a process on it
-        assert_apart(first, second)                            # no other path is on both
+        assert_isolated(first, second)                         # no other path is on both
 
-- A host is the network, mount and UTS namespaces of one holder process. They have no name, so nothing
-  stays behind: the kernel removes interfaces and mounts with the last process in them, and processes of
+- A host is the network, mount and UTS namespaces of one holder process. The namespaces have no name, so nothing
+  remains: the kernel removes interfaces and mounts with the last process in them, and the processes of
   a host die with the test run.
-- Addresses exist only inside: a bridge in a namespace of its own connects the hosts, and this machine's
-  own namespace sees none of it. There is no way out of them.
-- The root directory is empty but for what is declared: software, read-only, and `shared`, read-write.
-  `/tmp` and the working directory are the host's own. On a host that is `moved`, Python, this project
-  and its packages lie at other paths.
-- `PYTHON` is a program on the PATH of every host, and the only way to name Python on all of them.
+- Addresses exist only inside the namespaces: a bridge in a separate namespace connects the hosts. It is not visible
+  in the namespace of this machine and has no route out.
+- The root directory contains only the declared mounts: software, read-only, and `shared`, read-write.
+  `/tmp` and the working directory are private to the host. On a `moved` host, Python, this project
+  and its packages are at other paths.
+- `PYTHON` is a program on the PATH of every host, and the only name of Python that works on all of them.
 
-Needs root. Without it the first line of the failure says so.
+Needs root. Without root the first line of the failure is `NEEDS_ROOT`.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from pathlib import Path
 
 import pyspark
 
-from holdfast.spark.java import find
+from holdfast.spark.java import find_java
 from tests.processes import ROOT, Proc
 
 NEEDS_ROOT = "two hosts need root (network and mount namespaces): run these tests as root"
@@ -40,16 +40,16 @@ NETWORK = "10.77.0"
 PYTHON = "python-of-this-host"
 BIN = "/opt/bin"
 WORK = "/var/work"
-OWN = ("/tmp", WORK, "/root", "/run", BIN)
-# What the kernel makes: the same everywhere, and no place for files.
-KERNEL = ("/proc", "/sys", "/dev")
+OWN_DIRECTORIES = ("/tmp", WORK, "/root", "/run", BIN)
+# Mounts of the kernel: equal on every host, and without files of a test.
+KERNEL_MOUNTS = ("/proc", "/sys", "/dev")
 DEVICES = ("null", "zero", "full", "random", "urandom")
-MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-SITES = ("site-packages", "dist-packages")
-MOVED = "/opt/elsewhere"
+MERGED_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+SITE_DIRECTORIES = ("site-packages", "dist-packages")
+MOVED_PREFIX = "/opt/elsewhere"
 
 # Die with the parent (PR_SET_PDEATHSIG, SIGKILL), log to stdout, become the program.
-ATTACHED = (
+ATTACHED_CODE = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.dup2(1, 2); "
     "os.execv(sys.argv[1], sys.argv[1:])"
 )
@@ -57,12 +57,12 @@ ATTACHED = (
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MNT_DETACH = 1, 32, 4096, 16384, 2
 
 
-# --- where software lies on a host --------------------------------------------------------------
+# --- paths of software on a host ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Software:
-    """Directories of this machine, and where a host sees them."""
+class HostSoftware:
+    """Directories of this machine and their paths on a host."""
 
     mounts: dict[str, str]  # source: path on the host
     python: str
@@ -70,37 +70,42 @@ class Software:
     env: dict[str, str]
 
     @classmethod
-    def of(cls, moved: bool) -> "Software":
+    def of(cls, moved: bool) -> "HostSoftware":
         base, prefix = Path(sys.base_prefix).resolve(), Path(sys.prefix)
-        sites = [path for path in map(Path, sys.path) if path.name in SITES and path.is_dir()]
-        sites = [path for path in dict.fromkeys(sites) if not _in(path, base)]
-        java = find(os.environ).home
+        sites = [
+            path for path in map(Path, sys.path) if path.name in SITE_DIRECTORIES and path.is_dir()
+        ]
+        sites = [path for path in dict.fromkeys(sites) if not _is_inside(path, base)]
+        java = find_java(os.environ).home
         system = [Path(path) for path in ("/usr", "/etc", *([java] if java else []))]
         if moved:
-            places = [(base, f"{MOVED}/python"), (ROOT, f"{MOVED}/project")]
-            places += [(site, f"{MOVED}/site-{n}") for n, site in enumerate(sites)]
+            targets = [(base, f"{MOVED_PREFIX}/python"), (ROOT, f"{MOVED_PREFIX}/project")]
+            targets += [(site, f"{MOVED_PREFIX}/site-{n}") for n, site in enumerate(sites)]
             mounts = {str(path): str(path) for path in system}
-            mounts |= {str(path): place for path, place in places}
-            python = f"{MOVED}/python/{Path(sys.executable).resolve().relative_to(base)}"
-            path_of = dict(places)
-            python_path = [f"{path_of[ROOT]}", f"{path_of[ROOT]}/src", *(p for _, p in places[2:])]
+            mounts |= {str(path): target for path, target in targets}
+            python = f"{MOVED_PREFIX}/python/{Path(sys.executable).resolve().relative_to(base)}"
+            path_of = dict(targets)
+            python_path = [f"{path_of[ROOT]}", f"{path_of[ROOT]}/src", *(p for _, p in targets[2:])]
             return cls(
-                mounts, python, tuple(python_path), {"LD_LIBRARY_PATH": f"{MOVED}/python/lib"}
+                mounts,
+                python,
+                tuple(python_path),
+                {"LD_LIBRARY_PATH": f"{MOVED_PREFIX}/python/lib"},
             )
-        places_here = sorted({*system, base, prefix, ROOT, *sites})
-        kept = [p for p in places_here if not any(p != q and _in(p, q) for q in places_here)]
+        sources = sorted({*system, base, prefix, ROOT, *sites})
+        kept = [p for p in sources if not any(p != q and _is_inside(p, q) for q in sources)]
         paths = (str(ROOT), str(ROOT / "src"))
         return cls({str(path): str(path) for path in kept}, sys.executable, paths, {})
 
-    def at(self, path: str | os.PathLike[str]) -> str:
-        """Where the host sees a path of this machine."""
-        found = Path(path).absolute()
-        sources = [source for source in self.mounts if _in(found, Path(source))]
+    def host_path(self, path: str | os.PathLike[str]) -> str:
+        """The path on the host of a path of this machine."""
+        absolute = Path(path).absolute()
+        sources = [source for source in self.mounts if _is_inside(absolute, Path(source))]
         nearest = max(sources, key=len)
-        return str(Path(self.mounts[nearest]) / found.relative_to(nearest))
+        return str(Path(self.mounts[nearest]) / absolute.relative_to(nearest))
 
 
-def _in(path: Path, directory: Path) -> bool:
+def _is_inside(path: Path, directory: Path) -> bool:
     return path == directory or directory in path.parents
 
 
@@ -108,12 +113,12 @@ def _in(path: Path, directory: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Host:
+class NamespaceHost:
     name: str
     address: str
     holder: Proc
-    software: Software
-    # Mounts that another host may have too: the software, and what the test shares.
+    software: HostSoftware
+    # Mounts that another host may have, too: the software and the shared directories of the test.
     declared: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
 
@@ -123,7 +128,7 @@ class Host:
 
     @property
     def spark_home(self) -> str:
-        return self.software.at(Path(pyspark.__file__).parent)
+        return self.software.host_path(Path(pyspark.__file__).parent)
 
     def spawn(
         self,
@@ -133,42 +138,44 @@ class Host:
         ready: str | None = "ready",
         timeout_s: float = 60.0,
     ) -> Proc:
-        """A process on this host, in `directory` of it, which dies with the test run."""
-        self.seen(directory).mkdir(parents=True, exist_ok=True)
+        """Start a process on this host, in its `directory`. The process dies with the test run."""
+        self.machine_path(directory).mkdir(parents=True, exist_ok=True)
         into = ["--target", str(self.holder.pid), "--mount", "--net", "--uts"]
         command = [_program("nsenter"), *into, "--", "/usr/bin/env", f"--chdir={directory}", *args]
         settings = {**self.env, **(env or {})}
         return Proc.spawn(
-            [sys.executable, "-c", ATTACHED, *command],
+            [sys.executable, "-c", ATTACHED_CODE, *command],
             ready=ready,
             env=settings,
             timeout_s=timeout_s,
         )
 
-    def seen(self, path: str) -> Path:
-        """A path of this host, as a path of this machine: its mounts are crossed as they are there."""
+    def machine_path(self, path: str) -> Path:
+        """The path on this machine of a path of this host, through the mounts of the host."""
         return Path(f"/proc/{self.holder.pid}/root") / path.lstrip("/")
 
-    def directories(self) -> Iterator[str]:
-        """Every directory of this host outside of its declared mounts."""
-        apart = {*self.declared, *KERNEL}
+    def undeclared_directories(self) -> Iterator[str]:
+        """Every directory of this host outside its declared mounts."""
+        excluded = {*self.declared, *KERNEL_MOUNTS}
         waiting = ["/"]
         while waiting:
             path = waiting.pop()
             yield path
-            with contextlib.suppress(OSError), os.scandir(self.seen(path)) as entries:
+            with contextlib.suppress(OSError), os.scandir(self.machine_path(path)) as entries:
                 inner = [
                     os.path.join(path, e.name) for e in entries if e.is_dir(follow_symlinks=False)
                 ]
-                waiting += sorted(set(inner) - apart)
+                waiting += sorted(set(inner) - excluded)
 
-    def mounted_files(self) -> Iterator[str]:
-        """Single files that are mounted on this host and not declared."""
+    def undeclared_file_mounts(self) -> Iterator[str]:
+        """Single files that are mounted on this host and not inside a declared mount."""
         for line in Path(f"/proc/{self.holder.pid}/mountinfo").read_text().splitlines():
             path = line.split()[4]
-            known = (*self.declared, *KERNEL)
-            inside = any(path == one or path.startswith(f"{one}/") for one in known)
-            if not inside and self.seen(path).is_file():
+            known = (*self.declared, *KERNEL_MOUNTS)
+            inside = any(
+                path == directory or path.startswith(f"{directory}/") for directory in known
+            )
+            if not inside and self.machine_path(path).is_file():
                 yield path
 
 
@@ -180,10 +187,10 @@ def hosts(
     shared: Mapping[str, Path] | None = None,
     undeclared: Mapping[int, Mapping[str, Path]] | None = None,
     names: Mapping[str, int] | None = None,
-) -> Iterator[list[Host]]:
-    """So many hosts, the last one moved. `names` are further host names, by number of host.
+) -> Iterator[list[NamespaceHost]]:
+    """Start `count` hosts. The last one is moved. `names` maps further host names to host numbers.
 
-    `undeclared` are mounts by number of host that are not declared: the mistake that `assert_apart` finds.
+    `undeclared` maps host numbers to undeclared mounts: the mistake that `assert_isolated` finds.
     """
     require_root()
     addresses = [f"{NETWORK}.{n + 1}" for n in range(count)]
@@ -193,12 +200,12 @@ def hosts(
     text = "\n".join(lines) + "\n"
     with contextlib.ExitStack() as stack:
         switch = stack.enter_context(
-            Proc.spawn([_program("unshare"), "--net", *_holder({})], env=_importable())
+            Proc.spawn([_program("unshare"), "--net", *_holder_command({})], env=_import_env())
         )
         _ip(switch, ["link add hub type bridge", "link set hub up"])
-        made = []
+        created = []
         for n in range(count):
-            software = Software.of(moved=n == count - 1 and n > 0)
+            software = HostSoftware.of(moved=n == count - 1 and n > 0)
             files = directory / host_name(n)
             files.mkdir(parents=True)
             (files / "hosts").write_text(text)
@@ -213,7 +220,7 @@ def hosts(
             }
             unshare = [_program("unshare"), "--mount", "--net", "--uts"]
             holder = stack.enter_context(
-                Proc.spawn([*unshare, *_holder(setup)], env=_importable(), timeout_s=60.0)
+                Proc.spawn([*unshare, *_holder_command(setup)], env=_import_env(), timeout_s=60.0)
             )
             _ip(
                 None,
@@ -222,9 +229,13 @@ def hosts(
             _ip(switch, [f"link set h{n} master hub", f"link set h{n} up"])
             address = addresses[n]
             _ip(holder, ["link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up"])
-            declared = (*software.mounts.values(), *(shared or {}), *_plain_system())
-            made.append(Host(host_name(n), address, holder, software, declared, _env(software)))
-        yield made
+            declared = (*software.mounts.values(), *(shared or {}), *_system_directories())
+            created.append(
+                NamespaceHost(
+                    host_name(n), address, holder, software, declared, _host_env(software)
+                )
+            )
+        yield created
 
 
 def host_name(number: int) -> str:
@@ -237,30 +248,38 @@ def require_root() -> None:
         _program(program)
 
 
-def assert_apart(first: Host, second: Host) -> None:
-    """No directory outside the declared mounts is on both hosts, under whatever path."""
+def assert_isolated(first: NamespaceHost, second: NamespaceHost) -> None:
+    """Assert that no directory outside the declared mounts is on both hosts, under any path."""
     for host in (first, second):
-        assert not set(OWN) & set(host.declared), f"{host.name}: {OWN} are a host's own"
-    ids = {_identity(first.seen(path)): path for path in first.directories()}
+        assert not set(OWN_DIRECTORIES) & set(host.declared), (
+            f"{host.name}: {OWN_DIRECTORIES} are a host's own"
+        )
+    ids = {_identity(first.machine_path(path)): path for path in first.undeclared_directories()}
     both = [
         f"{first.name}:{ids[identity]} is {second.name}:{path}"
-        for path in second.directories()
-        if (identity := _identity(second.seen(path))) in ids
+        for path in second.undeclared_directories()
+        if (identity := _identity(second.machine_path(path))) in ids
     ]
     assert not both, f"not declared, and on both hosts: {both}"
-    files = {_identity(first.seen(path)): path for path in first.mounted_files()}
-    both = [path for path in second.mounted_files() if _identity(second.seen(path)) in files]
+    files = {_identity(first.machine_path(path)): path for path in first.undeclared_file_mounts()}
+    both = [
+        path
+        for path in second.undeclared_file_mounts()
+        if _identity(second.machine_path(path)) in files
+    ]
     assert not both, f"not declared, and mounted on both hosts: {both}"
     for path in ids.values():
         marker = f"{path.rstrip('/')}/marker-of-{first.name}"
         try:
-            first.seen(marker).touch(exist_ok=False)
+            first.machine_path(marker).touch(exist_ok=False)
         except OSError:
-            continue  # read-only, or gone meanwhile
+            continue  # read-only, or removed meanwhile
         try:
-            assert not second.seen(marker).exists(), f"not declared, and on both hosts: {path}"
+            assert not second.machine_path(marker).exists(), (
+                f"not declared, and on both hosts: {path}"
+            )
         finally:
-            first.seen(marker).unlink()
+            first.machine_path(marker).unlink()
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -269,21 +288,21 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-    assert found, f"{name} is missing: apt-get install -y {PROGRAMS[name]}"
-    return found
+    path = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    assert path, f"{name} is missing: apt-get install -y {PROGRAMS[name]}"
+    return path
 
 
 def _ip(inside: Proc | None, lines: Sequence[str]) -> None:
-    """Commands of `ip` in the network of a holder, or where the ends of a pair are named."""
+    """Run `ip` commands in the network namespace of a holder, or in the namespace of this machine."""
     into = [_program("nsenter"), "--target", str(inside.pid), "--net"] if inside else []
     command = [*into, _program("ip"), "-batch", "-"]
     done = subprocess.run(command, input="\n".join(lines), text=True, capture_output=True)
     assert done.returncode == 0, f"ip: {lines}: {done.stderr}"
 
 
-def _env(software: Software) -> dict[str, str]:
-    java = find(os.environ).home
+def _host_env(software: HostSoftware) -> dict[str, str]:
+    java = find_java(os.environ).home
     return {
         "HOME": "/root",
         "PATH": f"{BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -295,27 +314,27 @@ def _env(software: Software) -> dict[str, str]:
     }
 
 
-def _wrapper(software: Software) -> str:
+def _wrapper(software: HostSoftware) -> str:
     return f'#!/bin/sh\nexec {software.python} "$@"\n'
 
 
-def _importable() -> dict[str, str]:
+def _import_env() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
 
 
-def _plain_system() -> list[str]:
-    return [f"/{name}" for name in MERGED if Path(f"/{name}").is_dir()]
+def _system_directories() -> list[str]:
+    return [f"/{name}" for name in MERGED_DIRECTORIES if Path(f"/{name}").is_dir()]
 
 
 # --- the holder process -------------------------------------------------------------------------
 
 
-def _holder(setup: Mapping[str, object]) -> list[str]:
-    return [sys.executable, "-c", ATTACHED, sys.executable, "-m", __name__, json.dumps(setup)]
+def _holder_command(setup: Mapping[str, object]) -> list[str]:
+    return [sys.executable, "-c", ATTACHED_CODE, sys.executable, "-m", __name__, json.dumps(setup)]
 
 
-def hold(setup: dict[str, object]) -> None:
-    """Make the root directory of a host, move into it, and stay until standard input ends."""
+def run_holder(setup: dict[str, object]) -> None:
+    """Create the root directory of a host, pivot into it, and wait until standard input ends."""
     if setup:
         socket.sethostname(str(setup["name"]))
         _enter_root(setup)
@@ -327,13 +346,13 @@ def _enter_root(setup: Mapping[str, object]) -> None:
     root = Path(str(setup["root"]))
     root.mkdir()
     _mount(str(root), root, flags=_MS_BIND)
-    for path in OWN:
+    for path in OWN_DIRECTORIES:
         (root / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
     (root / "tmp").chmod(0o1777)
     software, shared = setup["software"], setup["shared"]
     assert isinstance(software, dict)
     assert isinstance(shared, dict)
-    for name in MERGED:
+    for name in MERGED_DIRECTORIES:
         if Path(f"/{name}").is_symlink():
             (root / name).symlink_to(os.readlink(f"/{name}"))
         elif Path(f"/{name}").is_dir():
@@ -346,7 +365,7 @@ def _enter_root(setup: Mapping[str, object]) -> None:
     wrapper = root / BIN.lstrip("/") / PYTHON
     wrapper.write_text(str(setup["wrapper"]))
     wrapper.chmod(0o755)
-    for name in KERNEL:
+    for name in KERNEL_MOUNTS:
         (root / name.lstrip("/")).mkdir()
     _mount("proc", root / "proc", kind="proc")
     _mount("sysfs", root / "sys", kind="sysfs")
@@ -360,7 +379,7 @@ def _enter_root(setup: Mapping[str, object]) -> None:
     (root / ".before").mkdir()
     subprocess.run(["pivot_root", ".", ".before"], check=True)
     os.chdir("/")
-    _checked(_libc().umount2(b"/.before", _MNT_DETACH), "/.before")
+    _raise_on_error(_libc().umount2(b"/.before", _MNT_DETACH), "/.before")
     Path("/.before").rmdir()
 
 
@@ -372,8 +391,10 @@ def _bind(source: str, target: Path, *, read_only: bool) -> None:
 
 
 def _mount(source: str, target: Path, *, kind: str = "", flags: int = 0) -> None:
-    told = _libc().mount(source.encode(), str(target).encode(), kind.encode() or None, flags, None)
-    _checked(told, str(target))
+    result = _libc().mount(
+        source.encode(), str(target).encode(), kind.encode() or None, flags, None
+    )
+    _raise_on_error(result, str(target))
 
 
 def _libc() -> ctypes.CDLL:
@@ -384,11 +405,11 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def _checked(told: int, path: str) -> None:
-    if told:
+def _raise_on_error(result: int, path: str) -> None:
+    if result:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)
 
 
 if __name__ == "__main__":
-    hold(json.loads(sys.argv[1]))
+    run_holder(json.loads(sys.argv[1]))

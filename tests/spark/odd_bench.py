@@ -1,8 +1,8 @@
-"""What the cases of docs/spark-odd-inputs.md share: their two forms, and the bench that they run on.
+"""The two kinds of cases of docs/spark-odd-inputs.md, and the test bench that runs them.
 
-A `Case` is what a user does (`given`), the outcome that is documented (`outcome`), and `observe`, which does it on a
-real session and says in the same words what came of it. A `Named` case is tested elsewhere: `test` is the id of that
-test, which must exist.
+A `Case` has the user's action (`given`), the documented outcome (`outcome`) and `observe`. `observe` performs the
+action on a real session and returns the outcome in the wording of `outcome`. A `ReferencedCase` has its test in
+another file: `test` is the id of that test. The test must exist.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ HERE = "tests/spark"
 
 
 class Case(NamedTuple):
-    """`observe` gets the bench and answers with the outcome, in the words of `outcome`."""
+    """`observe` takes the bench and returns the outcome in the wording of `outcome`."""
 
     given: str
     outcome: str
-    observe: Callable[[Bench], str]
+    observe: Callable[[OddInputBench], str]
 
 
-class Named(NamedTuple):
-    """`test` is `file.py::name`, the file one of tests/spark."""
+class ReferencedCase(NamedTuple):
+    """`test` is `file.py::name`, with a file of tests/spark."""
 
     given: str
     outcome: str
     test: str
 
 
-Topics = dict[str, list[Case | Named]]
+Topics = dict[str, list[Case | ReferencedCase]]
 
 
 @dataclass
-class Bench:
-    """A session, a directory of its own, and what cases share: runs of many rows, a case each."""
+class OddInputBench:
+    """A session, a directory per case, and results shared by cases: runs with one row per case."""
 
     spark: SparkSession
     path: Path
@@ -57,26 +57,26 @@ class Bench:
         }  # fmt: skip
         return Stage("odd", fn, **settings)
 
-    def once(self, name: str, make: Callable[[Bench], Any]) -> Any:
-        """What `make` returns, on a bench of its own; made for the first case that asks."""
+    def once(self, name: str, make: Callable[[OddInputBench], Any]) -> Any:
+        """The result of `make` on a separate bench. It is computed once, for the first case that needs it."""
         if name not in self.shared:
             path = self.shared_path / name
             path.mkdir()
-            self.shared[name] = make(Bench(self.spark, path, {}, path))
+            self.shared[name] = make(OddInputBench(self.spark, path, {}, path))
         return self.shared[name]
 
     def calls(self) -> int:
-        """How many calls the functions of `counted` have had."""
+        """The number of calls of functions made by `counted`."""
         log = self.path / "calls"
         return len(log.read_text()) if log.exists() else 0
 
     def refused(self, act: Callable[[], Any]) -> str:
-        """The type of the refusal, which is one line, and when it came."""
+        """The type of the error raised by `act`, and whether calls were made before it."""
         try:
             act()
         except HoldfastError as error:
-            made = self.calls()
-            when = "before the first call" if not made else f"after {made} calls"
+            calls = self.calls()
+            when = "before the first call" if not calls else f"after {calls} calls"
             lines = " in several lines" if "\n" in str(error) else ""
             return f"refused {when}: `{type(error).__name__}`{lines}"
         return "not refused"
@@ -89,53 +89,55 @@ class Bench:
 
 
 def counted(path: Path) -> Callable[[Any], dict[str, int]]:
-    """A function that counts its calls in a file, one character a call."""
+    """A function that appends one character per call to a file."""
     log = str(path / "calls")
 
     def work(row: Any) -> dict[str, int]:
-        note(log)
+        append_call(log)
         return {"y": 1}
 
     return work
 
 
-def note(log: str) -> None:
+def append_call(log: str) -> None:
     with open(log, "a") as calls:
         calls.write(".")
 
 
-def ends_of(run: Run, shown: Callable[[Any], str]) -> dict[int, str]:
-    """How each row of a run ended, by `id`; `shown` tells a row of the output."""
-    found = {row.id: f"success: `{shown(row)}`" for row in run.output().collect()}
+def row_outcomes(run: Run, row_text: Callable[[Any], str]) -> dict[int, str]:
+    """The outcome of each row of a run, by `id`. The second argument formats a row of the output."""
+    outcomes = {row.id: f"success: `{row_text(row)}`" for row in run.output().collect()}
     for row in run.failed().collect():
-        tries = f" after {row._attempts} tries" if row._attempts > 1 else ""
-        kept = ", `_raw` keeps it" if row._raw else ""
+        attempts = f" after {row._attempts} tries" if row._attempts > 1 else ""
+        raw_text = ", `_raw` keeps it" if row._raw else ""
         if row._raw and row._raw.startswith('{"$cut"'):
-            kept = ", `_raw` keeps its beginning"
-        found[row.id] = f"row fails as `{row._error_class}`{tries}{kept}"
-    return found
+            raw_text = ", `_raw` keeps its beginning"
+        outcomes[row.id] = f"row fails as `{row._error_class}`{attempts}{raw_text}"
+    return outcomes
 
 
-# --- tests elsewhere ------------------------------------------------------------------------------
+# --- tests in other files -------------------------------------------------------------------------
 
 
 def missing_tests(topics: Topics, root: Path = ROOT) -> list[str]:
-    """The ids of named tests that do not exist."""
-    named = {case.test for cases in topics.values() for case in cases if isinstance(case, Named)}
+    """The ids of referenced tests that do not exist."""
+    referenced = {
+        case.test for cases in topics.values() for case in cases if isinstance(case, ReferencedCase)
+    }
     known: dict[str, set[str]] = {}
     missing = []
-    for test in sorted(named):
+    for test in sorted(referenced):
         file, _, name = test.partition("::")
         if file not in known:
-            known[file] = set(_tests_in(root / HERE / file))
+            known[file] = set(_test_names_in(root / HERE / file))
         if name not in known[file]:
             missing.append(test)
     return missing
 
 
-def _tests_in(path: Path) -> Iterable[str]:
+def _test_names_in(path: Path) -> Iterable[str]:
     if not path.is_file():
         return []
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [name for name in found if name.startswith("test_")]
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [name for name in names if name.startswith("test_")]

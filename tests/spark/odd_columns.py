@@ -1,4 +1,4 @@
-"""Inputs as a whole, their columns and the size of their rows."""
+"""Cases: kinds of inputs, column types and row sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from holdfast.spark.errors import NotADataFrame
-from tests.spark.odd_bench import Bench, Case, Named, counted, note
+from tests.spark.odd_bench import Case, OddInputBench, ReferencedCase, append_call, counted
 
 REFUSED_TYPE = "refused before the first call: `ColumnTypeUnsupported`"
 REFUSED_SCHEMA = "refused before the first call: `NotAStage`"
@@ -20,13 +20,13 @@ TOO_LARGE = "refused before the first call: `RowTooLarge`"
 # --- inputs ---------------------------------------------------------------------------------------
 
 
-def a_streaming_input(bench: Bench) -> str:
+def a_streaming_input(bench: OddInputBench) -> str:
     df = bench.spark.readStream.format("rate").load().withColumnRenamed("value", "id")
     return bench.rejects(df)
 
 
-def names_with_marks(bench: Bench) -> str:
-    """Names that Spark takes for paths and patterns unless they are quoted, in each place of a name."""
+def names_with_marks(bench: OddInputBench) -> str:
+    """Column names that Spark parses as paths or patterns unless quoted, in every option that takes a name."""
     df = bench.spark.range(0, 40, 1, 2).selectExpr(
         "id % 2 AS `a.b`", "id AS `c``d`", "named_struct('x.y', map(id, id)) AS `p.q`", "id AS `*`"
     )
@@ -51,19 +51,19 @@ def names_with_marks(bench: Bench) -> str:
     return f"success: column `{name}`" if run.output().columns[0] == name else "renamed"
 
 
-def an_object(bench: Bench, df: Any) -> str:
-    """The refusal of `run` and of the lazy form, and what it says to use."""
-    told = set()
+def refusal_of_object(bench: OddInputBench, df: Any) -> str:
+    """The error of `run` and of the lazy form, with the `use` field of its message."""
+    refusals = set()
     for act in (bench.run, bench.stage(counted(bench.path))):
         with pytest.raises(NotADataFrame) as caught:
             act(df)
         assert "\n" not in str(caught.value)
-        told.add(f"`{type(caught.value).__name__}`, use `{caught.value.fields['use']}`")
-    [one] = told
+        refusals.add(f"`{type(caught.value).__name__}`, use `{caught.value.fields['use']}`")
+    [one] = refusals
     return f"refused before the first call: {one}"
 
 
-def no_partitions(bench: Bench) -> str:
+def no_partitions(bench: OddInputBench) -> str:
     df = bench.spark.createDataFrame(bench.spark.sparkContext.emptyRDD(), "id bigint")
     assert df.rdd.getNumPartitions() == 0
     out = str(bench.path / "out")
@@ -73,7 +73,7 @@ def no_partitions(bench: Bench) -> str:
         return f"success: an output of {found.count()} rows, with its columns"
 
 
-def tiny_partitions(bench: Bench) -> str:
+def tiny_partitions(bench: OddInputBench) -> str:
     with bench.run(bench.spark.range(0, 300, 1, 100)) as run:
         found = [row.id for row in run.output().collect()]
     assert found == list(range(300))
@@ -84,15 +84,15 @@ INPUTS = [
     Case("a streaming DataFrame", "refused before the first call: `InputStreaming`", a_streaming_input),
     Case("a pandas DataFrame",
          "refused before the first call: `NotADataFrame`, use `spark.createDataFrame(df)`",
-         lambda bench: an_object(bench, pd.DataFrame({"id": [1]}))),
+         lambda bench: refusal_of_object(bench, pd.DataFrame({"id": [1]}))),
     Case("a pandas-on-Spark DataFrame",
          "refused before the first call: `NotADataFrame`, use `df.to_spark()`",
-         lambda bench: an_object(bench, bench.spark.range(2).pandas_api())),
+         lambda bench: refusal_of_object(bench, bench.spark.range(2).pandas_api())),
     Case("a column with a name of ours (`_seq`)", "refused before the first call: `ColumnReserved`",
          lambda bench: bench.rejects(bench.spark.range(2).selectExpr("id", "id AS _seq"))),
     Case("names with a dot, a backtick or `*` (input, key, match, carry, result)",
          "success: column `a.b`", names_with_marks),
-    Named("an input without rows", "success: an output of 0 rows, with its columns",
+    ReferencedCase("an input without rows", "success: an output of 0 rows, with its columns",
           "test_stage_output.py::test_an_output_without_rows_has_its_columns"),
     Case("an input of 0 partitions", "success: an output of 0 rows, with its columns", no_partitions),
     Case("100 partitions of 3 rows", "success: 300 rows in the order of the key, 300 calls",
@@ -103,8 +103,8 @@ INPUTS = [
 # --- columns --------------------------------------------------------------------------------------
 
 
-class Column:
-    """A column of the input of one run, which the function returns as it got it."""
+class ColumnCase:
+    """An input column that the function returns unchanged. All columns share one run."""
 
     def __init__(self, given: str, got: str, value: str, kind: str) -> None:
         self.given = given
@@ -114,22 +114,22 @@ class Column:
 
 
 COLUMNS = [
-    Column("a struct", "Row", "named_struct('x', 1, 'y', 'a')", "struct<x: int, y: string>"),
-    Column("an array", "list", "array(1, null)", "array<int>"),
-    Column("a map", "dict", "map('k', 1)", "map<string, int>"),
-    Column("binary", "bytes", "X'00FF'", "binary"),
-    Column("a variant", "VariantVal", "parse_json('{\"a\": [1, null]}')", "variant"),
-    Column("a decimal", "Decimal", "CAST('1234567890.125' AS DECIMAL(20, 3))", "decimal(20, 3)"),
-    Column("a timestamp", "datetime", "TIMESTAMP '2026-10-25 00:30:00.000001'", "timestamp"),
-    Column("a `timestamp_ntz`", "datetime", "TIMESTAMP_NTZ '2026-03-29 02:30:00.000001'", "timestamp_ntz"),
-    Column("a day-time interval", "timedelta", "INTERVAL '1 02:03:04.5' DAY TO SECOND",
+    ColumnCase("a struct", "Row", "named_struct('x', 1, 'y', 'a')", "struct<x: int, y: string>"),
+    ColumnCase("an array", "list", "array(1, null)", "array<int>"),
+    ColumnCase("a map", "dict", "map('k', 1)", "map<string, int>"),
+    ColumnCase("binary", "bytes", "X'00FF'", "binary"),
+    ColumnCase("a variant", "VariantVal", "parse_json('{\"a\": [1, null]}')", "variant"),
+    ColumnCase("a decimal", "Decimal", "CAST('1234567890.125' AS DECIMAL(20, 3))", "decimal(20, 3)"),
+    ColumnCase("a timestamp", "datetime", "TIMESTAMP '2026-10-25 00:30:00.000001'", "timestamp"),
+    ColumnCase("a `timestamp_ntz`", "datetime", "TIMESTAMP_NTZ '2026-03-29 02:30:00.000001'", "timestamp_ntz"),
+    ColumnCase("a day-time interval", "timedelta", "INTERVAL '1 02:03:04.5' DAY TO SECOND",
            "interval day to second"),
-    Column("void", "NoneType", "NULL", "void"),
+    ColumnCase("void", "NoneType", "NULL", "void"),
 ]  # fmt: skip
 
 
-def returned_columns(bench: Bench) -> dict[int, str]:
-    """By the place of the column: what the function got, and whether the output has what the input has."""
+def run_columns(bench: OddInputBench) -> dict[int, str]:
+    """By column index: the Python type in the function, and whether the output equals the input."""
     places = range(len(COLUMNS))
     values = [f"{column.value} AS c{at}" for at, column in enumerate(COLUMNS)]
     df = bench.spark.range(0, 1, 1, 1).selectExpr("id", *values)
@@ -141,8 +141,8 @@ def returned_columns(bench: Bench) -> dict[int, str]:
 
     stage = bench.stage(work, schema=", ".join(["got array<string>", *kinds]))
     with stage.run(df, output=str(bench.path / "out")) as run:
-        told = [(row._error_class, row._error) for row in run.failed().collect()]
-        assert not told, told
+        failures = [(row._error_class, row._error) for row in run.failed().collect()]
+        assert not failures, failures
         found = run.output()
         assert found.schema["r4"].dataType.simpleString() == "variant"
         [row], [source] = found.collect(), df.collect()
@@ -154,42 +154,42 @@ def returned_columns(bench: Bench) -> dict[int, str]:
     return ends
 
 
-def a_column_of(bench: Bench, value: str, **options: Any) -> str:
-    """A run over rows with a column `v` of this SQL value; the result is its text."""
+def a_column_of(bench: OddInputBench, value: str, **options: Any) -> str:
+    """The outcome of a run over rows with a column `v` of this SQL value."""
     df = bench.spark.range(0, 2, 1, 1).selectExpr("id", f"{value} AS v")
     return text_of(bench, df, **options)
 
 
-def text_of(bench: Bench, df: DataFrame, **options: Any) -> str:
-    """The column `v` as the function sees it, as text."""
+def text_of(bench: OddInputBench, df: DataFrame, **options: Any) -> str:
+    """The outcome of a run whose function returns `str(row.v)`."""
 
     def work(row: Any) -> dict[str, str]:
-        note(log)
+        append_call(log)
         return {"y": f"{row.v}"}
 
     log = str(bench.path / "calls")
-    told: list[str] = []
+    outcomes: list[str] = []
 
     def act() -> None:
         with bench.run(df, work, schema="y string", **options) as run:
-            told.extend(f"success: `{row.y}`" for row in run.output().limit(1).collect())
-            told.extend(
+            outcomes.extend(f"success: `{row.y}`" for row in run.output().limit(1).collect())
+            outcomes.extend(
                 f"row fails as `{row._error_class}`: {row._error.partition(':')[0]}"
                 for row in run.failed().limit(1).collect()
             )
 
     refused = bench.refused(act)
-    return told[0] if told else refused
+    return outcomes[0] if outcomes else refused
 
 
-def a_vector(bench: Bench) -> str:
+def a_vector(bench: OddInputBench) -> str:
     from pyspark.ml.linalg import Vectors
 
     rows = [(0, Vectors.dense([0.5, 1.5]))]
     return text_of(bench, bench.spark.createDataFrame(rows, ["id", "v"]))
 
 
-def a_schema_of(bench: Bench, kind: str) -> str:
+def a_schema_of(bench: OddInputBench, kind: str) -> str:
     return bench.refused(lambda: bench.run(bench.spark.range(2), schema=f"t {kind}"))
 
 
@@ -200,7 +200,7 @@ def input_column(given: str, value: str, outcome: str) -> Case:
 INPUT_COLUMNS = [
     *(
         Case(column.given, column.outcome,
-             lambda bench, at=at: bench.once("columns", returned_columns)[at])  # type: ignore[misc]
+             lambda bench, at=at: bench.once("columns", run_columns)[at])  # type: ignore[misc]
         for at, column in enumerate(COLUMNS)
     ),
     Case("a `Vector` of MLlib (a user-defined type)",
@@ -221,15 +221,15 @@ INPUT_COLUMNS = [
 # --- sizes ----------------------------------------------------------------------------------------
 
 
-def wide(bench: Bench, *sizes: int) -> DataFrame:
-    """A row of each size, of text."""
+def wide(bench: OddInputBench, *sizes: int) -> DataFrame:
+    """One text row per size."""
     cases = " ".join(f"WHEN {at} THEN {size}" for at, size in enumerate(sizes))
     return bench.spark.range(0, len(sizes), 1, 1).selectExpr(
         "id", f"repeat('x', CASE id {cases} END) AS text"
     )
 
 
-def large_rows(bench: Bench) -> str:
+def large_rows(bench: OddInputBench) -> str:
     def work(row: Any) -> dict[str, int]:
         return {"y": len(row.text)}
 
@@ -237,11 +237,11 @@ def large_rows(bench: Bench) -> str:
         return f"success: {', '.join(f'{row.y:,}' for row in run.output().collect())} characters"
 
 
-def too_large_a_row(bench: Bench, spool: Path | None = None) -> str:
+def too_large_a_row(bench: OddInputBench, spool: Path | None = None) -> str:
     options = {} if spool is None else {"spool": str(spool)}
     df = wide(bench, 10, 20_000_000, 10)
     found = bench.rejects(df, **options)
-    # Mended, the same name goes on.
+    # A run of the same name without the large row succeeds.
     with bench.run(df.where("id != 1"), **options) as run:
         assert run.counts()["COMMITTED"] == 2
     return found

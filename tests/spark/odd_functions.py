@@ -1,6 +1,6 @@
-"""What functions return, raise, and do to their process.
+"""Cases: return values and exceptions of functions, and functions that kill their process.
 
-Cases of `RETURNED` share one run, and those of `DEADLY` another: each is one row of it.
+All cases of `RETURNED` share one run, all cases of `DEADLY` another one. Each case is one row.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tests.spark.odd_bench import Bench, Case, Named, ends_of
+from tests.spark.odd_bench import Case, OddInputBench, ReferencedCase, row_outcomes
 
-# --- one row of a run each ------------------------------------------------------------------------
+# --- one row of a run per case --------------------------------------------------------------------
 
 
-class Returned(NamedTuple):
-    """`value` makes what the function returns, in the child."""
+class ReturnCase(NamedTuple):
+    """`value` builds the function's return value in the child process."""
 
     given: str
     outcome: str
     value: Callable[[], Any]
 
 
-# The columns that the function of this run may fill; what it leaves out of `only` is null.
+# Result columns of this run. `only` sets the columns that it is not given to null.
 COLUMNS = {
     "s": "string",
     "i": "int",
@@ -41,7 +41,7 @@ COLUMNS = {
     "t": "timestamp_ntz",
     "n": "decimal(10,2)",
 }
-KEPT = "row fails as `schema`, `_raw` keeps it"
+RAW_KEPT = "row fails as `schema`, `_raw` keeps it"
 
 
 def only(**values: Any) -> dict[str, Any]:
@@ -49,13 +49,13 @@ def only(**values: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Point:
+class StructDataclass:
     x: int
     y: str
 
 
 @dataclass
-class Answer:
+class RowDataclass:
     s: str
     i: int | None = None
     d: float | None = None
@@ -66,12 +66,12 @@ class Answer:
     more: str = "left out"
 
 
-class Mute:
+class WithoutRepr:
     def __repr__(self) -> str:
         raise ValueError("mute")
 
 
-class Unspeakable(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> str:
         raise ValueError("mute")
 
@@ -80,12 +80,12 @@ class RateLimited(Exception):
     status_code = 429
 
 
-def raised(error: BaseException) -> Any:
+def raise_error(error: BaseException) -> Any:
     raise error
 
 
-def without_end(depth: int = 0) -> int:
-    return without_end(depth + 1) + 1
+def recurse_forever(depth: int = 0) -> int:
+    return recurse_forever(depth + 1) + 1
 
 
 def printed() -> dict[str, Any]:
@@ -110,74 +110,74 @@ def pooled() -> dict[str, Any]:
 
 
 RETURNED = [
-    Returned("a str for `string`", "success: `a`", lambda: only(s="a")),
-    Returned("an int for `string`", KEPT, lambda: only(s=1)),
-    Returned("a str for `int`", KEPT, lambda: only(i="1")),
-    Returned("`2.0` for `int`", "success: `2`", lambda: only(i=2.0)),
-    Returned("`2.5` for `int`", KEPT, lambda: only(i=2.5)),
-    Returned("an int beyond 32 bits for `int`", KEPT, lambda: only(i=1 << 40)),
-    Returned("an int for `double`", "success: `3.0`", lambda: only(d=3)),
-    Returned("`2**53 + 1` for `double`", KEPT, lambda: only(d=2**53 + 1)),
-    Returned("a NumPy scalar", "success: `0.5`", lambda: only(d=np.float32(0.5))),
-    Returned("an `ndarray` for `array<float>`", "success: `[0.5, 1.5]`",
+    ReturnCase("a str for `string`", "success: `a`", lambda: only(s="a")),
+    ReturnCase("an int for `string`", RAW_KEPT, lambda: only(s=1)),
+    ReturnCase("a str for `int`", RAW_KEPT, lambda: only(i="1")),
+    ReturnCase("`2.0` for `int`", "success: `2`", lambda: only(i=2.0)),
+    ReturnCase("`2.5` for `int`", RAW_KEPT, lambda: only(i=2.5)),
+    ReturnCase("an int beyond 32 bits for `int`", RAW_KEPT, lambda: only(i=1 << 40)),
+    ReturnCase("an int for `double`", "success: `3.0`", lambda: only(d=3)),
+    ReturnCase("`2**53 + 1` for `double`", RAW_KEPT, lambda: only(d=2**53 + 1)),
+    ReturnCase("a NumPy scalar", "success: `0.5`", lambda: only(d=np.float32(0.5))),
+    ReturnCase("an `ndarray` for `array<float>`", "success: `[0.5, 1.5]`",
              lambda: only(a=np.array([0.5, 1.5]))),
-    Returned("a two-dimensional `ndarray` for `array<float>`", KEPT,
+    ReturnCase("a two-dimensional `ndarray` for `array<float>`", RAW_KEPT,
              lambda: only(a=np.zeros((2, 2)))),
-    Returned("a float that overflows `float`", KEPT, lambda: only(a=[1e39])),
-    Returned("a dataclass for a struct", "success: `Row(x=1, y='a')`", lambda: only(p=Point(1, "a"))),
-    Returned("a dict with other fields, too", "success: `Row(x=1, y='a')`",
+    ReturnCase("a float that overflows `float`", RAW_KEPT, lambda: only(a=[1e39])),
+    ReturnCase("a dataclass for a struct", "success: `Row(x=1, y='a')`", lambda: only(p=StructDataclass(1, "a"))),
+    ReturnCase("a dict with other fields, too", "success: `Row(x=1, y='a')`",
              lambda: only(p={"y": "a", "z": 0, "x": 1})),
-    Returned("a dict without a field of the struct", KEPT, lambda: only(p={"x": 1})),
-    Returned("a dataclass for the whole result", "success: `b`", lambda: Answer(s="b")),
-    Returned("a result with a column that the schema has not", "success: `c`",
+    ReturnCase("a dict without a field of the struct", RAW_KEPT, lambda: only(p={"x": 1})),
+    ReturnCase("a dataclass for the whole result", "success: `b`", lambda: RowDataclass(s="b")),
+    ReturnCase("a result with a column that the schema has not", "success: `c`",
              lambda: {**only(s="c"), "more": 1}),
-    Returned("a result without a column", KEPT, lambda: {"s": "d"}),
-    Returned("a pandas Timestamp with nanoseconds", KEPT, lambda: only(t=pd.Timestamp(1))),
-    Returned("an int for `decimal`", "success: `7.00`", lambda: only(n=7)),
-    Returned("a float for `decimal`", KEPT, lambda: only(n=7.5)),
-    Returned("an object that cannot be printed", KEPT, lambda: only(s=Mute())),
-    Returned("`None`, a str, a number as the whole result", KEPT, lambda: 5),
-    Returned("a result of 7 MB", "success: `7,000,000 characters`", lambda: only(s="x" * 7_000_000)),
-    Returned("a result of 9 MB", "success: `9,000,000 characters`", lambda: only(s="x" * 9_000_000)),
-    Returned("a result above 64 MiB", "row fails as `schema`, `_raw` keeps its beginning",
+    ReturnCase("a result without a column", RAW_KEPT, lambda: {"s": "d"}),
+    ReturnCase("a pandas Timestamp with nanoseconds", RAW_KEPT, lambda: only(t=pd.Timestamp(1))),
+    ReturnCase("an int for `decimal`", "success: `7.00`", lambda: only(n=7)),
+    ReturnCase("a float for `decimal`", RAW_KEPT, lambda: only(n=7.5)),
+    ReturnCase("an object that cannot be printed", RAW_KEPT, lambda: only(s=WithoutRepr())),
+    ReturnCase("`None`, a str, a number as the whole result", RAW_KEPT, lambda: 5),
+    ReturnCase("a result of 7 MB", "success: `7,000,000 characters`", lambda: only(s="x" * 7_000_000)),
+    ReturnCase("a result of 9 MB", "success: `9,000,000 characters`", lambda: only(s="x" * 9_000_000)),
+    ReturnCase("a result above 64 MiB", "row fails as `schema`, `_raw` keeps its beginning",
              lambda: only(s="x" * (65 << 20))),
-    Returned("an exception that cannot be printed", "row fails as `input`", lambda: raised(Unspeakable())),
-    Returned("`sys.exit()`", "row fails as `input`", lambda: sys.exit("no")),
-    Returned("`KeyboardInterrupt`", "row fails as `input`", lambda: raised(KeyboardInterrupt())),
-    Returned("a recursion without end (`RecursionError`)", "row fails as `input`", without_end),
-    Returned("`StopIteration`", "row fails as `input`", lambda: next(iter(()))),
-    Returned("an `ExceptionGroup` of `TimeoutError`s", "row fails as `transient` after 2 tries",
-             lambda: raised(ExceptionGroup("g", [TimeoutError(), TimeoutError()]))),
-    Returned("`MemoryError`", "row fails as `resource` after 2 tries", lambda: raised(MemoryError())),
-    Returned("a rate limit of a client library (429)", "row fails as `transient` after 2 tries",
-             lambda: raised(RateLimited())),
-    Returned("a print of 1 MB", "success: `1`", printed),
-    Returned("a function that reads stdin", "success: `0`", from_stdin),
-    Returned("a fork in the function", "success: `3`", forked),
-    Returned("a `ProcessPoolExecutor` in the function", "success: `3`", pooled),
+    ReturnCase("an exception that cannot be printed", "row fails as `input`", lambda: raise_error(UnprintableError())),
+    ReturnCase("`sys.exit()`", "row fails as `input`", lambda: sys.exit("no")),
+    ReturnCase("`KeyboardInterrupt`", "row fails as `input`", lambda: raise_error(KeyboardInterrupt())),
+    ReturnCase("a recursion without end (`RecursionError`)", "row fails as `input`", recurse_forever),
+    ReturnCase("`StopIteration`", "row fails as `input`", lambda: next(iter(()))),
+    ReturnCase("an `ExceptionGroup` of `TimeoutError`s", "row fails as `transient` after 2 tries",
+             lambda: raise_error(ExceptionGroup("g", [TimeoutError(), TimeoutError()]))),
+    ReturnCase("`MemoryError`", "row fails as `resource` after 2 tries", lambda: raise_error(MemoryError())),
+    ReturnCase("a rate limit of a client library (429)", "row fails as `transient` after 2 tries",
+             lambda: raise_error(RateLimited())),
+    ReturnCase("a print of 1 MB", "success: `1`", printed),
+    ReturnCase("a function that reads stdin", "success: `0`", from_stdin),
+    ReturnCase("a fork in the function", "success: `3`", forked),
+    ReturnCase("a `ProcessPoolExecutor` in the function", "success: `3`", pooled),
 ]  # fmt: skip
 
 
-def answer(row: Any) -> Any:
+def return_case(row: Any) -> Any:
     return RETURNED[row.id].value()
 
 
-def run_returned(bench: Bench) -> dict[int, str]:
-    """The outcome of every case of `RETURNED`, by its place in the list."""
+def run_returned(bench: OddInputBench) -> dict[int, str]:
+    """The outcome of every case of `RETURNED`, by its index in the list."""
     schema = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
     df = bench.spark.range(0, len(RETURNED), 1, 1)
-    with bench.stage(answer, schema=schema, attempts=2).run(df) as run:
-        return ends_of(run, lambda row: ", ".join(
-            shown(row[name]) for name in COLUMNS if row[name] is not None
+    with bench.stage(return_case, schema=schema, attempts=2).run(df) as run:
+        return row_outcomes(run, lambda row: ", ".join(
+            short_text(row[name]) for name in COLUMNS if row[name] is not None
         ))  # fmt: skip
 
 
-def shown(value: Any) -> str:
+def short_text(value: Any) -> str:
     text = str(value)
     return text if len(text) < 100 else f"{len(text):,} characters"
 
 
-# --- functions that end their process -------------------------------------------------------------
+# --- functions that kill their process ------------------------------------------------------------
 
 DEADLY: dict[int, tuple[str, Callable[[], Any]]] = {
     2: ("`os._exit(0)`", lambda: os._exit(0)),
@@ -191,19 +191,19 @@ def deadly(row: Any) -> Any:
     return {"y": row.id}
 
 
-def run_deadly(bench: Bench) -> dict[int, str]:
+def run_deadly(bench: OddInputBench) -> dict[int, str]:
     df = bench.spark.range(0, 20, 1, 1)
     with bench.stage(deadly, attempts=2).run(df) as run:
-        found = ends_of(run, lambda row: str(row.y))
-    others = [found[n] == f"success: `{n}`" for n in range(20) if n not in DEADLY]
-    told = "the others succeed" if all(others) else "others fail, too"
-    return {n: f"{found[n]}, {told}" for n in DEADLY}
+        outcomes = row_outcomes(run, lambda row: str(row.y))
+    others = [outcomes[n] == f"success: `{n}`" for n in range(20) if n not in DEADLY]
+    others_text = "the others succeed" if all(others) else "others fail, too"
+    return {n: f"{outcomes[n]}, {others_text}" for n in DEADLY}
 
 
-# --- functions that cannot be taken along ---------------------------------------------------------
+# --- functions that cannot be pickled -------------------------------------------------------------
 
 
-def with_a_lock(bench: Bench) -> Callable[[Any], Any]:
+def with_a_lock(bench: OddInputBench) -> Callable[[Any], Any]:
     lock = threading.Lock()
 
     def work(row: Any) -> Any:
@@ -213,12 +213,12 @@ def with_a_lock(bench: Bench) -> Callable[[Any], Any]:
     return work
 
 
-def with_a_session(bench: Bench) -> Callable[[Any], Any]:
+def with_a_session(bench: OddInputBench) -> Callable[[Any], Any]:
     spark = bench.spark
     return lambda row: {"y": spark.range(3).count()}
 
 
-def not_taken(given: str, make: Callable[[Bench], Callable[[Any], Any]]) -> Case:
+def not_picklable_case(given: str, make: Callable[[OddInputBench], Callable[[Any], Any]]) -> Case:
     return Case(
         given, "refused before the first call: `NotPicklable`",
         lambda bench: bench.refused(lambda: bench.run(bench.spark.range(2), make(bench))),
@@ -228,27 +228,25 @@ def not_taken(given: str, make: Callable[[Bench], Callable[[Any], Any]]) -> Case
 # --- batches --------------------------------------------------------------------------------------
 
 
-def a_batch(bench: Bench, fn: Callable[[pa.Table], Any]) -> str:
-    """How the three rows of a batch end, if they end alike."""
+def batch_outcome(bench: OddInputBench, fn: Callable[[pa.Table], Any]) -> str:
+    """The common outcome of the three rows of a batch."""
     with bench.run(bench.spark.range(0, 3, 1, 1), fn, batch=True, tasks=1) as run:
-        found = ends_of(run, lambda row: str(row.y))
-    ends = {text.replace(", `_raw` keeps it", "") for text in found.values()}
+        outcomes = row_outcomes(run, lambda row: str(row.y))
+    ends = {text.replace(", `_raw` keeps it", "") for text in outcomes.values()}
     [one] = ends
-    return f"{len(found)} rows: {one}"
+    return f"{len(outcomes)} rows: {one}"
 
 
-def shorter(table: pa.Table) -> pa.Table:
+def return_fewer_rows(table: pa.Table) -> pa.Table:
     return pa.table({"y": [1]})
 
 
-def of_pandas(table: pa.Table) -> Any:
+def return_pandas(table: pa.Table) -> Any:
     return pd.DataFrame({"y": [5] * table.num_rows})
 
 
-TIMED_OUT = (
-    "test_time_outs.py::test_a_call_out_of_time_fails_alone_and_costs_its_neighbours_nothing"
-)
-OUT_OF_TIME = (
+TIMEOUT_TEST = "test_timeouts.py::test_call_timeout_repeats_only_the_timed_out_call"
+TIMEOUT_OUTCOME = (
     "row is tried again as `transient`: `TimeoutError: timed out`, calls beside it are not repeated"
 )
 
@@ -257,23 +255,23 @@ RESULTS = [
     for at, one in enumerate(RETURNED)
 ]
 
-FUNCTIONS: list[Case | Named] = [
+FUNCTIONS: list[Case | ReferencedCase] = [
     *(
         Case(given, "row fails as `lease_expired` after 2 tries, the others succeed",
              lambda bench, at=at: bench.once("deadly", run_deadly)[at])  # type: ignore[misc]
         for at, (given, _) in DEADLY.items()
     ),
-    Named("a call that holds the GIL for longer than `lease_s`", "success, called once",
-          "test_time_outs.py::test_a_call_that_holds_the_gil_keeps_its_lease"),
-    Named("a `def` that is silent for longer than `timeout_s`", OUT_OF_TIME, TIMED_OUT),
-    Named("an `async def` that blocks its loop for longer than `timeout_s`", OUT_OF_TIME, TIMED_OUT),
-    Named("a call that is out of time at every try",
+    ReferencedCase("a call that holds the GIL for longer than `lease_s`", "success, called once",
+          "test_timeouts.py::test_a_call_that_holds_the_gil_keeps_its_lease"),
+    ReferencedCase("a `def` that is silent for longer than `timeout_s`", TIMEOUT_OUTCOME, TIMEOUT_TEST),
+    ReferencedCase("an `async def` that blocks its loop for longer than `timeout_s`", TIMEOUT_OUTCOME, TIMEOUT_TEST),
+    ReferencedCase("a call that is out of time at every try",
           "row fails: `TimeoutError: timed out: no end and no progress for timeout_s=…`",
-          "test_time_outs.py::test_a_call_that_is_out_of_time_at_every_try_says_so"),
-    not_taken("a lock in the closure", with_a_lock),
-    not_taken("a SparkSession in the closure", with_a_session),
+          "test_timeouts.py::test_call_timeout_at_every_attempt_fails_the_row"),
+    not_picklable_case("a lock in the closure", with_a_lock),
+    not_picklable_case("a SparkSession in the closure", with_a_session),
     Case("a batch with another number of rows", "3 rows: row fails as `schema`",
-         lambda bench: a_batch(bench, shorter)),
+         lambda bench: batch_outcome(bench, return_fewer_rows)),
     Case("a batch that is a pandas DataFrame", "3 rows: success: `5`",
-         lambda bench: a_batch(bench, of_pandas)),
+         lambda bench: batch_outcome(bench, return_pandas)),
 ]  # fmt: skip

@@ -1,11 +1,11 @@
-"""A real ledger service for tests, and lines to it that say exactly what a test wants said.
+"""A test rig: a ledger service in a real process, and raw connections to it.
 
-    with serving(url, rows=100) as service:
-        worker = service.line()
+    with running_service(url, rows=100) as service:
+        worker = service.connect()
         grant = worker.claim(10, begin=10)
         worker.report(grant, done=[(0, 10)])
 
-`Line` speaks raw frames: it resends, leaves things out and lies where `client.Client` would not.
+`RawConnection` sends single frames. It can repeat, omit and falsify requests, unlike `LedgerClient`.
 """
 
 from __future__ import annotations
@@ -28,274 +28,296 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast.clock import SYSTEM
 from holdfast.ledger import runs
-from holdfast.ledger.board import Board
-from holdfast.ledger.classes import Policy
-from holdfast.ledger.log import load
-from holdfast.ledger.records import Done
-from holdfast.ledger.states import State
-from holdfast.spark import task, wire
-from holdfast.spark.client import Address, Blocks
-from holdfast.spark.journal import Input, Outcomes, schema_bytes
-from holdfast.spark.keeper import Keeper, new_token
+from holdfast.ledger.events import FinishedRange
+from holdfast.ledger.log import load_run
+from holdfast.ledger.run_policy import RunPolicy
+from holdfast.ledger.run_scheduler import RunScheduler
+from holdfast.ledger.states import RowState
+from holdfast.spark import ledger_protocol, spark_task
+from holdfast.spark.arrow_rows import decode_table, encode_batch, encode_stream
+from holdfast.spark.ledger_client import BlockUploaderFactory, ServiceAddress
 from holdfast.spark.part_cuts import FILE_BYTES
-from holdfast.spark.rows import message_of, stream_of, table_of
-from holdfast.spark.service import Charge
+from holdfast.spark.run_data import RunInput, RunOutcomes, encode_schema
+from holdfast.spark.service import ServiceConfig
+from holdfast.spark.service_supervisor import ServiceSupervisor, new_token
 from holdfast.spark.sinks.parquet import read_parts
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
 
 WAIT_S = 20.0
 S = 1_000_000_000
-RESULT = pa.schema([pa.field("y", pa.int64())])
+RESULT_SCHEMA = pa.schema([pa.field("y", pa.int64())])
 
 
-def table(lo: int, hi: int) -> pa.Table:
+def input_table(lo: int, hi: int) -> pa.Table:
     return pa.table({"id": pa.array(range(lo, hi), pa.int64())})
 
 
-def results(values: Sequence[int]) -> pa.Table:
-    return pa.Table.from_arrays([pa.array(values, pa.int64())], schema=RESULT)
+def result_table(values: Sequence[int]) -> pa.Table:
+    return pa.Table.from_arrays([pa.array(values, pa.int64())], schema=RESULT_SCHEMA)
 
 
-def charge(
+def service_config(
     url: str,
     *,
     name: str = "job",
     sink: dict[str, str | int | bool] | None = None,
-    policy: Policy | None = None,
+    policy: RunPolicy | None = None,
     rate_per_s: float = 0.0,
     tokens_per_min: float = 0.0,
     file_rows: int = 1 << 20,
     file_bytes: int = FILE_BYTES,
     record: runs.RunRecord | None = None,
-    seen: str = "",
-) -> Charge:
-    made = record or runs.RunRecord(
+    expected_latest: str = "",
+) -> ServiceConfig:
+    run_record = record or runs.RunRecord(
         run_id=SYSTEM.entropy(8).hex(),
         name=name,
         created_ns=1,
         key=["id"],
-        result_schema=schema_bytes(RESULT),
+        result_schema=encode_schema(RESULT_SCHEMA),
         sink=sink or {},
-        policy=policy or Policy(backoff_first_ns=0, backoff_max_ns=0),
+        policy=policy or RunPolicy(backoff_first_ns=0, backoff_max_ns=0),
     )
-    return Charge(
+    return ServiceConfig(
         store=url,
         token=new_token(),
         host="127.0.0.1",
         port=0,
-        record=codec.pack(made),
-        new=record is None,
-        again=False,
+        record=codec.pack(run_record),
+        is_new_run=record is None,
+        is_restart=False,
         file_rows=file_rows,
         file_bytes=file_bytes,
         rate_per_s=rate_per_s,
         tokens_per_min=tokens_per_min,
-        seen=seen,
+        expected_latest=expected_latest,
     )
 
 
 @dataclass
-class Grant:
+class ClaimedRows:
     epoch: int
     ranges: list[tuple[int, int]]
     attempts: list[int]
     begun: int
-    alone: bool
+    isolated: bool
     rows: pa.Table
-    n: int = 0
+    report_no: int = 0
 
     @property
     def seqs(self) -> list[int]:
         return [seq for lo, hi in self.ranges for seq in range(lo, hi)]
 
 
-def ids_of(grants: Sequence[Grant]) -> list[int]:
-    """The input that came with them, in order."""
+def input_ids(grants: Sequence[ClaimedRows]) -> list[int]:
+    """The ids of the granted input rows, in order."""
     return sorted(seq for grant in grants for seq in grant.rows.column("id").to_pylist())
 
 
-class Line:
-    """One connection, frame by frame."""
+class RawConnection:
+    """One connection to the ledger service. The test sends and receives single frames."""
 
     def __init__(
-        self, address: Address, owner: str = "child/test", token: str | None = None
+        self, address: ServiceAddress, owner: str = "child/test", token: str | None = None
     ) -> None:
-        self.socket = socket.create_connection((address.host, address.port))
-        self.known: list[int] = []
-        self.welcome = self.ask(wire.Hello(address.token if token is None else token, owner))
+        self.sock = socket.create_connection((address.host, address.port))
+        self.known_epochs: list[int] = []
+        self.welcome = self.request(
+            ledger_protocol.Hello(address.token if token is None else token, owner)
+        )
 
-    def send(self, message: wire.Message, *attached: bytes) -> None:
-        wire.send(self.socket, message, *attached)
+    def send(self, message: ledger_protocol.WireMessage, *attached: bytes) -> None:
+        ledger_protocol.send(self.sock, message, *attached)
 
     def receive(self) -> Any:
-        answer, self.attached = wire.receive_answer(self.socket)
+        answer, self.attachment = ledger_protocol.receive_reply(self.sock)
         return answer
 
-    def ask(self, message: wire.Message, *attached: bytes) -> Any:
+    def request(self, message: ledger_protocol.WireMessage, *attached: bytes) -> Any:
         self.send(message, *attached)
         return self.receive()
 
-    def closed(self) -> bool:
-        """Wait until the other side hung up; False when it says something instead."""
-        ready, _, _ = select.select([self.socket], [], [], WAIT_S)
+    def wait_closed(self) -> bool:
+        """Wait until the service closes the connection. False if it sends a byte instead."""
+        ready, _, _ = select.select([self.sock], [], [], WAIT_S)
         assert ready, "the line stays open"
         try:
-            return self.socket.recv(1) == b""
+            return self.sock.recv(1) == b""
         except ConnectionResetError:
             return True
 
     def close(self) -> None:
-        self.socket.close()
+        self.sock.close()
 
-    # --- work -----------------------------------------------------------------------------------
+    # --- claims and reports ---------------------------------------------------------------------
 
-    def stepped(
-        self, claim: wire.Claim | None, *moves: wire.Move, data: bytes = b"", wait_ms: int = 0
+    def exchange(
+        self,
+        claim: ledger_protocol.ClaimRows | None,
+        *reports: ledger_protocol.GrantReport,
+        data: bytes = b"",
+        wait_ms: int = 0,
     ) -> Any:
-        asked = replace(step(claim, *moves, wait_ms=wait_ms), held=self.known)
-        return self.ask(asked, data)
+        request = replace(
+            exchange_request(claim, *reports, wait_ms=wait_ms), known_epochs=self.known_epochs
+        )
+        return self.request(request, data)
 
-    def claim(self, rows: int, *, begin: int = 0, wait_ms: int = 0) -> Grant:
-        answer = self.stepped(wire.Claim(rows, begin), wait_ms=wait_ms)
+    def claim(self, rows: int, *, begin: int = 0, wait_ms: int = 0) -> ClaimedRows:
+        answer = self.exchange(ledger_protocol.ClaimRows(rows, begin), wait_ms=wait_ms)
         assert answer.state == "granted", answer
-        return self.granted(answer)
+        return self.record_grant(answer)
 
-    def take(self, rows: int) -> list[Grant]:
-        """All of so many rows, begun. Towards the end a claim gets less than it asks for."""
-        grants: list[Grant] = []
+    def claim_all(self, rows: int) -> list[ClaimedRows]:
+        """Claim and begin `rows` rows. Near the end of the input one claim gets fewer rows than requested."""
+        grants: list[ClaimedRows] = []
         while sum(len(grant.seqs) for grant in grants) < rows:
             grants.append(self.claim(rows, begin=rows))
         return grants
 
-    def granted(self, answer: wire.Stepped) -> Grant:
+    def record_grant(self, answer: ledger_protocol.ExchangeReply) -> ClaimedRows:
         grant = answer.grant
         assert grant is not None
-        self.known.append(grant.epoch)
-        parts = grant.parts
-        return Grant(
+        self.known_epochs.append(grant.epoch)
+        ranges = grant.ranges
+        return ClaimedRows(
             grant.epoch,
-            [(part.lo, part.hi) for part in parts],
-            [part.attempt for part in parts],
+            [(part.lo, part.hi) for part in ranges],
+            [part.attempt for part in ranges],
             grant.begun,
-            grant.alone,
-            table_of(self.attached),
+            grant.isolated,
+            decode_table(self.attachment),
         )
 
     def report(
         self,
-        grant: Grant,
+        grant: ClaimedRows,
         *,
         done: Sequence[tuple[int, int]] = (),
-        others: Sequence[wire.Other] = (),
+        others: Sequence[ledger_protocol.ResultlessRowReport] = (),
         begin: Sequence[tuple[int, int]] = (),
-        claim: wire.Claim | None = None,
+        claim: ledger_protocol.ClaimRows | None = None,
     ) -> Any:
-        move, data = report(grant, done=done, others=others, begin=begin)
-        return self.stepped(claim, move, data=data)
+        grant_report, data = next_report(grant, done=done, others=others, begin=begin)
+        return self.exchange(claim, grant_report, data=data)
 
 
-def step(claim: wire.Claim | None, *moves: wire.Move, wait_ms: int = 0) -> wire.Step:
-    return wire.Step(list(moves), claim, wait_ms, 1, 0.5, [1])
+def exchange_request(
+    claim: ledger_protocol.ClaimRows | None, *reports: ledger_protocol.GrantReport, wait_ms: int = 0
+) -> ledger_protocol.Exchange:
+    return ledger_protocol.Exchange(list(reports), claim, wait_ms, 1, 0.5, [1])
 
 
-def report(
-    grant: Grant,
+def next_report(
+    grant: ClaimedRows,
     *,
     done: Sequence[tuple[int, int]] = (),
-    others: Sequence[wire.Other] = (),
+    others: Sequence[ledger_protocol.ResultlessRowReport] = (),
     begin: Sequence[tuple[int, int]] = (),
-) -> tuple[wire.Move, bytes]:
-    """The next report of a grant: successes of ranges (y = 2 * seq), and rows that ended otherwise."""
-    grant.n += 1
+) -> tuple[ledger_protocol.GrantReport, bytes]:
+    """The next report of a grant: success ranges (y = 2 * seq) and rows without a result."""
+    grant.report_no += 1
     seqs = [seq for lo, hi in done for seq in range(lo, hi)]
-    data = message_of(results([2 * seq for seq in seqs]).to_batches()[0]) if seqs else b""
-    ends = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in done]
-    ends += [Done(o.seq, o.seq + 1, o.state, o.error_class, o.delay_ns) for o in others]
+    data = encode_batch(result_table([2 * seq for seq in seqs]).to_batches()[0]) if seqs else b""
+    finished = [FinishedRange(lo, hi, int(RowState.TERMINAL_SUCCESS)) for lo, hi in done]
+    finished += [
+        FinishedRange(o.seq, o.seq + 1, o.state, o.error_class, o.delay_ns) for o in others
+    ]
     first = seqs[0] if seqs else 0
     dense = not seqs or seqs[-1] - first + 1 == len(seqs)
-    places = b"" if dense else b"".join((s - first).to_bytes(4, "little") for s in seqs)
-    digest = repr((ends, list(begin), data)).encode()[-64:]
-    move = wire.Move(
-        grant.epoch, grant.n, digest, ends, list(begin), places, first, list(others), len(data)
+    seq_offsets = b"" if dense else b"".join((s - first).to_bytes(4, "little") for s in seqs)
+    digest = repr((finished, list(begin), data)).encode()[-64:]
+    grant_report = ledger_protocol.GrantReport(
+        grant.epoch,
+        grant.report_no,
+        digest,
+        finished,
+        list(begin),
+        seq_offsets,
+        first,
+        list(others),
+        len(data),
     )
-    return move, data
+    return grant_report, data
 
 
 @dataclass
-class Serving:
+class ServiceRig:
     store: Store
-    keeper: Keeper
+    supervisor: ServiceSupervisor
     run_id: str
-    lines: list[Line] = field(default_factory=list)
+    connections: list[RawConnection] = field(default_factory=list)
 
-    def line(self, owner: str = "child/test") -> Line:
-        made = Line(self.keeper.address, owner)
-        self.lines.append(made)
-        return made
+    def connect(self, owner: str = "child/test") -> RawConnection:
+        connection = RawConnection(self.supervisor.address, owner)
+        self.connections.append(connection)
+        return connection
 
-    def fill(self, rows: int, blocks: int = 1) -> int:
-        """Give it an input of `rows` rows in so many blocks, and seal it."""
-        line = Blocks(self.keeper.own_address)()
+    def put_input(self, rows: int, blocks: int = 1) -> int:
+        """Upload an input of `rows` rows in `blocks` blocks and seal it."""
+        uploader = BlockUploaderFactory(self.supervisor.local_address)()
         bounds = [rows * i // blocks for i in range(blocks + 1)]
-        put = [
-            (line.put_block(stream_of(table(lo, hi))), hi - lo)
+        uploaded = [
+            (uploader.put_block(encode_stream(input_table(lo, hi))), hi - lo)
             for lo, hi in pairwise(bounds)
             if hi > lo
         ]
-        line.close()
-        return int(self.keeper.ask(seal(put)).size)
+        uploader.close()
+        return int(self.supervisor.request(seal_request(uploaded)).size)
 
-    def stand(self) -> wire.Stand:
-        found: wire.Stand = self.keeper.ask(wire.Status())
-        return found
+    def status(self) -> ledger_protocol.RunStatusReply:
+        status: ledger_protocol.RunStatusReply = self.supervisor.request(
+            ledger_protocol.GetRunStatus()
+        )
+        return status
 
-    def progress(self) -> runs.Progress:
-        return codec.unpack_as(runs.Progress, self.stand().progress)
+    def progress(self) -> runs.RunProgress:
+        return codec.unpack_as(runs.RunProgress, self.status().progress)
 
     def record(self) -> runs.RunRecord:
-        return self.store.read(runs.the, self.run_id)
+        return self.store.read(runs.get_existing, self.run_id)
 
-    def board(self) -> Board:
-        """What the log alone comes to."""
-        return load(self.store, self.run_id)
+    def load_scheduler(self) -> RunScheduler:
+        """The run scheduler rebuilt from the log."""
+        return load_run(self.store, self.run_id)
 
-    def outcomes(self) -> Outcomes:
+    def outcomes(self) -> RunOutcomes:
         record = self.record()
-        return Outcomes(self.store, record, Input(self.store, record))
+        return RunOutcomes(self.store, record, RunInput(self.store, record))
 
-    def until(self, true: Any) -> wire.Stand:
-        """Ask until the stand is so: each answer is a round trip, so nobody sleeps."""
+    def wait_until(self, condition: Any) -> ledger_protocol.RunStatusReply:
+        """Poll the run status until the condition holds. Each poll is a round trip, so no sleep is needed."""
         end_ns = SYSTEM.mono_ns() + int(WAIT_S * 1e9)
         while SYSTEM.mono_ns() < end_ns:
-            stand = self.stand()
-            if true(stand):
-                return stand
-        raise AssertionError(f"it never came to that: {self.stand()} {self.progress()}")
+            status = self.status()
+            if condition(status):
+                return status
+        raise AssertionError(f"it never came to that: {self.status()} {self.progress()}")
 
-    def wait_over(self) -> wire.Stand:
-        return self.until(lambda stand: stand.over)
+    def wait_over(self) -> ledger_protocol.RunStatusReply:
+        return self.wait_until(lambda stand: stand.over)
 
     def wait_exit(self) -> int:
-        """The exit status of the service's process, which somebody ends."""
-        pidfd = os.pidfd_open(self.keeper.pid)
+        """Wait for the service process to exit. Return its exit status."""
+        pidfd = os.pidfd_open(self.supervisor.pid)
         try:
             ready, _, _ = select.select([pidfd], [], [], WAIT_S)
             assert ready, "the service lives on"
         finally:
             os.close(pidfd)
-        process = self.keeper._process
+        process = self.supervisor._process
         assert process is not None
         return process.wait()
 
 
-def end_children() -> None:
-    """Children that were warmed for tasks in this process."""
-    while task._idle:
-        task._idle.pop().end()
+def kill_idle_children() -> None:
+    """Kill the idle child processes that were prestarted in this process."""
+    while spark_task._idle_children:
+        spark_task._idle_children.pop().kill()
 
 
-def rows_of_output(path: Path) -> list[int]:
+def output_ids(path: Path) -> list[int]:
     return [
         seq
         for file in read_parts(path).files
@@ -303,36 +325,38 @@ def rows_of_output(path: Path) -> list[int]:
     ]
 
 
-SEALED = pa.schema([pa.field("id", pa.int64())])
+INPUT_SCHEMA = pa.schema([pa.field("id", pa.int64())])
 
 
-def seal(blocks: list[tuple[int, int]]) -> wire.Seal:
-    return wire.Seal(blocks, False, [], schema_bytes(SEALED), "hash", "plan")
+def seal_request(blocks: list[tuple[int, int]]) -> ledger_protocol.SealInput:
+    return ledger_protocol.SealInput(blocks, False, [], encode_schema(INPUT_SCHEMA), "hash", "plan")
 
 
 @contextlib.contextmanager
-def serving(
+def running_service(
     path: Path,
     rows: int | None = None,
     *,
     blocks: int = 1,
-    made: Charge | None = None,
+    config: ServiceConfig | None = None,
     **options: Any,
-) -> Iterator[Serving]:
-    """A service on a store of its own; with `rows`, its input is sealed already."""
+) -> Iterator[ServiceRig]:
+    """Run a ledger service on a separate store. With `rows`, the input is already sealed."""
     with open_store(str(path), bootstrap=True) as store:
-        charged = made or charge(str(path), **options)
-        if made is None:
-            name = codec.unpack_as(runs.RunRecord, charged.record).name
-            latest = store.read(runs.latest, name)
-            charged = msgspec.structs.replace(charged, seen=latest.run_id if latest else "")
-        with Keeper(store, charged) as keeper:
-            run_id = codec.unpack_as(runs.RunRecord, charged.record).run_id
-            found = Serving(store, keeper, run_id)
+        effective_config = config or service_config(str(path), **options)
+        if config is None:
+            name = codec.unpack_as(runs.RunRecord, effective_config.record).name
+            latest = store.read(runs.get_latest, name)
+            effective_config = msgspec.structs.replace(
+                effective_config, expected_latest=latest.run_id if latest else ""
+            )
+        with ServiceSupervisor(store, effective_config) as supervisor:
+            run_id = codec.unpack_as(runs.RunRecord, effective_config.record).run_id
+            rig = ServiceRig(store, supervisor, run_id)
             if rows is not None:
-                assert found.fill(rows, blocks) == rows
+                assert rig.put_input(rows, blocks) == rows
             try:
-                yield found
+                yield rig
             finally:
-                for line in found.lines:
-                    line.close()
+                for connection in rig.connections:
+                    connection.close()

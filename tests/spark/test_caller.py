@@ -1,4 +1,4 @@
-"""How a call ends: what a function may return or raise, row by row and batch by batch."""
+"""The function caller: outcomes of returned values and raised exceptions, per row and per batch."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import pytest
 from pyspark.sql.types import LongType, Row, StringType, StructField, StructType
 
 from holdfast.config import ERROR_TEXT_CHARS_MAX, TTL_NS_MAX
-from holdfast.ledger.classes import ErrorClass
-from holdfast.ledger.states import State
+from holdfast.ledger.run_policy import ErrorClass
+from holdfast.ledger.states import RowState
 from holdfast.spark import raw_values
-from holdfast.spark.caller import BatchEnded, Caller, Ended, is_async, takes_call
-from holdfast.spark.error_classes import transient
-from holdfast.spark.outcome import Call, Fail, Retry, Skip
-from holdfast.spark.rows import Encoder
+from holdfast.spark.arrow_rows import ResultEncoder
+from holdfast.spark.caller import BatchOutcome, CallOutcome, FunctionCaller, is_async, takes_call
+from holdfast.spark.exception_rules import transient
+from holdfast.spark.row_results import Call, Fail, Retry, Skip
 
 pytestmark = pytest.mark.timeout(30)
 
 SCHEMA = StructType([StructField("y", LongType()), StructField("s", StringType())])
 
 
-def caller(fn: Callable[..., Any], *, timeout_s: float = 30, **options: Any) -> Caller:
+def make_caller(fn: Callable[..., Any], *, timeout_s: float = 30, **options: Any) -> FunctionCaller:
     retry_on = options.pop("retry_on", (TimeoutError, ConnectionError))
-    return Caller(fn, retry_on, Encoder(SCHEMA), "run1", timeout_s)
+    return FunctionCaller(fn, retry_on, ResultEncoder(SCHEMA), "run1", timeout_s)
 
 
-def called(fn: Callable[..., Any], **options: Any) -> Ended:
-    return caller(fn, **options).one(7, Row(id=7), 2)
+def call_row(fn: Callable[..., Any], **options: Any) -> CallOutcome:
+    return make_caller(fn, **options).call_row(7, Row(id=7), 2)
 
 
-def awaited(fn: Callable[..., Any], **options: Any) -> Ended:
-    return asyncio.run(caller(fn, **options).one_async(7, Row(id=7), 2))
+def call_row_async(fn: Callable[..., Any], **options: Any) -> CallOutcome:
+    return asyncio.run(make_caller(fn, **options).call_row_async(7, Row(id=7), 2))
 
 
 def raising(error: BaseException) -> Callable[[Any], NoReturn]:
@@ -46,13 +46,13 @@ def raising(error: BaseException) -> Callable[[Any], NoReturn]:
     return work
 
 
-# --- one row ------------------------------------------------------------------------------------
+# --- single rows --------------------------------------------------------------------------------
 
 
-def test_a_result_is_the_values_of_the_columns() -> None:
-    ended = called(lambda row: {"s": "a", "y": row.id})
-    assert (ended.seq, ended.state, ended.values) == (7, State.TERMINAL_SUCCESS, (7, "a"))
-    assert (ended.error_class, ended.error) == (ErrorClass.NONE, "")
+def test_result_becomes_the_values_of_the_columns() -> None:
+    outcome = call_row(lambda row: {"s": "a", "y": row.id})
+    assert (outcome.seq, outcome.state, outcome.values) == (7, RowState.TERMINAL_SUCCESS, (7, "a"))
+    assert (outcome.error_class, outcome.error) == (ErrorClass.NONE, "")
 
 
 RESULTS = [
@@ -73,16 +73,16 @@ RESULTS = [
 
 
 @pytest.mark.parametrize("result", RESULTS, ids=repr)
-def test_a_function_without_a_call_ends_as_one_with_it(result: Any) -> None:
-    plain, asks = caller(lambda row: result), caller(lambda row, call: result)
-    for _ in range(2):  # the encoder knows the second result's types
-        first, second = plain.one(7, Row(id=7), 2), asks.one(7, Row(id=7), 2)
+def test_outcome_does_not_depend_on_the_call_parameter(result: Any) -> None:
+    without_call, with_call = make_caller(lambda row: result), make_caller(lambda row, call: result)
+    for _ in range(2):  # the encoder has cached the types by the second result
+        first, second = without_call.call_row(7, Row(id=7), 2), with_call.call_row(7, Row(id=7), 2)
         assert first._replace(micros=0) == second._replace(micros=0)
-        assert type(first) is type(second) is Ended
+        assert type(first) is type(second) is CallOutcome
 
 
 @pytest.mark.parametrize("cost", [0.25, 1, "0.5", "much", None, float("nan"), True])
-def test_a_cost_is_told_with_a_result_that_fits_at_once(cost: Any) -> None:
+def test_cost_is_reported_with_an_exact_result(cost: Any) -> None:
     def work(row: Any, call: Call) -> dict[str, Any]:
         call.cost = cost
         return {"y": 1, "s": "a"}
@@ -91,52 +91,52 @@ def test_a_cost_is_told_with_a_result_that_fits_at_once(cost: Any) -> None:
         call.cost = cost
         return {"y": 1.0, "s": "a"}
 
-    one, other = caller(work), caller(convert)
-    found = [one.one(7, Row(id=7), 2) for _ in range(2)]
-    expected = other.one(7, Row(id=7), 2)
-    assert [ended.cost for ended in found] == [expected.cost] * 2
-    assert [ended.values for ended in found] == [(1, "a")] * 2
+    exact, converting = make_caller(work), make_caller(convert)
+    outcomes = [exact.call_row(7, Row(id=7), 2) for _ in range(2)]
+    expected = converting.call_row(7, Row(id=7), 2)
+    assert [outcome.cost for outcome in outcomes] == [expected.cost] * 2
+    assert [outcome.values for outcome in outcomes] == [(1, "a")] * 2
 
 
-def test_tokens_are_told_with_a_result_that_fits_at_once() -> None:
+def test_tokens_are_reported_with_an_exact_result() -> None:
     def work(row: Any, call: Call) -> dict[str, Any]:
         call.tokens = 12
         return {"y": 1, "s": "a"}
 
-    one = caller(work)
-    assert [one.one(7, Row(id=7), 2).tokens for _ in range(2)] == [12, 12]
+    function_caller = make_caller(work)
+    assert [function_caller.call_row(7, Row(id=7), 2).tokens for _ in range(2)] == [12, 12]
 
 
-def test_an_async_function_ends_as_a_plain_one_does() -> None:
+def test_async_function_has_the_same_outcome_as_a_sync_function() -> None:
     async def work(row: Any, call: Call) -> dict[str, Any]:
         call.cost = 0.5
         return {"y": row.id, "s": call.idempotency_key}
 
-    ended = awaited(work)
-    assert (ended.values, ended.cost) == ((7, "run1:7"), 0.5)
+    outcome = call_row_async(work)
+    assert (outcome.values, outcome.cost) == ((7, "run1:7"), 0.5)
 
 
 @pytest.mark.parametrize(
     ("answer", "state", "kind"),
     [
-        (Skip("empty"), State.TERMINAL_SKIP, ErrorClass.NONE),
-        (Fail("no use"), State.TERMINAL_FAIL, ErrorClass.INPUT),
-        (Retry("busy"), State.TERMINAL_FAIL, ErrorClass.TRANSIENT),
-        ({"y": "text", "s": "a"}, State.TERMINAL_FAIL, ErrorClass.SCHEMA),
-        ({"y": 1.5, "s": "a"}, State.TERMINAL_FAIL, ErrorClass.SCHEMA),
-        ({"y": 1}, State.TERMINAL_FAIL, ErrorClass.SCHEMA),
-        (None, State.TERMINAL_FAIL, ErrorClass.SCHEMA),
-        ("text", State.TERMINAL_FAIL, ErrorClass.SCHEMA),
+        (Skip("empty"), RowState.TERMINAL_SKIP, ErrorClass.NONE),
+        (Fail("no use"), RowState.TERMINAL_FAIL, ErrorClass.INPUT),
+        (Retry("busy"), RowState.TERMINAL_FAIL, ErrorClass.TRANSIENT),
+        ({"y": "text", "s": "a"}, RowState.TERMINAL_FAIL, ErrorClass.SCHEMA),
+        ({"y": 1.5, "s": "a"}, RowState.TERMINAL_FAIL, ErrorClass.SCHEMA),
+        ({"y": 1}, RowState.TERMINAL_FAIL, ErrorClass.SCHEMA),
+        (None, RowState.TERMINAL_FAIL, ErrorClass.SCHEMA),
+        ("text", RowState.TERMINAL_FAIL, ErrorClass.SCHEMA),
     ],
     ids=str,
 )
-def test_an_answer_that_is_no_result_has_its_state_and_class(
-    answer: Any, state: State, kind: ErrorClass
+def test_skip_fail_retry_and_invalid_results_have_their_state_and_error_class(
+    answer: Any, state: RowState, kind: ErrorClass
 ) -> None:
-    ended = called(lambda row: answer)
-    assert (ended.state, ended.error_class, ended.values) == (state, kind, None)
+    outcome = call_row(lambda row: answer)
+    assert (outcome.state, outcome.error_class, outcome.values) == (state, kind, None)
     reason = getattr(answer, "reason", "returned")
-    assert reason in ended.error
+    assert reason in outcome.error
 
 
 @pytest.mark.parametrize(
@@ -155,40 +155,40 @@ def test_an_answer_that_is_no_result_has_its_state_and_class(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_is_raised_ends_the_row_with_its_class(
+def test_every_raised_exception_fails_the_row_with_its_error_class(
     error: BaseException, kind: ErrorClass
 ) -> None:
     async def later(row: Any) -> NoReturn:
         raise error
 
-    plain = called(raising(error))
-    assert (plain.state, plain.error_class) == (State.TERMINAL_FAIL, kind)
+    plain = call_row(raising(error))
+    assert (plain.state, plain.error_class) == (RowState.TERMINAL_FAIL, kind)
     assert plain.error.startswith(type(error).__name__)
     if not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
-        assert awaited(later)[:6] == plain[:6]
+        assert call_row_async(later)[:6] == plain[:6]
 
 
-def test_what_is_retried_is_what_the_stage_says() -> None:
+def test_retry_on_decides_which_exceptions_are_transient() -> None:
     class Quota(Exception):
         pass
 
-    assert called(raising(Quota()), retry_on=(Quota,)).error_class == ErrorClass.TRANSIENT
-    assert called(raising(TimeoutError()), retry_on=()).error_class == ErrorClass.INPUT
-    assert called(raising(MemoryError()), retry_on=()).error_class == ErrorClass.RESOURCE
+    assert call_row(raising(Quota()), retry_on=(Quota,)).error_class == ErrorClass.TRANSIENT
+    assert call_row(raising(TimeoutError()), retry_on=()).error_class == ErrorClass.INPUT
+    assert call_row(raising(MemoryError()), retry_on=()).error_class == ErrorClass.RESOURCE
 
 
-def test_sys_exit_is_a_failure_of_its_row() -> None:
-    ended = called(lambda row: sys.exit("stop"))
-    assert (ended.state, ended.error) == (State.TERMINAL_FAIL, "SystemExit: stop")
+def test_sys_exit_fails_its_row() -> None:
+    outcome = call_row(lambda row: sys.exit("stop"))
+    assert (outcome.state, outcome.error) == (RowState.TERMINAL_FAIL, "SystemExit: stop")
 
 
-def test_a_call_that_takes_too_long_is_a_time_out() -> None:
+def test_call_beyond_its_timeout_is_a_transient_failure() -> None:
     async def work(row: Any) -> None:
         await asyncio.Event().wait()
 
-    ended = awaited(work, timeout_s=0.01)
-    assert ended.error_class == ErrorClass.TRANSIENT
-    assert ended.error.startswith("TimeoutError")
+    outcome = call_row_async(work, timeout_s=0.01)
+    assert outcome.error_class == ErrorClass.TRANSIENT
+    assert outcome.error.startswith("TimeoutError")
 
 
 class Unprintable(Exception):
@@ -208,15 +208,15 @@ class Unprintable(Exception):
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_a_reason_is_text_that_can_be_sent_whatever_it_was(answer: Any, told: str) -> None:
-    ended = called(lambda row: answer)
-    assert ended.error == told
-    ended.error.encode()
+def test_reason_is_converted_to_encodable_text(answer: Any, told: str) -> None:
+    outcome = call_row(lambda row: answer)
+    assert outcome.error == told
+    outcome.error.encode()
 
 
-def test_an_error_that_cannot_be_printed_is_told_by_its_class() -> None:
-    assert called(raising(Unprintable())).error == "Unprintable: Unprintable"
-    assert called(raising(ValueError("\udcff"))).error == "ValueError: \\udcff"
+def test_unprintable_error_is_reported_by_its_class() -> None:
+    assert call_row(raising(Unprintable())).error == "Unprintable: Unprintable"
+    assert call_row(raising(ValueError("\udcff"))).error == "ValueError: \\udcff"
 
 
 @pytest.mark.parametrize(
@@ -230,43 +230,41 @@ def test_an_error_that_cannot_be_printed_is_told_by_its_class() -> None:
         (1e12, TTL_NS_MAX),
     ],
 )
-def test_a_retry_rests_as_long_as_it_says_within_bounds(
-    after_s: float | None, delay_ns: int
-) -> None:
-    assert called(lambda row: Retry("later", after_s=after_s)).delay_ns == delay_ns
+def test_retry_after_s_sets_a_bounded_delay(after_s: float | None, delay_ns: int) -> None:
+    assert call_row(lambda row: Retry("later", after_s=after_s)).delay_ns == delay_ns
 
 
 @pytest.mark.parametrize("after_s", ["soon", float("nan")])
-def test_a_retry_that_says_nonsense_is_a_failure_of_its_row(after_s: Any) -> None:
-    ended = called(lambda row: Retry("later", after_s=after_s))
-    assert (ended.state, ended.error_class) == (State.TERMINAL_FAIL, ErrorClass.INPUT)
+def test_retry_with_an_invalid_after_s_fails_its_row(after_s: Any) -> None:
+    outcome = call_row(lambda row: Retry("later", after_s=after_s))
+    assert (outcome.state, outcome.error_class) == (RowState.TERMINAL_FAIL, ErrorClass.INPUT)
 
 
 @pytest.mark.parametrize(
     ("cost", "found"), [(0.25, 0.25), (3, 3.0), ("x", 0.0), (None, 0.0), (float("nan"), 0.0)]
 )
-def test_a_cost_is_a_number_or_nothing_and_never_fails_a_row(cost: Any, found: float) -> None:
+def test_invalid_cost_counts_as_zero_and_never_fails_a_row(cost: Any, found: float) -> None:
     def work(row: Any, call: Call) -> dict[str, Any]:
         call.cost = cost
         return {"y": 1, "s": ""}
 
-    ended = called(work)
-    assert (ended.state, ended.cost) == (State.TERMINAL_SUCCESS, found)
+    outcome = call_row(work)
+    assert (outcome.state, outcome.cost) == (RowState.TERMINAL_SUCCESS, found)
 
 
-def test_a_call_knows_its_attempt_and_its_key_stays_the_same() -> None:
+def test_idempotency_key_is_equal_for_every_attempt() -> None:
     def work(row: Any, call: Call) -> dict[str, Any]:
         return {"y": call.attempt, "s": call.idempotency_key}
 
-    made = caller(work)
-    assert made.one(7, Row(id=7), 1).values == (1, "run1:7")
-    assert made.one(7, Row(id=7), 3).values == (3, "run1:7")
+    function_caller = make_caller(work)
+    assert function_caller.call_row(7, Row(id=7), 1).values == (1, "run1:7")
+    assert function_caller.call_row(7, Row(id=7), 3).values == (3, "run1:7")
 
 
-# --- what a function looks like -----------------------------------------------------------------
+# --- signatures of functions --------------------------------------------------------------------
 
 
-class Plain:
+class SyncCallable:
     def __call__(self, row: Any, call: Call) -> Any:
         return {"y": call.seq, "s": ""}
 
@@ -278,16 +276,16 @@ class Plain:
         return {"y": call.seq, "s": ""}
 
 
-class Later:
+class AsyncCallable:
     async def __call__(self, row: Any) -> Any:
         return {"y": row.id, "s": ""}
 
 
-async def later(row: Any) -> Any:
+async def async_function(row: Any) -> Any:
     return {"y": row.id, "s": ""}
 
 
-def by_name(row: Any, *, call: Call) -> Any:
+def keyword_call(row: Any, *, call: Call) -> Any:
     return {"y": call.seq, "s": ""}
 
 
@@ -296,15 +294,15 @@ def with_model(model: str, row: Any, call: Call) -> Any:
 
 
 WITH_CALL: dict[str, Callable[..., Any]] = {
-    "object": Plain(),
-    "static": Plain.static,
+    "object": SyncCallable(),
+    "static": SyncCallable.static,
     "lambda": lambda row, call: {"y": call.seq, "s": ""},
     "default call": lambda row, call=None: {"y": call.seq, "s": ""},
     "rest": lambda row, *rest: {"y": rest[0].seq, "s": ""},
     "partial": functools.partial(with_model, "m"),
 }
 WITHOUT_CALL: dict[str, Callable[..., Any]] = {
-    "method": Plain().method,
+    "method": SyncCallable().method,
     "lambda": lambda row: {"y": row.id, "s": ""},
     "default": lambda row, model="m": {"y": row.id, "s": model},
     "partial": functools.partial(lambda row, model: {"y": row.id, "s": model}, model="m"),
@@ -313,46 +311,52 @@ WITHOUT_CALL: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("fn", WITH_CALL.values(), ids=WITH_CALL.keys())
-def test_a_function_with_a_place_for_the_call_is_given_it(fn: Callable[..., Any]) -> None:
+def test_function_with_a_call_parameter_gets_the_call(fn: Callable[..., Any]) -> None:
     assert takes_call(fn)
-    values = called(fn).values
+    values = call_row(fn).values
     assert values is not None
     assert values[0] == 7
 
 
 @pytest.mark.parametrize("fn", WITHOUT_CALL.values(), ids=WITHOUT_CALL.keys())
-def test_a_function_without_a_place_for_the_call_is_not(fn: Callable[..., Any]) -> None:
+def test_function_without_a_call_parameter_gets_only_the_row(fn: Callable[..., Any]) -> None:
     assert not takes_call(fn)
-    values = called(fn).values
+    values = call_row(fn).values
     assert values is not None
     assert values[0] == 7
 
 
-def test_the_call_may_be_asked_for_by_name() -> None:
-    values = called(by_name).values
+def test_call_can_be_a_keyword_only_parameter() -> None:
+    values = call_row(keyword_call).values
     assert values == (7, "")
 
 
 @pytest.mark.parametrize(
     "fn",
-    [later, Later(), Later().__call__, functools.partial(later), functools.partial(Later())],
+    [
+        async_function,
+        AsyncCallable(),
+        AsyncCallable().__call__,
+        functools.partial(async_function),
+        functools.partial(AsyncCallable()),
+    ],
     ids=["function", "object", "method", "partial", "partial object"],
 )
-def test_async_functions_are_known_in_every_shape(fn: Callable[..., Any]) -> None:
+def test_is_async_recognises_every_form_of_async_function(fn: Callable[..., Any]) -> None:
     assert is_async(fn)
-    assert awaited(fn).values == (7, "")
+    assert call_row_async(fn).values == (7, "")
 
 
 @pytest.mark.parametrize("fn", [*WITH_CALL.values(), *WITHOUT_CALL.values()])
-def test_plain_functions_are_not_taken_for_async_ones(fn: Callable[..., Any]) -> None:
+def test_is_async_is_false_for_sync_functions(fn: Callable[..., Any]) -> None:
     assert not is_async(fn)
 
 
-def test_a_coroutine_that_nobody_awaits_is_no_result() -> None:
+def test_unawaited_coroutine_is_a_schema_failure() -> None:
     with pytest.warns(RuntimeWarning, match="never awaited"):
-        ended = called(lambda row: later(row))
-    assert ended.error_class == ErrorClass.SCHEMA
-    assert "coroutine" in ended.error
+        outcome = call_row(lambda row: async_function(row))
+    assert outcome.error_class == ErrorClass.SCHEMA
+    assert "coroutine" in outcome.error
 
 
 # --- batches ------------------------------------------------------------------------------------
@@ -360,128 +364,138 @@ def test_a_coroutine_that_nobody_awaits_is_no_result() -> None:
 SEQS = list(range(100, 110))
 
 
-def table(rows: int = 10) -> pa.Table:
+def input_table(rows: int = 10) -> pa.Table:
     return pa.table({"id": list(range(rows))})
 
 
-def results(batch: pa.Table) -> pa.Table:
+def result_table(batch: pa.Table) -> pa.Table:
     ids = batch.column("id").to_pylist()
-    return pa.table({"y": ids, "s": [str(one) for one in ids]})
+    return pa.table({"y": ids, "s": [str(key) for key in ids]})
 
 
-def batched(fn: Callable[..., Any], **options: Any) -> BatchEnded:
-    return caller(fn, **options).batch(SEQS, table(), 1)
+def call_batch(fn: Callable[..., Any], **options: Any) -> BatchOutcome:
+    return make_caller(fn, **options).call_batch(SEQS, input_table(), 1)
 
 
-def batch_awaited(fn: Callable[..., Any], **options: Any) -> BatchEnded:
-    return asyncio.run(caller(fn, **options).batch_async(SEQS, table(), 1))
+def call_batch_async(fn: Callable[..., Any], **options: Any) -> BatchOutcome:
+    return asyncio.run(make_caller(fn, **options).call_batch_async(SEQS, input_table(), 1))
 
 
-def test_a_batch_of_results_is_kept_whole() -> None:
-    for ended in (batched(results), batched(lambda batch: results(batch).to_batches()[0])):
-        assert ended.seqs == SEQS
-        assert ended.batch.to_pydict()["y"] == list(range(10))
-        assert (ended.others, ended.calls) == ([], 1)
+def test_batch_results_are_kept_whole() -> None:
+    for outcome in (
+        call_batch(result_table),
+        call_batch(lambda batch: result_table(batch).to_batches()[0]),
+    ):
+        assert outcome.seqs == SEQS
+        assert outcome.batch.to_pydict()["y"] == list(range(10))
+        assert (outcome.resultless, outcome.calls) == ([], 1)
 
 
 @pytest.mark.parametrize("bad", [0, 4, 9])
-def test_one_bad_row_of_a_batch_fails_alone(bad: int) -> None:
+def test_bad_row_of_a_batch_fails_alone(bad: int) -> None:
     def work(batch: pa.Table) -> pa.Table:
         if bad in batch.column("id").to_pylist():
             raise ValueError("cannot")
-        return results(batch)
+        return result_table(batch)
 
     async def work_later(batch: pa.Table) -> pa.Table:
         return work(batch)
 
-    for ended in (batched(work), batch_awaited(work_later)):
-        assert [(one.seq, one.state, one.error_class) for one in ended.others] == [
-            (100 + bad, State.TERMINAL_FAIL, ErrorClass.INPUT)
-        ]
-        assert ended.seqs == [seq for seq in SEQS if seq != 100 + bad]
-        assert ended.batch.to_pydict()["y"] == [i for i in range(10) if i != bad]
-        assert 1 < ended.calls <= 9
+    for outcome in (call_batch(work), call_batch_async(work_later)):
+        assert [
+            (resultless.seq, resultless.state, resultless.error_class)
+            for resultless in outcome.resultless
+        ] == [(100 + bad, RowState.TERMINAL_FAIL, ErrorClass.INPUT)]
+        assert outcome.seqs == [seq for seq in SEQS if seq != 100 + bad]
+        assert outcome.batch.to_pydict()["y"] == [i for i in range(10) if i != bad]
+        assert 1 < outcome.calls <= 9
 
 
-def test_a_batch_of_bad_rows_fails_row_by_row() -> None:
-    ended = batched(raising(ValueError("none")))
-    assert (ended.seqs, ended.batch.num_rows) == ([], 0)
-    assert [one.seq for one in ended.others] == SEQS
+def test_batch_of_bad_rows_fails_row_by_row() -> None:
+    outcome = call_batch(raising(ValueError("none")))
+    assert (outcome.seqs, outcome.batch.num_rows) == ([], 0)
+    assert [resultless.seq for resultless in outcome.resultless] == SEQS
 
 
 @pytest.mark.parametrize(
     ("error", "kind"),
     [(TimeoutError("slow"), ErrorClass.TRANSIENT), (MemoryError("big"), ErrorClass.RESOURCE)],
 )
-def test_a_batch_that_may_be_retried_is_not_searched(error: Exception, kind: ErrorClass) -> None:
-    ended = batched(raising(error))
-    assert ended.calls == 1
-    assert {(one.state, one.error_class) for one in ended.others} == {(State.TERMINAL_FAIL, kind)}
-    assert [one.seq for one in ended.others] == SEQS
+def test_retryable_batch_failure_is_not_split(error: Exception, kind: ErrorClass) -> None:
+    outcome = call_batch(raising(error))
+    assert outcome.calls == 1
+    assert {(resultless.state, resultless.error_class) for resultless in outcome.resultless} == {
+        (RowState.TERMINAL_FAIL, kind)
+    }
+    assert [resultless.seq for resultless in outcome.resultless] == SEQS
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        lambda batch: results(batch).slice(1),
-        lambda batch: pa.concat_tables([results(batch)] * 2),
-        lambda batch: results(batch).drop_columns(["s"]),
+        lambda batch: result_table(batch).slice(1),
+        lambda batch: pa.concat_tables([result_table(batch)] * 2),
+        lambda batch: result_table(batch).drop_columns(["s"]),
         lambda batch: batch,
         lambda batch: pa.table({"y": ["a"] * 10, "s": ["a"] * 10}),
         lambda batch: None,
     ],
     ids=["too few", "too many", "missing", "other columns", "other types", "nothing"],
 )
-def test_a_batch_of_the_wrong_shape_fails_whole_with_class_schema(
+def test_batch_result_of_the_wrong_shape_fails_all_rows_with_class_schema(
     answer: Callable[[pa.Table], Any],
 ) -> None:
-    ended = batched(answer)
-    assert ended.calls == 1
-    assert [one.seq for one in ended.others] == SEQS
-    assert {one.error_class for one in ended.others} == {ErrorClass.SCHEMA}
+    outcome = call_batch(answer)
+    assert outcome.calls == 1
+    assert [resultless.seq for resultless in outcome.resultless] == SEQS
+    assert {resultless.error_class for resultless in outcome.resultless} == {ErrorClass.SCHEMA}
 
 
-def test_rows_of_a_batch_are_skipped_and_failed_by_columns() -> None:
+def test_skip_and_fail_columns_mark_rows_of_a_batch() -> None:
     def work(batch: pa.Table) -> pa.Table:
         n = batch.num_rows
         return (
-            results(batch)
+            result_table(batch)
             .append_column("_skip", pa.array(["dull" if i == 2 else None for i in range(n)]))
             .append_column("_fail", pa.array(["bad" if i in (0, 9) else None for i in range(n)]))
         )
 
-    ended = batched(work)
-    assert [(one.seq, one.state, one.error) for one in ended.others] == [
-        (100, State.TERMINAL_FAIL, "bad"),
-        (102, State.TERMINAL_SKIP, "dull"),
-        (109, State.TERMINAL_FAIL, "bad"),
+    outcome = call_batch(work)
+    assert [
+        (resultless.seq, resultless.state, resultless.error) for resultless in outcome.resultless
+    ] == [
+        (100, RowState.TERMINAL_FAIL, "bad"),
+        (102, RowState.TERMINAL_SKIP, "dull"),
+        (109, RowState.TERMINAL_FAIL, "bad"),
     ]
-    assert [one.error_class for one in ended.others] == [
+    assert [resultless.error_class for resultless in outcome.resultless] == [
         ErrorClass.INPUT,
         ErrorClass.NONE,
         ErrorClass.INPUT,
     ]
-    assert ended.batch.to_pydict()["y"] == [1, 3, 4, 5, 6, 7, 8]
+    assert outcome.batch.to_pydict()["y"] == [1, 3, 4, 5, 6, 7, 8]
 
 
-def test_marks_may_be_booleans_and_false_marks_nothing() -> None:
+def test_false_in_a_boolean_skip_column_marks_no_row() -> None:
     marks = pa.array([i == 3 for i in range(10)])
-    ended = batched(lambda batch: results(batch).append_column("_skip", marks))
-    assert [(one.seq, one.error) for one in ended.others] == [(103, "")]
-    assert ended.batch.num_rows == 9
+    outcome = call_batch(lambda batch: result_table(batch).append_column("_skip", marks))
+    assert [(resultless.seq, resultless.error) for resultless in outcome.resultless] == [(103, "")]
+    assert outcome.batch.num_rows == 9
 
 
-def test_a_column_of_no_marks_marks_nothing() -> None:
-    ended = batched(lambda batch: results(batch).append_column("_skip", pa.nulls(10)))
-    assert (ended.others, ended.batch.num_rows) == ([], 10)
+def test_skip_column_of_nulls_marks_no_row() -> None:
+    outcome = call_batch(lambda batch: result_table(batch).append_column("_skip", pa.nulls(10)))
+    assert (outcome.resultless, outcome.batch.num_rows) == ([], 10)
 
 
-def test_every_row_of_a_batch_may_be_skipped() -> None:
-    ended = batched(lambda batch: results(batch).append_column("_skip", pa.array(["no"] * 10)))
-    assert (ended.seqs, ended.batch.num_rows, len(ended.others)) == ([], 0, 10)
+def test_skip_column_can_mark_every_row_of_a_batch() -> None:
+    outcome = call_batch(
+        lambda batch: result_table(batch).append_column("_skip", pa.array(["no"] * 10))
+    )
+    assert (outcome.seqs, outcome.batch.num_rows, len(outcome.resultless)) == ([], 0, 10)
 
 
-def test_halves_are_other_requests_to_the_outside_and_all_of_them_cost() -> None:
+def test_split_batches_have_separate_idempotency_keys_and_costs() -> None:
     keys: list[str] = []
 
     def work(batch: pa.Table, call: Call) -> pa.Table:
@@ -490,91 +504,93 @@ def test_halves_are_other_requests_to_the_outside_and_all_of_them_cost() -> None
         assert call.rows == batch.num_rows
         if 0 in batch.column("id").to_pylist():
             raise ValueError("cannot")
-        return results(batch)
+        return result_table(batch)
 
-    made = caller(work)
-    ended = made.batch(SEQS, table(), 1)
-    assert len(set(keys)) == len(keys) == ended.calls
-    assert ended.cost == ended.calls
+    function_caller = make_caller(work)
+    outcome = function_caller.call_batch(SEQS, input_table(), 1)
+    assert len(set(keys)) == len(keys) == outcome.calls
+    assert outcome.cost == outcome.calls
     again = list(keys)
     keys.clear()
-    made.batch(SEQS, table(), 2)
+    function_caller.call_batch(SEQS, input_table(), 2)
     assert keys == again
 
 
-def test_a_batch_that_takes_too_long_is_a_time_out_of_all_its_rows() -> None:
+def test_batch_beyond_its_timeout_fails_all_its_rows() -> None:
     async def work(batch: pa.Table) -> None:
         await asyncio.Event().wait()
 
-    ended = batch_awaited(work, timeout_s=0.01)
-    assert {one.error_class for one in ended.others} == {ErrorClass.TRANSIENT}
-    assert len(ended.others) == 10
+    outcome = call_batch_async(work, timeout_s=0.01)
+    assert {resultless.error_class for resultless in outcome.resultless} == {ErrorClass.TRANSIENT}
+    assert len(outcome.resultless) == 10
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), asyncio.CancelledError()], ids=repr)
-def test_whatever_a_batch_raises_its_rows_end(error: BaseException) -> None:
-    assert [one.seq for one in batched(raising(error)).others] == SEQS
+def test_every_exception_of_a_batch_fails_its_rows(error: BaseException) -> None:
+    assert [resultless.seq for resultless in call_batch(raising(error)).resultless] == SEQS
 
 
-# --- what did not fit is kept -----------------------------------------------------------------------
+# --- raw values of results with the wrong schema ----------------------------------------------------
 
 
-def test_a_result_that_does_not_fit_is_kept_as_text() -> None:
-    ended = called(lambda row: {"y": "7", "s": b"x"})
-    assert ended.error_class == ErrorClass.SCHEMA
-    assert raw_values.decode(ended.raw) == {"y": "7", "s": b"x"}
-    assert called(lambda row: {"y": 7.0, "s": "x", "z": 1}).values == (7, "x")
-    assert called(lambda row: {"y": 7.0, "s": "x"}).raw == ""
-    assert called(raising(ValueError("no"))).raw == ""
+def test_result_of_the_wrong_schema_is_kept_as_raw_value() -> None:
+    outcome = call_row(lambda row: {"y": "7", "s": b"x"})
+    assert outcome.error_class == ErrorClass.SCHEMA
+    assert raw_values.decode(outcome.raw) == {"y": "7", "s": b"x"}
+    assert call_row(lambda row: {"y": 7.0, "s": "x", "z": 1}).values == (7, "x")
+    assert call_row(lambda row: {"y": 7.0, "s": "x"}).raw == ""
+    assert call_row(raising(ValueError("no"))).raw == ""
 
 
-def test_a_success_that_turns_out_too_large_is_kept_as_text() -> None:
-    one = caller(lambda row: {"y": 1, "s": "x"})
-    ended = one.wrong_schema(one.one(7, Row(id=7), 1), "returned too much")
-    assert (ended.values, raw_values.decode(ended.raw)) == (None, {"y": 1, "s": "x"})
+def test_oversized_success_is_kept_as_raw_value() -> None:
+    function_caller = make_caller(lambda row: {"y": 1, "s": "x"})
+    outcome = function_caller.as_schema_failure(
+        function_caller.call_row(7, Row(id=7), 1), "returned too much"
+    )
+    assert (outcome.values, raw_values.decode(outcome.raw)) == (None, {"y": 1, "s": "x"})
 
 
-def test_rows_of_a_batch_that_do_not_fit_fail_alone_and_are_kept() -> None:
+def test_batch_rows_of_the_wrong_schema_fail_alone_with_raw_values() -> None:
     def work(batch: pa.Table) -> Any:
-        rows = results(batch).to_pylist()
+        rows = result_table(batch).to_pylist()
         rows[3]["y"] = "three"
         rows[5]["_skip"] = "dull"
         rows[6]["s"] = None
         return rows
 
-    ended = batched(work)
-    assert (ended.calls, ended.batch.num_rows) == (1, 8)
-    bad, skipped = ended.others
+    outcome = call_batch(work)
+    assert (outcome.calls, outcome.batch.num_rows) == (1, 8)
+    bad, skipped = outcome.resultless
     assert (bad.seq, bad.error_class) == (SEQS[3], ErrorClass.SCHEMA)
     assert raw_values.decode(bad.raw)["y"] == "three"
-    assert (skipped.seq, skipped.state, skipped.raw) == (SEQS[5], State.TERMINAL_SKIP, "")
+    assert (skipped.seq, skipped.state, skipped.raw) == (SEQS[5], RowState.TERMINAL_SKIP, "")
 
 
-def test_a_batch_whose_rows_cannot_be_told_apart_is_kept_with_its_first_row() -> None:
-    ended = batched(lambda batch: results(batch).slice(1))
-    assert [bool(one.raw) for one in ended.others] == [True] + [False] * 9
-    assert len(raw_values.decode(ended.others[0].raw)) == 9
-    assert "first row" in ended.others[1].error
+def test_unattributable_batch_result_is_kept_as_raw_of_the_first_row() -> None:
+    outcome = call_batch(lambda batch: result_table(batch).slice(1))
+    assert [bool(resultless.raw) for resultless in outcome.resultless] == [True] + [False] * 9
+    assert len(raw_values.decode(outcome.resultless[0].raw)) == 9
+    assert "first row" in outcome.resultless[1].error
 
 
-def test_a_result_that_cannot_be_printed_is_told_by_its_class() -> None:
+def test_unprintable_result_is_reported_by_its_class() -> None:
     class Mute:
         def __repr__(self) -> str:
             raise ValueError("mute")
 
-    ended = called(lambda row: {"y": Mute(), "s": "x"})
-    assert (ended.error_class, "not printable" in ended.error) == (ErrorClass.SCHEMA, True)
-    assert raw_values.decode(ended.raw)["y"]["$object"].endswith("Mute")
+    outcome = call_row(lambda row: {"y": Mute(), "s": "x"})
+    assert (outcome.error_class, "not printable" in outcome.error) == (ErrorClass.SCHEMA, True)
+    assert raw_values.decode(outcome.raw)["y"]["$object"].endswith("Mute")
 
 
-def test_a_row_rests_as_long_as_the_server_asked_for() -> None:
+def test_retry_after_header_sets_the_delay_of_a_retry() -> None:
     import httpx
 
     request = httpx.Request("GET", "http://127.0.0.1/")
     busy = httpx.Response(429, headers={"retry-after": "30"}, request=request)
     error = httpx.HTTPStatusError("busy", request=request, response=busy)
-    ended = called(raising(error), retry_on=(transient,))
-    assert (ended.error_class, ended.delay_ns) == (ErrorClass.TRANSIENT, 30_000_000_000)
-    assert called(raising(error), retry_on=()).delay_ns == 0
-    many = batched(raising(error), retry_on=(transient,))
-    assert {one.delay_ns for one in many.others} == {30_000_000_000}
+    outcome = call_row(raising(error), retry_on=(transient,))
+    assert (outcome.error_class, outcome.delay_ns) == (ErrorClass.TRANSIENT, 30_000_000_000)
+    assert call_row(raising(error), retry_on=()).delay_ns == 0
+    many = call_batch(raising(error), retry_on=(transient,))
+    assert {resultless.delay_ns for resultless in many.resultless} == {30_000_000_000}

@@ -1,4 +1,4 @@
-"""The cluster and the Connect server that the other Spark tests stand on do run Spark jobs."""
+"""The standalone cluster and the Connect server of the Spark tests run Spark jobs."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from tests.spark.clusters import cluster
 COUNTS = "pid long, parent long, total long"
 
 
-def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def count_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     total = sum(batch.num_rows for batch in batches)
     yield pa.RecordBatch.from_pydict(
         {"pid": [os.getpid()], "parent": [os.getppid()], "total": [total]}
@@ -22,13 +22,13 @@ def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 @pytest.mark.deep
-def test_a_cluster_of_two_workers_runs_a_job_on_both_and_shows_its_processes(
+def test_cluster_runs_a_job_on_both_workers_and_lists_its_processes(
     tmp_path: Path,
 ) -> None:
     with cluster(tmp_path) as two_workers:
         spark = session(two_workers.url, app="tests", config=two_workers.config)
         try:
-            rows = spark.range(0, 1000, 1, 2).mapInArrow(count, COUNTS).collect()
+            rows = spark.range(0, 1000, 1, 2).mapInArrow(count_rows, COUNTS).collect()
             app_id = spark.conf.get("spark.app.id")
             executors = two_workers.executors(app_id)
         finally:
@@ -39,15 +39,15 @@ def test_a_cluster_of_two_workers_runs_a_job_on_both_and_shows_its_processes(
         worker.pid for worker in two_workers.workers
     }
     assert {row.parent for row in rows} == {
-        pid for executor in executors for pid in executor.pythons.daemons
+        pid for executor in executors for pid in executor.python_processes.daemons
     }
     assert {row.pid for row in rows} == {
-        pid for executor in executors for pid in executor.pythons.workers
+        pid for executor in executors for pid in executor.python_processes.workers
     }
     assert two_workers.executors() == []
 
 
-def test_a_connect_server_runs_a_job(connected: SparkSession) -> None:
-    rows = connected.range(0, 1000, 1, 2).mapInArrow(count, COUNTS).collect()
+def test_connect_server_runs_a_job(connected: SparkSession) -> None:
+    rows = connected.range(0, 1000, 1, 2).mapInArrow(count_rows, COUNTS).collect()
     assert [row.total for row in rows] == [500, 500]
     assert session() is connected

@@ -1,8 +1,8 @@
-"""Whatever dies while a stage runs: the output is the same bytes, and hardly a call is paid twice.
+"""Faults during a stage: the output has the same bytes, and the number of repeated calls is bounded.
 
-On a real two-worker cluster, or in `local[2]` where that is the point. The bill is a log outside of
-Spark and of the store, a line a call; faults are timed by it. `make bench-spark` does the same with
-five times the calls and more kinds of faults, beside naive Spark.
+The tests use a real two-worker cluster, or `local[2]` for tests of a local session. A log outside Spark and the store
+has one line per call. Faults are timed by this log. `make bench-spark` runs the same with five times the calls and
+more kinds of faults, and compares with naive Spark.
 """
 
 import os
@@ -25,8 +25,8 @@ from bench.spark.speed import Figure
 from holdfast.spark import Stage
 from holdfast.spark.run import Run
 from holdfast.spark.session import session
-from tests.process.watch import seen, until
-from tests.spark.clusters import Cluster, cluster, service_of
+from tests.process.watch import os_process, until
+from tests.spark.clusters import SparkCluster, cluster, service_pid
 from tests.spark.conftest import LOCAL
 
 ROWS = 800
@@ -34,50 +34,50 @@ FILE_ROWS = 100
 CONCURRENCY = 4
 FLUSH_ROWS = 20
 TASKS = 2
-# A fault may cost so many calls for each task in flight.
-BOUND = FLUSH_ROWS + CONCURRENCY
+# The maximum of repeated calls per fault and running task.
+REPEATED_MAX_PER_TASK = FLUSH_ROWS + CONCURRENCY
 ATTEMPTS = 3
 POISON = [5, 6, 333, 500, 799]
 LEASE_S = 2.0
 RUN_S = 100.0
 
-# Sessions and clusters start up in here: on a busy machine that is most of the time.
+# The time-out includes the start of sessions and clusters, which is most of the time on a busy machine.
 pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
-def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("cluster")) as made:
-        yield made
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as spark_cluster:
+        yield spark_cluster
 
 
 @pytest.fixture(scope="module")
-def spark(two_workers: Cluster) -> Iterator[SparkSession]:
-    made = session(two_workers.url, app="tests", config=two_workers.config)
-    yield made
-    made.stop()
+def spark(two_workers: SparkCluster) -> Iterator[SparkSession]:
+    spark_session = session(two_workers.url, app="tests", config=two_workers.config)
+    yield spark_session
+    spark_session.stop()
 
 
 @pytest.fixture(scope="module")
 def undisturbed(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, str]]:
-    """The part files of runs without a fault: of all rows, and of all but the poisonous ones."""
-    found = {}
+    """The part digests of runs without a fault: with all rows, and with all but the poison rows."""
+    digests = {}
     for name, poison in (("all", ()), ("failing", POISON)):
-        trial = Trial(spark, tmp_path_factory.mktemp(name), poison=poison, mild=True)
+        trial = FaultTrial(spark, tmp_path_factory.mktemp(name), poison=poison, mild=True)
         trial.run()
         assert Bill.read(trial.log).repeated == 0
-        found[name] = trial.checked()
-    return found
+        digests[name] = trial.checked_digests()
+    return digests
 
 
 @dataclass
-class Trial:
-    """A stage at work in a thread of its own."""
+class FaultTrial:
+    """A stage that runs in a separate thread."""
 
     spark: SparkSession
-    home: Path
+    directory: Path
     poison: Any = ()
     mild: bool = False
     lease_s: float = 15.0
@@ -88,11 +88,11 @@ class Trial:
 
     @property
     def log(self) -> Path:
-        return self.home / "calls.log"
+        return self.directory / "calls.log"
 
     @property
     def output(self) -> Path:
-        return self.home / "output"
+        return self.directory / "output"
 
     def stage(self) -> Stage:
         return Stage(
@@ -100,7 +100,7 @@ class Trial:
             Paid(str(self.log), poison=frozenset(self.poison), mild=self.mild),
             key="id",
             schema=SCHEMA,
-            store=str(self.home / "store"),
+            store=str(self.directory / "store"),
             attempts=ATTEMPTS,
             concurrency=CONCURRENCY,
             flush_rows=FLUSH_ROWS,
@@ -111,7 +111,7 @@ class Trial:
         )
 
     def run(self, fault: Callable[[], object] = lambda: None) -> None:
-        """Run it to its end, with a fault amid it."""
+        """Run the stage to its end and inject `fault` while it runs."""
         thread = threading.Thread(target=self._run, daemon=True)
         thread.start()
         fault()
@@ -129,81 +129,81 @@ class Trial:
         except BaseException as error:
             self.error.append(error)
 
-    def reached(self, count: int) -> None:
+    def wait_for_calls(self, count: int) -> None:
         until(lambda: calls(self.log) >= count or self.error, f"{count} calls", RUN_S)
 
-    def checked(self) -> dict[str, str]:
-        """The digests of its part files, which hold every answer once and in order."""
+    def checked_digests(self) -> dict[str, str]:
+        """Check that the part files contain every answer once and in order, and return their digests."""
         poison = set(self.poison)
-        wanted = [key for key in range(ROWS) if key not in poison]
-        check_answers("paid", output_of(self.output), wanted)
+        expected_keys = [key for key in range(ROWS) if key not in poison]
+        check_answers("paid", output_of(self.output), expected_keys)
         return part_digests(self.output)
 
 
-def test_an_executor_that_is_killed_costs_what_its_task_had_begun(
+def test_killed_executor_repeats_only_the_begun_calls_of_its_task(
     spark: SparkSession,
-    two_workers: Cluster,
+    two_workers: SparkCluster,
     undisturbed: dict[str, dict[str, str]],
     tmp_path: Path,
 ) -> None:
-    trial = Trial(spark, tmp_path)
+    trial = FaultTrial(spark, tmp_path)
 
     def kill() -> None:
-        trial.reached(ROWS // 3)
+        trial.wait_for_calls(ROWS // 3)
         os.kill(two_workers.executors(spark.conf.get("spark.app.id"))[0].pid, signal.SIGKILL)
 
     trial.run(kill)
-    assert trial.checked() == undisturbed["all"]
-    assert Bill.read(trial.log).repeated <= BOUND
+    assert trial.checked_digests() == undisturbed["all"]
+    assert Bill.read(trial.log).repeated <= REPEATED_MAX_PER_TASK
 
 
-def test_a_child_that_is_stopped_beyond_its_lease_and_continued_spoils_nothing(
+def test_child_paused_beyond_its_lease_is_fenced(
     spark: SparkSession, undisturbed: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    trial = Trial(spark, tmp_path, lease_s=LEASE_S)
+    trial = FaultTrial(spark, tmp_path, lease_s=LEASE_S)
 
     def stop() -> None:
-        trial.reached(ROWS // 4)
-        zombie = seen(int(trial.log.read_text().split()[-1]))
+        trial.wait_for_calls(ROWS // 4)
+        zombie = os_process(int(trial.log.read_text().split()[-1]))
         assert zombie.stop()
         until(lambda: Bill.read(trial.log).called_elsewhere, "calls of its rows", RUN_S)
         zombie.cont()
 
     trial.run(stop)
-    assert trial.checked() == undisturbed["all"]
-    assert Bill.read(trial.log).repeated <= BOUND
+    assert trial.checked_digests() == undisturbed["all"]
+    assert Bill.read(trial.log).repeated <= REPEATED_MAX_PER_TASK
 
 
-def test_a_ledger_service_that_is_killed_comes_back_and_nothing_is_called_again(
+def test_killed_ledger_service_restarts_without_repeated_calls(
     spark: SparkSession, undisturbed: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    trial = Trial(spark, tmp_path)
+    trial = FaultTrial(spark, tmp_path)
 
     def kill() -> None:
-        trial.reached(ROWS // 3)
-        os.kill(service_of(os.getpid(), trial.home / "store"), signal.SIGKILL)
+        trial.wait_for_calls(ROWS // 3)
+        os.kill(service_pid(os.getpid(), trial.directory / "store"), signal.SIGKILL)
 
     trial.run(kill)
-    assert trial.checked() == undisturbed["all"]
+    assert trial.checked_digests() == undisturbed["all"]
     assert Bill.read(trial.log).repeated == 0
 
 
 def test_rows_that_kill_their_interpreter_fail_alone_on_a_cluster(
     spark: SparkSession, undisturbed: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    trial = Trial(spark, tmp_path, poison=POISON)
+    trial = FaultTrial(spark, tmp_path, poison=POISON)
     trial.run()
-    assert trial.checked() == undisturbed["failing"]
+    assert trial.checked_digests() == undisturbed["failing"]
     bill = Bill.read(trial.log)
-    # A row that was begun when another one killed the interpreter has used up an attempt, too.
+    # A row that was begun when another row killed the interpreter has used an attempt, too.
     assert all(1 <= bill.by_key[key] <= ATTEMPTS for key in POISON)
-    assert bill.repeated <= BOUND * ATTEMPTS * len(POISON)
+    assert bill.repeated <= REPEATED_MAX_PER_TASK * ATTEMPTS * len(POISON)
 
 
-def test_sorting_and_a_self_join_after_the_stage_call_each_row_once(
+def test_sort_and_self_join_of_the_lazy_form_call_each_row_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    trial = Trial(spark, tmp_path)
+    trial = FaultTrial(spark, tmp_path)
     lazy = spark.range(0, ROWS, 1, 8).transform(trial.stage())
     rows = lazy.orderBy("answer").collect()
     assert [row.id for row in rows] == sorted(range(ROWS), key=answer)
@@ -212,16 +212,16 @@ def test_sorting_and_a_self_join_after_the_stage_call_each_row_once(
 
 
 @pytest.mark.parametrize(("parts", "tasks"), [(1, 1), (17, 5)])
-def test_the_bytes_of_the_output_do_not_depend_on_partitions_and_tasks(
+def test_output_bytes_do_not_depend_on_partitions_and_tasks(
     spark: SparkSession,
     undisturbed: dict[str, dict[str, str]],
     tmp_path: Path,
     parts: int,
     tasks: int,
 ) -> None:
-    trial = Trial(spark, tmp_path, parts=parts, tasks=tasks)
+    trial = FaultTrial(spark, tmp_path, parts=parts, tasks=tasks)
     trial.run()
-    assert trial.checked() == undisturbed["all"]
+    assert trial.checked_digests() == undisturbed["all"]
     assert Bill.read(trial.log).repeated == 0
 
 
@@ -230,18 +230,18 @@ def test_the_bytes_of_the_output_do_not_depend_on_partitions_and_tasks(
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Driver]:
-    made = Driver("local[2]", LOCAL)
-    with made.proc:
-        yield made.ready()
+    bench_driver = Driver("local[2]", LOCAL)
+    with bench_driver.proc:
+        yield bench_driver.ready()
 
 
-def local_job(home: Path, poison: list[int]) -> Job:
+def local_job(directory: Path, poison: list[int]) -> Job:
     return Job(
         how="stage",
         name="paid",
-        log=str(home / "calls.log"),
-        store=str(home / "store"),
-        output=str(home / "output"),
+        log=str(directory / "calls.log"),
+        store=str(directory / "store"),
+        output=str(directory / "output"),
         rows=ROWS,
         concurrency=CONCURRENCY,
         flush_rows=FLUSH_ROWS,
@@ -259,13 +259,15 @@ def test_rows_that_kill_their_interpreter_fail_alone_in_a_local_session(
     assert done.error == ""
     assert done.counts["TERMINAL_FAIL"] == len(POISON)
     assert part_digests(tmp_path / "output") == undisturbed["failing"]
-    assert Bill.read(tmp_path / "calls.log").repeated <= BOUND * ATTEMPTS * len(POISON)
+    assert Bill.read(tmp_path / "calls.log").repeated <= REPEATED_MAX_PER_TASK * ATTEMPTS * len(
+        POISON
+    )
 
 
-def test_a_driver_that_is_killed_and_run_again_pays_for_what_was_begun(
+def test_restarted_driver_repeats_only_begun_calls(
     driver: Driver, undisturbed: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    job = local_job(tmp_path, [])  # the last one of this driver
+    job = local_job(tmp_path, [])  # the last job of this driver
     driver.begin(job)
     until(lambda: calls(tmp_path / "calls.log") >= ROWS // 2, "calls", RUN_S)
     driver.proc.kill()
@@ -275,10 +277,10 @@ def test_a_driver_that_is_killed_and_run_again_pays_for_what_was_begun(
         done = second.end()
     assert done.error == ""
     assert part_digests(tmp_path / "output") == undisturbed["all"]
-    assert Bill.read(tmp_path / "calls.log").repeated <= BOUND * TASKS
+    assert Bill.read(tmp_path / "calls.log").repeated <= REPEATED_MAX_PER_TASK * TASKS
 
 
-def test_the_check_of_an_output_sees_a_missing_a_doubled_and_a_misplaced_row() -> None:
+def test_check_answers_finds_missing_duplicate_and_misplaced_rows() -> None:
     def table(keys: list[int]) -> pa.Table:
         return pa.table({"id": keys, "answer": [answer(key) for key in keys]})
 
@@ -288,15 +290,15 @@ def test_the_check_of_an_output_sees_a_missing_a_doubled_and_a_misplaced_row() -
             check_answers("bad", table(bad), [0, 1, 2])
 
 
-def test_tables_go_between_their_markers_and_the_text_around_them_stays(tmp_path: Path) -> None:
+def test_report_write_replaces_only_the_text_between_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    seen_by = Seen(4000, 4000, 4004, 4, 1.5)
-    aborted = Seen(0, 0, 360, 240, 4.0, "aborted")
-    line = Line("poison", "50 rows", 208, seen_by, aborted, True)
+    stage_result = Seen(4000, 4000, 4004, 4, 1.5)
+    naive_result = Seen(0, 0, 360, 240, 4.0, "aborted")
+    line = Line("poison", "50 rows", 208, stage_result, naive_result, True)
     figure = Figure("batch", "a million rows", [3.0, 2.0], [1.0, 2.0], ratio_max=3.0)
-    for hosts, told in ((True, "on two hosts"), (False, "two hosts need root")):
+    for hosts, expected in ((True, "on two hosts"), (False, "two hosts need root")):
         table = report.faults([line], ["1 task"], 0.1, "make bench-spark", hosts=hosts)
-        assert told in table
+        assert expected in table
         report.write("faults", table, page)
     page.write_text(page.read_text() + "\nby hand\n")
     report.write("speed", report.speed([figure], 0.1, "make bench-spark"), page)

@@ -1,4 +1,4 @@
-"""Two hosts without a common disk: the ledger is on PostgreSQL, data in a bucket, and the driver may be anywhere."""
+"""Two hosts without a shared disk: the ledger is on PostgreSQL, the spool in a bucket, the driver on either host."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from tests.postgres import NEWEST, fresh_url, server
 from tests.process.watch import until
-from tests.spark.clusters import Cluster, cluster
-from tests.spark.host_driver import Refused, driver_on
-from tests.spark.hosts import PYTHON, Host, assert_apart, hosts
+from tests.spark.clusters import SparkCluster, cluster
+from tests.spark.host_driver import DriverError, driver_on
+from tests.spark.hosts import PYTHON, NamespaceHost, assert_isolated, hosts
 
 # Two hosts, a cluster and two drivers take over a minute: `make chaos`.
 pytestmark = [pytest.mark.timeout(400), pytest.mark.deep, pytest.mark.postgresql]
@@ -24,31 +24,31 @@ SECRET = "wJalrXUtnFEMI-bPxRfiCYEXAMPLEKEY"
 ROWS = 400
 FLUSH_ROWS = 5
 TASKS = 2
-# Begun and not reported, in each task, when its driver died.
-BOUND = TASKS * (FLUSH_ROWS + 1)
+# The maximum of calls that are begun and not reported when the driver dies.
+REPEATED_MAX = TASKS * (FLUSH_ROWS + 1)
 
 
 @pytest.fixture(scope="module")
-def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
-    """They reach the database server by its socket, and share nothing else."""
+def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NamespaceHost]]:
+    """Two hosts that share only the socket of the database server."""
     query = urllib.parse.parse_qs(urllib.parse.urlsplit(server(NEWEST)).query)
     shared = {SOCKET: Path(query["host"][0])}
-    with hosts(tmp_path_factory.mktemp("hosts"), shared=shared) as made:
-        assert_apart(*made)
-        yield made
-        assert_apart(*made)
+    with hosts(tmp_path_factory.mktemp("hosts"), shared=shared) as created:
+        assert_isolated(*created)
+        yield created
+        assert_isolated(*created)
 
 
 @pytest.fixture(scope="module")
 def two_workers(
-    two_hosts: list[Host], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("cluster"), on=two_hosts) as made:
-        yield made
+    two_hosts: list[NamespaceHost], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkCluster]:
+    with cluster(tmp_path_factory.mktemp("cluster"), on=two_hosts) as spark_cluster:
+        yield spark_cluster
 
 
 @pytest.fixture(scope="module")
-def endpoint(two_hosts: list[Host]) -> Iterator[str]:
+def endpoint(two_hosts: list[NamespaceHost]) -> Iterator[str]:
     """An S3 server on the first host."""
     host = two_hosts[0]
     command = [PYTHON, "-m", "moto.server", "-H", host.address, "-p", "5000"]
@@ -57,7 +57,7 @@ def endpoint(two_hosts: list[Host]) -> Iterator[str]:
         yield f"http://{host.address}:5000"
 
 
-def storage(endpoint: str) -> dict[str, str]:
+def storage_options(endpoint: str) -> dict[str, str]:
     return {
         "aws_endpoint": endpoint,
         "aws_access_key_id": "AKIAEXAMPLE",
@@ -68,19 +68,22 @@ def storage(endpoint: str) -> dict[str, str]:
     }
 
 
-def calls(two_hosts: list[Host]) -> list[list[int]]:
-    """The rows that each host made calls for."""
-    found = []
+def calls_by_host(two_hosts: list[NamespaceHost]) -> list[list[int]]:
+    """The called rows of each host."""
+    calls = []
     for host in two_hosts:
-        path = host.seen("/var/work/calls")
-        found.append([int(line) for line in path.read_text().split()] if path.exists() else [])
-    return found
+        path = host.machine_path("/var/work/calls")
+        calls.append([int(line) for line in path.read_text().split()] if path.exists() else [])
+    return calls
 
 
 def check_output(driver: Any, endpoint: str, rows: int) -> None:
-    """Executors of both hosts read the output, complete and in order."""
+    """Check that executors of both hosts read the output completely and in order."""
     read = driver.call(
-        "rows_by_host", url="s3://data/spool-output", tasks=8, storage_options=storage(endpoint)
+        "rows_by_host",
+        url="s3://data/spool-output",
+        tasks=8,
+        storage_options=storage_options(endpoint),
     )
     assert {host for host, *_ in read} == {"host-0", "host-1"}
     for _, ids, results in read:
@@ -88,8 +91,8 @@ def check_output(driver: Any, endpoint: str, rows: int) -> None:
         assert results == [f"result of {n}" for n in range(rows)]
 
 
-def test_a_driver_on_the_other_host_goes_on_with_the_run(
-    two_hosts: list[Host], two_workers: Cluster, endpoint: str
+def test_driver_on_another_host_resumes_the_run(
+    two_hosts: list[NamespaceHost], two_workers: SparkCluster, endpoint: str
 ) -> None:
     first, second = two_hosts
     address = urllib.parse.urlsplit(fresh_url())
@@ -99,51 +102,59 @@ def test_a_driver_on_the_other_host_goes_on_with_the_run(
         "store": store,
         "spool": "s3://data/spool",
         "rows": ROWS,
-        "storage_options": storage(endpoint),
+        "storage_options": storage_options(endpoint),
         "flush_rows": FLUSH_ROWS,
     }
     with driver_on(first, two_workers.url, two_workers.config) as driver:
         driver.call("make_bucket", endpoint=endpoint, bucket="data")
-        driver.begin("run_spooled", **args)
-        until(lambda: all(len(one) > ROWS // 8 for one in calls(two_hosts)), "calls", 120)
+        driver.start_call("run_spooled", **args)
+        until(
+            lambda: all(len(host_calls) > ROWS // 8 for host_calls in calls_by_host(two_hosts)),
+            "calls",
+            120,
+        )
         driver.proc.kill()
     with driver_on(second, two_workers.url, two_workers.config) as driver:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(DriverError) as refused:
             driver.call("run_spooled", **{**args, "spool": "s3://data/other"})
         assert refused.value.code == "run_changed"
-        found = driver.call("run_spooled", **args)
+        result = driver.call("run_spooled", **args)
         check_output(driver, endpoint, ROWS)
-        told = "\n".join(driver.proc.lines)
-    assert found["counts"]["COMMITTED"] == ROWS
-    assert found["complete"]
-    assert found["rows"] == [ROWS, ROWS]
-    assert found["written_again"] == found["written"], (
+        driver_output = "\n".join(driver.proc.lines)
+    assert result["counts"]["COMMITTED"] == ROWS
+    assert result["complete"]
+    assert result["rows"] == [ROWS, ROWS]
+    assert result["written_again"] == result["written"], (
         "the same bytes, whichever executor wrote them"
     )
-    made = Counter(seq for one in calls(two_hosts) for seq in one)
-    assert set(made) == set(range(ROWS))
-    assert sum(made.values()) - ROWS <= BOUND
-    # The input grows, and the driver is on the first host again.
+    calls_before = Counter(seq for host_calls in calls_by_host(two_hosts) for seq in host_calls)
+    assert set(calls_before) == set(range(ROWS))
+    assert sum(calls_before.values()) - ROWS <= REPEATED_MAX
+    # The input has more rows, and the driver is on the first host again.
     with driver_on(first, two_workers.url, two_workers.config) as driver:
         grown = driver.call("run_spooled", **{**args, "rows": ROWS + 20})
         check_output(driver, endpoint, ROWS + 20)
-        told += "\n".join(driver.proc.lines)
+        driver_output += "\n".join(driver.proc.lines)
     assert grown["reused"] == ROWS
     assert grown["rows"] == [ROWS + 20, ROWS + 20]
-    after = Counter(seq for one in calls(two_hosts) for seq in one)
-    assert after - made == Counter(range(ROWS, ROWS + 20))
-    logs = [path.read_text() for host in two_hosts for path in host.seen("/var/work").rglob("std*")]
+    calls_after = Counter(seq for host_calls in calls_by_host(two_hosts) for seq in host_calls)
+    assert calls_after - calls_before == Counter(range(ROWS, ROWS + 20))
+    logs = [
+        path.read_text()
+        for host in two_hosts
+        for path in host.machine_path("/var/work").rglob("std*")
+    ]
     assert len(logs) >= 4
-    assert SECRET not in told + "".join(logs)
+    assert SECRET not in driver_output + "".join(logs)
 
 
-def test_a_spool_on_the_disk_of_the_driver_is_refused_before_the_first_call(
-    two_hosts: list[Host], two_workers: Cluster
+def test_spool_on_the_driver_disk_is_refused_before_the_first_call(
+    two_hosts: list[NamespaceHost], two_workers: SparkCluster
 ) -> None:
-    before = calls(two_hosts)
+    before = calls_by_host(two_hosts)
     with (
         driver_on(two_hosts[0], two_workers.url, two_workers.config) as driver,
-        pytest.raises(Refused) as refused,
+        pytest.raises(DriverError) as refused,
     ):
         driver.call(
             "run_spooled", name="local", store="/var/work/store", spool="/var/work/spool",
@@ -151,4 +162,4 @@ def test_a_spool_on_the_disk_of_the_driver_is_refused_before_the_first_call(
         )  # fmt: skip
     assert refused.value.code == "spool_unreachable"
     assert "host-1" in refused.value.text
-    assert calls(two_hosts) == before
+    assert calls_by_host(two_hosts) == before

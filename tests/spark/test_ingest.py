@@ -1,4 +1,4 @@
-"""Ingest on a real Spark: the order, the blocks, what is refused, and when an input is the same."""
+"""Ingest on a real Spark: seq order, blocks, refused inputs, and fingerprints of inputs."""
 
 import datetime as dt
 import os
@@ -14,26 +14,26 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from holdfast.errors import ValueTooLarge
-from holdfast.spark import fingerprint, merge
+from holdfast.spark import block_merge, fingerprint
 from holdfast.spark.ingest import (
     ColumnRepeated,
     ColumnReserved,
-    Ingested,
+    IngestResult,
+    IngestTask,
     InputStreaming,
     KeyDuplicate,
     KeyMissing,
     KeyNull,
     KeyTypeUnsupported,
     RowTooLarge,
-    TaskBody,
     ingest,
 )
-from holdfast.spark.match import HASHES
-from holdfast.spark.wire import STOP
+from holdfast.spark.ledger_protocol import STOP_INGEST
+from holdfast.spark.row_match import HASH_COLUMNS
 
 
-class Put:
-    """What a task has of the service: it hands over blocks, here as files."""
+class FileBlockSink:
+    """A block sink of an ingest task that stores blocks as files."""
 
     def __init__(self, path: str, unordered_max: int = 1 << 40, bytes_max: int = 1 << 40) -> None:
         self.path = path
@@ -41,14 +41,14 @@ class Put:
         self.bytes_max = bytes_max
 
     def put_batch(self, batch: pa.RecordBatch, in_order: bool = True) -> tuple[int, int]:
-        data = merge.encode(batch)
+        data = block_merge.encode_block(batch)
         if len(data) > self.bytes_max:
             raise ValueTooLarge(what="input row", bytes=len(data), max=self.bytes_max)
         return self.put_block(data, in_order), len(data)
 
     def put_block(self, data: bytes, in_order: bool = True) -> int:
         if not in_order and len(os.listdir(self.path)) >= self.unordered_max:
-            return STOP
+            return STOP_INGEST
         n = len(os.listdir(self.path))
         while True:
             try:
@@ -59,106 +59,108 @@ class Put:
                 n += 1
 
 
-class Folder:
-    """Where the blocks are, and what the service does with them."""
+class BlockFolder:
+    """A directory of blocks, with the block operations of the ledger service."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
-    def connect(self) -> Callable[[], Put]:
-        return partial(Put, str(self.path))
+    def sink_factory(self) -> Callable[[], FileBlockSink]:
+        return partial(FileBlockSink, str(self.path))
 
     def read(self, n: int) -> bytes:
         return (self.path / str(n)).read_bytes()
 
     def write(self, data: bytes) -> int:
-        return self.connect().put_block(data)
+        return self.sink_factory().put_block(data)
 
     def names(self) -> set[int]:
         return {int(path.name) for path in self.path.iterdir()}
 
-    def rows(self, got: Ingested, key: list[str]) -> list[dict[str, Any]]:
-        """What the journal holds, in seq order."""
+    def rows(self, got: IngestResult, key: list[str]) -> list[dict[str, Any]]:
+        """The stored input rows in seq order."""
         blocks = got.blocks
         if got.needs_merge:
-            blocks = merge.merge(got.staged, key, self.read, self.write).blocks
+            blocks = block_merge.merge_blocks(got.staged, key, self.read, self.write).blocks
         assert sum(rows for _, rows in blocks) == got.size
-        batches = [merge.decode(self.read(n)) for n, _ in blocks]
-        assert all(batch.schema.names == [*got.schema.names, *HASHES] for batch in batches)
+        batches = [block_merge.decode_block(self.read(n)) for n, _ in blocks]
+        assert all(batch.schema.names == [*got.schema.names, *HASH_COLUMNS] for batch in batches)
         batches = [batch.select(got.schema.names) for batch in batches]
         assert all(batch.schema == got.schema for batch in batches)
         return [row for batch in batches for row in batch.to_pylist()]
 
-    def hashes(self, got: Ingested, key: str) -> dict[Any, tuple[int, int]]:
-        """The two hashes of each row, by its key."""
-        blocks = [merge.decode(self.read(n)) for n, _ in got.blocks]
-        columns = [[row for b in blocks for row in b[name].to_pylist()] for name in (key, *HASHES)]
+    def hashes(self, got: IngestResult, key: str) -> dict[Any, tuple[int, int]]:
+        """The two match hashes of each row, by its key."""
+        blocks = [block_merge.decode_block(self.read(n)) for n, _ in got.blocks]
+        columns = [
+            [row for b in blocks for row in b[name].to_pylist()] for name in (key, *HASH_COLUMNS)
+        ]
         return {k: (one, two) for k, one, two in zip(*columns, strict=True)}
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> BlockFolder:
     path = tmp_path / "blocks"
     path.mkdir()
-    return Folder(path)
+    return BlockFolder(path)
 
 
 # --- order and blocks ---------------------------------------------------------------------------
 
 
-def test_an_input_that_comes_sorted_is_stored_once_and_not_rewritten(
-    spark: SparkSession, folder: Folder
+def test_sorted_input_is_stored_once_and_not_merged(
+    spark: SparkSession, folder: BlockFolder
 ) -> None:
-    got = ingest(spark.range(1000), ["id"], folder.connect, block_rows=150)
+    got = ingest(spark.range(1000), ["id"], folder.sink_factory, block_rows=150)
     assert not got.needs_merge
     assert got.size == 1000
     assert {n for n, _ in got.blocks} == folder.names()
     assert [row["id"] for row in folder.rows(got, ["id"])] == list(range(1000))
 
 
-def test_a_sorted_parquet_is_not_rewritten(
-    spark: SparkSession, folder: Folder, tmp_path: Path
+def test_sorted_parquet_input_is_not_merged(
+    spark: SparkSession, folder: BlockFolder, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "sorted")
     spark.range(500, numPartitions=3).select(
         F.format_string("k%05d", "id").alias("k")
     ).write.parquet(path)
-    got = ingest(spark.read.parquet(path), ["k"], folder.connect)
+    got = ingest(spark.read.parquet(path), ["k"], folder.sink_factory)
     assert not got.needs_merge
     assert [row["k"] for row in folder.rows(got, ["k"])] == [f"k{at:05}" for at in range(500)]
 
 
-def test_blocks_in_descending_order_are_sorted_and_disjoint(
-    spark: SparkSession, folder: Folder
-) -> None:
+def test_descending_input_needs_no_merge(spark: SparkSession, folder: BlockFolder) -> None:
     df = spark.range(1000).select((-F.col("id")).alias("k"))
-    got = ingest(df, ["k"], folder.connect, block_rows=100)
+    got = ingest(df, ["k"], folder.sink_factory, block_rows=100)
     assert not got.needs_merge
     assert [row["k"] for row in folder.rows(got, ["k"])] == list(range(-999, 1))
 
 
-def test_rows_are_numbered_as_spark_sorts_them(spark: SparkSession, folder: Folder) -> None:
+def test_seq_order_equals_the_sort_order_of_spark(spark: SparkSession, folder: BlockFolder) -> None:
     texts = ["", "a", "B", "é", "ab", "\U0001f600", "\uffee", "a\0", "10", "9"]
     df = spark.createDataFrame([(text,) for text in texts], "k string").repartition(3)
-    got = ingest(df, ["k"], folder.connect, block_rows=2)
+    got = ingest(df, ["k"], folder.sink_factory, block_rows=2)
     assert got.needs_merge
     assert got.blocks == []
     expected = [row.k for row in df.orderBy("k").collect()]
     assert [row["k"] for row in folder.rows(got, ["k"])] == expected
 
 
-def test_the_order_does_not_depend_on_the_partitions(spark: SparkSession, folder: Folder) -> None:
+def test_seq_order_does_not_depend_on_the_partitions(
+    spark: SparkSession, folder: BlockFolder
+) -> None:
     df = spark.range(3000).select(F.sha2(F.col("id").cast("string"), 256).alias("k"), "id")
-    told = []
+    ingested = []
     for parts in (1, 5):
-        got = ingest(df.repartition(parts), ["k"], folder.connect, block_rows=400)
-        told.append((got.input_hash, folder.rows(got, ["k"])))
-    assert told[0] == told[1]
+        got = ingest(df.repartition(parts), ["k"], folder.sink_factory, block_rows=400)
+        ingested.append((got.input_hash, folder.rows(got, ["k"])))
+    assert ingested[0] == ingested[1]
 
 
-def test_a_composite_key_of_several_types_is_ordered_as_spark_sorts_it(
-    spark: SparkSession, folder: Folder
+def test_composite_key_has_the_sort_order_of_spark(
+    spark: SparkSession, folder: BlockFolder
 ) -> None:
     df = spark.range(200).select(
         (F.col("id") % 2 == 0).alias("flag"),
@@ -169,47 +171,47 @@ def test_a_composite_key_of_several_types_is_ordered_as_spark_sorts_it(
         "id",
     )
     key = ["flag", "day", "amount", "at", "raw"]
-    got = ingest(df.repartition(3), key, folder.connect, block_rows=30)
+    got = ingest(df.repartition(3), key, folder.sink_factory, block_rows=30)
     expected = [row.id for row in df.orderBy(*key).collect()]
     assert [row["id"] for row in folder.rows(got, key)] == expected
 
 
-def test_empty_partitions_leave_no_block(spark: SparkSession, folder: Folder) -> None:
+def test_empty_partitions_leave_no_block(spark: SparkSession, folder: BlockFolder) -> None:
     df = spark.range(100, numPartitions=10).filter("id in (5, 95)")
-    got = ingest(df, ["id"], folder.connect)
+    got = ingest(df, ["id"], folder.sink_factory)
     assert [rows for _, rows in got.blocks] == [1, 1]
     assert len(folder.names()) == 2
 
 
-def test_an_empty_input_has_a_schema_and_no_rows(spark: SparkSession, folder: Folder) -> None:
+def test_empty_input_has_a_schema_and_no_rows(spark: SparkSession, folder: BlockFolder) -> None:
     kinds = "k string, at timestamp, tags array<string>"
-    got = ingest(spark.createDataFrame([], kinds), ["k"], folder.connect)
+    got = ingest(spark.createDataFrame([], kinds), ["k"], folder.sink_factory)
     assert (got.size, got.blocks, got.staged, got.needs_merge) == (0, [], [], False)
     full = spark.sql("select 'a' k, timestamp'2026-01-01' at, array('x') tags")
     assert got.schema.names == ["k", "at", "tags"]
-    other = ingest(full, ["k"], folder.connect).schema
+    other = ingest(full, ["k"], folder.sink_factory).schema
     assert [pa.types.is_timestamp(field.type) for field in got.schema] == [
         pa.types.is_timestamp(field.type) for field in other
     ]
     assert got.input_hash == fingerprint.content_hash(spark.createDataFrame([], kinds))
 
 
-def test_rows_of_many_bytes_are_cut_by_bytes(spark: SparkSession, folder: Folder) -> None:
+def test_block_bytes_bounds_blocks_of_large_rows(spark: SparkSession, folder: BlockFolder) -> None:
     df = spark.range(40, numPartitions=1).select("id", F.repeat(F.lit("x"), 10_000).alias("text"))
-    got = ingest(df, ["id"], folder.connect, block_bytes=50_000)
+    got = ingest(df, ["id"], folder.sink_factory, block_bytes=50_000)
     assert got.size == 40
     assert all(rows <= 5 for _, rows in got.blocks)
     assert all(block.size_bytes < 60_000 for block in got.staged)
 
 
-def test_columns_of_every_type_are_kept_as_they_are(spark: SparkSession, folder: Folder) -> None:
+def test_ingest_keeps_columns_of_every_type(spark: SparkSession, folder: BlockFolder) -> None:
     df = spark.sql(
         """select id, array(1, null) a, map('x', id) m, named_struct('q', array(map(1, 'y'))) s,
         cast(id as decimal(20, 3)) d, timestamp'2026-01-01 00:00:00.000001' t, date'2026-01-01' day,
         x'00ff' b, cast(null as string) nothing, interval 1 day i, true yes, 1.5f f
         from range(1, 4)"""
     )
-    got = ingest(df.orderBy(F.desc("id")).coalesce(1), ["id"], folder.connect)
+    got = ingest(df.orderBy(F.desc("id")).coalesce(1), ["id"], folder.sink_factory)
     rows = folder.rows(got, ["id"])
     assert [row["id"] for row in rows] == [1, 2, 3]
     first = rows[0]
@@ -223,33 +225,33 @@ def test_columns_of_every_type_are_kept_as_they_are(spark: SparkSession, folder:
     assert got.input_hash == fingerprint.content_hash(df)
 
 
-def test_blocks_of_a_task_that_ran_twice_are_not_named(folder: Folder) -> None:
-    body = TaskBody(folder.connect, ("id",), 10, 1 << 20)
+def test_repeated_ingest_task_writes_separate_blocks(folder: BlockFolder) -> None:
+    body = IngestTask(folder.sink_factory, ("id",), 10, 1 << 20)
     ids, hashes = pa.array(range(25)), pa.array([1] * 25)
     batch = pa.RecordBatch.from_arrays([ids, hashes], names=["id", "_holdfast_hash"])
-    [lost], [told] = list(body([batch])), list(body([batch]))
-    assert set(lost["n"].to_pylist()) | set(told["n"].to_pylist()) == folder.names()
-    assert set(lost["n"].to_pylist()).isdisjoint(told["n"].to_pylist())
-    assert told["rows"].to_pylist() == lost["rows"].to_pylist()
-    assert sum(told["rows"].to_pylist()) == 25
+    [lost], [reported] = list(body([batch])), list(body([batch]))
+    assert set(lost["n"].to_pylist()) | set(reported["n"].to_pylist()) == folder.names()
+    assert set(lost["n"].to_pylist()).isdisjoint(reported["n"].to_pylist())
+    assert reported["rows"].to_pylist() == lost["rows"].to_pylist()
+    assert sum(reported["rows"].to_pylist()) == 25
 
 
-def test_a_task_whose_block_is_not_taken_fails(folder: Folder) -> None:
-    class Refusing:
+def test_ingest_task_fails_when_its_block_is_refused(folder: BlockFolder) -> None:
+    class RefusingBlockSink:
         def put_batch(self, batch: pa.RecordBatch, in_order: bool = True) -> tuple[int, int]:
             raise ConnectionError("gone")
 
     batch = pa.RecordBatch.from_pydict({"id": [1], "_holdfast_hash": [1]})
     with pytest.raises(ConnectionError, match="gone"):
-        list(TaskBody(Refusing, ("id",), 10, 1 << 20)([batch]))
+        list(IngestTask(RefusingBlockSink, ("id",), 10, 1 << 20)([batch]))
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- refused inputs -----------------------------------------------------------------------------
 
 
-def test_a_missing_key_column_names_those_there_are(spark: SparkSession, folder: Folder) -> None:
+def test_key_missing_lists_the_existing_columns(spark: SparkSession, folder: BlockFolder) -> None:
     with pytest.raises(KeyMissing) as caught:
-        ingest(spark.range(3), ["doc_id"], folder.connect)
+        ingest(spark.range(3), ["doc_id"], folder.sink_factory)
     assert caught.value.missing == ["doc_id"]
     assert caught.value.columns == ["id"]
 
@@ -265,33 +267,35 @@ def test_a_missing_key_column_names_those_there_are(spark: SparkSession, folder:
         "string collate UTF8_LCASE",
     ],
 )
-def test_a_key_without_an_order_is_refused(spark: SparkSession, folder: Folder, kind: str) -> None:
+def test_key_type_without_an_order_is_refused(
+    spark: SparkSession, folder: BlockFolder, kind: str
+) -> None:
     with pytest.raises(KeyTypeUnsupported) as caught:
-        ingest(spark.sql(f"select cast(null as {kind}) k"), ["k"], folder.connect)
+        ingest(spark.sql(f"select cast(null as {kind}) k"), ["k"], folder.sink_factory)
     assert caught.value.column == "k"
 
 
-def test_rows_without_a_key_are_refused(spark: SparkSession, folder: Folder) -> None:
+def test_null_keys_are_refused(spark: SparkSession, folder: BlockFolder) -> None:
     df = spark.createDataFrame([(1, "a"), (2, None), (3, None)], "id int, k string")
     with pytest.raises(KeyNull) as caught:
-        ingest(df, ["id", "k"], folder.connect)
+        ingest(df, ["id", "k"], folder.sink_factory)
     assert caught.value.rows_min == 2
 
 
-def test_duplicate_keys_are_refused_with_examples(spark: SparkSession, folder: Folder) -> None:
+def test_duplicate_keys_are_refused_with_examples(spark: SparkSession, folder: BlockFolder) -> None:
     df = spark.range(100, numPartitions=1).select((F.col("id") % 90).alias("k"))
     with pytest.raises(KeyDuplicate) as caught:
-        ingest(df, ["k"], folder.connect)
+        ingest(df, ["k"], folder.sink_factory)
     assert caught.value.found == 10
     assert caught.value.examples == ["0", "1", "2", "3", "4"]
     assert folder.names() == set()
 
 
 def test_duplicate_keys_in_different_partitions_are_found_by_the_merge(
-    spark: SparkSession, folder: Folder
+    spark: SparkSession, folder: BlockFolder
 ) -> None:
     df = spark.range(10, numPartitions=1)
-    got = ingest(df.union(df.filter("id = 4")), ["id"], folder.connect, block_rows=10)
+    got = ingest(df.union(df.filter("id = 4")), ["id"], folder.sink_factory, block_rows=10)
     assert got.needs_merge
     with pytest.raises(KeyDuplicate) as caught:
         folder.rows(got, ["id"])
@@ -304,57 +308,63 @@ def random_keys(spark: SparkSession, rows: int) -> DataFrame:
     )
 
 
-def test_an_input_in_no_order_is_sorted_by_spark(spark: SparkSession, folder: Folder) -> None:
+def test_unordered_input_is_sorted_by_spark(spark: SparkSession, folder: BlockFolder) -> None:
     df = random_keys(spark, 3000)
-    first = ingest(df, ["k"], folder.connect, block_rows=100, memory_bytes=50_000)
+    first = ingest(df, ["k"], folder.sink_factory, block_rows=100, memory_bytes=50_000)
     assert (first.needs_sort, first.needs_merge, first.blocks) == (True, False, [])
-    got = ingest(df, ["k"], folder.connect, block_rows=100, sort=True)
+    got = ingest(df, ["k"], folder.sink_factory, block_rows=100, sort=True)
     assert (got.needs_sort, got.needs_merge, got.size) == (False, False, 3000)
-    found = [row["k"] for row in folder.rows(got, ["k"])]
-    assert found == sorted(found)
-    assert got.input_hash == ingest(df, ["k"], folder.connect).input_hash
+    key_column = [row["k"] for row in folder.rows(got, ["k"])]
+    assert key_column == sorted(key_column)
+    assert got.input_hash == ingest(df, ["k"], folder.sink_factory).input_hash
     assert got.input_hash == fingerprint.content_hash(df)
 
 
-def test_a_pass_over_an_input_in_no_order_ends_when_the_service_says_stop(
-    spark: SparkSession, folder: Folder
+def test_ingest_of_an_unordered_input_ends_at_stop_ingest(
+    spark: SparkSession, folder: BlockFolder
 ) -> None:
-    connect = partial(Put, str(folder.path), 5)
+    connect = partial(FileBlockSink, str(folder.path), 5)
     got = ingest(random_keys(spark, 20_000), ["k"], connect, block_rows=100)
     assert got.needs_sort
-    # Of 200 blocks: what was asked for before the fifth was stored may have been stored, too.
+    # Of 200 blocks. Requests sent before the fifth block was stored may have been stored, too.
     assert len(folder.names()) <= 5 + 4
 
 
-def test_an_input_whose_blocks_overlap_a_little_is_merged_whatever_its_size(
-    spark: SparkSession, folder: Folder
+def test_slightly_overlapping_blocks_are_merged_beyond_memory_bytes(
+    spark: SparkSession, folder: BlockFolder
 ) -> None:
-    """Each partition holds a few keys of the next one's range."""
+    """Each partition contains a few keys of the range of the next partition."""
     key = F.when(F.col("id") % 500 == 499, F.col("id") + 3).otherwise(F.col("id"))
     df = spark.range(5000, numPartitions=10).select(key.alias("k")).dropDuplicates(["k"])
     df = df.repartitionByRange(10, (F.col("k") / 500).cast("int")).sortWithinPartitions("k")
-    got = ingest(df, ["k"], folder.connect, block_rows=100, memory_bytes=20_000)
+    got = ingest(df, ["k"], folder.sink_factory, block_rows=100, memory_bytes=20_000)
     assert not got.needs_sort
-    found = [row["k"] for row in folder.rows(got, ["k"])]
-    assert found == sorted(found)
+    key_column = [row["k"] for row in folder.rows(got, ["k"])]
+    assert key_column == sorted(key_column)
 
 
-def test_duplicate_keys_are_found_after_a_sort(spark: SparkSession, folder: Folder) -> None:
-    """Equal keys are side by side then: in one block, or at the end of one and the start of the next."""
+def test_duplicate_keys_are_found_after_a_sort(spark: SparkSession, folder: BlockFolder) -> None:
+    """After a sort equal keys are adjacent: in one block, or at the end of one block and the start of the next."""
     df = random_keys(spark, 300)
     for rows in (1, 100):
         with pytest.raises(KeyDuplicate) as caught:
-            ingest(df.union(df.filter("id = 7")), ["k"], folder.connect, block_rows=rows, sort=True)
+            ingest(
+                df.union(df.filter("id = 7")),
+                ["k"],
+                folder.sink_factory,
+                block_rows=rows,
+                sort=True,
+            )
         assert caught.value.examples == [df.filter("id = 7").first()["k"]]
 
 
-def test_a_row_above_the_limit_is_refused_with_its_key(spark: SparkSession, folder: Folder) -> None:
-    """The largest of those that were seen, of whatever task."""
+def test_row_too_large_reports_the_key_of_the_row(spark: SparkSession, folder: BlockFolder) -> None:
+    """The error has the largest row that any task found."""
     size = F.when(F.col("id") == 7, 300_000).when(F.col("id") == 31, 200_000).otherwise(10)
     df = spark.range(0, 40, 1, 2).select(
         "id", (F.col("id") % 3).alias("part"), F.repeat(F.lit("x"), size).alias("text")
     )
-    connect = partial(Put, str(folder.path), bytes_max=100_000)
+    connect = partial(FileBlockSink, str(folder.path), bytes_max=100_000)
     with pytest.raises(RowTooLarge) as caught:
         ingest(df, ["part", "id"], connect, block_bytes=50_000)
     assert (caught.value.key, caught.value.row) == (["part", "id"], "1, 7")
@@ -363,53 +373,55 @@ def test_a_row_above_the_limit_is_refused_with_its_key(spark: SparkSession, fold
     assert "no call was made" in caught.value.hint
 
 
-def test_a_task_stores_nothing_after_a_row_above_the_limit(folder: Folder) -> None:
+def test_ingest_task_stops_after_a_row_too_large(folder: BlockFolder) -> None:
     texts = ["x" * 200_000 if at == 3 else "x" * 30_000 for at in range(40)]
     columns = {"id": list(range(40)), "_holdfast_hash": [1] * 40, "text": texts}
-    body = TaskBody(partial(Put, str(folder.path), bytes_max=100_000), ("id",), 100, 50_000)
-    [told] = body([pa.RecordBatch.from_pydict(columns)])
-    large = [row for row in told.to_pylist() if row["too_large"]]
+    body = IngestTask(
+        partial(FileBlockSink, str(folder.path), bytes_max=100_000), ("id",), 100, 50_000
+    )
+    [reported] = body([pa.RecordBatch.from_pydict(columns)])
+    large = [row for row in reported.to_pylist() if row["too_large"]]
     assert [(row["n"], row["examples"]) for row in large] == [(-1, ["3"])]
-    # The next block is made while this one is on its way.
+    # The task encodes the next block while it sends this one.
     assert len(folder.names()) <= 5
 
 
 @pytest.mark.parametrize(
     "name", ["_seq", "_state", "_Attempts", "_error", "_holdfast_hash", "_holdfast_match_1"]
 )
-def test_a_column_named_like_ours_is_refused(
-    spark: SparkSession, folder: Folder, name: str
+def test_reserved_column_name_is_refused(
+    spark: SparkSession, folder: BlockFolder, name: str
 ) -> None:
     with pytest.raises(ColumnReserved) as caught:
-        ingest(spark.range(1).withColumn(name, F.lit(1)), ["id"], folder.connect)
+        ingest(spark.range(1).withColumn(name, F.lit(1)), ["id"], folder.sink_factory)
     assert caught.value.columns == [name]
 
 
-def test_two_columns_of_one_name_are_refused(spark: SparkSession, folder: Folder) -> None:
+def test_repeated_column_name_is_refused(spark: SparkSession, folder: BlockFolder) -> None:
     with pytest.raises(ColumnRepeated):
-        ingest(spark.sql("select 1 id, 2 a, 3 A"), ["id"], folder.connect)
+        ingest(spark.sql("select 1 id, 2 a, 3 A"), ["id"], folder.sink_factory)
     with pytest.raises(ColumnRepeated):
-        ingest(spark.range(1), ["id", "id"], folder.connect)
+        ingest(spark.range(1), ["id", "id"], folder.sink_factory)
 
 
-def test_a_streaming_input_is_refused(spark: SparkSession, folder: Folder) -> None:
+def test_streaming_input_is_refused(spark: SparkSession, folder: BlockFolder) -> None:
     with pytest.raises(InputStreaming):
-        ingest(spark.readStream.format("rate").load(), ["value"], folder.connect)
+        ingest(spark.readStream.format("rate").load(), ["value"], folder.sink_factory)
 
 
 # --- fingerprints -------------------------------------------------------------------------------
 
 
-def test_the_content_hash_is_that_of_ingest_in_any_order(
-    spark: SparkSession, folder: Folder
+def test_content_hash_equals_the_ingest_hash_in_any_row_order(
+    spark: SparkSession, folder: BlockFolder
 ) -> None:
     df = spark.range(500).select("id", F.when(F.col("id") % 3 == 0, F.col("id")).alias("v"))
-    got = ingest(df, ["id"], folder.connect, block_rows=50)
+    got = ingest(df, ["id"], folder.sink_factory, block_rows=50)
     assert fingerprint.content_hash(df.orderBy(F.desc("id"))) == got.input_hash
     assert got.input_hash.startswith("500:")
 
 
-def test_whatever_differs_in_a_row_differs_in_its_hash(spark: SparkSession) -> None:
+def test_row_hash_differs_for_different_rows(spark: SparkSession) -> None:
     selects = [
         "1 a, 0 b",
         "1 a, cast(null as int) b",
@@ -437,26 +449,26 @@ def test_whatever_differs_in_a_row_differs_in_its_hash(spark: SparkSession) -> N
     assert reduce(DataFrame.union, hashed).distinct().count() == len(selects)
 
 
-def test_a_row_has_two_hashes_of_the_columns_that_are_matched(
-    spark: SparkSession, folder: Folder
+def test_match_hashes_cover_only_the_match_columns(
+    spark: SparkSession, folder: BlockFolder
 ) -> None:
     df = spark.sql("select id k, id % 2 text, -id at from range(6)")
-    whole = folder.hashes(ingest(df, ["k"], folder.connect), "k")
-    text = folder.hashes(ingest(df, ["k"], folder.connect, match=["text"]), "k")
+    whole = folder.hashes(ingest(df, ["k"], folder.sink_factory), "k")
+    text = folder.hashes(ingest(df, ["k"], folder.sink_factory, match=["text"]), "k")
     assert len(set(whole.values())) == 6
     assert len(set(text.values())) == 2
     assert len({one for pair in text.values() for one in pair}) == 4, "the two differ"
-    # Neither the order of the columns nor others beside them count.
+    # The order of the columns and further columns do not change the hashes.
     again = spark.sql("select 9 new, -id at, id % 2 text, id k from range(6)")
-    got = ingest(again, ["k"], folder.connect, match=["text"])
+    got = ingest(again, ["k"], folder.sink_factory, match=["text"])
     assert folder.hashes(got, "k") == text
     assert got.match_digest == fingerprint.match_digest(df.schema, ["text"])
     assert got.match_digest != fingerprint.match_digest(df.schema, ["text", "at"])
     swapped = spark.sql("select id k, -id text, id % 2 at from range(6)")
-    assert folder.hashes(ingest(swapped, ["k"], folder.connect), "k") != whole
+    assert folder.hashes(ingest(swapped, ["k"], folder.sink_factory), "k") != whole
 
 
-def test_nothing_in_place_of_a_value_changes_both_hashes(spark: SparkSession) -> None:
+def test_null_changes_both_match_hashes(spark: SparkSession) -> None:
     selects = ["1 a, 0 b", "1 a, cast(null as int) b", "cast(null as int) a, 1 b", "0 a, 1 b"]
     pairs = []
     for text in selects:
@@ -466,20 +478,20 @@ def test_nothing_in_place_of_a_value_changes_both_hashes(spark: SparkSession) ->
     assert len({one for pair in pairs for one in pair}) == 2 * len(selects)
 
 
-def test_names_and_types_of_columns_are_part_of_the_content(spark: SparkSession) -> None:
+def test_input_hash_includes_column_names_and_types(spark: SparkSession) -> None:
     selects = ["1 a, 0 b", "1 b, 0 a", "1L a, 0 b"]
     schemas = [spark.sql(f"select {text}").schema for text in selects]
-    assert len({fingerprint.text_of(schema, 1, 7) for schema in schemas}) == len(selects)
+    assert len({fingerprint.format_input_hash(schema, 1, 7) for schema in schemas}) == len(selects)
 
 
-def test_nullability_is_no_part_of_the_content(spark: SparkSession) -> None:
+def test_content_hash_ignores_nullability(spark: SparkSession) -> None:
     sure = spark.range(3)
     unsure = spark.createDataFrame(sure.collect(), "id bigint")
     assert unsure.schema["id"].nullable
     assert fingerprint.content_hash(sure) == fingerprint.content_hash(unsure)
 
 
-def plans(spark: SparkSession, path: str) -> dict[str, str]:
+def plan_fingerprints(spark: SparkSession, path: str) -> dict[str, str]:
     files = spark.read.parquet(path)
     frames = {
         "range": spark.range(10),
@@ -495,21 +507,21 @@ def plans(spark: SparkSession, path: str) -> dict[str, str]:
         "wide": files.select("*", *[F.lit(at).alias(f"c{at}") for at in range(60)]),
         "wider": files.select("*", *[F.lit(at // 59).alias(f"c{at}") for at in range(60)]),
     }
-    return {name: fingerprint.plan_of(df) for name, df in frames.items()}
+    return {name: fingerprint.plan_fingerprint(df) for name, df in frames.items()}
 
 
-def test_a_plan_over_files_is_trusted_and_the_same_when_built_again(
+def test_plan_fingerprint_over_files_is_trusted_and_stable(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "in")
     spark.range(10).write.parquet(path)
-    once = plans(spark, path)
-    assert plans(spark, path) == once
+    once = plan_fingerprints(spark, path)
+    assert plan_fingerprints(spark, path) == once
     assert len(set(once.values())) == len(once)
-    assert {name for name, plan in once.items() if not fingerprint.trusted(plan)} == set()
+    assert {name for name, plan in once.items() if not fingerprint.is_trusted(plan)} == set()
 
 
-def test_a_plan_that_does_not_determine_its_data_is_not_trusted(
+def test_plan_fingerprint_of_a_nondeterministic_plan_is_not_trusted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "in")
@@ -528,40 +540,46 @@ def test_a_plan_that_does_not_determine_its_data_is_not_trusted(
         "options": spark.read.schema("id bigint").csv(path + "csv"),
         "like an id": files.filter("cast(id as string) = 'x#5'"),
     }
-    trusted = [name for name, df in cases.items() if fingerprint.trusted(fingerprint.plan_of(df))]
+    trusted = [
+        name
+        for name, df in cases.items()
+        if fingerprint.is_trusted(fingerprint.plan_fingerprint(df))
+    ]
     assert trusted == []
 
 
-def test_a_cached_input_is_not_trusted(spark: SparkSession, tmp_path: Path) -> None:
+def test_plan_fingerprint_of_a_cached_input_is_not_trusted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     path = str(tmp_path / "in")
     spark.range(10).write.parquet(path)
     df = spark.read.parquet(path).cache()
     try:
-        assert not fingerprint.trusted(fingerprint.plan_of(df.union(spark.range(3))))
+        assert not fingerprint.is_trusted(fingerprint.plan_fingerprint(df.union(spark.range(3))))
     finally:
         df.unpersist()
 
 
-def test_a_file_that_changed_is_another_plan(spark: SparkSession, tmp_path: Path) -> None:
+def test_changed_file_changes_the_plan_fingerprint(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "in"
     spark.range(10, numPartitions=1).write.parquet(str(path))
-    before = fingerprint.plan_of(spark.read.parquet(str(path)))
+    before = fingerprint.plan_fingerprint(spark.read.parquet(str(path)))
     [file] = path.glob("*.parquet")
     os.utime(file, ns=(1, 1))
-    assert fingerprint.plan_of(spark.read.parquet(str(path))) != before
+    assert fingerprint.plan_fingerprint(spark.read.parquet(str(path))) != before
 
 
-def test_an_equal_trusted_plan_needs_no_pass(spark: SparkSession) -> None:
-    plan = fingerprint.plan_of(spark.range(10))
+def test_same_input_with_an_equal_trusted_plan_reads_no_data(spark: SparkSession) -> None:
+    plan = fingerprint.plan_fingerprint(spark.range(10))
     assert fingerprint.same_input(spark.range(10), plan, "never compared")
     assert not fingerprint.same_input(
         spark.range(11), plan, fingerprint.content_hash(spark.range(10))
     )
 
 
-def test_without_a_trusted_plan_the_contents_decide(spark: SparkSession) -> None:
+def test_same_input_compares_content_hashes_without_a_trusted_plan(spark: SparkSession) -> None:
     df = spark.createDataFrame([(1,), (2,)], "id int")
-    plan, told = fingerprint.plan_of(df), fingerprint.content_hash(df)
-    assert fingerprint.same_input(spark.createDataFrame([(2,), (1,)], "id int"), plan, told)
-    assert not fingerprint.same_input(spark.createDataFrame([(1,), (3,)], "id int"), plan, told)
+    plan, content = fingerprint.plan_fingerprint(df), fingerprint.content_hash(df)
+    assert fingerprint.same_input(spark.createDataFrame([(2,), (1,)], "id int"), plan, content)
+    assert not fingerprint.same_input(spark.createDataFrame([(1,), (3,)], "id int"), plan, content)
     assert fingerprint.same_input(spark.range(10), plan, fingerprint.content_hash(spark.range(10)))

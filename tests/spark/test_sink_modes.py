@@ -1,4 +1,4 @@
-"""An output whose input grew: files without a changed or gone row stay, others are written again."""
+"""Sinks of a changed input: unchanged files are kept, files with a changed or removed row are rewritten."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -32,31 +32,31 @@ from holdfast.spark.sinks.api import kept_files
 from holdfast.spark.sinks.object_store import options_of
 
 
-def same_of(old: list[tuple[int, int]], new: list[tuple[int, int]]) -> list[Same]:
-    """The runs of rows, as (key, value) in key order, that are the same in both."""
+def same_ranges(old: list[tuple[int, int]], new: list[tuple[int, int]]) -> list[Same]:
+    """The ranges of equal (key, value) rows in both lists. The lists are in key order."""
     where = {row: at for at, row in enumerate(old)}
-    found: list[Same] = []
+    ranges: list[Same] = []
     for at, row in enumerate(new):
         base = where.get(row)
         if base is None:
             continue
-        if found and found[-1].hi == at and base == found[-1].base_lo + at - found[-1].lo:
-            found[-1] = found[-1]._replace(hi=at + 1)
+        if ranges and ranges[-1].hi == at and base == ranges[-1].base_lo + at - ranges[-1].lo:
+            ranges[-1] = ranges[-1]._replace(hi=at + 1)
         else:
-            found.append(Same(at, at + 1, base))
-    return found
+            ranges.append(Same(at, at + 1, base))
+    return ranges
 
 
 values = st.dictionaries(st.integers(0, 40), st.integers(0, 1), max_size=40)
 
 
 @given(old=values, new=values, cut=st.integers(1, 7))
-def test_a_file_is_kept_if_and_only_if_its_rows_follow_each_other_unchanged(
+def test_kept_files_are_those_with_contiguous_unchanged_rows(
     old: dict[int, int], new: dict[int, int], cut: int
 ) -> None:
     before, after = sorted(old.items()), sorted(new.items())
     files = [(f"{lo}", lo, min(lo + cut, len(before))) for lo in range(0, len(before), cut)]
-    kept = kept_files(Base("base", same_of(before, after)), files)
+    kept = kept_files(Base("base", same_ranges(before, after)), files)
     expected = []
     for name, lo, hi in files:
         rows = before[lo:hi]
@@ -67,7 +67,7 @@ def test_a_file_is_kept_if_and_only_if_its_rows_follow_each_other_unchanged(
     assert all(one.hi <= two.lo for one, two in pairwise(kept))
 
 
-def test_a_file_without_rows_is_not_kept() -> None:
+def test_kept_files_omit_an_empty_file() -> None:
     assert kept_files(Base("base", [Same(0, 10, 0)]), [("empty", 0, 0)]) == []
 
 
@@ -83,15 +83,15 @@ def sink_at(kind: str, path: Path, mode: str = "", **options: Any) -> Any:
     if kind == "parquet":
         return ParquetSink(path, mode=mode or "replace", grace_s=0, **options)
     if kind == "iceberg":
-        return iceberg(path, mode=mode or "upsert", **options)
+        return iceberg_sink(path, mode=mode or "upsert", **options)
     return DeltaSink(path, mode=mode or "upsert", **options)
 
 
-def iceberg(path: Path, **options: Any) -> IcebergSink:
-    """A table of a catalog that lies in the directory."""
-    place = {"type": "sql", "uri": f"sqlite:///{path}/catalog.db", "warehouse": f"file://{path}"}
-    load_catalog("cat", **place).create_namespace_if_not_exists("db")
-    return IcebergSink("cat.db.labels", catalog=place, **options)
+def iceberg_sink(path: Path, **options: Any) -> IcebergSink:
+    """An Iceberg sink with a catalog in the directory."""
+    catalog = {"type": "sql", "uri": f"sqlite:///{path}/catalog.db", "warehouse": f"file://{path}"}
+    load_catalog("cat", **catalog).create_namespace_if_not_exists("db")
+    return IcebergSink("cat.db.labels", catalog=catalog, **options)
 
 
 def table_of(rows: Rows) -> pa.Table:
@@ -105,19 +105,19 @@ def parts_of(rows: Rows, kept: Sequence[KeptPart]) -> Iterator[Part | KeptPart]:
 
     cuts = PartCuts(len(rows), CUT, 1 << 30, sizes, width=16, kept=kept)
     at = 0
-    while (span := cuts.next(at, len(rows))) is not None:
+    while (span := cuts.next_part(at, len(rows))) is not None:
         at = span.hi
         yield span.kept or Part(span.lo, span.hi, table_of(rows[span.lo : span.hi]))
 
 
 def write(sink: Any, run_id: str, rows: Rows, runs: dict[str, Rows], *, finish: bool = True) -> int:
-    """Write a run on top of what is there; how many parts were kept."""
+    """Write a run over the previous output. Return the number of kept parts."""
     owner = sink.owner()
     kept: Sequence[KeptPart] = ()
     if owner in ("", run_id):
         sink.begin(run_id, "labels", SCHEMA)
     else:
-        base = Base(owner, same_of(runs[owner], rows))
+        base = Base(owner, same_ranges(runs[owner], rows))
         _, kept = sink.begin_after(base, run_id, "labels", SCHEMA)
     runs[run_id] = rows
     for part in parts_of(rows, kept):
@@ -127,7 +127,7 @@ def write(sink: Any, run_id: str, rows: Rows, runs: dict[str, Rows], *, finish: 
     return len(kept)
 
 
-def data_of(file: str) -> bytes:
+def file_bytes(file: str) -> bytes:
     return Path(file.removeprefix("file://")).read_bytes()
 
 
@@ -139,8 +139,8 @@ def read(sink: Any, run_id: str) -> Rows:
     return found
 
 
-def listed(kind: str, path: Path) -> Rows:
-    """As a reader sees it that knows nothing of the manifest."""
+def rows_seen_by_a_plain_reader(kind: str, path: Path) -> Rows:
+    """The rows that a reader without the manifest sees."""
     if kind == "delta":
         rows = DeltaTable(path).to_pyarrow_table().to_pylist()
     elif kind == "iceberg":
@@ -154,7 +154,7 @@ def listed(kind: str, path: Path) -> Rows:
 
 @pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
 @pytest.mark.parametrize("seed", range(3))
-def test_an_output_follows_its_input_and_unchanged_files_stay(
+def test_sink_follows_its_input_and_keeps_unchanged_files(
     kind: str, seed: int, tmp_path: Path
 ) -> None:
     draw = Random(seed)
@@ -164,19 +164,23 @@ def test_an_output_follows_its_input_and_unchanged_files_stay(
     for step in range(7):
         run_id = f"run-{step}"
         rows = sorted(data.items())
-        if step % 3 == 2:  # one that is given up before its end: the next follows the one before
+        if step % 3 == 2:  # an abandoned run: the next run succeeds the last finished one
             write(sink_at(kind, tmp_path), f"{run_id}-lost", rows, runs, finish=False)
         before = sink_at(kind, tmp_path).owner()
-        held = [(f, data_of(f)) for f in sink_at(kind, tmp_path).parts(before)] if before else []
+        previous_files = (
+            [(f, file_bytes(f)) for f in sink_at(kind, tmp_path).parts(before)] if before else []
+        )
         kept += write(sink_at(kind, tmp_path), run_id, rows, runs)
         sink = sink_at(kind, tmp_path)
         assert (sink.owner(), read(sink, run_id)) == (run_id, rows)
-        assert listed(kind, tmp_path) == rows
+        assert rows_seen_by_a_plain_reader(kind, tmp_path) == rows
         now = set(sink.parts(run_id))
-        assert all(data_of(f) == was for f, was in held if f in now)
-        # Again, as after a kill behind the swap: nothing is left to do.
+        assert all(
+            file_bytes(f) == previous_bytes for f, previous_bytes in previous_files if f in now
+        )
+        # Repeat, as after a kill that follows the swap. The repeat changes nothing.
         write(sink_at(kind, tmp_path), run_id, rows, runs)
-        assert listed(kind, tmp_path) == rows
+        assert rows_seen_by_a_plain_reader(kind, tmp_path) == rows
         for key in draw.sample(sorted(data), min(2, len(data))):
             data.pop(key)
         data |= dict.fromkeys(draw.sample(range(50), 2), step + 1)
@@ -184,47 +188,47 @@ def test_an_output_follows_its_input_and_unchanged_files_stay(
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
-def test_append_adds_new_and_changed_rows_alone(kind: str, tmp_path: Path) -> None:
+def test_append_mode_adds_only_new_and_changed_rows(kind: str, tmp_path: Path) -> None:
     runs: dict[str, Rows] = {}
     old: Rows = [(key, 0) for key in range(20)]
     new: Rows = [(key, 7 if key == 4 else 0) for key in range(1, 23)]
     write(sink_at(kind, tmp_path, "append"), "run-1", old, runs)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")}
     write(sink_at(kind, tmp_path, "append"), "run-2", new, runs)
-    assert listed(kind, tmp_path) == sorted([*old, (4, 7), (20, 0), (21, 0), (22, 0)])
+    assert rows_seen_by_a_plain_reader(kind, tmp_path) == sorted(
+        [*old, (4, 7), (20, 0), (21, 0), (22, 0)]
+    )
     assert before
-    assert all(path.read_bytes() == was for path, was in before.items())
+    assert all(path.read_bytes() == previous_bytes for path, previous_bytes in before.items())
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
-def test_append_that_was_killed_goes_on_without_the_rows_that_are_the_same(
-    kind: str, tmp_path: Path
-) -> None:
+def test_killed_append_resumes_without_unchanged_rows(kind: str, tmp_path: Path) -> None:
     runs: dict[str, Rows] = {}
     old: Rows = [(key, 0) for key in range(20)]
     new: Rows = [*((key, 1) for key in range(-6, 0)), *old, (20, 1)]
     write(sink_at(kind, tmp_path, "append"), "run-1", old, runs)
     sink = sink_at(kind, tmp_path, "append")
-    base = Base("run-1", same_of(old, new))
+    base = Base("run-1", same_ranges(old, new))
     _, kept = sink.begin_after(base, "run-2", "labels", SCHEMA)
     sink.commit_many([next(parts_of(new, kept))])
     write(sink_at(kind, tmp_path, "append"), "run-2", new, runs)
-    assert listed(kind, tmp_path) == sorted(new)
+    assert rows_seen_by_a_plain_reader(kind, tmp_path) == sorted(new)
     assert sink_at(kind, tmp_path, "append").owner() == "run-2"
 
 
 @pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
-def test_readers_see_the_former_output_until_the_end(kind: str, tmp_path: Path) -> None:
+def test_readers_see_the_previous_output_until_finish(kind: str, tmp_path: Path) -> None:
     runs: dict[str, Rows] = {}
     old: Rows = [(key, 0) for key in range(12)]
     write(sink_at(kind, tmp_path), "run-1", old, runs)
     write(sink_at(kind, tmp_path), "run-2", [(1, 1)], runs, finish=False)
     assert read(sink_at(kind, tmp_path), "run-1") == old
     if kind != "parquet":
-        assert listed(kind, tmp_path) == old
+        assert rows_seen_by_a_plain_reader(kind, tmp_path) == old
 
 
-def test_a_former_run_is_fenced_by_its_successor(tmp_path: Path) -> None:
+def test_previous_run_is_fenced_by_its_successor(tmp_path: Path) -> None:
     runs: dict[str, Rows] = {}
     former = sink_at("parquet", tmp_path)
     former.begin("run-1", "labels", SCHEMA)
@@ -235,7 +239,7 @@ def test_a_former_run_is_fenced_by_its_successor(tmp_path: Path) -> None:
         former.commit(2, 3, table_of([(9, 9)]))
     with pytest.raises(OutputTaken):
         former.finish()
-    assert listed("parquet", tmp_path) == [(0, 0), (1, 0), (2, 0)]
+    assert rows_seen_by_a_plain_reader("parquet", tmp_path) == [(0, 0), (1, 0), (2, 0)]
 
 
 STEPS = ["write", "rename", "log-write", "log-fsync", "head-fsync", "head-rename"]
@@ -243,10 +247,10 @@ STEPS = ["write", "rename", "log-write", "log-fsync", "head-fsync", "head-rename
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_successor_killed_at_any_step_leaves_one_of_the_two_outputs(
+def test_successor_killed_at_any_step_leaves_one_complete_output(
     step: str, count: int, tmp_path: Path
 ) -> None:
-    class Killed(BaseException):
+    class SinkKilled(BaseException):
         pass
 
     seen = 0
@@ -255,23 +259,23 @@ def test_a_successor_killed_at_any_step_leaves_one_of_the_two_outputs(
         nonlocal seen
         seen += name == step
         if seen == count:
-            raise Killed
+            raise SinkKilled
 
     runs: dict[str, Rows] = {}
     old: Rows = [(key, 0) for key in range(20)]
     new: Rows = [(key, int(key == 7)) for key in range(30) if key != 2]
     write(sink_at("parquet", tmp_path), "run-1", old, runs)
-    with contextlib.suppress(Killed):
+    with contextlib.suppress(SinkKilled):
         write(sink_at("parquet", tmp_path, step=die), "run-2", new, runs)
     runs["run-2"] = new
     owner = sink_at("parquet", tmp_path).owner()
     assert read(sink_at("parquet", tmp_path), owner) == runs[owner]
     write(sink_at("parquet", tmp_path), "run-2", new, runs)
     assert read(sink_at("parquet", tmp_path), "run-2") == new
-    assert listed("parquet", tmp_path) == new
+    assert rows_seen_by_a_plain_reader("parquet", tmp_path) == new
 
 
-def test_a_delta_table_that_was_compacted_is_refused(tmp_path: Path) -> None:
+def test_compacted_delta_table_is_refused(tmp_path: Path) -> None:
     runs: dict[str, Rows] = {}
     write(sink_at("delta", tmp_path), "run-1", [(key, 0) for key in range(12)], runs)
     write(sink_at("delta", tmp_path), "run-2", [(key, 0) for key in range(13)], runs)
@@ -281,7 +285,7 @@ def test_a_delta_table_that_was_compacted_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [ParquetSink, DeltaSink, IcebergSink])
-def test_a_mode_that_is_not_known_is_refused(kind: Any, tmp_path: Path) -> None:
-    with pytest.raises(Invalid) as told:
+def test_unknown_sink_mode_is_refused(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(Invalid) as raised:
         kind("./cat.db.labels", mode="merge")
-    assert told.value.what == "mode"
+    assert raised.value.what == "mode"

@@ -1,4 +1,4 @@
-"""Parquet in an object store: one writer's manifest counts, whatever is killed or late."""
+"""The Parquet sink in an object store: conditional puts of the manifest fence killed and late writers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from obstore.store import S3Store
 
 from holdfast.errors import Invalid
 from holdfast.ledger.runs import RunRecord
-from holdfast.spark.again import sink_of
+from holdfast.spark.retry_run import retry_sink_spec
 from holdfast.spark.sinks import (
     NOTHING,
     Base,
@@ -36,8 +36,8 @@ from tests.spark.test_sinks import CUT, SCHEMA, part
 SECRET = "wJalrXUtnFEMI-bPxRfiCYEXAMPLEKEY"
 
 
-class Killed(BaseException):
-    """The process ends here."""
+class S3SinkKilled(BaseException):
+    """Simulates a kill of the process."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def server() -> Iterator[str]:
     made.stop()
 
 
-class Bucket:
+class S3Bucket:
     def __init__(self, endpoint: str, name: str) -> None:
         self.options = {
             "aws_endpoint": endpoint,
@@ -78,7 +78,7 @@ class Bucket:
     def sink(self, **options: object) -> ParquetSink:
         return ParquetSink(self.out, grace_s=0, storage_options=self.options, **options)  # type: ignore[arg-type]
 
-    def begun(self) -> ParquetSink:
+    def begin_sink(self) -> ParquetSink:
         sink = self.sink()
         sink.begin("run-1", "labels", SCHEMA)
         return sink
@@ -89,30 +89,30 @@ class Bucket:
     def read(self, path: str) -> bytes:
         return bytes(obstore.get(self.store, path).bytes())
 
-    def listed(self) -> list[int]:
-        """Ids by a plain listing of the place, as a reader without the manifest sees them."""
-        found: list[int] = []
+    def ids_by_listing(self) -> list[int]:
+        """Ids by listing the prefix, as a reader without the manifest sees them."""
+        ids: list[int] = []
         for name in self.names():
             if name.endswith(".parquet") and "/_" not in name:
-                found += pq.read_table(pa.BufferReader(self.read(name)))["id"].to_pylist()
-        return found
+                ids += pq.read_table(pa.BufferReader(self.read(name)))["id"].to_pylist()
+        return ids
 
-    def rows(self) -> list[int]:
-        """Ids by the manifest."""
-        found: list[int] = []
+    def ids_by_manifest(self) -> list[int]:
+        """Ids of the files named by the manifest."""
+        ids: list[int] = []
         for file in read_parts(self.out).files:
             name = file.removeprefix(f"s3://{self.name}/")
-            found += pq.read_table(pa.BufferReader(self.read(name)))["id"].to_pylist()
-        return found
+            ids += pq.read_table(pa.BufferReader(self.read(name)))["id"].to_pylist()
+        return ids
 
 
 @pytest.fixture
-def bucket(server: str, request: pytest.FixtureRequest) -> Bucket:
+def bucket(server: str, request: pytest.FixtureRequest) -> S3Bucket:
     name = "b" + sha256(request.node.name.encode()).hexdigest()[:20]
-    return Bucket(server, name)
+    return S3Bucket(server, name)
 
 
-def test_an_output_in_s3_is_written_and_read_back(bucket: Bucket) -> None:
+def test_an_output_in_s3_is_written_and_read_back(bucket: S3Bucket) -> None:
     sink = bucket.sink()
     sink.check_vacant()
     sink.check(SCHEMA)
@@ -121,7 +121,7 @@ def test_an_output_in_s3_is_written_and_read_back(bucket: Bucket) -> None:
     sink.commit_many([part(0), part(1)])
     sink.commit_many([part(2, rows=0), part(3)])
     sink.finish()
-    assert bucket.rows() == bucket.listed() == [*range(200), *range(300, 400)]
+    assert bucket.ids_by_manifest() == bucket.ids_by_listing() == [*range(200), *range(300, 400)]
     assert "a/out/_SUCCESS" in bucket.names()
     manifest = read_parts(bucket.out)
     assert (manifest.version, manifest.complete, manifest.rows) == (4 * CUT - 1, True, 300)
@@ -130,14 +130,14 @@ def test_an_output_in_s3_is_written_and_read_back(bucket: Bucket) -> None:
             data = bucket.read(f"a/out/{file.path}")
             assert (len(data), sha256(data).hexdigest()) == (file.bytes, file.sha256)
     assert sink.parts("run-1") == manifest.files
-    # Again from its spec: nothing is left to do.
+    # A sink reopened from the spec has nothing to write.
     again = open_sink(sink.spec())
     assert again.begin("run-1", "labels", SCHEMA) == 4 * CUT - 1
     assert again.commit_many([part(3)]) == 4 * CUT - 1
 
 
-def test_an_output_without_rows_in_s3_has_its_columns(bucket: Bucket) -> None:
-    sink = bucket.begun()
+def test_an_output_without_rows_in_s3_has_its_columns(bucket: S3Bucket) -> None:
+    sink = bucket.begin_sink()
     sink.finish()
     [name] = [name for name in bucket.names() if name.endswith(".parquet")]
     assert pq.read_schema(pa.BufferReader(bucket.read(name))).names == ["id", "label"]
@@ -145,8 +145,8 @@ def test_an_output_without_rows_in_s3_has_its_columns(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("step", ["part-put", "head-before", "head-put"])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_kill_at_any_step_leaves_whole_commits_in_s3(
-    bucket: Bucket, step: str, count: int
+def test_s3_sink_killed_at_any_step_leaves_whole_commits(
+    bucket: S3Bucket, step: str, count: int
 ) -> None:
     seen = 0
 
@@ -154,7 +154,7 @@ def test_a_kill_at_any_step_leaves_whole_commits_in_s3(
         nonlocal seen
         seen += name == step
         if seen == count:
-            raise Killed
+            raise S3SinkKilled
 
     former = bucket.sink(step=die)
 
@@ -163,24 +163,24 @@ def test_a_kill_at_any_step_leaves_whole_commits_in_s3(
         former.commit_many([part(0), part(1)])
         former.commit_many([part(2), part(3)])
 
-    with pytest.raises(Killed):
+    with pytest.raises(S3SinkKilled):
         write()
     sink = bucket.sink()
     version = sink.begin("run-1", "labels", SCHEMA)
     assert version in (NOTHING, 2 * CUT - 1, 4 * CUT - 1)
-    assert bucket.rows() == list(range(version + 1))
+    assert bucket.ids_by_manifest() == list(range(version + 1))
     sink.commit_many([part(0), part(1)])
     sink.commit_many([part(2), part(3)])
     sink.finish()
-    assert bucket.rows() == bucket.listed() == list(range(4 * CUT))
+    assert bucket.ids_by_manifest() == bucket.ids_by_listing() == list(range(4 * CUT))
 
 
-def test_a_writer_that_lost_the_race_for_the_manifest_is_fenced(bucket: Bucket) -> None:
+def test_s3_writer_that_lost_the_manifest_race_is_fenced(bucket: S3Bucket) -> None:
     successors: list[ParquetSink] = []
 
     def take_over(step: str) -> None:
         if step == "part-put" and not successors:
-            successors.append(bucket.begun())
+            successors.append(bucket.begin_sink())
             successors[0].commit(*part(0))
 
     former = bucket.sink(step=take_over)
@@ -190,11 +190,11 @@ def test_a_writer_that_lost_the_race_for_the_manifest_is_fenced(bucket: Bucket) 
     with pytest.raises(OutputTaken):
         former.finish()
     successors[0].commit(*part(1))
-    assert bucket.rows() == list(range(2 * CUT))
+    assert bucket.ids_by_manifest() == list(range(2 * CUT))
 
 
-def test_of_two_writers_that_read_the_same_manifest_one_is_refused(bucket: Bucket) -> None:
-    """The window between the read of the manifest and its put: only the store can close it."""
+def test_one_of_two_s3_writers_of_the_same_manifest_is_refused(bucket: S3Bucket) -> None:
+    """A race between the read of the manifest and its put. Only a conditional put detects it."""
     others: list[ParquetSink] = []
 
     def race(step: str) -> None:
@@ -208,12 +208,12 @@ def test_of_two_writers_that_read_the_same_manifest_one_is_refused(bucket: Bucke
     armed = True
     with pytest.raises(OutputTaken):
         former.commit(*part(0))
-    assert bucket.rows() == []
+    assert bucket.ids_by_manifest() == []
     others[0].commit(*part(0))
-    assert bucket.rows() == list(range(CUT))
+    assert bucket.ids_by_manifest() == list(range(CUT))
 
 
-def test_two_first_writers_do_not_both_begin(bucket: Bucket) -> None:
+def test_only_one_of_two_first_s3_writers_begins(bucket: S3Bucket) -> None:
     def race(step: str) -> None:
         if step == "head-before":
             bucket.sink().begin("run-2", "labels", SCHEMA)
@@ -223,45 +223,45 @@ def test_two_first_writers_do_not_both_begin(bucket: Bucket) -> None:
     assert bucket.sink().owner() == "run-2"
 
 
-def test_foreign_objects_are_refused_and_left_alone(bucket: Bucket) -> None:
+def test_foreign_s3_objects_are_refused_and_unchanged(bucket: S3Bucket) -> None:
     obstore.put(bucket.store, "a/out/data.parquet", b"somebody's")
     with pytest.raises(OutputNotOurs):
         bucket.sink().check_vacant()
     with pytest.raises(OutputNotOurs):
-        bucket.begun()
+        bucket.begin_sink()
     assert bucket.names() == ["a/out/data.parquet"]
 
 
-def test_a_name_that_only_begins_alike_is_no_obstacle(bucket: Bucket) -> None:
+def test_s3_objects_with_the_same_name_prefix_are_ignored(bucket: S3Bucket) -> None:
     obstore.put(bucket.store, "a/out2/data.parquet", b"somebody's")
     obstore.put(bucket.store, "a/output", b"somebody's")
-    bucket.begun().commit(*part(0))
-    assert bucket.rows() == list(range(CUT))
+    bucket.begin_sink().commit(*part(0))
+    assert bucket.ids_by_manifest() == list(range(CUT))
 
 
-def test_the_output_of_another_run_in_s3_is_refused(bucket: Bucket) -> None:
-    bucket.begun().commit(*part(0))
+def test_the_output_of_another_run_in_s3_is_refused(bucket: S3Bucket) -> None:
+    bucket.begin_sink().commit(*part(0))
     with pytest.raises(OutputNotOurs):
         bucket.sink().begin("run-2", "labels", SCHEMA)
 
 
-def test_a_committed_object_that_is_gone_is_named(bucket: Bucket) -> None:
-    bucket.begun().commit(*part(0))
+def test_missing_committed_s3_object_is_named(bucket: S3Bucket) -> None:
+    bucket.begin_sink().commit(*part(0))
     [name] = [name for name in bucket.names() if name.endswith(".parquet")]
     obstore.delete(bucket.store, name)
-    with pytest.raises(OutputCorrupt) as told:
-        bucket.begun()
-    assert told.value.path == f"s3://{bucket.name}/{name}"
+    with pytest.raises(OutputCorrupt) as raised:
+        bucket.begin_sink()
+    assert raised.value.path == f"s3://{bucket.name}/{name}"
 
 
-def test_a_bucket_that_is_not_there_is_refused_before_any_work(bucket: Bucket) -> None:
+def test_missing_bucket_is_refused_by_check(bucket: S3Bucket) -> None:
     sink = ParquetSink("s3://no-such-bucket-here/out", storage_options=bucket.options)
     with pytest.raises((OutputNotOurs, OutputError)):
         sink.check(SCHEMA)
 
 
-def test_credentials_are_in_no_object_no_spec_and_no_error(bucket: Bucket, server: str) -> None:
-    sink = bucket.begun()
+def test_s3_credentials_are_in_no_object_spec_or_error(bucket: S3Bucket, server: str) -> None:
+    sink = bucket.begin_sink()
     sink.commit(*part(0))
     sink.finish()
     kept = [bucket.read(name) for name in bucket.names()]
@@ -271,13 +271,13 @@ def test_credentials_are_in_no_object_no_spec_and_no_error(bucket: Bucket, serve
     assert SECRET not in repr(vars(sink))
     wrong: Mapping[str, str] = {**bucket.options, "aws_endpoint": "http://127.0.0.1:9"}
     wrong = {**wrong, "aws_max_retries": "0"}
-    with pytest.raises((OutputError, Invalid)) as told:
+    with pytest.raises((OutputError, Invalid)) as raised:
         ParquetSink(f"s3://{bucket.name}/b", storage_options=wrong).check_vacant()
-    assert SECRET not in f"{told.value} {told.value!r} {told.value.__cause__}"
+    assert SECRET not in f"{raised.value} {raised.value!r} {raised.value.__cause__}"
 
 
-def test_a_run_that_succeeds_another_one_in_s3_keeps_unchanged_objects(bucket: Bucket) -> None:
-    first = bucket.begun()
+def test_succeeding_run_in_s3_keeps_unchanged_objects(bucket: S3Bucket) -> None:
+    first = bucket.begin_sink()
     first.commit_many([part(0), part(1), part(2)])
     first.finish()
     sink = bucket.sink()
@@ -288,18 +288,18 @@ def test_a_run_that_succeeds_another_one_in_s3_keeps_unchanged_objects(bucket: B
     before = {name: bucket.read(name) for name in bucket.names() if "part-" in name}
     new = pa.table({"id": [777], "label": ["new"]}, schema=SCHEMA)
     sink.commit_many([*kept, Part(200, 201, new)])
-    assert bucket.rows() == list(range(300)), "the former output until the end"
+    assert bucket.ids_by_manifest() == list(range(300)), "the former output until the end"
     sink.finish()
-    assert bucket.rows() == bucket.listed() == [*range(200), 777]
+    assert bucket.ids_by_manifest() == bucket.ids_by_listing() == [*range(200), 777]
     assert all(bucket.read(name) == before[name] for name in sorted(before)[:2])
     assert isinstance(kept[0], KeptPart)
     with pytest.raises(OutputTaken):
         first.finish()
 
 
-def test_the_output_of_a_retry_lies_below_and_has_the_same_credentials(bucket: Bucket) -> None:
+def test_retry_output_is_below_the_s3_output_with_its_credentials(bucket: S3Bucket) -> None:
     record = RunRecord("run-1", "labels", sink=dict(bucket.sink().spec()))
-    spec = sink_of(record, 1)
+    spec = retry_sink_spec(record, 1)
     assert spec["path"] == f"{bucket.out}/_holdfast/retry-1"
     below = open_sink(spec)
     below.begin("run-2", "labels", SCHEMA)
@@ -307,7 +307,7 @@ def test_the_output_of_a_retry_lies_below_and_has_the_same_credentials(bucket: B
     assert below.parts("run-2")[0].startswith(f"{bucket.out}/_holdfast/retry-1/part-")
 
 
-def test_executors_get_the_options_of_their_own_places() -> None:
+def test_executors_get_only_the_storage_options_of_their_urls() -> None:
     keep_options("s3://own/a", {"aws_region": "one"})
     keep_options("s3://own/other", {"aws_region": "two"})
     keep_options("s3://own/a/b", {"aws_region": "three"})

@@ -1,7 +1,7 @@
-"""Sinks: what is committed is there once, in order and whole, whatever happens to the writer.
+"""Sinks commit each row once and in order, also when the writer is killed.
 
-What both kinds promise is tested on both. A process that is to die runs `write` below and kills
-itself at the step it is told; the survivor begins again and must end with the same bytes.
+Tests of common guarantees run on the Parquet and the Delta sink. Kill tests run `write` in a process that
+kills itself at a given step. A second writer then resumes and must produce the same bytes.
 """
 
 import fcntl
@@ -57,7 +57,7 @@ def sink_at(kind: str, path: Path) -> Sink:
     return open_sink({"kind": kind, "path": str(path)})
 
 
-def begun(kind: str, path: Path) -> Sink:
+def begin_sink(kind: str, path: Path) -> Sink:
     sink = sink_at(kind, path)
     sink.begin("run-1", "labels", SCHEMA)
     return sink
@@ -74,80 +74,80 @@ def digests(sink: Sink) -> dict[str, str]:
     return {Path(f).name: sha256(Path(f).read_bytes()).hexdigest() for f in sink.parts("run-1")}
 
 
-def picture(path: Path) -> dict[str, tuple[int, int, bytes]]:
-    """All that lies at `path`, with times and contents."""
-    found = {}
+def snapshot_files(path: Path) -> dict[str, tuple[int, int, bytes]]:
+    """All files and directories at `path`, with times and contents."""
+    snapshot = {}
     for item in [path, *sorted(path.rglob("*"))]:
-        told = item.lstat()
+        status = item.lstat()
         content = item.read_bytes() if item.is_file() else b""
-        found[str(item)] = (told.st_mtime_ns, told.st_ctime_ns, content)
-    return found
+        snapshot[str(item)] = (status.st_mtime_ns, status.st_ctime_ns, content)
+    return snapshot
 
 
 @contextmanager
-def refused(kind: type[HoldfastError], path: Path) -> Iterator[None]:
-    """It raises `kind` and leaves everything as it is."""
-    before = picture(path)
-    with pytest.raises(kind) as told:
+def refuses_without_change(kind: type[HoldfastError], path: Path) -> Iterator[None]:
+    """The block raises `kind` and changes no file."""
+    before = snapshot_files(path)
+    with pytest.raises(kind) as raised:
         yield
-    assert picture(path) == before
-    assert type(told.value) is kind
-    assert told.value.hint or kind is Invalid
+    assert snapshot_files(path) == before
+    assert type(raised.value) is kind
+    assert raised.value.hint or kind is Invalid
 
 
-# --- what every sink promises -------------------------------------------------------------------
+# --- guarantees of every sink -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_output_holds_nothing_and_its_parents_are_made(kind: str, tmp_path: Path) -> None:
+def test_begin_creates_the_parent_directories_of_a_new_output(kind: str, tmp_path: Path) -> None:
     sink = sink_at(kind, tmp_path / "a" / "b")
     assert sink.begin("run-1", "labels", SCHEMA) == NOTHING
     assert sink.parts("run-1") == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_directory_is_taken(kind: str, tmp_path: Path) -> None:
+def test_begin_accepts_an_empty_directory(kind: str, tmp_path: Path) -> None:
     assert sink_at(kind, tmp_path).begin("run-1", "labels", SCHEMA) == NOTHING
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_committed_rows_are_read_in_the_order_of_seq(kind: str, tmp_path: Path) -> None:
-    sink = begun(kind, tmp_path / "out")
+    sink = begin_sink(kind, tmp_path / "out")
     assert sink.commit(*part(0)) == CUT - 1
     assert sink.commit_many([part(1), part(2)]) == 3 * CUT - 1
     assert rows_of(sink) == list(range(3 * CUT))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_committed_part_is_not_committed_again(kind: str, tmp_path: Path) -> None:
-    sink = begun(kind, tmp_path / "out")
+def test_repeated_commit_of_a_part_changes_nothing(kind: str, tmp_path: Path) -> None:
+    sink = begin_sink(kind, tmp_path / "out")
     sink.commit_many([part(0), part(1)])
-    before = picture(tmp_path)
+    before = snapshot_files(tmp_path)
     assert sink.commit(*part(0)) == 2 * CUT - 1
     assert sink.commit_many([part(0), part(1)]) == 2 * CUT - 1
-    assert picture(tmp_path) == before
+    assert snapshot_files(tmp_path) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_that_are_done_in_part_are_completed(kind: str, tmp_path: Path) -> None:
-    sink = begun(kind, tmp_path / "out")
+def test_commit_many_skips_parts_already_committed(kind: str, tmp_path: Path) -> None:
+    sink = begin_sink(kind, tmp_path / "out")
     sink.commit(*part(0))
     assert sink.commit_many([part(0), part(1)]) == 2 * CUT - 1
     assert rows_of(sink) == list(range(2 * CUT))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_part_without_rows_has_no_file_and_counts(kind: str, tmp_path: Path) -> None:
-    sink = begun(kind, tmp_path / "out")
+def test_empty_part_has_no_file_and_advances_the_version(kind: str, tmp_path: Path) -> None:
+    sink = begin_sink(kind, tmp_path / "out")
     sink.commit_many([part(0), part(1, rows=0)])
     assert sink.commit(*part(2, rows=0)) == 3 * CUT - 1
     assert len(sink.parts("run-1")) == 1
-    assert begun(kind, tmp_path / "out").commit(*part(3)) == 4 * CUT - 1
+    assert begin_sink(kind, tmp_path / "out").commit(*part(3)) == 4 * CUT - 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rebuilt_sink_goes_on_where_the_former_ended(kind: str, tmp_path: Path) -> None:
-    sink = begun(kind, tmp_path / "out")
+def test_reopened_sink_continues_at_the_committed_version(kind: str, tmp_path: Path) -> None:
+    sink = begin_sink(kind, tmp_path / "out")
     sink.commit(*part(0))
     again = open_sink(sink.spec())
     assert again.begin("run-1", "labels", SCHEMA) == CUT - 1
@@ -156,7 +156,7 @@ def test_a_rebuilt_sink_goes_on_where_the_former_ended(kind: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_spec_names_the_path_in_full(
+def test_sink_spec_has_the_absolute_path(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -164,66 +164,66 @@ def test_a_spec_names_the_path_in_full(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_path_may_hold_any_letters(kind: str, tmp_path: Path) -> None:
+def test_sink_path_may_contain_special_characters(kind: str, tmp_path: Path) -> None:
     name = "a b #ü?*" + ("%20" if kind == "parquet" else "")
-    sink = begun(kind, tmp_path / name)
+    sink = begin_sink(kind, tmp_path / name)
     sink.commit(*part(0))
-    assert rows_of(begun(kind, tmp_path / name)) == list(range(CUT))
+    assert rows_of(begin_sink(kind, tmp_path / name)) == list(range(CUT))
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("number", [0, 3], ids=["overlap", "gap"])
-def test_a_part_that_does_not_follow_is_refused(kind: str, number: int, tmp_path: Path) -> None:
-    sink = begun(kind, tmp_path / "out")
+def test_part_with_overlap_or_gap_is_refused(kind: str, number: int, tmp_path: Path) -> None:
+    sink = begin_sink(kind, tmp_path / "out")
     sink.commit(*part(0))
     lo, _, table = part(number)
-    with refused(PartOutOfOrder, tmp_path):
+    with refuses_without_change(PartOutOfOrder, tmp_path):
         sink.commit(lo, lo + 2 * CUT, table)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_with_other_columns_is_refused(kind: str, tmp_path: Path) -> None:
-    sink = begun(kind, tmp_path / "out")
-    with refused(Invalid, tmp_path):
+    sink = begin_sink(kind, tmp_path / "out")
+    with refuses_without_change(Invalid, tmp_path):
         sink.commit(0, CUT, pa.table({"id": [1], "label": [2]}))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_with_more_rows_than_seqs_is_refused(kind: str, tmp_path: Path) -> None:
-    sink = begun(kind, tmp_path / "out")
-    with refused(Invalid, tmp_path):
+    sink = begin_sink(kind, tmp_path / "out")
+    with refuses_without_change(Invalid, tmp_path):
         sink.commit(0, 1, part(0).table)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_finished_output_takes_no_more_and_is_not_touched_by_begin(
+def test_finished_output_refuses_new_parts_and_begin_changes_nothing(
     kind: str, tmp_path: Path
 ) -> None:
-    sink = begun(kind, tmp_path / "out")
+    sink = begin_sink(kind, tmp_path / "out")
     sink.commit(*part(0))
     sink.finish()
-    before = picture(tmp_path)
+    before = snapshot_files(tmp_path)
     sink.finish()
     again = sink_at(kind, tmp_path / "out")
     assert again.begin("run-1", "labels", SCHEMA) == CUT - 1
     assert again.commit(*part(0)) == CUT - 1
-    assert picture(tmp_path) == before
-    with refused(PartOutOfOrder, tmp_path):
+    assert snapshot_files(tmp_path) == before
+    with refuses_without_change(PartOutOfOrder, tmp_path):
         again.commit(*part(1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_schema_under_the_same_run_is_refused(kind: str, tmp_path: Path) -> None:
-    begun(kind, tmp_path / "out")
-    with refused(Invalid, tmp_path):
+def test_begin_refuses_another_schema_of_the_same_run(kind: str, tmp_path: Path) -> None:
+    begin_sink(kind, tmp_path / "out")
+    with refuses_without_change(Invalid, tmp_path):
         sink_at(kind, tmp_path / "out").begin("run-1", "labels", pa.schema([("id", pa.int64())]))
 
 
 @given(cuts=st.lists(st.integers(1, CUT - 1), max_size=5), offset=st.integers(0, 9))
-def test_equal_rows_give_equal_bytes_however_they_are_chunked(cuts: list[int], offset: int) -> None:
-    from holdfast.spark.sinks.api import fitted
-    from holdfast.spark.sinks.files import write_rows
+def test_equal_rows_give_equal_bytes_for_any_chunking(cuts: list[int], offset: int) -> None:
+    from holdfast.spark.sinks.api import with_schema
+    from holdfast.spark.sinks.parquet_files import write_rows
 
     schema = pa.schema(
         [
@@ -247,7 +247,7 @@ def test_equal_rows_give_equal_bytes_however_they_are_chunked(cuts: list[int], o
 
     def written(table: object) -> bytes:
         held = pa.BufferOutputStream()
-        write_rows(fitted(table, schema, path=""), held)
+        write_rows(with_schema(table, schema, path=""), held)
         return bytes(held.getvalue())
 
     whole = pa.Table.from_pylist(rows, schema=schema)
@@ -257,47 +257,47 @@ def test_equal_rows_give_equal_bytes_however_they_are_chunked(cuts: list[int], o
     assert written(pa.concat_tables(chunks)) == written(whole)
 
 
-# --- places that are not ours -------------------------------------------------------------------
+# --- foreign outputs ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["part-0.parquet", "_SUCCESS", ".hidden", "_holdfast/notes.txt"])
-def test_a_directory_with_something_in_it_is_refused(kind: str, name: str, tmp_path: Path) -> None:
+def test_begin_refuses_a_non_empty_directory(kind: str, name: str, tmp_path: Path) -> None:
     file = tmp_path / "out" / name
     file.parent.mkdir(parents=True)
     file.write_text("somebody's")
-    with refused(OutputNotOurs, tmp_path):
-        begun(kind, tmp_path / "out")
+    with refuses_without_change(OutputNotOurs, tmp_path):
+        begin_sink(kind, tmp_path / "out")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_output_of_another_run_is_refused(kind: str, tmp_path: Path) -> None:
-    begun(kind, tmp_path / "out").commit(*part(0))
-    with refused(OutputNotOurs, tmp_path):
+    begin_sink(kind, tmp_path / "out").commit(*part(0))
+    with refuses_without_change(OutputNotOurs, tmp_path):
         sink_at(kind, tmp_path / "out").begin("run-2", "labels", SCHEMA)
-    with refused(OutputNotOurs, tmp_path):
+    with refuses_without_change(OutputNotOurs, tmp_path):
         sink_at(kind, tmp_path / "out").parts("run-2")
 
 
-def test_the_output_of_the_other_kind_is_refused(tmp_path: Path) -> None:
+def test_output_of_another_sink_kind_is_refused(tmp_path: Path) -> None:
     for kind, other in [("parquet", "delta"), ("delta", "parquet")]:
-        begun(kind, tmp_path / kind)
-        with refused(OutputNotOurs, tmp_path):
-            begun(other, tmp_path / kind)
+        begin_sink(kind, tmp_path / kind)
+        with refuses_without_change(OutputNotOurs, tmp_path):
+            begin_sink(other, tmp_path / kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("below", ["", "out"], ids=["path", "parent"])
-def test_a_file_in_the_way_is_refused(kind: str, below: str, tmp_path: Path) -> None:
+def test_begin_refuses_a_file_as_output_or_parent(kind: str, below: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("somebody's")
-    with refused(OutputNotOurs, tmp_path):
-        begun(kind, file / below)
+    with refuses_without_change(OutputNotOurs, tmp_path):
+        begin_sink(kind, file / below)
 
 
-# --- a process that dies ------------------------------------------------------------------------
+# --- killed writers -----------------------------------------------------------------------------
 
-# Each step, and which time it happens: in the first commit, and in the second.
+# Each step, and its occurrences to test: in the first and in the second commit.
 STEPS = {
     "parquet": {
         "write": (1, 3),
@@ -305,7 +305,7 @@ STEPS = {
         "rename": (1, 3),
         "log-write": (1, 2),
         "log-fsync": (1, 2),
-        "head-fsync": (1, 2, 3),  # the first is that of `begin`
+        "head-fsync": (1, 2, 3),  # the first is in `begin`
         "head-rename": (1, 2, 3),
     },
     "delta": {
@@ -315,13 +315,13 @@ STEPS = {
         "fsync": (1, 3),
         "rename": (1, 3),
         "files": (1, 2),
-        "transaction": (1, 2, 3),  # the third is that of `finish`
+        "transaction": (1, 2, 3),  # the third is in `finish`
     },
 }
 
 
 def write(kind: str, path: str, step: str, count: int) -> None:
-    """Runs in a process of its own: begin, commit four parts in two steps, die at a step."""
+    """Runs in a separate process: begin, commit four parts in two commits, kill itself at a step."""
     seen = 0
 
     def die(name: str) -> None:
@@ -353,7 +353,7 @@ def killed_at(kind: str, path: Path, step: str, count: int) -> None:
         for count in counts
     ],
 )
-def test_a_kill_at_any_step_leaves_whole_commits_and_the_repeat_ends_with_the_same_bytes(
+def test_sink_killed_at_any_step_resumes_to_the_same_bytes(
     kind: str, step: str, count: int, tmp_path: Path
 ) -> None:
     killed_at(kind, tmp_path / "out", step, count)
@@ -366,19 +366,19 @@ def test_a_kill_at_any_step_leaves_whole_commits_and_the_repeat_ends_with_the_sa
     sink.commit_many([part(2), part(3)])
     sink.finish()
 
-    straight = begun(kind, tmp_path / "straight")
+    straight = begin_sink(kind, tmp_path / "straight")
     straight.commit_many([part(n) for n in range(4)])
     assert rows_of(sink) == list(range(4 * CUT))
     assert digests(sink) == digests(straight)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_former_writer_whose_unfinished_file_was_swept_away_is_told_to_stop(
+def test_previous_writer_with_a_removed_temporary_file_raises_output_taken(
     kind: str, tmp_path: Path
 ) -> None:
     def take_over(step: str) -> None:
         if step == "fsync":
-            begun(kind, tmp_path)
+            begin_sink(kind, tmp_path)
 
     former: Sink
     former = (
@@ -391,7 +391,7 @@ def test_a_former_writer_whose_unfinished_file_was_swept_away_is_told_to_stop(
         former.commit(*part(0))
 
 
-def test_a_reader_sees_no_part_of_a_commit_that_was_cut_off(tmp_path: Path) -> None:
+def test_reader_sees_no_part_of_an_interrupted_commit(tmp_path: Path) -> None:
     killed_at("parquet", tmp_path / "out", "log-fsync", 2)
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 4
     manifest = read_parts(tmp_path / "out")
@@ -417,7 +417,7 @@ def small_disk(at: Path, size: int = DISK_BYTES) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(at)], check=True)
 
 
-def large(number: int, rows: int = CUT) -> Part:
+def large_part(number: int, rows: int = CUT) -> Part:
     """A part of about 400 kB that does not compress."""
     noise = [sha256(f"{number} {i}".encode()).hexdigest() * 64 for i in range(rows)]
     shaken = ["".join(sha256(f"{t}{k}".encode()).hexdigest() for k in range(64)) for t in noise]
@@ -427,55 +427,53 @@ def large(number: int, rows: int = CUT) -> Part:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("free_bytes", [0, 4096, 150_000])
-def test_a_full_disk_refuses_a_commit_until_there_is_space_again(
+def test_commit_on_a_full_disk_raises_output_full_until_space_is_freed(
     kind: str, free_bytes: int, tmp_path: Path
 ) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        sink = begun(kind, disk / "out")
-        sink.commit(*large(0))
+        sink = begin_sink(kind, disk / "out")
+        sink.commit(*large_part(0))
         filler = disk / "filler"
-        told = os.statvfs(disk)
-        filler.write_bytes(bytes(told.f_bavail * told.f_frsize - free_bytes))
+        disk_status = os.statvfs(disk)
+        filler.write_bytes(bytes(disk_status.f_bavail * disk_status.f_frsize - free_bytes))
         with pytest.raises(OutputFull) as error:
-            sink.commit(*large(1))
+            sink.commit(*large_part(1))
         assert error.value.path == str(disk / "out")
         assert rows_of(sink) == list(range(CUT))
         filler.unlink()
-        sink.commit(*large(1))
+        sink.commit(*large_part(1))
         sink.finish()
-        assert rows_of(begun(kind, disk / "out")) == list(range(2 * CUT))
+        assert rows_of(begin_sink(kind, disk / "out")) == list(range(2 * CUT))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_output_on_a_full_disk_is_refused_and_may_be_begun_later(
-    kind: str, tmp_path: Path
-) -> None:
+def test_begin_on_a_full_disk_is_refused_and_succeeds_later(kind: str, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         filler = disk / "filler"
         filler.write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize))
         with pytest.raises(OutputFull):
-            begun(kind, disk / "out").commit(*part(0))
+            begin_sink(kind, disk / "out").commit(*part(0))
         filler.unlink()
-        assert begun(kind, disk / "out").commit(*part(0)) == CUT - 1
+        assert begin_sink(kind, disk / "out").commit(*part(0)) == CUT - 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_read_only_disk_is_refused(kind: str, tmp_path: Path) -> None:
+def test_commit_on_a_read_only_disk_is_refused(kind: str, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        sink = begun(kind, disk / "out")
+        sink = begin_sink(kind, disk / "out")
         sink.commit(*part(0))
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        with refused(OutputReadOnly, disk):
+        with refuses_without_change(OutputReadOnly, disk):
             sink.commit(*part(1))
-        with refused(OutputReadOnly, disk):
-            begun(kind, disk / "new").commit(*part(0))
+        with refuses_without_change(OutputReadOnly, disk):
+            begin_sink(kind, disk / "new").commit(*part(0))
         assert rows_of(sink) == list(range(CUT))
 
 
 # --- Parquet ------------------------------------------------------------------------------------
 
 
-def test_the_files_of_two_runs_are_the_same_bytes(tmp_path: Path) -> None:
+def test_part_files_of_two_runs_have_equal_bytes(tmp_path: Path) -> None:
     files = []
     for run in ("run-1", "run-2"):
         sink = ParquetSink(tmp_path / run)
@@ -485,8 +483,8 @@ def test_the_files_of_two_runs_are_the_same_bytes(tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
-def test_the_manifest_tells_rows_sizes_hashes_schema_and_completion(tmp_path: Path) -> None:
-    sink = begun("parquet", tmp_path)
+def test_manifest_has_rows_sizes_hashes_schema_and_completion(tmp_path: Path) -> None:
+    sink = begin_sink("parquet", tmp_path)
     sink.commit_many([part(0, rows=7), part(1, rows=0)])
     sink.finish()
     manifest = read_parts(tmp_path)
@@ -499,8 +497,8 @@ def test_the_manifest_tells_rows_sizes_hashes_schema_and_completion(tmp_path: Pa
     assert (manifest.schema, manifest.rows, manifest.complete) == (SCHEMA, 7, True)
 
 
-def test_a_commit_writes_no_more_for_the_last_part_than_for_the_first(tmp_path: Path) -> None:
-    sink = begun("parquet", tmp_path)
+def test_manifest_size_does_not_grow_with_commits(tmp_path: Path) -> None:
+    sink = begin_sink("parquet", tmp_path)
     sizes = []
     for number in range(300):
         sink.commit(*part(number, rows=1))
@@ -511,8 +509,8 @@ def test_a_commit_writes_no_more_for_the_last_part_than_for_the_first(tmp_path: 
     assert len(read_parts(tmp_path).files) == 300
 
 
-def test_a_part_file_that_was_never_committed_is_overwritten(tmp_path: Path) -> None:
-    sink = begun("parquet", tmp_path)
+def test_uncommitted_part_file_is_overwritten(tmp_path: Path) -> None:
+    sink = begin_sink("parquet", tmp_path)
     stray = tmp_path / "part-000000000000-000000000100.parquet"
     stray.write_bytes(b"cut off")
     assert read_parts(tmp_path).files == []
@@ -522,8 +520,8 @@ def test_a_part_file_that_was_never_committed_is_overwritten(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["manifest.json", "parts.jsonl"])
 @pytest.mark.parametrize("damage", ["cut", "garbage", "other"])
-def test_a_damaged_manifest_is_named_and_left_alone(name: str, damage: str, tmp_path: Path) -> None:
-    begun("parquet", tmp_path).commit_many([part(0), part(1)])
+def test_damaged_manifest_is_named_and_unchanged(name: str, damage: str, tmp_path: Path) -> None:
+    begin_sink("parquet", tmp_path).commit_many([part(0), part(1)])
     file = tmp_path / "_holdfast" / name
     whole = file.read_bytes()
     damaged = {
@@ -532,15 +530,15 @@ def test_a_damaged_manifest_is_named_and_left_alone(name: str, damage: str, tmp_
         "other": whole.replace(b"sha256", b"sha257").replace(b"holdfast-output-1", b"another-2"),
     }[damage]
     file.write_bytes(damaged)
-    with refused(OutputCorrupt, tmp_path):
-        begun("parquet", tmp_path)
+    with refuses_without_change(OutputCorrupt, tmp_path):
+        begin_sink("parquet", tmp_path)
     with pytest.raises(OutputCorrupt) as error:
         read_parts(tmp_path)
     assert error.value.path == str(file)
 
 
-def test_a_line_of_the_log_that_was_changed_is_seen(tmp_path: Path) -> None:
-    begun("parquet", tmp_path).commit_many([part(0), part(1)])
+def test_changed_manifest_log_line_raises_output_corrupt(tmp_path: Path) -> None:
+    begin_sink("parquet", tmp_path).commit_many([part(0), part(1)])
     log = tmp_path / "_holdfast" / "parts.jsonl"
     log.write_bytes(log.read_bytes().replace(b'"rows":100', b'"rows":900'))
     with pytest.raises(OutputCorrupt):
@@ -548,8 +546,8 @@ def test_a_line_of_the_log_that_was_changed_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut"])
-def test_a_committed_part_that_is_missing_or_cut_is_named(damage: str, tmp_path: Path) -> None:
-    sink = begun("parquet", tmp_path)
+def test_missing_or_truncated_committed_part_is_named(damage: str, tmp_path: Path) -> None:
+    sink = begin_sink("parquet", tmp_path)
     sink.commit(*part(0))
     file = Path(sink.parts("run-1")[0])
     if damage == "missing":
@@ -557,14 +555,14 @@ def test_a_committed_part_that_is_missing_or_cut_is_named(damage: str, tmp_path:
     else:
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(OutputCorrupt) as error:
-        begun("parquet", tmp_path)
+        begin_sink("parquet", tmp_path)
     assert error.value.path == str(file)
 
 
-def test_a_former_writer_that_wakes_up_is_fenced(tmp_path: Path) -> None:
-    former = begun("parquet", tmp_path)
+def test_previous_writer_is_fenced_after_a_takeover(tmp_path: Path) -> None:
+    former = begin_sink("parquet", tmp_path)
     former.commit(*part(0))
-    successor = begun("parquet", tmp_path)
+    successor = begin_sink("parquet", tmp_path)
     successor.commit(*part(1))
     with pytest.raises(OutputTaken):
         former.commit(*part(1))
@@ -573,12 +571,12 @@ def test_a_former_writer_that_wakes_up_is_fenced(tmp_path: Path) -> None:
     assert read_parts(tmp_path).version == 2 * CUT - 1
 
 
-def test_a_former_writer_is_fenced_also_between_its_files_and_its_manifest(tmp_path: Path) -> None:
+def test_previous_writer_is_fenced_between_files_and_manifest(tmp_path: Path) -> None:
     successors: list[Sink] = []
 
     def take_over(step: str) -> None:
         if step == "rename" and not successors:
-            successors.append(begun("parquet", tmp_path))
+            successors.append(begin_sink("parquet", tmp_path))
             successors[0].commit(*part(0))
 
     former = ParquetSink(tmp_path, step=take_over)
@@ -588,30 +586,30 @@ def test_a_former_writer_is_fenced_also_between_its_files_and_its_manifest(tmp_p
     assert rows_of(successors[0]) == list(range(CUT))
 
 
-def test_a_manifest_that_stays_locked_is_reported_as_held(tmp_path: Path) -> None:
-    begun("parquet", tmp_path)
+def test_locked_manifest_raises_output_held(tmp_path: Path) -> None:
+    begin_sink("parquet", tmp_path)
     handle = os.open(tmp_path / "_holdfast", os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        with refused(OutputHeld, tmp_path):
+        with refuses_without_change(OutputHeld, tmp_path):
             ParquetSink(tmp_path, lock_wait_s=0).begin("run-1", "labels", SCHEMA)
     finally:
         os.close(handle)
 
 
-def test_a_file_url_names_its_directory(tmp_path: Path) -> None:
+def test_parquet_sink_accepts_a_file_url(tmp_path: Path) -> None:
     assert ParquetSink(f"file://{tmp_path}").path == tmp_path
 
 
-def test_a_read_of_a_place_without_manifest_says_so(tmp_path: Path) -> None:
+def test_read_parts_without_a_manifest_raises_output_not_ours(tmp_path: Path) -> None:
     with pytest.raises(OutputNotOurs):
         read_parts(tmp_path)
 
 
-# --- sinks of others ----------------------------------------------------------------------------
+# --- custom sinks -------------------------------------------------------------------------------
 
 
-def test_the_sinks_are_imported_without_the_delta_library() -> None:
+def test_sinks_import_does_not_load_deltalake() -> None:
     call = "import sys, holdfast.spark.sinks; print('deltalake' in sys.modules)"
     with Proc.spawn([sys.executable, "-c", call], ready=None, cwd=ROOT) as process:
         assert process.wait() == 0
@@ -619,7 +617,7 @@ def test_the_sinks_are_imported_without_the_delta_library() -> None:
 
 
 class HeldInMemory:
-    """A sink somebody else might write; `open_sink` finds it by its name."""
+    """A custom sink. `open_sink` imports it by its dotted name."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -646,7 +644,7 @@ class HeldInMemory:
         return []
 
 
-def test_a_sink_of_somebody_else_is_built_from_its_name() -> None:
+def test_open_sink_builds_a_custom_sink_from_its_dotted_name() -> None:
     sink = open_sink({"kind": "tests.spark.test_sinks:HeldInMemory", "path": "x"})
     assert type(sink).__name__ == "HeldInMemory"
     assert sink.commit(*part(0)) == CUT - 1
@@ -667,7 +665,7 @@ def test_a_sink_of_somebody_else_is_built_from_its_name() -> None:
         {"kind": "delta", "path": "a%20b"},
     ],
 )
-def test_a_spec_of_no_sink_is_refused(spec: dict[str, str | int | bool]) -> None:
+def test_open_sink_refuses_an_invalid_spec(spec: dict[str, str | int | bool]) -> None:
     with pytest.raises(Invalid):
         open_sink(spec)
 
@@ -682,8 +680,8 @@ def test_a_spec_of_no_sink_is_refused(spec: dict[str, str | int | bool]) -> None
     ],
     ids=["twice", "none", "dictionary"],
 )
-def test_a_schema_that_has_no_fixed_bytes_is_refused(
+def test_begin_refuses_a_schema_without_deterministic_bytes(
     kind: str, schema: object, tmp_path: Path
 ) -> None:
-    with refused(Invalid, tmp_path):
+    with refuses_without_change(Invalid, tmp_path):
         sink_at(kind, tmp_path / "out").begin("run-1", "labels", schema)

@@ -1,4 +1,4 @@
-"""Stages with a spool, on a local session: data is in the spool, the store has the ledger."""
+"""Stages with a spool on a local session: the spool holds the data, the store holds the ledger."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.cli import main
 from holdfast.ledger import runs
-from holdfast.spark import Fail, Run, RunStopped, Skip, Stop, spool_upkeep
-from holdfast.spark import spool_line as spool_lines
+from holdfast.spark import Fail, Run, RunStopped, Skip, Stop, spool_maintenance
+from holdfast.spark import spool_client as spool_lines
 from holdfast.spark.errors import NotAStage, RunChanged, SpoolLost
 from holdfast.spark.spool import Spool
 from holdfast.store import open as open_store
-from tests.spark.test_sink_s3 import SECRET, Bucket, bucket, server
-from tests.spark.test_stage import Place, note, place, tuples
+from tests.spark.test_sink_s3 import SECRET, S3Bucket, bucket, server
+from tests.spark.test_stage import StageRig, append_line, place, tuples
 
 __all__ = ["bucket", "place", "server"]
 
@@ -31,13 +31,13 @@ MARK = "only-the-input-says-this"
 RESULT = "only-a-result-says-this"
 
 
-# A directory is the lesser half of it: in the long suite.
+# The directory variant covers less code, so it runs in the long suite only.
 @pytest.fixture(params=[pytest.param("directory", marks=pytest.mark.deep), "s3"])
 def options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """`spool=` and, for an object store, `storage_options=`."""
     if request.param == "directory":
         return {"spool": str(tmp_path / "spool")}
-    made: Bucket = request.getfixturevalue("bucket")
+    made: S3Bucket = request.getfixturevalue("bucket")
     return {"spool": f"s3://{made.name}/spool", "storage_options": made.options}
 
 
@@ -50,9 +50,9 @@ def table(spark: SparkSession, rows: int = ROWS) -> DataFrame:
     return spark.range(0, rows, 1, 3).selectExpr("id", f"'{MARK}' as text")
 
 
-def labelled(log: str) -> Callable[[Any], Any]:
+def labelling_function(log: str) -> Callable[[Any], Any]:
     def work(row: Any) -> Any:
-        note(log, row.id)
+        append_line(log, row.id)
         if row.id % 20 == 3:
             return Skip("not this one")
         if row.id % 20 == 4:
@@ -64,24 +64,29 @@ def labelled(log: str) -> Callable[[Any], Any]:
     return work
 
 
-def good(ids: range) -> list[tuple[int, str]]:
+def expected_rows(ids: range) -> list[tuple[int, str]]:
     return [(n, f"{RESULT} {n} {MARK[:4]}") for n in ids if n % 20 not in (3, 4, 5)]
 
 
-def files(*places: str | Path) -> bytes:
+def all_bytes(*directories: str | Path) -> bytes:
     """All bytes below these directories."""
-    found = [path for place in places for path in sorted(Path(place).rglob("*")) if path.is_file()]
-    return b"".join(path.read_bytes() for path in found)
+    paths = [
+        path
+        for directory in directories
+        for path in sorted(Path(directory).rglob("*"))
+        if path.is_file()
+    ]
+    return b"".join(path.read_bytes() for path in paths)
 
 
-def test_data_is_in_the_spool_and_the_store_has_names_of_it(
-    spark: SparkSession, place: Place, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+def test_spool_holds_the_data_and_the_store_only_object_names(
+    spark: SparkSession, place: StageRig, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stage = place.stage(labelled(place.log), schema="y string", **options)
+    stage = place.stage(labelling_function(place.log), schema="y string", **options)
     for _ in range(2):
         with stage.run(table(spark)) as run:
-            # Executors read it, by the names that the driver gives them.
-            assert tuples(run.output()) == good(range(ROWS))
+            # Executors read the objects that the driver names.
+            assert tuples(run.output()) == expected_rows(range(ROWS))
             failed = [(row.id, row._error_class, row._raw) for row in run.failed().collect()]
             assert [row.id for row in run.skipped().collect()] == [3, 23, 43]
             report = str(run.report())
@@ -90,49 +95,51 @@ def test_data_is_in_the_spool_and_the_store_has_names_of_it(
         (n, "schema", f'{{"y":5,"z":"{RESULT}"}}') for n in (5, 25, 45)
     ]
     assert sorted(map(int, place.calls())) == list(range(ROWS))
-    kept = files(place.store)
-    assert b"it is bad" in kept
+    store_bytes = all_bytes(place.store)
+    assert b"it is bad" in store_bytes
     for secret in (MARK, RESULT, SECRET):
-        assert secret.encode() not in kept
+        assert secret.encode() not in store_bytes
     assert main(["runs", "failed", "job", "--store", place.store]) == 0
-    told = capfd.readouterr()
-    assert SECRET not in report + told.out + told.err + repr(stage) + repr(vars(stage))
+    printed = capfd.readouterr()
+    assert SECRET not in report + printed.out + printed.err + repr(stage) + repr(vars(stage))
 
 
-def test_the_spool_is_part_of_the_run(
-    spark: SparkSession, place: Place, directory: Path, tmp_path: Path
+def test_changed_spool_of_a_run_is_refused(
+    spark: SparkSession, place: StageRig, directory: Path, tmp_path: Path
 ) -> None:
-    place.stage(place.counting(), spool=directory).run(table(spark)).close()
+    place.stage(place.counting_function(), spool=directory).run(table(spark)).close()
     for other in (tmp_path / "other", None):
-        stage = place.stage(place.counting(), spool=other)
+        stage = place.stage(place.counting_function(), spool=other)
         for changed in ("refuse", "extend"):
-            with pytest.raises(RunChanged) as told:
+            with pytest.raises(RunChanged) as raised:
                 stage.run(table(spark), changed=changed)
-            assert (told.value.what, told.value.was) == ("spool", str(directory))
+            assert (raised.value.what, raised.value.was) == ("spool", str(directory))
     with pytest.raises(NotAStage):
-        place.stage(place.counting(), spool="hdfs://spool/x")
+        place.stage(place.counting_function(), spool="hdfs://spool/x")
     assert len(place.calls()) == ROWS
 
 
 @pytest.mark.deep
-def test_an_input_in_no_order_is_sorted_into_the_spool(
-    spark: SparkSession, place: Place, directory: Path
+def test_unordered_input_is_sorted_into_the_spool(
+    spark: SparkSession, place: StageRig, directory: Path
 ) -> None:
     ids = [(n * 37) % ROWS for n in range(ROWS)]
     df = spark.createDataFrame([(n, MARK) for n in ids], "id bigint, text string").repartition(3)
-    with place.stage(labelled(place.log), schema="y string", spool=directory).run(df) as run:
-        assert tuples(run.output()) == good(range(ROWS))
-    # Blocks of the first pass are gone.
+    with place.stage(labelling_function(place.log), schema="y string", spool=directory).run(
+        df
+    ) as run:
+        assert tuples(run.output()) == expected_rows(range(ROWS))
+    # The blocks of the first pass are deleted.
     blocks = [path for path in directory.rglob("*") if path.is_file() and path.parent.name == "i"]
-    assert files(directory).count(MARK.encode()) == ROWS
+    assert all_bytes(directory).count(MARK.encode()) == ROWS
     assert blocks
 
 
-def stopped(spark: SparkSession, place: Place, directory: Path) -> Any:
-    """A run that stopped by itself with some of its rows done, and its stage without the rule."""
+def stopped_run_stage(spark: SparkSession, place: StageRig, directory: Path) -> Any:
+    """Run until `stop_after` stops the run with some rows done. Return its stage without `stop_after`."""
 
     def work(row: Any) -> Any:
-        note(log, row.id)
+        append_line(log, row.id)
         return Fail("no") if row.id >= 20 and not os.path.exists(mended) else {"y": row.id}
 
     log, mended = place.log, str(place.path / "mended")
@@ -152,48 +159,48 @@ def objects(directory: Path, kind: str) -> list[Path]:
     "kind",
     [pytest.param("i", id="input", marks=pytest.mark.deep), pytest.param("o", id="outcomes")],
 )
-def test_a_run_whose_objects_are_lost_is_refused_before_any_call(
-    spark: SparkSession, place: Place, directory: Path, kind: str
+def test_run_with_lost_spool_objects_is_refused_before_any_call(
+    spark: SparkSession, place: StageRig, directory: Path, kind: str
 ) -> None:
-    stage = stopped(spark, place, directory)
+    stage = stopped_run_stage(spark, place, directory)
     before = place.calls()
     for path in objects(directory, kind)[:1]:
         kept = path.read_bytes()
         path.unlink()
     for _ in range(2):
-        with pytest.raises(SpoolLost) as told:
+        with pytest.raises(SpoolLost) as raised:
             stage.run(table(spark))
-        [[lo, hi], *_] = told.value.seqs
+        [[lo, hi], *_] = raised.value.seqs
         assert 0 <= lo < hi <= ROWS
     assert place.calls() == before
     path.write_bytes(kept)
-    # Back again, with another time: it is read, and believed.
+    # The restored object has another time. It is read and accepted.
     with stage.run(table(spark)) as run:
         assert run.output().count() >= 20
     if kind == "o":
-        again = place.stage(place.counting(), spool=directory)
+        again = place.stage(place.counting_function(), spool=directory)
         with again.run(table(spark), fresh=True) as run:
             assert run.output().count() == ROWS
 
 
-def test_bytes_that_rot_in_the_spool_are_found_when_they_are_read(
-    spark: SparkSession, place: Place, directory: Path
+def test_corrupt_spool_bytes_raise_spool_lost_when_read(
+    spark: SparkSession, place: StageRig, directory: Path
 ) -> None:
-    """The listing shows nothing: the same size, the same time."""
-    stage = stopped(spark, place, directory)
+    """The listing cannot show the change: size and time are equal."""
+    stage = stopped_run_stage(spark, place, directory)
     for path in objects(directory, "i"):
         status, data = path.stat(), path.read_bytes()
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     before = place.calls()
-    with pytest.raises(SpoolLost) as told:
+    with pytest.raises(SpoolLost) as raised:
         stage.run(table(spark))
-    assert told.value.what == "input"
+    assert raised.value.what == "input"
     assert place.calls() == before
 
 
-def test_an_object_whose_writer_died_before_its_report_is_never_named(
-    spark: SparkSession, place: Place, directory: Path
+def test_spool_object_of_a_killed_writer_is_deleted(
+    spark: SparkSession, place: StageRig, directory: Path
 ) -> None:
     def work(row: Any) -> Any:
         def die(step: str) -> None:
@@ -202,7 +209,7 @@ def test_an_object_whose_writer_died_before_its_report_is_never_named(
                 os.kill(os.getpid(), signal.SIGKILL)
 
         spool_lines.step = die
-        note(log, row.id)
+        append_line(log, row.id)
         return {"y": row.id * 2}
 
     log, dead = place.log, str(place.path / "dead")
@@ -212,45 +219,47 @@ def test_an_object_whose_writer_died_before_its_report_is_never_named(
     assert Path(dead).exists()
     calls = Counter(map(int, place.calls()))
     assert set(calls) == set(range(ROWS))
-    # What was begun and not reported by the one that died: at most flush_rows + concurrency.
+    # Repeated calls: rows begun and not reported by the killed child, at most flush_rows + concurrency.
     assert 0 < sum(calls.values()) - ROWS <= 5
-    # Its object went when the run was over.
-    assert [f"o/{path.parent.name}/{path.name}" for path in objects(directory, "o")] == named(place)
+    # The unreferenced object was deleted at the end of the run.
+    assert [
+        f"o/{path.parent.name}/{path.name}" for path in objects(directory, "o")
+    ] == referenced_results(place)
 
 
-def named(place: Place) -> list[str]:
-    """The objects of results that the ledger names."""
+def referenced_results(place: StageRig) -> list[str]:
+    """The result objects that the ledger references."""
     with open_store(place.store) as store:
-        record = store.read(runs.latest, "job")
+        record = store.read(runs.get_latest, "job")
         assert record is not None
-        found = spool_upkeep.named(store, record)
-        return sorted(at.name for what, _, at in found if what == "outcomes")
+        referenced = spool_maintenance.iter_referenced(store, record)
+        return sorted(at.name for what, _, at in referenced if what == "outcomes")
 
 
-def test_a_grown_input_adopts_rows_of_a_spool(
-    spark: SparkSession, place: Place, directory: Path
+def test_extended_input_reuses_rows_of_the_spool(
+    spark: SparkSession, place: StageRig, directory: Path
 ) -> None:
-    stage = place.stage(labelled(place.log), schema="y string", spool=directory)
+    stage = place.stage(labelling_function(place.log), schema="y string", spool=directory)
     stage.run(table(spark)).close()
     options = {"changed": "extend", "retry_failed": False}
     with stage.run(table(spark, 2 * ROWS), **options) as run:
-        assert tuples(run.output()) == good(range(2 * ROWS))
+        assert tuples(run.output()) == expected_rows(range(2 * ROWS))
         assert run.reused().count() == ROWS
         raws = {row.id: row._raw for row in run.failed().collect() if row._raw}
     assert sorted(raws) == [5, 25, 45, 65, 85, 105]
     assert len(set(raws.values())) == 1
     assert sorted(map(int, place.calls())) == list(range(2 * ROWS))
-    assert RESULT.encode() not in files(place.store)
-    # Rows that failed for their form, mapped without a call.
+    assert RESULT.encode() not in all_bytes(place.store)
+    # Remap the rows that failed with a schema error, without a call.
     with stage.remap(lambda raw: {"y": str(raw["y"])}) as run:
-        assert run.counts()["TERMINAL_SUCCESS"] == len(good(range(2 * ROWS))) + 6
+        assert run.counts()["TERMINAL_SUCCESS"] == len(expected_rows(range(2 * ROWS))) + 6
     assert len(place.calls()) == 2 * ROWS
 
 
-def test_executors_read_outcomes_and_the_driver_reads_no_object(
-    spark: SparkSession, place: Place, directory: Path, monkeypatch: pytest.MonkeyPatch
+def test_executors_read_spooled_outcomes_and_the_driver_reads_none(
+    spark: SparkSession, place: StageRig, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage = place.stage(labelled(place.log), schema="y string", spool=directory)
+    stage = place.stage(labelling_function(place.log), schema="y string", spool=directory)
     stage.run(table(spark)).close()
     with stage.run(table(spark, 2 * ROWS), changed="extend", retry_failed=False) as run:
 
@@ -258,7 +267,7 @@ def test_executors_read_outcomes_and_the_driver_reads_no_object(
             raise AssertionError("the driver read an object of the spool")
 
         monkeypatch.setattr(Spool, "_checked", refused)
-        assert tuples(run.output()) == good(range(2 * ROWS))
+        assert tuples(run.output()) == expected_rows(range(2 * ROWS))
         assert [row.id for row in run.failed().collect()] == [
             n for n in range(2 * ROWS) if n % 20 in (4, 5)
         ]
@@ -276,35 +285,35 @@ def test_executors_read_outcomes_and_the_driver_reads_no_object(
 
 
 def test_the_lazy_form_reads_results_from_the_spool(
-    spark: SparkSession, place: Place, options: dict[str, Any]
+    spark: SparkSession, place: StageRig, options: dict[str, Any]
 ) -> None:
-    stage = place.stage(labelled(place.log), schema="y string", on_fail="keep", **options)
+    stage = place.stage(labelling_function(place.log), schema="y string", on_fail="keep", **options)
     df = table(spark).transform(stage)
-    assert [tuple(row) for row in df.orderBy("id").collect()] == good(range(ROWS))
-    assert df.count() == len(good(range(ROWS)))
+    assert [tuple(row) for row in df.orderBy("id").collect()] == expected_rows(range(ROWS))
+    assert df.count() == len(expected_rows(range(ROWS)))
     assert sorted(map(int, place.calls())) == list(range(ROWS))
-    assert RESULT.encode() not in files(place.store)
+    assert RESULT.encode() not in all_bytes(place.store)
 
 
 @pytest.mark.deep
-def test_an_output_is_written_from_the_spool_and_written_again(
-    spark: SparkSession, place: Place, directory: Path
+def test_output_is_written_and_exported_from_the_spool(
+    spark: SparkSession, place: StageRig, directory: Path
 ) -> None:
-    stage = place.stage(labelled(place.log), schema="y string", spool=directory)
+    stage = place.stage(labelling_function(place.log), schema="y string", spool=directory)
     with stage.run(table(spark), output=place.output) as run:
-        assert tuples(run.output()) == good(range(ROWS))
+        assert tuples(run.output()) == expected_rows(range(ROWS))
         run.write(place.path / "again")
     names = ["out", "again"]
     first, second = (sorted((place.path / name).glob("part-*")) for name in names)
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     with Run.of("job", spark, place.store) as run:
-        assert run.output().count() == len(good(range(ROWS)))
+        assert run.output().count() == len(expected_rows(range(ROWS)))
 
 
-def test_the_objects_of_runs_go_with_them(
-    spark: SparkSession, place: Place, directory: Path, capsys: pytest.CaptureFixture[str]
+def test_prune_and_delete_remove_the_spool_objects_of_runs(
+    spark: SparkSession, place: StageRig, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage = place.stage(place.counting(), spool=directory)
+    stage = place.stage(place.counting_function(), spool=directory)
     for _ in range(3):
         stage.run(table(spark), fresh=True).close()
     assert len(list(directory.iterdir())) == 3
@@ -313,8 +322,8 @@ def test_the_objects_of_runs_go_with_them(
     directory.rename(place.path / "elsewhere")
     directory.write_text("no directory")
     assert main(["runs", "prune", "--keep", "1", "--store", place.store]) == 0
-    told = capsys.readouterr().out
-    assert "spool_kept" in told
+    printed = capsys.readouterr().out
+    assert "spool_kept" in printed
     directory.unlink()
     (place.path / "elsewhere").rename(directory)
     assert main(["runs", "prune", "--keep", "1", "--store", place.store]) == 0
@@ -323,10 +332,10 @@ def test_the_objects_of_runs_go_with_them(
     assert list(directory.iterdir()) == []
 
 
-def test_objects_that_nothing_names_go_when_the_run_is_over(
-    spark: SparkSession, place: Place, directory: Path
+def test_finished_run_sweeps_unreferenced_spool_objects(
+    spark: SparkSession, place: StageRig, directory: Path
 ) -> None:
-    """Without a fault, too: a pass over an input in no order leaves blocks that it was told to stop at."""
+    """Unreferenced objects also arise without faults: a stopped first pass leaves blocks."""
     spool = str(directory)
 
     def work(row: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Stage on a local Spark session: what users call, what they get, and what they are told."""
+"""`Stage` on a local Spark session: runs, the lazy form, retries, cancellation and refusals."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.ledger import runs
-from holdfast.ledger.states import State
+from holdfast.ledger.states import RowState
 from holdfast.spark import Call, Fail, Retry, Run, Skip, Stage
-from holdfast.spark.again import remap_of
-from holdfast.spark.code import NotPicklable
 from holdfast.spark.errors import (
     InputChanged,
     NotAStage,
@@ -38,15 +36,18 @@ from holdfast.spark.errors import (
     RunCancelled,
     RunChanged,
 )
-from holdfast.spark.jobs import own_python
+from holdfast.spark.function_pickle import NotPicklable
 from holdfast.spark.keys import KeyDuplicate, KeyMissing, KeyNull
-from holdfast.spark.lazy import FIRST_ROWS
-from holdfast.spark.run import Drive
+from holdfast.spark.lazy_frame import FIRST_ROWS
+from holdfast.spark.retry_run import make_remap_record
+from holdfast.spark.run import RunDriver
 from holdfast.spark.sinks import OutputNotOurs
 from holdfast.spark.sinks.delta import DeltaSink
 from holdfast.spark.sinks.parquet import read_parts
-from holdfast.spark.stage import _open
-from holdfast.spark.stage_options import struct_of
+from holdfast.spark.spark_jobs import use_driver_python
+from holdfast.spark.stage import _lazy_services
+from holdfast.spark.stage_options import parse_schema
+from holdfast.spark.stage_run_record import new_run_record
 from holdfast.store import open as open_store
 from tests.process.watch import until
 from tests.processes import TIMEOUT_S
@@ -54,11 +55,11 @@ from tests.processes import TIMEOUT_S
 pytestmark = pytest.mark.timeout(120)
 
 Y = "y bigint"
-NAMES = [state.name for state in State]
+NAMES = [state.name for state in RowState]
 
 
-class Place:
-    """Where a test keeps its store, its output, and a log of calls that every process writes to."""
+class StageRig:
+    """The store, the output and the call log of a test. Every process appends to the call log."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,33 +79,33 @@ class Place:
         except FileNotFoundError:
             return []
 
-    def counting(self) -> Callable[[Any], Any]:
-        """A function that says in the log for which row it was called."""
+    def counting_function(self) -> Callable[[Any], Any]:
+        """A function that appends the id of each row it is called for to the call log."""
         log = self.log
 
         def work(row: Any) -> dict[str, Any]:
-            note(log, row.id)
+            append_line(log, row.id)
             return {"y": row.id * 2}
 
         return work
 
 
-def note(log: str, what: object) -> None:
+def append_line(log: str, what: object) -> None:
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(fd, f"{what}\n".encode())
     os.close(fd)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path) -> StageRig:
+    return StageRig(tmp_path)
 
 
 def double(row: Any) -> dict[str, Any]:
     return {"y": row.id * 2}
 
 
-def settled(**counts: int) -> dict[str, int]:
+def final_counts(**counts: int) -> dict[str, int]:
     return {name: counts.get(name, 0) for name in NAMES}
 
 
@@ -112,22 +113,22 @@ def tuples(df: DataFrame) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in df.collect()]
 
 
-def jobs_of(spark: SparkSession) -> int:
-    """How many jobs this session has begun so far."""
+def count_spark_jobs(spark: SparkSession) -> int:
+    """The number of Spark jobs that this session has started."""
     tracker = spark.sparkContext._jsc.sc().dagScheduler()
     return int(tracker.numTotalJobs())
 
 
-# --- what a run gives ---------------------------------------------------------------------------
+# --- runs ---------------------------------------------------------------------------------------
 
 
-def test_a_run_says_how_every_row_ended_and_a_second_one_does_nothing(
-    spark: SparkSession, place: Place
+def test_run_reports_every_row_outcome_and_a_second_run_calls_nothing(
+    spark: SparkSession, place: StageRig
 ) -> None:
     log = place.log
 
     def work(row: Any, call: Call) -> Any:
-        note(log, row.id)
+        append_line(log, row.id)
         call.cost = 0.5
         if row.id % 10 == 3:
             return Skip(f"three of {row.id}")
@@ -146,7 +147,7 @@ def test_a_run_says_how_every_row_ended_and_a_second_one_does_nothing(
     stage = place.stage(work, schema="y bigint, s string", concurrency=4)
     run = stage.run(df, output=place.output)
 
-    assert run.counts() == settled(
+    assert run.counts() == final_counts(
         COMMITTED=100, TERMINAL_SUCCESS=70, TERMINAL_SKIP=10, TERMINAL_FAIL=20
     )
     assert (run.name, run.status) == ("job", "finished")
@@ -173,8 +174,8 @@ def test_a_run_says_how_every_row_ended_and_a_second_one_does_nothing(
     assert (figures.calls, figures.cost, figures.retries) == (130, 65.0, 30)
 
     text = str(run.report())
-    for told in ("job", "70", "20"):
-        assert told in text
+    for word in ("job", "70", "20"):
+        assert word in text
     path = place.path / "report.html"
     run.report().save(str(path))
     assert "<html" in path.read_text().lower()
@@ -183,10 +184,10 @@ def test_a_run_says_how_every_row_ended_and_a_second_one_does_nothing(
     assert (plan.rows, plan.to_run, plan.to_retry, plan.reused) == (100, 0, 0, 70)
     assert "70 done" in str(plan)
 
-    before, jobs = sorted(Path(place.output).rglob("*")), jobs_of(spark)
+    before, jobs = sorted(Path(place.output).rglob("*")), count_spark_jobs(spark)
     again = stage.run(df, output=place.output)
     resumed = stage.resume(spark)
-    assert jobs_of(spark) == jobs
+    assert count_spark_jobs(spark) == jobs
     assert {run.run_id, again.run_id, resumed.run_id} == {run.run_id}
     assert again.counts() == run.counts()
     assert len(place.calls()) == 130
@@ -197,38 +198,34 @@ def test_a_run_says_how_every_row_ended_and_a_second_one_does_nothing(
         one.close()
 
 
-def test_without_an_output_the_rows_are_kept_in_the_store(
-    spark: SparkSession, place: Place
-) -> None:
+def test_run_without_output_keeps_rows_in_the_store(spark: SparkSession, place: StageRig) -> None:
     with place.stage(double, store=Path(place.store)).run(spark.range(10)) as run:
         assert tuples(run.output()) == [(i, 2 * i) for i in range(10)]
         assert run.failed().count() == run.skipped().count() == 0
         assert run.failed().columns[:2] == ["id", "_seq"]
 
 
-def test_an_input_without_rows_has_an_output_without_rows(
-    spark: SparkSession, place: Place
-) -> None:
+def test_run_over_an_empty_input_has_an_empty_output(spark: SparkSession, place: StageRig) -> None:
     df = spark.range(10).where("id > 100")
     with place.stage(double).run(df, output=place.output) as run:
-        assert run.counts() == settled()
+        assert run.counts() == final_counts()
         assert tuples(run.output()) == []
         assert run.output().columns == ["id", "y"]
         assert "job" in str(run.report())
     assert read_parts(place.output).complete
 
 
-# --- functions of every kind --------------------------------------------------------------------
+# --- kinds of functions -------------------------------------------------------------------------
 
 
-async def slowly(row: Any, call: Call) -> Any:
+async def add_attempt_async(row: Any, call: Call) -> Any:
     await asyncio.sleep(0.001)
     if row.id == 3:
         raise KeyError("three")
     return Row(y=row.id + call.attempt)
 
 
-def by_table(table: pa.Table) -> pa.Table:
+def double_table(table: pa.Table) -> pa.Table:
     ids = table.column("id").to_pylist()
     if 13 in ids:
         raise ValueError("thirteen")
@@ -236,7 +233,7 @@ def by_table(table: pa.Table) -> pa.Table:
     return pa.table({"y": pc.multiply(table.column("id"), 2), "_skip": skip})
 
 
-async def by_table_slowly(table: pa.Table, call: Call) -> pa.RecordBatch:
+async def add_row_count_async(table: pa.Table, call: Call) -> pa.RecordBatch:
     await asyncio.sleep(0.001)
     return pa.table({"y": pc.add(table.column("id"), call.rows)}).to_batches()[0]
 
@@ -250,29 +247,29 @@ class Adder:
 
 
 def test_functions_may_be_sync_or_async_by_row_or_by_batch(
-    spark: SparkSession, place: Place
+    spark: SparkSession, place: StageRig
 ) -> None:
     df = spark.range(0, 50, 1, 3)
-    with place.stage(slowly, "async", concurrency=16).run(df) as run:
+    with place.stage(add_attempt_async, "async", concurrency=16).run(df) as run:
         assert tuples(run.output()) == [(i, i + 1) for i in range(50) if i != 3]
         assert run.failed().first()._error == "KeyError: 'three'"
-    with place.stage(by_table, "batch", batch=True, batch_rows=8, concurrency=2).run(df) as run:
+    with place.stage(double_table, "batch", batch=True, batch_rows=8, concurrency=2).run(df) as run:
         good = [i for i in range(50) if i % 5 and i != 13]
         assert tuples(run.output()) == [(i, 2 * i) for i in good]
         assert [row.id for row in run.failed().collect()] == [13]
         assert run.counts()["TERMINAL_SKIP"] == 10
-    stage = place.stage(by_table_slowly, "both", batch=True, batch_rows=20, concurrency=4)
+    stage = place.stage(add_row_count_async, "both", batch=True, batch_rows=20, concurrency=4)
     with stage.run(df) as run:
         assert tuples(run.output()) == [(i, i + (20 if i < 40 else 10)) for i in range(50)]
     with place.stage(Adder(7), "object").run(df) as run:
         assert tuples(run.output()) == [(i, i + 7) for i in range(50)]
 
 
-def test_a_rate_holds_for_calls_of_batches_too(spark: SparkSession, place: Place) -> None:
+def test_rate_per_s_limits_batch_calls(spark: SparkSession, place: StageRig) -> None:
     log = place.log
 
     def work(table: pa.Table) -> pa.Table:
-        note(log, table.num_rows)
+        append_line(log, table.num_rows)
         return pa.table({"y": table.column("id")})
 
     stage = place.stage(work, batch=True, batch_rows=10, rate_per_s=50, concurrency=2)
@@ -281,8 +278,8 @@ def test_a_rate_holds_for_calls_of_batches_too(spark: SparkSession, place: Place
     assert sorted(map(int, place.calls())) == [5] + [10] * 9
 
 
-def test_what_a_function_carries_along_reaches_it(
-    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+def test_function_gets_its_broadcasts_and_imported_modules(
+    spark: SparkSession, place: StageRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = spark.sparkContext.broadcast({i: i * 100 for i in range(20)})
     home = place.path / "beside"
@@ -310,22 +307,20 @@ def work(row, call):
 """
 
 
-def test_a_function_of_a_script_or_a_notebook_takes_along_what_stands_beside_it(
-    spark: SparkSession, place: Place
-) -> None:
+def test_function_of_main_is_pickled_with_its_globals(spark: SparkSession, place: StageRig) -> None:
     script: dict[str, Any] = {"__name__": "__main__"}
     exec(SCRIPT, script)
     with place.stage(script["work"]).run(spark.range(5)) as run:
         assert tuples(run.output()) == [(i, 3 * i) for i in range(5)]
 
 
-# --- columns of every kind ----------------------------------------------------------------------
+# --- column types -------------------------------------------------------------------------------
 
 WHEN = dt.datetime(2024, 2, 29, 23, 59, 59, 123456)
 
 
-def test_nested_and_timed_columns_arrive_and_return_as_spark_knows_them(
-    spark: SparkSession, place: Place
+def test_nested_and_time_columns_round_trip_through_the_function(
+    spark: SparkSession, place: StageRig
 ) -> None:
     schema = "id int, at timestamp, day date, price decimal(8,2), tags array<string>, p struct<x:int,y:string>, m map<string,int>, raw binary"
     rows = [
@@ -364,7 +359,7 @@ def test_nested_and_timed_columns_arrive_and_return_as_spark_knows_them(
         assert tuple(second) == (2, *[None] * 7, "NoneType")
 
 
-def test_keys_may_be_texts_and_several(spark: SparkSession, place: Place) -> None:
+def test_key_may_be_several_columns_with_text(spark: SparkSession, place: StageRig) -> None:
     rows = [("b", 2, 1.5), ("a", 10, 2.5), ("b", 1, 3.5), ("ä", 0, 4.5), ("", 7, 5.5)]
     df = spark.createDataFrame(rows, "name string, n int, v double").repartition(3)
     stage = place.stage(lambda row: {"y": row.v}, schema="y double", key=["name", "n"])
@@ -379,8 +374,8 @@ def test_keys_may_be_texts_and_several(spark: SparkSession, place: Place) -> Non
         ]
 
 
-def test_a_schema_may_be_a_struct_and_what_does_not_fit_it_fails_row_by_row(
-    spark: SparkSession, place: Place
+def test_results_that_do_not_fit_a_struct_schema_fail_per_row(
+    spark: SparkSession, place: StageRig
 ) -> None:
     answers: dict[int, Any] = {
         0: {"y": 1, "s": "a"},
@@ -397,7 +392,7 @@ def test_a_schema_may_be_a_struct_and_what_does_not_fit_it_fails_row_by_row(
     }
     schema = StructType([StructField("y", LongType(), False), StructField("s", StringType())])
     with place.stage(lambda row: answers[row.id], schema=schema).run(spark.range(11)) as run:
-        # A field that the schema has not is left out.
+        # A field outside of the schema is dropped.
         assert tuples(run.output()) == [(0, 1, "a"), (3, 1, "a"), (10, 2, None)]
         failed = run.failed().collect()
         assert [row.id for row in failed] == [1, 2, 4, 5, 6, 7, 8, 9]
@@ -405,12 +400,10 @@ def test_a_schema_may_be_a_struct_and_what_does_not_fit_it_fails_row_by_row(
         assert all(row._attempts == 1 and row._error and row._raw for row in failed)
 
 
-# --- a row that does harm -----------------------------------------------------------------------
+# --- failing rows -------------------------------------------------------------------------------
 
 
-def test_a_row_that_ends_its_interpreter_is_one_failed_row(
-    spark: SparkSession, place: Place
-) -> None:
+def test_row_that_kills_its_process_is_one_failed_row(spark: SparkSession, place: StageRig) -> None:
     def work(row: Any) -> Any:
         if row.id == 13:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -420,14 +413,12 @@ def test_a_row_that_ends_its_interpreter_is_one_failed_row(
 
     with place.stage(work, attempts=2, concurrency=2).run(spark.range(0, 60, 1, 2)) as run:
         assert run.counts()["TERMINAL_SUCCESS"] == 58
-        dead, left = run.failed().collect()
-        assert (dead.id, dead._error_class, dead._attempts) == (13, "lease_expired", 2)
-        assert (left.id, left._error) == (27, "SystemExit: bye")
+        killed, exited = run.failed().collect()
+        assert (killed.id, killed._error_class, killed._attempts) == (13, "lease_expired", 2)
+        assert (exited.id, exited._error) == (27, "SystemExit: bye")
 
 
-def test_texts_of_every_kind_come_back_with_the_failed_rows(
-    spark: SparkSession, place: Place
-) -> None:
+def test_failed_rows_keep_any_error_text(spark: SparkSession, place: StageRig) -> None:
     def work(row: Any) -> Any:
         if row.id == 0:
             return Fail(ValueError("given as it is"))  # type: ignore[arg-type]
@@ -445,7 +436,7 @@ def test_texts_of_every_kind_come_back_with_the_failed_rows(
         assert run.skipped().count() == 1
 
 
-def test_rows_that_failed_raise_when_asked_to(spark: SparkSession, place: Place) -> None:
+def test_on_fail_raise_raises_rows_failed(spark: SparkSession, place: StageRig) -> None:
     def work(row: Any) -> Any:
         if row.id > 7:
             raise ValueError(f"no {row.id}")
@@ -462,9 +453,7 @@ def test_rows_that_failed_raise_when_asked_to(spark: SparkSession, place: Place)
         assert run.failed().count() == 2
 
 
-def test_jobs_of_a_run_say_in_spark_which_run_they_are_of(
-    spark: SparkSession, place: Place
-) -> None:
+def test_spark_job_descriptions_name_the_run(spark: SparkSession, place: StageRig) -> None:
     context = spark.sparkContext
     context.setJobGroup("cell-1", "a cell")
     try:
@@ -472,18 +461,18 @@ def test_jobs_of_a_run_say_in_spark_which_run_they_are_of(
             about = f"holdfast stage told, run {run.run_id}"
         jobs = context._jsc.sc().statusStore().jobsList(None)  # type: ignore[union-attr]
         found = [jobs.apply(at) for at in range(jobs.size())]
-        told = {job.description().get() for job in found if "(cell-1)" in job.jobGroup().toString()}
-        assert told == {f"{about}: read the input", f"{about}: call rows"}
+        descriptions = {
+            job.description().get() for job in found if "(cell-1)" in job.jobGroup().toString()
+        }
+        assert descriptions == {f"{about}: read the input", f"{about}: call rows"}
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
         context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
 
 
-def test_a_batch_of_a_stream_is_an_input_and_is_paid_once_when_it_is_repeated(
-    spark: SparkSession, place: Place
-) -> None:
-    """As docs/spark.md has it; the repeated batch is one that Spark would run again after a crash."""
-    source, work = place.path / "source", place.counting()
+def test_repeated_foreach_batch_calls_each_row_once(spark: SparkSession, place: StageRig) -> None:
+    """The example of docs/spark.md. Spark repeats a batch after a crash."""
+    source, work = place.path / "source", place.counting_function()
     spark.range(0, 6, 1, 2).write.parquet(str(source))
     seen: list[tuple[int, int]] = []
 
@@ -512,23 +501,23 @@ def test_a_batch_of_a_stream_is_an_input_and_is_paid_once_when_it_is_repeated(
 # --- the lazy form ------------------------------------------------------------------------------
 
 
-def test_the_lazy_form_calls_once_however_often_it_is_evaluated(
-    spark: SparkSession, place: Place
+def test_lazy_form_calls_each_row_once_over_many_evaluations(
+    spark: SparkSession, place: StageRig
 ) -> None:
-    lazy = spark.range(0, 40, 1, 3).transform(place.stage(place.counting(), "lazy"))
+    lazy = spark.range(0, 40, 1, 3).transform(place.stage(place.counting_function(), "lazy"))
     assert place.calls() == []
     assert lazy.columns == ["id", "y"]
     assert lazy.orderBy(F.desc("id")).first() == Row(id=39, y=78)
     assert lazy.alias("a").join(lazy.alias("b"), "id").count() == 40
     assert lazy.count() == 40
     assert sorted(map(int, place.calls())) == list(range(40))
-    again = spark.range(0, 40, 1, 3).transform(place.stage(place.counting(), "lazy"))
+    again = spark.range(0, 40, 1, 3).transform(place.stage(place.counting_function(), "lazy"))
     assert again.count() == 40
     assert len(place.calls()) == 40
 
 
-def test_the_lazy_form_says_on_request_how_every_row_ended(
-    spark: SparkSession, place: Place
+def test_lazy_form_with_meta_returns_every_row_outcome(
+    spark: SparkSession, place: StageRig
 ) -> None:
     def work(row: Any, call: Call) -> Any:
         if row.id == 1:
@@ -552,17 +541,19 @@ def test_the_lazy_form_says_on_request_how_every_row_ended(
     assert (empty.count(), len(empty.columns)) == (0, 7)
 
 
-def test_the_lazy_form_pays_for_the_intervals_that_are_read(
-    spark: SparkSession, place: Place
+def test_lazy_form_calls_only_the_intervals_that_are_read(
+    spark: SparkSession, place: StageRig
 ) -> None:
-    lazy = spark.range(0, 2000, 1, 2).transform(place.stage(place.counting(), "part", tasks=2))
+    lazy = spark.range(0, 2000, 1, 2).transform(
+        place.stage(place.counting_function(), "part", tasks=2)
+    )
     assert len(lazy.limit(5).collect()) == 5
     assert sorted(map(int, place.calls())) == list(range(FIRST_ROWS))
     with Run.of("part", spark, place.store) as run:
-        # The service publishes its figures now and then.
-        told = f"{2000 - FIRST_ROWS:,} rows were not called"
-        until(lambda: told in str(run.report()), told)
-    # Nothing is paid again, and rows beyond the first interval come with the next ones.
+        # The service publishes its figures periodically.
+        uncalled_text = f"{2000 - FIRST_ROWS:,} rows were not called"
+        until(lambda: uncalled_text in str(run.report()), uncalled_text)
+    # Called rows are not called again. Rows after the first interval need the next intervals.
     assert len(lazy.take(FIRST_ROWS + 1)) == FIRST_ROWS + 1
     assert 3 * FIRST_ROWS <= len(place.calls()) < 2000
     assert lazy.count() == 2000
@@ -570,8 +561,8 @@ def test_the_lazy_form_pays_for_the_intervals_that_are_read(
 
 
 @pytest.mark.parametrize(("options", "left"), [({}, None), ({"on_fail": "keep"}, 4)])
-def test_the_lazy_form_leaves_failed_rows_out_only_when_told_to(
-    spark: SparkSession, place: Place, options: dict[str, Any], left: int | None
+def test_lazy_form_omits_failed_rows_only_with_on_fail_keep(
+    spark: SparkSession, place: StageRig, options: dict[str, Any], left: int | None
 ) -> None:
     def work(row: Any) -> Any:
         if row.id == 2:
@@ -587,13 +578,13 @@ def test_the_lazy_form_leaves_failed_rows_out_only_when_told_to(
     assert "ValueError: two" in str(caught.value)
 
 
-def test_the_lazy_form_gives_a_batch_function_whole_batches(
-    spark: SparkSession, place: Place
+def test_lazy_form_gives_a_batch_function_whole_batches(
+    spark: SparkSession, place: StageRig
 ) -> None:
     log = place.log
 
     def work(table: pa.Table) -> pa.Table:
-        note(log, table.num_rows)
+        append_line(log, table.num_rows)
         return pa.table({"y": table.column("id")})
 
     stage = place.stage(work, "lazy batches", batch=True, batch_rows=7)
@@ -602,37 +593,33 @@ def test_the_lazy_form_gives_a_batch_function_whole_batches(
     assert sorted(map(int, place.calls())) == [2] + [7] * 14
 
 
-def test_the_lazy_form_and_a_run_of_the_same_name_share_what_is_done(
-    spark: SparkSession, place: Place
-) -> None:
+def test_lazy_form_and_run_of_one_name_share_outcomes(spark: SparkSession, place: StageRig) -> None:
     df = spark.range(0, 12, 1, 2)
-    stage = place.stage(place.counting(), "both")
+    stage = place.stage(place.counting_function(), "both")
     lazy = df.transform(stage)
-    # Nobody has evaluated it yet, and its service is there already.
+    # The lazy form is not evaluated yet, but its service already runs.
     with stage.run(df) as run:
         assert run.counts()["COMMITTED"] == 12
-    [keeper] = [one for (_, name), one in _open.items() if name == "both"]
-    os.kill(keeper.pid, signal.SIGKILL)
+    [supervisor] = [one for (_, name), one in _lazy_services.items() if name == "both"]
+    os.kill(supervisor.pid, signal.SIGKILL)
     assert lazy.count() == 12
-    assert keeper.restarts == 1
+    assert supervisor.restarts == 1
     assert len(place.calls()) == 12
     with stage.run(df, fresh=True) as run:
         assert run.counts()["COMMITTED"] == 12
     assert len(place.calls()) == 24
 
 
-# --- going on, beginning anew, trying again -----------------------------------------------------
+# --- resume, fresh run, retry -------------------------------------------------------------------
 
 
-def test_failed_rows_are_tried_again_when_somebody_asks_for_it(
-    spark: SparkSession, place: Place
-) -> None:
+def test_request_retry_runs_failed_rows_again(spark: SparkSession, place: StageRig) -> None:
     df = spark.range(20)
     switch = place.path / "mended"
     log, mended = place.log, str(switch)
 
     def work(row: Any) -> Any:
-        note(log, row.id)
+        append_line(log, row.id)
         if row.id % 5 == 0 and (row.id == 15 or not os.path.exists(mended)):
             raise ValueError("broken")
         return {"y": row.id}
@@ -646,7 +633,7 @@ def test_failed_rows_are_tried_again_when_somebody_asks_for_it(
         store.transact(runs.request_retry, first)
     with stage.run(df, output=place.output) as run:
         assert run.run_id != first
-        assert run.counts() == settled(COMMITTED=20, TERMINAL_SUCCESS=19, TERMINAL_FAIL=1)
+        assert run.counts() == final_counts(COMMITTED=20, TERMINAL_SUCCESS=19, TERMINAL_FAIL=1)
         assert tuples(run.output()) == [(i, i) for i in range(20) if i != 15]
         assert [(row.id, row._error) for row in run.failed().collect()] == [
             (15, "ValueError: broken")
@@ -657,14 +644,12 @@ def test_failed_rows_are_tried_again_when_somebody_asks_for_it(
     assert len(place.calls()) == 24
 
 
-def test_results_that_did_not_fit_are_mapped_without_a_call(
-    spark: SparkSession, place: Place
-) -> None:
+def test_remap_converts_unfit_results_without_a_call(spark: SparkSession, place: StageRig) -> None:
     df = spark.range(12)
     log = place.log
 
     def work(row: Any) -> Any:
-        note(log, row.id)
+        append_line(log, row.id)
         if row.id == 1:
             raise ValueError("broken")
         return {"y": f"{row.id} points" if row.id % 3 == 0 else row.id}
@@ -684,9 +669,9 @@ def test_results_that_did_not_fit_are_mapped_without_a_call(
         return {"y": number} if number != 9 else raw
 
     with stage.remap(points, spark) as run:
-        assert run.counts() == settled(COMMITTED=12, TERMINAL_SUCCESS=10, TERMINAL_FAIL=2)
+        assert run.counts() == final_counts(COMMITTED=12, TERMINAL_SUCCESS=10, TERMINAL_FAIL=2)
         assert tuples(run.output()) == [(i, i) for i in range(12) if i not in (1, 9)]
-        # A reader that lists the output finds them as well.
+        # A reader that lists the output directory sees the same rows.
         assert sorted(tuples(spark.read.parquet(place.output))) == tuples(run.output())
         failed = [(row.id, row._error_class, row._raw) for row in run.failed().collect()]
         assert failed == [(1, "input", None), (9, "schema", '{"y":"9 points"}')]
@@ -694,7 +679,7 @@ def test_results_that_did_not_fit_are_mapped_without_a_call(
     with stage.remap(lambda raw: {"y": 9}, spark) as run:
         assert run.output().count() == 11
         last = run.run_id
-    # Nothing is left to map: the run is answered as it is.
+    # No row is left to remap, so `remap` returns the latest run.
     with stage.remap(points, spark) as run:
         assert run.run_id == last
     with stage.run(df, output=place.output) as run:
@@ -702,57 +687,57 @@ def test_results_that_did_not_fit_are_mapped_without_a_call(
     assert len(place.calls()) == 12
 
 
-def test_a_remap_that_was_interrupted_goes_on_and_its_rows_are_not_called(
-    spark: SparkSession, place: Place
-) -> None:
+def test_interrupted_remap_resumes_without_calls(spark: SparkSession, place: StageRig) -> None:
     df = spark.range(6)
     log = place.log
 
     def work(row: Any) -> Any:
-        note(log, row.id)
+        append_line(log, row.id)
         return {"y": str(row.id)}
 
     stage = place.stage(work)
     with stage.run(df) as run:
         old = run._record
-    # As a driver leaves it that dies after the rows were taken in.
+    # The state of a driver that died after the ingest of the remap.
     with open_store(place.store) as home:
-        new = stage._new_record(home, stage._prepare(spark), None)
-        record = remap_of(home, old, new, follows=True)
-        with stage._keep(home, spark, record, new=True, seen=old.run_id) as keeper:
-            Drive("job", home, spark, keeper, mode="quiet").take_again(old)
+        new = new_run_record(stage, home, stage._prepare(spark), None)
+        record = make_remap_record(home, old, new, follows=True)
+        with stage._new_supervisor(
+            home, spark, record, new=True, latest_run_id=old.run_id
+        ) as supervisor:
+            RunDriver("job", home, spark, supervisor, mode="quiet").reuse_input(old)
     with pytest.raises(HoldfastError, match="remap"):
         stage.run(df)
     with stage.remap(lambda raw: {"y": int(raw["y"])}, spark) as run:
         assert run.run_id == record.run_id
         assert tuples(run.output()) == [(i, i) for i in range(6)]
-        assert run.counts() == settled(COMMITTED=6, TERMINAL_SUCCESS=6)
+        assert run.counts() == final_counts(COMMITTED=6, TERMINAL_SUCCESS=6)
     assert len(place.calls()) == 6
 
 
-def test_a_fresh_run_begins_anew_under_the_same_name(spark: SparkSession, place: Place) -> None:
+def test_fresh_run_starts_a_new_run_of_the_same_name(spark: SparkSession, place: StageRig) -> None:
     df = spark.range(5)
-    with place.stage(place.counting()).run(df) as run:
+    with place.stage(place.counting_function()).run(df) as run:
         first = run.run_id
-    with place.stage(place.counting(), version="2").run(df, fresh=True) as run:
+    with place.stage(place.counting_function(), version="2").run(df, fresh=True) as run:
         assert run.run_id != first
         assert tuples(run.output()) == [(i, 2 * i) for i in range(5)]
     assert len(place.calls()) == 10
-    stage = place.stage(place.counting())
+    stage = place.stage(place.counting_function())
     assert (stage.delete(), stage.delete()) == (2, 0)
     with open_store(place.store) as store:
-        assert store.read(runs.runs) == []
+        assert store.read(runs.list_runs) == []
 
 
-def held_up(place: Place) -> Callable[..., Any]:
-    """A function that stays in its rows from the 5th on until `go` is there, and says so."""
+def blocking_function(place: StageRig) -> Callable[..., Any]:
+    """A function that blocks in rows with id >= 5 until the file `go` exists, and notes it in `busy`."""
     log, busy, go = place.log, str(place.path / "busy"), str(place.path / "go")
     os.mkfifo(busy)
 
     def work(row: Any) -> Any:
-        note(log, row.id)
+        append_line(log, row.id)
         if row.id >= 5 and not os.path.exists(go):
-            note(busy, row.id)
+            append_line(busy, row.id)
             while not os.path.exists(go):
                 time.sleep(0.02)
         return {"y": row.id}
@@ -760,8 +745,8 @@ def held_up(place: Place) -> Callable[..., Any]:
     return work
 
 
-def until_held_up(place: Place) -> None:
-    """Wait until a call of the function above is stuck; there are others before it."""
+def wait_until_blocked(place: StageRig) -> None:
+    """Wait until a call of the blocking function blocks."""
     pipe = os.open(place.path / "busy", os.O_RDWR)
     try:
         assert select.select([pipe], [], [], 2 * TIMEOUT_S)[0], "no call came that far"
@@ -769,35 +754,35 @@ def until_held_up(place: Place) -> None:
         os.close(pipe)
 
 
-class Thread(threading.Thread):
-    """A run in a thread of its own; `error` is what it raised."""
+class RunThread(threading.Thread):
+    """A run in a separate thread. `error` is the exception that it raised."""
 
     def __init__(self, run: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
-        self._run_it = run
+        self._start_run = run
         self.error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self._run_it()
+            self._start_run()
         except BaseException as error:
             self.error = error
 
 
 @pytest.mark.parametrize("how", ["stage", "store"])
-def test_a_run_that_is_cancelled_says_so_and_stays_cancelled(
-    spark: SparkSession, place: Place, how: str
+def test_cancelled_run_raises_run_cancelled_and_stays_cancelled(
+    spark: SparkSession, place: StageRig, how: str
 ) -> None:
     df = spark.range(0, 50, 1, 2)
-    stage = place.stage(held_up(place), grace_s=0.2, flush_rows=2)
-    thread = Thread(lambda: stage.run(df, output=place.output))
-    until_held_up(place)
+    stage = place.stage(blocking_function(place), grace_s=0.2, flush_rows=2)
+    thread = RunThread(lambda: stage.run(df, output=place.output))
+    wait_until_blocked(place)
     if how == "stage":
         stage.cancel()
     else:
         with open_store(place.store) as store:
-            found = store.read(runs.latest, "job")
+            found = store.read(runs.get_latest, "job")
             assert found is not None
             store.transact(runs.request_cancel, found.run_id)
     thread.join(60)
@@ -812,17 +797,17 @@ def test_a_run_that_is_cancelled_says_so_and_stays_cancelled(
     (place.path / "go").touch()
 
 
-def test_an_interrupt_leaves_a_run_that_goes_on_where_it_was(
-    spark: SparkSession, place: Place
+def test_interrupted_run_resumes_with_few_repeated_calls(
+    spark: SparkSession, place: StageRig
 ) -> None:
     df = spark.range(0, 30, 1, 2)
-    stage = place.stage(held_up(place), flush_rows=1)
+    stage = place.stage(blocking_function(place), flush_rows=1)
 
     def interrupt() -> None:
-        until_held_up(place)
+        wait_until_blocked(place)
         os.kill(os.getpid(), signal.SIGINT)
 
-    Thread(interrupt)
+    RunThread(interrupt)
     with pytest.raises(KeyboardInterrupt):
         stage.run(df, output=place.output)
     plan = stage.explain()
@@ -831,18 +816,16 @@ def test_an_interrupt_leaves_a_run_that_goes_on_where_it_was(
     (place.path / "go").touch()
     with stage.resume(spark) as run:
         assert tuples(run.output()) == [(i, i) for i in range(30)]
-    # Only what was begun and not reported is called again.
+    # Only rows begun and not reported are called again.
     again = Counter(place.calls())
     assert set(map(int, again)) == set(range(30))
     assert sum(again.values()) - 30 <= 2 * (1 + 1)
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------
 
 
-def test_what_must_not_change_under_a_name_is_named_when_it_did(
-    spark: SparkSession, place: Place
-) -> None:
+def test_run_changed_names_the_changed_setting(spark: SparkSession, place: StageRig) -> None:
     df = spark.range(5).withColumn("k2", F.col("id"))
     with place.stage(double).run(df, output=place.output):
         pass
@@ -857,17 +840,19 @@ def test_what_must_not_change_under_a_name_is_named_when_it_did(
     for what, (stage, output) in changed.items():
         with pytest.raises(RunChanged) as refused:
             stage.run(df, output=output)
-        told = refused.value.fields
-        assert (told["name"], told["what"]) == ("job", what)
-        assert told["was"] != told["now"]
+        fields = refused.value.fields
+        assert (fields["name"], fields["what"]) == ("job", what)
+        assert fields["was"] != fields["now"]
         assert "fresh=True" in refused.value.hint
     assert not (place.path / "elsewhere").exists()
-    # How it gets there may change.
+    # Settings that do not affect the results may change.
     with place.stage(double, attempts=7, concurrency=9, rate_per_s=5).run(df) as run:
         assert run.counts()["COMMITTED"] == 5
 
 
-def test_another_input_under_a_name_is_refused(spark: SparkSession, place: Place) -> None:
+def test_another_input_of_a_run_name_raises_input_changed(
+    spark: SparkSession, place: StageRig
+) -> None:
     with place.stage(double).run(spark.range(5)):
         pass
     others = [
@@ -885,31 +870,33 @@ def test_another_input_under_a_name_is_refused(spark: SparkSession, place: Place
         assert run.counts()["COMMITTED"] == 5
 
 
-def test_bad_keys_are_refused_by_their_kind(spark: SparkSession, place: Place) -> None:
-    nobody = place.stage(place.counting(), key="doc_id")
+def test_missing_duplicate_and_null_keys_are_refused(spark: SparkSession, place: StageRig) -> None:
+    missing_key_stage = place.stage(place.counting_function(), key="doc_id")
     with pytest.raises(KeyMissing) as missing:
-        nobody.run(spark.range(5), output=place.output)
+        missing_key_stage.run(spark.range(5), output=place.output)
     assert "doc_id" in str(missing.value)
     twice = spark.createDataFrame([(1,), (2,), (1,)], "id int").repartition(3)
     with pytest.raises(KeyDuplicate) as duplicate:
-        place.stage(place.counting(), "twice").run(twice, output=place.output)
+        place.stage(place.counting_function(), "twice").run(twice, output=place.output)
     assert "1" in str(duplicate.value)
     null = spark.createDataFrame([(1,), (None,)], "id int")
     with pytest.raises(KeyNull) as nulls:
-        place.stage(place.counting(), "null").run(null, output=place.output)
+        place.stage(place.counting_function(), "null").run(null, output=place.output)
     for error in (missing, duplicate, nulls):
         assert error.value.hint
     assert place.calls() == []
     assert not Path(place.output).exists()
-    # Mended, the same name goes on.
-    with place.stage(place.counting(), "twice").run(twice.distinct(), output=place.output) as run:
+    # A run of the same name with a valid key succeeds.
+    with place.stage(place.counting_function(), "twice").run(
+        twice.distinct(), output=place.output
+    ) as run:
         assert run.counts()["COMMITTED"] == 2
 
 
-def test_a_large_input_in_no_order_is_numbered_in_the_order_of_its_key(
-    spark: SparkSession, place: Place
+def test_large_unordered_input_is_numbered_in_key_order(
+    spark: SparkSession, place: StageRig
 ) -> None:
-    """More than a merge holds in memory, so Spark sorts it."""
+    """The input exceeds the merge limit, so Spark sorts it."""
     text = F.sha2(F.col("id").cast("string"), 256)
     df = spark.range(2000, numPartitions=4).select(
         text.alias("k"), F.repeat(text, 1000).alias("text"), "id"
@@ -921,8 +908,8 @@ def test_a_large_input_in_no_order_is_numbered_in_the_order_of_its_key(
     assert {y for _, y in found} == {64_000}
 
 
-def test_a_function_that_cannot_travel_is_refused_before_anything_is_made(
-    spark: SparkSession, place: Place
+def test_unpicklable_function_is_refused_before_the_store_is_created(
+    spark: SparkSession, place: StageRig
 ) -> None:
     lock = threading.Lock()
 
@@ -946,7 +933,7 @@ def snapshot(path: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def test_an_output_that_is_not_ours_is_left_as_it_is(spark: SparkSession, place: Place) -> None:
+def test_foreign_output_is_refused_and_unchanged(spark: SparkSession, place: StageRig) -> None:
     foreign = place.path / "foreign"
     spark.range(3).write.parquet(str(foreign))
     file = place.path / "file.txt"
@@ -960,16 +947,16 @@ def test_an_output_that_is_not_ours_is_left_as_it_is(spark: SparkSession, place:
     for path in (foreign, file, notes, ours):
         before = snapshot(path)
         with pytest.raises(OutputNotOurs) as refused:
-            place.stage(place.counting()).run(spark.range(5), output=str(path))
+            place.stage(place.counting_function()).run(spark.range(5), output=str(path))
         assert str(path) in str(refused.value)
         assert "nothing was touched" in refused.value.hint
         assert snapshot(path) == before
     assert place.calls() == []
-    with place.stage(place.counting()).run(spark.range(5), output=place.output) as run:
+    with place.stage(place.counting_function()).run(spark.range(5), output=place.output) as run:
         assert run.counts()["COMMITTED"] == 5
 
 
-BAD: dict[str, dict[str, Any]] = {
+INVALID_OPTIONS: dict[str, dict[str, Any]] = {
     "name": {"name": ""},
     "long name": {"name": "x" * 200},
     "fn": {"fn": 5},
@@ -1002,8 +989,8 @@ BAD: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", BAD.values(), ids=BAD.keys())
-def test_a_stage_that_makes_no_sense_is_refused_when_it_is_made(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", INVALID_OPTIONS.values(), ids=INVALID_OPTIONS.keys())
+def test_invalid_stage_options_are_refused_at_construction(options: dict[str, Any]) -> None:
     whole = {"name": "job", "fn": double, "key": "id", "schema": Y, "store": "x", **options}
     with pytest.raises(HoldfastError) as refused:
         Stage(**whole)
@@ -1011,37 +998,37 @@ def test_a_stage_that_makes_no_sense_is_refused_when_it_is_made(options: dict[st
     assert "what" in refused.value.fields
 
 
-def test_an_unknown_option_is_an_error_of_python() -> None:
+def test_unknown_stage_option_raises_type_error() -> None:
     with pytest.raises(TypeError, match="concurency"):
         Stage("job", double, key="id", schema=Y, concurency=5)  # type: ignore[call-arg]
 
 
-def test_a_run_describes_its_job_to_spark_once(
-    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+def test_run_builds_its_pull_job_once(
+    spark: SparkSession, place: StageRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is described while the input is read is the job that is started then."""
+    """The pull job built during the ingest is the job that is started afterwards."""
     described: list[tuple[Any, int]] = []
-    frame = Drive._frame
+    frame = RunDriver._pull_frame
 
-    def noted(self: Drive, body: Any, tasks: int) -> DataFrame:
+    def noted(self: RunDriver, body: Any, tasks: int) -> DataFrame:
         described.append((body, tasks))
         return frame(self, body, tasks)
 
-    monkeypatch.setattr(Drive, "_frame", noted)
+    monkeypatch.setattr(RunDriver, "_pull_frame", noted)
     with place.stage(double).run(spark.range(30), output=place.output) as run:
-        assert run.counts() == settled(TERMINAL_SUCCESS=30, COMMITTED=30)
+        assert run.counts() == final_counts(TERMINAL_SUCCESS=30, COMMITTED=30)
     assert len(described) == 1
 
 
-def test_the_python_of_the_session_is_put_back_after_the_last_function_is_built(
+def test_use_driver_python_restores_python_exec_after_the_last_use(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context: Any = spark.sparkContext
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.setattr(context, "pythonExec", "python-of-theirs")
     with contextlib.ExitStack() as second:
-        with own_python(spark):
-            second.enter_context(own_python(spark))
+        with use_driver_python(spark):
+            second.enter_context(use_driver_python(spark))
         assert context.pythonExec == sys.executable, "another thread is still at it"
     assert context.pythonExec == "python-of-theirs"
 
@@ -1065,19 +1052,21 @@ def test_the_python_of_the_session_is_put_back_after_the_last_function_is_built(
         "",
     ],
 )
-def test_a_schema_is_that_of_a_dataframe_made_with_it(spark: SparkSession, ddl: str) -> None:
+def test_parse_schema_equals_the_schema_of_create_dataframe(spark: SparkSession, ddl: str) -> None:
     try:
         expected = spark.createDataFrame([], ddl).schema
     except Exception:
         with pytest.raises(NotAStage):
-            struct_of(spark, ddl)
+            parse_schema(spark, ddl)
         return
-    found = struct_of(spark, ddl)
+    found = parse_schema(spark, ddl)
     assert found == expected
     assert found.json() == expected.json()
 
 
-def test_schemas_and_stores_that_are_no_good_are_refused(spark: SparkSession, place: Place) -> None:
+def test_invalid_schemas_outputs_and_stores_are_refused(
+    spark: SparkSession, place: StageRig
+) -> None:
     df = spark.range(5)
     for schema in ("y nonsense", "", "id bigint", "_seq bigint", 5, "y bigint, y string"):
         with pytest.raises(HoldfastError) as refused:
@@ -1099,15 +1088,15 @@ def test_schemas_and_stores_that_are_no_good_are_refused(spark: SparkSession, pl
     assert "no run yet" in str(place.stage(double).explain())
 
 
-def test_a_name_may_be_any_text(spark: SparkSession, place: Place) -> None:
+def test_run_name_may_be_any_text(spark: SparkSession, place: StageRig) -> None:
     name = "labels, v2/ü (a b):c"
     with place.stage(double, name).run(spark.range(3)) as run:
         assert run.name == name
         assert run.counts()["COMMITTED"] == 3
 
 
-def test_an_input_that_breaks_is_told_as_spark_tells_it_and_may_be_mended(
-    spark: SparkSession, place: Place
+def test_failing_input_raises_the_spark_error_and_a_rerun_succeeds(
+    spark: SparkSession, place: StageRig
 ) -> None:
     broken = spark.range(5).select(
         F.expr("if(id = 3, raise_error('a bad file'), id)").cast("bigint").alias("id")
@@ -1122,7 +1111,7 @@ def test_an_input_that_breaks_is_told_as_spark_tells_it_and_may_be_mended(
 # --- Delta --------------------------------------------------------------------------------------
 
 
-def test_rows_go_into_a_delta_table_once(spark: SparkSession, place: Place) -> None:
+def test_run_writes_rows_to_a_delta_table_once(spark: SparkSession, place: StageRig) -> None:
     from deltalake import DeltaTable
 
     stage = place.stage(double, file_rows=8)

@@ -1,4 +1,4 @@
-"""Stage over Spark Connect: the essential path, where there is no JVM beside the driver."""
+"""`Stage` over Spark Connect: the essential path, without a JVM in the driver."""
 
 from __future__ import annotations
 
@@ -23,25 +23,32 @@ from holdfast.spark.errors import (
 )
 from holdfast.spark.keys import KeyDuplicate, KeyMissing
 from holdfast.spark.sinks.parquet import read_parts
-from tests.spark.test_stage import Place, Thread, double, held_up, settled, until_held_up
+from tests.spark.test_stage import (
+    RunThread,
+    StageRig,
+    blocking_function,
+    double,
+    final_counts,
+    wait_until_blocked,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path) -> StageRig:
+    return StageRig(tmp_path)
 
 
-def test_a_run_ends_every_row_and_a_second_one_calls_nobody(
-    connected: SparkSession, place: Place
+def test_connect_run_ends_every_row_and_a_second_run_calls_nothing(
+    connected: SparkSession, place: StageRig
 ) -> None:
     log = place.log
 
     async def work(row: Any, call: Call) -> Any:
-        from tests.spark.test_stage import note
+        from tests.spark.test_stage import append_line
 
-        note(log, row.id)
+        append_line(log, row.id)
         await asyncio.sleep(0.001)
         if row.id == 3:
             return Skip("three")
@@ -58,7 +65,7 @@ def test_a_run_ends_every_row_and_a_second_one_calls_nobody(
         work, schema="y bigint, tags array<string>", concurrency=8, attempts=2, flush_rows=8
     )
     with stage.run(df, output=place.output) as run:
-        assert run.counts() == settled(
+        assert run.counts() == final_counts(
             COMMITTED=60, TERMINAL_SUCCESS=57, TERMINAL_SKIP=1, TERMINAL_FAIL=2
         )
         rows = run.output().collect()
@@ -78,8 +85,10 @@ def test_a_run_ends_every_row_and_a_second_one_calls_nobody(
         stage.run(connected.range(5), output=place.output)
 
 
-def test_the_lazy_form_calls_once(connected: SparkSession, place: Place) -> None:
-    lazy = connected.range(0, 30, 1, 3).transform(place.stage(place.counting(), "lazy", meta=True))
+def test_connect_lazy_form_calls_each_row_once(connected: SparkSession, place: StageRig) -> None:
+    lazy = connected.range(0, 30, 1, 3).transform(
+        place.stage(place.counting_function(), "lazy", meta=True)
+    )
     assert lazy.orderBy(F.desc("id")).select("id", "y", "_state").first() == Row(
         id=29, y=58, _state="TERMINAL_SUCCESS"
     )
@@ -87,18 +96,18 @@ def test_the_lazy_form_calls_once(connected: SparkSession, place: Place) -> None
     assert len(place.calls()) == 30
 
 
-def test_a_run_is_cancelled(connected: SparkSession, place: Place) -> None:
+def test_connect_run_is_cancelled(connected: SparkSession, place: StageRig) -> None:
     df = connected.range(0, 50, 1, 2)
-    stage = place.stage(held_up(place), grace_s=0.2, flush_rows=2)
-    thread = Thread(lambda: stage.run(df, output=place.output))
-    until_held_up(place)
+    stage = place.stage(blocking_function(place), grace_s=0.2, flush_rows=2)
+    thread = RunThread(lambda: stage.run(df, output=place.output))
+    wait_until_blocked(place)
     stage.cancel()
     thread.join(60)
     assert isinstance(thread.error, RunCancelled)
     (place.path / "go").touch()
 
 
-def test_bad_input_is_refused(connected: SparkSession, place: Place) -> None:
+def test_connect_bad_input_is_refused(connected: SparkSession, place: StageRig) -> None:
     with pytest.raises(KeyMissing):
         place.stage(double, key="doc").run(connected.range(3))
     twice = connected.createDataFrame([(1,), (1,)], "id int")
@@ -108,13 +117,13 @@ def test_bad_input_is_refused(connected: SparkSession, place: Place) -> None:
         place.stage(double, schema="y nonsense").run(connected.range(3))
 
 
-def test_an_interrupted_operation_ends_the_drive_and_the_run_resumes(
-    connected: SparkSession, place: Place
+def test_connect_run_resumes_after_an_interrupted_operation(
+    connected: SparkSession, place: StageRig
 ) -> None:
-    stage = place.stage(held_up(place), flush_rows=1)
+    stage = place.stage(blocking_function(place), flush_rows=1)
     df = connected.range(0, 50, 1, 2)
-    thread = Thread(lambda: stage.run(df, output=place.output))
-    until_held_up(place)
+    thread = RunThread(lambda: stage.run(df, output=place.output))
+    wait_until_blocked(place)
     connected.interruptAll()
     thread.join(60)
     assert isinstance(thread.error, JobCancelled)
@@ -123,8 +132,8 @@ def test_an_interrupted_operation_ends_the_drive_and_the_run_resumes(
         assert run.output().count() == 50
 
 
-def test_a_query_function_of_a_pipeline_is_refused_in_one_line(
-    connected: SparkSession, place: Place
+def test_pipeline_query_function_is_refused_in_one_line(
+    connected: SparkSession, place: StageRig
 ) -> None:
     from pyspark.pipelines.add_pipeline_analysis_context import add_pipeline_analysis_context
     from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph

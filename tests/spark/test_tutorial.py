@@ -1,4 +1,4 @@
-"""The Spark tutorial does what it says, and its files are those of the example."""
+"""The Spark tutorial: its commands print the documented output, and its files equal the example."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of
-from tests.process.watch import assert_nobody_is_left
+from tests.process.watch import assert_no_process_left
 from tests.processes import ROOT, Proc
 
 TUTORIAL = ROOT / "docs" / "tutorial-spark.md"
@@ -21,20 +21,20 @@ TUTORIAL_S = 400
 LINGER_S = 5.0
 
 DOCUMENTS = 1950
-# What may be called again: rows begun and not reported, of each task that dies. Two are killed with
-# the driver, and each of the three deadly rows kills one; its later tries are alone.
+# The bound of repeated calls: rows begun and not reported by each killed task. Two tasks are killed with the
+# driver. Each of the three deadly rows kills one task, because its later attempts run isolated.
 CONCURRENCY, FLUSH_ROWS = 8, 16
 REPEATED_MAX = (2 + 3) * (CONCURRENCY + FLUSH_ROWS)
 
 
-def test_the_files_of_the_tutorial_are_those_of_the_example() -> None:
+def test_tutorial_files_equal_the_example_files() -> None:
     blocks = blocks_of(TUTORIAL.read_text(encoding="utf-8"))
     files = {block.file: block.text for block in blocks if block.kind == "python"}
     found = {path.name: path.read_text(encoding="utf-8") for path in EXAMPLE.glob("*.py")}
     assert files == found
 
 
-def test_every_block_of_the_tutorial_is_one_that_we_run() -> None:
+def test_every_tutorial_block_is_executed() -> None:
     text = TUTORIAL.read_text(encoding="utf-8")
     blocks = blocks_of(text)
     assert len(blocks) == text.count("```") // 2
@@ -45,7 +45,7 @@ def test_every_block_of_the_tutorial_is_one_that_we_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(TUTORIAL_S + 20)
-def test_the_tutorial_does_what_it_says_and_the_bill_does_not_grow(tmp_path: Path) -> None:
+def test_tutorial_output_matches_and_repeated_calls_are_bounded(tmp_path: Path) -> None:
     blocks = blocks_of(TUTORIAL.read_text(encoding="utf-8"))
     for block in blocks:
         if block.kind == "python":
@@ -59,9 +59,9 @@ def test_the_tutorial_does_what_it_says_and_the_bill_does_not_grow(tmp_path: Pat
         assert code == 0, f"block {max(printed)} failed:\n" + "\n".join(shell.errors)
     for at, (block, after) in enumerate(pairwise(blocks)):
         if block.kind == "sh" and after.kind == "text":
-            told = "\n".join(printed[at]).rstrip()
-            assert re.fullmatch(pattern_of(after.text), told), f"block {at} printed:\n{told}"
+            output = "\n".join(printed[at]).rstrip()
+            assert re.fullmatch(pattern_of(after.text), output), f"block {at} printed:\n{output}"
     bill = (tmp_path / "bill.txt").read_text(encoding="utf-8").splitlines()
     assert len(set(bill)) == DOCUMENTS
     assert len(bill) - DOCUMENTS <= REPEATED_MAX
-    assert_nobody_is_left(tmp_path / "data", LINGER_S)
+    assert_no_process_left(tmp_path / "data", LINGER_S)

@@ -1,6 +1,6 @@
-"""Document 000, its chapters on authority and readiness, rule by rule, in its order.
+"""Document 000, chapters on authority and readiness, rule by rule, in document order.
 
-Where the design settles a rule differently, the test guards what we built and its rule says so.
+Where the design differs from the document, the test checks the design and its rule text says so.
 """
 
 from __future__ import annotations
@@ -14,35 +14,41 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.authority import authority, readiness
-from holdfast.authority.lease import AuthorityLease, State
-from holdfast.authority.readiness import Facts, Reason, Trouble, derive_readiness
 from holdfast.clock import S, SimClock
 from holdfast.durable.lease import Lease
 from holdfast.errors import AlreadyHeldByOther, Fenced, NotHeld, OwnerMismatch
-from holdfast.roles.readiness import look
+from holdfast.leadership import leader_lease
+from holdfast.leadership.leader_lease_state import LeaderLease, LeaderState
 from holdfast.store.api import Store
-from tests.at_once import at_once
-from tests.authority.rig import (
+from holdfast.workers import readiness
+from holdfast.workers.readiness import (
+    ObservedProblem,
+    ReadinessFacts,
+    ReadinessReason,
+    derive_readiness,
+)
+from holdfast.workers.readiness_facts import read_readiness
+from tests.batch_calls import call_in_one_batch
+from tests.durable.conftest import SIMULATED
+from tests.leadership.rig import (
     TTL,
     U,
     acquire,
     current,
     force_release,
-    lead,
+    logged_events,
     mark_stale,
     release,
     renew,
     require_log_and_state_agree,
-    story,
+    write_with_lease,
 )
-from tests.durable.conftest import SIMULATED
 
-MODULES = ("holdfast.authority.authority", "holdfast.authority.lease")
+MODULES = ("holdfast.leadership.leader_lease", "holdfast.leadership.leader_lease_state")
 
 NOW = 1_000 * S
-LIVE = AuthorityLease(State.HELD, "a", "1", "a/1/1.1", 1, 1, NOW + 1)
-WELL = Facts(universe=U, generation=1, authority=LIVE, workers_live=1)
+LIVE = LeaderLease(LeaderState.HELD, "a", "1", "a/1/1.1", 1, 1, NOW + 1)
+READY_FACTS = ReadinessFacts(universe=U, generation=1, authority=LIVE, workers_live=1)
 
 
 @pytest.fixture
@@ -59,9 +65,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: SimClock) -> It
 
 
 @pytest.mark.spec("000", "Authority", "at no time do two lead")
-def test_of_many_who_ask_one_leads(store: Store) -> None:
-    # All of them in one batch, each without knowing of the others.
-    answers = at_once(store, authority.acquire, [(U, one, "1", TTL) for one in "abcdef"])
+def test_concurrent_acquires_grant_one_leader_lease(store: Store) -> None:
+    # All requests are in one batch, so each is prepared before any commits.
+    answers = call_in_one_batch(
+        store, leader_lease.acquire, [(U, owner, "1", TTL) for owner in "abcdef"]
+    )
     [first] = [answer for answer in answers if isinstance(answer, Lease)]
     refusals = [answer for answer in answers if answer is not first]
     assert [type(refusal) for refusal in refusals] == [AlreadyHeldByOther] * 5
@@ -69,16 +77,16 @@ def test_of_many_who_ask_one_leads(store: Store) -> None:
         if other != first.worker:
             with pytest.raises(AlreadyHeldByOther):
                 acquire(store, other)
-    lead(store, first)
-    assert [kind for kind, *_ in story(store)] == ["acquired"]
+    write_with_lease(store, first)
+    assert [kind for kind, *_ in logged_events(store)] == ["acquired"]
 
 
 @pytest.mark.spec("000", "Authority", "a lease names its owner, itself, and the time it ends")
-def test_a_lease_tells_owner_id_and_end(store: Store) -> None:
+def test_leader_lease_records_owner_lease_id_and_expiry(store: Store) -> None:
     granted = acquire(store, "a")
-    held = current(store)
-    assert held is not None
-    assert (held.owner, held.lease_id, held.leased_until_ns) == (
+    lease = current(store)
+    assert lease is not None
+    assert (lease.owner, lease.lease_id, lease.leased_until_ns) == (
         "a",
         granted.lease_id,
         granted.expires_ns,
@@ -91,23 +99,29 @@ def test_a_lease_tells_owner_id_and_end(store: Store) -> None:
     "a lease that ended is written down as stale before the next owner is granted its own; we do"
     " both in one transaction",
 )
-def test_the_stale_mark_precedes_the_next_grant(store: Store, clock: SimClock) -> None:
+def test_stale_mark_is_logged_before_the_next_acquire(store: Store, clock: SimClock) -> None:
     acquire(store, "a")
     clock.advance(TTL)
     acquire(store, "b")
-    assert story(store) == [("acquired", "a", 1), ("marked_stale", "a", 1), ("acquired", "b", 2)]
+    assert logged_events(store) == [
+        ("acquired", "a", 1),
+        ("marked_stale", "a", 1),
+        ("acquired", "b", 2),
+    ]
 
 
 @pytest.mark.spec("000", "Authority", "the mark may be written by anyone, ahead of any grant")
-def test_a_lease_that_ended_can_be_marked_on_its_own(store: Store, clock: SimClock) -> None:
+def test_mark_stale_marks_an_expired_lease_before_any_acquire(
+    store: Store, clock: SimClock
+) -> None:
     acquire(store, "a")
     clock.advance(TTL)
     assert mark_stale(store)
-    held = current(store)
-    assert held is not None
-    assert held.stale
+    lease = current(store)
+    assert lease is not None
+    assert lease.stale
     assert acquire(store, "b").epoch == 2
-    assert [kind for kind, *_ in story(store)].count("marked_stale") == 1
+    assert [kind for kind, *_ in logged_events(store)].count("marked_stale") == 1
 
 
 @pytest.mark.spec(
@@ -115,22 +129,22 @@ def test_a_lease_that_ended_can_be_marked_on_its_own(store: Store, clock: SimClo
     "Authority",
     "a leader that died blocks for its time to live at most (ours: issue 3, from the rule on expiry)",
 )
-def test_a_dead_leader_never_blocks_longer_than_its_time_to_live(
+def test_acquire_is_blocked_by_a_dead_leader_for_the_ttl_at_most(
     store: Store, clock: SimClock
 ) -> None:
-    held = acquire(store, "a")
+    lease = acquire(store, "a")
     with pytest.raises(AlreadyHeldByOther) as error:
         acquire(store, "b")
-    assert error.value.until_ns == held.expires_ns
+    assert error.value.until_ns == lease.expires_ns
     clock.advance(TTL)
     assert acquire(store, "b").epoch == 2
 
 
 @pytest.mark.spec("000", "Authority", "acquiring succeeds where nobody holds the lease")
 @pytest.mark.parametrize("ending", [release, lambda store, held: force_release(store)])
-def test_a_free_authority_is_granted(store: Store, ending: object) -> None:
-    held = acquire(store, "a")
-    ending(store, held)  # type: ignore[operator]
+def test_acquire_of_a_free_lease_succeeds(store: Store, ending: object) -> None:
+    lease = acquire(store, "a")
+    ending(store, lease)  # type: ignore[operator]
     assert acquire(store, "b").worker == "b"
 
 
@@ -139,10 +153,10 @@ def test_a_free_authority_is_granted(store: Store, ending: object) -> None:
     "Authority",
     "acquiring succeeds for who holds it already; ours gives the same lease, not a longer one",
 )
-def test_the_owner_acquires_what_it_has(store: Store, clock: SimClock) -> None:
-    held = acquire(store, "a")
+def test_acquire_by_the_owner_returns_the_same_lease(store: Store, clock: SimClock) -> None:
+    lease = acquire(store, "a")
     clock.advance(TTL // 2)
-    assert acquire(store, "a") == held
+    assert acquire(store, "a") == lease
 
 
 @pytest.mark.spec(
@@ -150,65 +164,71 @@ def test_the_owner_acquires_what_it_has(store: Store, clock: SimClock) -> None:
     "Authority",
     "an owner is a process: started anew it is another, and its grant fences its former self (ours)",
 )
-def test_a_restarted_owner_waits_and_then_fences_itself(store: Store, clock: SimClock) -> None:
+def test_restarted_owner_waits_for_expiry_and_fences_its_former_lease(
+    store: Store, clock: SimClock
+) -> None:
     former = acquire(store, "a", "1")
     with pytest.raises(AlreadyHeldByOther):
         acquire(store, "a", "2")
     clock.advance(TTL)
-    lead(store, acquire(store, "a", "2"))
+    write_with_lease(store, acquire(store, "a", "2"))
     with pytest.raises(Fenced):
-        lead(store, former)
+        write_with_lease(store, former)
 
 
 @pytest.mark.spec("000", "Authority", "acquiring what another holds is refused by a typed error")
-def test_acquiring_over_another_is_refused(store: Store) -> None:
+def test_acquire_held_by_another_raises_already_held_by_other(store: Store) -> None:
     acquire(store, "a")
     with pytest.raises(AlreadyHeldByOther) as error:
         acquire(store, "b")
     assert (error.value.code, error.value.owner) == ("already_held_by_other", "a")
-    assert story(store) == [("acquired", "a", 1)]
+    assert logged_events(store) == [("acquired", "a", 1)]
 
 
 @pytest.mark.spec("000", "Authority", "the holder renews, and so leads for longer")
-def test_the_holder_renews(store: Store, clock: SimClock) -> None:
-    held = acquire(store, "a")
+def test_renew_by_the_holder_extends_the_lease(store: Store, clock: SimClock) -> None:
+    lease = acquire(store, "a")
     clock.advance(TTL - S)
-    held = renew(store, held)
+    lease = renew(store, lease)
     clock.advance(TTL - S)
-    lead(store, held)
+    write_with_lease(store, lease)
 
 
 @pytest.mark.spec("000", "Authority", "nobody renews a lease that is not held: typed error")
-def test_a_lease_that_is_not_held_is_not_renewed(store: Store) -> None:
-    held = acquire(store, "a")
-    release(store, held)
+def test_renew_of_a_released_lease_raises_not_held(store: Store) -> None:
+    lease = acquire(store, "a")
+    release(store, lease)
     with pytest.raises(NotHeld):
-        renew(store, held)
+        renew(store, lease)
 
 
 @pytest.mark.spec("000", "Authority", "a lease that ended counts as not held, marked or not (ours)")
 @pytest.mark.parametrize("marked", [False, True])
-def test_a_lease_that_ended_is_not_renewed(store: Store, clock: SimClock, marked: bool) -> None:
-    held = acquire(store, "a")
+def test_renew_of_an_expired_lease_raises_not_held(
+    store: Store, clock: SimClock, marked: bool
+) -> None:
+    lease = acquire(store, "a")
     clock.advance(TTL)
     if marked:
         mark_stale(store)
     with pytest.raises(NotHeld):
-        renew(store, held)
+        renew(store, lease)
 
 
 @pytest.mark.spec("000", "Authority", "nobody renews what another holds: typed error")
-def test_another_does_not_renew(store: Store, clock: SimClock) -> None:
+def test_renew_after_takeover_raises_owner_mismatch(store: Store, clock: SimClock) -> None:
     former = acquire(store, "a")
     clock.advance(TTL)
-    lead(store, acquire(store, "b"))
+    write_with_lease(store, acquire(store, "b"))
     with pytest.raises(OwnerMismatch):
         renew(store, former)
 
 
 @pytest.mark.spec("000", "Authority", "a forced release leaves neither owner, time nor stale mark")
 @pytest.mark.parametrize("state", ["free", "held", "overdue", "stale"])
-def test_a_forced_release_clears_everything(store: Store, clock: SimClock, state: str) -> None:
+def test_force_release_clears_owner_expiry_and_stale_mark(
+    store: Store, clock: SimClock, state: str
+) -> None:
     if state != "free":
         acquire(store, "a")
     if state in ("overdue", "stale"):
@@ -221,10 +241,10 @@ def test_a_forced_release_clears_everything(store: Store, clock: SimClock, state
 
 
 @pytest.mark.spec("000", "Authority", "a forced release never lowers the epoch (ours: design 3)")
-def test_a_forced_release_keeps_the_epoch(store: Store) -> None:
-    held = acquire(store, "a")
-    assert force_release(store) == held.epoch
-    assert acquire(store, "a").epoch == held.epoch + 1
+def test_force_release_never_lowers_the_epoch(store: Store) -> None:
+    lease = acquire(store, "a")
+    assert force_release(store) == lease.epoch
+    assert acquire(store, "a").epoch == lease.epoch + 1
 
 
 @pytest.mark.spec(
@@ -232,21 +252,23 @@ def test_a_forced_release_keeps_the_epoch(store: Store) -> None:
     "Authority",
     "every command is logged with its change, and the log alone rebuilds the state (ours: design 3)",
 )
-def test_the_log_rebuilds_the_state_after_every_command(store: Store, clock: SimClock) -> None:
-    held = acquire(store, "a")
+def test_leader_lease_log_rebuilds_the_state_after_every_command(
+    store: Store, clock: SimClock
+) -> None:
+    lease = acquire(store, "a")
     require_log_and_state_agree(store)
-    renew(store, held)
+    renew(store, lease)
     require_log_and_state_agree(store)
     clock.advance(2 * TTL)
     mark_stale(store)
     require_log_and_state_agree(store)
-    held = acquire(store, "b")
+    lease = acquire(store, "b")
     require_log_and_state_agree(store)
-    release(store, held)
+    release(store, lease)
     require_log_and_state_agree(store)
     force_release(store)
     require_log_and_state_agree(store)
-    assert [kind for kind, *_ in story(store)] == [
+    assert [kind for kind, *_ in logged_events(store)] == [
         "acquired",
         "renewed",
         "marked_stale",
@@ -263,10 +285,10 @@ def test_the_log_rebuilds_the_state_after_every_command(store: Store, clock: Sim
     "000",
     "Readiness",
     "readiness is computed by the runtime from what it knows, by a function that asks nothing else",
-    module="holdfast.authority.readiness",
+    module="holdfast.workers.readiness",
 )
-def test_readiness_is_a_pure_function() -> None:
-    assert derive_readiness(WELL, NOW) == derive_readiness(WELL, NOW)
+def test_derive_readiness_is_a_pure_function() -> None:
+    assert derive_readiness(READY_FACTS, NOW) == derive_readiness(READY_FACTS, NOW)
     tree = ast.parse(inspect.getsource(readiness))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not [name for name in imported if name and ("store" in name or "clock" in name)]
@@ -276,58 +298,61 @@ def test_readiness_is_a_pure_function() -> None:
     "000",
     "Readiness",
     "without a valid lease the runtime is not ready, whichever way the lease is invalid",
-    module="holdfast.authority.readiness",
+    module="holdfast.workers.readiness",
 )
 @pytest.mark.parametrize(
     ("authority", "reason"),
     [
-        (None, Reason.AUTHORITY_MISSING),
-        (msgspec.structs.replace(LIVE, state=State.STALE), Reason.AUTHORITY_STALE),
-        (msgspec.structs.replace(LIVE, leased_until_ns=NOW), Reason.AUTHORITY_EXPIRED),
-        (msgspec.structs.replace(LIVE, generation=0), Reason.AUTHORITY_RESTORED),
+        (None, ReadinessReason.AUTHORITY_MISSING),
+        (msgspec.structs.replace(LIVE, state=LeaderState.STALE), ReadinessReason.AUTHORITY_STALE),
+        (msgspec.structs.replace(LIVE, leased_until_ns=NOW), ReadinessReason.AUTHORITY_EXPIRED),
+        (msgspec.structs.replace(LIVE, generation=0), ReadinessReason.AUTHORITY_RESTORED),
     ],
 )
-def test_without_a_valid_lease_nothing_is_ready(
-    authority: AuthorityLease | None, reason: Reason
+def test_derive_readiness_without_a_valid_lease_is_not_ready(
+    authority: LeaderLease | None, reason: ReadinessReason
 ) -> None:
-    found = derive_readiness(replace(WELL, authority=authority), NOW)
-    assert not found.ready
-    assert [blocker.reason for blocker in found.reasons] == [reason]
+    snapshot = derive_readiness(replace(READY_FACTS, authority=authority), NOW)
+    assert not snapshot.ready
+    assert [blocker.reason for blocker in snapshot.reasons] == [reason]
 
 
 @pytest.mark.spec(
     "000",
     "Readiness",
     "an operator reads from the snapshot exactly what is in the way",
-    module="holdfast.roles.readiness",
+    module="holdfast.workers.readiness_facts",
 )
-def test_the_snapshot_of_a_store_names_its_blockers(store: Store, clock: SimClock) -> None:
-    held = acquire(store, "a")
+def test_readiness_snapshot_of_a_store_names_its_blockers(store: Store, clock: SimClock) -> None:
+    lease = acquire(store, "a")
     clock.advance(TTL)
-    [blocker] = look(store, U).reasons
-    assert (blocker.reason, blocker.since_ns) == (Reason.AUTHORITY_EXPIRED, held.expires_ns)
-    assert held.lease_id in blocker.text
+    [blocker] = read_readiness(store, U).reasons
+    assert (blocker.reason, blocker.since_ns) == (
+        ReadinessReason.AUTHORITY_EXPIRED,
+        lease.expires_ns,
+    )
+    assert lease.lease_id in blocker.text
 
 
 @pytest.mark.spec(
     "000",
     "Readiness",
     "ready means: the lease is held and not stale, and no event waits to be replayed",
-    module="holdfast.authority.readiness",
+    module="holdfast.workers.readiness",
 )
-def test_ready_needs_a_lease_and_an_empty_replay() -> None:
-    assert derive_readiness(WELL, NOW).ready
-    assert not derive_readiness(replace(WELL, replay_pending=1), NOW).ready
+def test_derive_readiness_requires_a_lease_and_no_pending_replay() -> None:
+    assert derive_readiness(READY_FACTS, NOW).ready
+    assert not derive_readiness(replace(READY_FACTS, replay_pending=1), NOW).ready
 
 
 @pytest.mark.spec(
     "000",
     "Readiness",
     "a notification that was held back counts as pending, with its reason (ours: invariant R2)",
-    module="holdfast.authority.readiness",
+    module="holdfast.workers.readiness",
 )
-def test_a_deferred_notification_is_told_with_its_reason() -> None:
-    facts = replace(WELL, deferred=Trouble("leader_missing", "no pane"))
+def test_derive_readiness_reports_a_deferred_notification_with_its_reason() -> None:
+    facts = replace(READY_FACTS, deferred=ObservedProblem("leader_missing", "no pane"))
     [blocker] = derive_readiness(facts, NOW).reasons
     assert (blocker.code, blocker.text) == ("leader_missing", "no pane")
 
@@ -336,21 +361,21 @@ def test_a_deferred_notification_is_told_with_its_reason() -> None:
     "000",
     "Readiness",
     "all reasons are collected, not the first one",
-    module="holdfast.authority.readiness",
+    module="holdfast.workers.readiness",
 )
-def test_every_reason_is_collected() -> None:
+def test_derive_readiness_collects_every_reason() -> None:
     facts = replace(
-        WELL,
+        READY_FACTS,
         authority=None,
         replay_pending=2,
-        deferred=Trouble("leader_missing"),
-        store=Trouble("store_full"),
-        schema=Trouble("schema_mismatch"),
+        deferred=ObservedProblem("leader_missing"),
+        store=ObservedProblem("store_full"),
+        schema=ObservedProblem("schema_mismatch"),
     )
     assert [blocker.reason for blocker in derive_readiness(facts, NOW).reasons] == [
-        Reason.STORE_FAILED,
-        Reason.SCHEMA_MISMATCH,
-        Reason.AUTHORITY_MISSING,
-        Reason.REPLAY_PENDING,
-        Reason.NOTIFICATION_DEFERRED,
+        ReadinessReason.STORE_FAILED,
+        ReadinessReason.SCHEMA_MISMATCH,
+        ReadinessReason.AUTHORITY_MISSING,
+        ReadinessReason.REPLAY_PENDING,
+        ReadinessReason.NOTIFICATION_DEFERRED,
     ]

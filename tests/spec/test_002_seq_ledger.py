@@ -1,6 +1,6 @@
-"""Document 002, rule by rule, in its order.
+"""Document 002, rule by rule, in document order.
 
-Where the design settles a rule differently, the test guards what we built and its rule says so.
+Where the design differs from the document, the test checks the design and its rule text says so.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ from hypothesis import strategies as st
 
 from holdfast.clock import S
 from holdfast.errors import Fenced, IllegalTransition
-from holdfast.ledger.answers import Finished, Stop
-from holdfast.ledger.board import Board
-from holdfast.ledger.classes import RETRYABLE, ErrorClass, Policy, Verdict, decide
-from holdfast.ledger.ledger import Ledger
-from holdfast.ledger.records import Done, Part
-from holdfast.ledger.states import LEDGER, LEGAL, TERMINAL, Event, State
-from tests.ledger.histories import POLICIES, SIZES, STEPS, History, Step
-from tests.ledger.rig import FAILED, LEASE_NS, OK, SKIPPED, Table
-from tests.ledger.test_ledger import CONTEXT, PATHS, ROUTES, at_state, picture, recount
+from holdfast.ledger.events import FinishedRange, RowRange
+from holdfast.ledger.replies import AllRowsFinal, NoMoreRows
+from holdfast.ledger.run_policy import RETRYABLE, ErrorClass, RetryVerdict, RunPolicy, decide_retry
+from holdfast.ledger.run_scheduler import RunScheduler
+from holdfast.ledger.seq_ledger import SeqLedger
+from holdfast.ledger.states import LEDGER, LEGAL, TERMINAL, RowEvent, RowState
+from tests.ledger.scheduler_histories import POLICIES, SIZES, STEPS, HistoryStep, SchedulerHistory
+from tests.ledger.scheduler_rig import FAILED, LEASE_NS, OK, SKIPPED, SchedulerRig
+from tests.ledger.test_seq_ledger import (
+    CONTEXT,
+    MOVE_PATHS,
+    ROUTES,
+    ledger_in_state,
+    ledger_snapshot,
+    recount,
+)
 
-MODULES = ("holdfast.ledger.ledger", "holdfast.ledger.board")
+MODULES = ("holdfast.ledger.seq_ledger", "holdfast.ledger.run_scheduler")
 
 TRANSIENT = int(ErrorClass.TRANSIENT)
 INPUT = int(ErrorClass.INPUT)
@@ -41,23 +48,23 @@ INPUT = int(ErrorClass.INPUT)
          "TERMINAL_FAIL", "TERMINAL_CANCEL", "COMMITTED"]
     )),
 )  # fmt: skip
-def test_a_state_has_its_code(code: int, name: str) -> None:
-    assert State(code).name == name
-    assert len(State) == 8
+def test_ledger_state_has_its_code(code: int, name: str) -> None:
+    assert RowState(code).name == name
+    assert len(RowState) == 8
 
 
 # -- Transition Contract -------------------------------------------------------------------------
 
 
-def arrive(prior: State, event: Event) -> State:
-    """Where a range, a set and a single row get from a state by an event; they must agree."""
-    found = set()
-    for path in PATHS.values():
-        ledger = at_state(prior)
+def state_after(prior: RowState, event: RowEvent) -> RowState:
+    """The state after an event. A range, a set and a single row must reach the same state."""
+    states = set()
+    for path in MOVE_PATHS.values():
+        ledger = ledger_in_state(prior)
         path(ledger, event)
         assert ledger.counts() == recount(ledger)
-        found.add(ledger.state_of(2))
-    [after] = found
+        states.add(ledger.state_of(2))
+    [after] = states
     return after
 
 
@@ -66,35 +73,35 @@ CONTRACT = "Transition Contract"
 
 @pytest.mark.spec("002", CONTRACT, "1: a row that was never seen can be dispatched")
 def test_unseen_to_dispatched() -> None:
-    assert arrive(State.UNSEEN, Event.DISPATCH) is State.DISPATCHED
+    assert state_after(RowState.UNSEEN, RowEvent.DISPATCH) is RowState.DISPATCHED
 
 
 @pytest.mark.spec("002", CONTRACT, "2: a dispatched row can be begun")
 def test_dispatched_to_in_flight() -> None:
-    assert arrive(State.DISPATCHED, Event.BEGIN) is State.IN_FLIGHT
+    assert state_after(RowState.DISPATCHED, RowEvent.BEGIN) is RowState.IN_FLIGHT
 
 
 @pytest.mark.spec("002", CONTRACT, "3: a row at work can succeed")
 def test_in_flight_to_success() -> None:
-    assert arrive(State.IN_FLIGHT, Event.SUCCEED) is State.TERMINAL_SUCCESS
+    assert state_after(RowState.IN_FLIGHT, RowEvent.SUCCEED) is RowState.TERMINAL_SUCCESS
 
 
 @pytest.mark.spec("002", CONTRACT, "4: a row at work can be skipped")
 def test_in_flight_to_skip() -> None:
-    assert arrive(State.IN_FLIGHT, Event.SKIP) is State.TERMINAL_SKIP
+    assert state_after(RowState.IN_FLIGHT, RowEvent.SKIP) is RowState.TERMINAL_SKIP
 
 
 @pytest.mark.spec("002", CONTRACT, "5: a row at work can fail")
 def test_in_flight_to_fail() -> None:
-    assert arrive(State.IN_FLIGHT, Event.FAIL) is State.TERMINAL_FAIL
+    assert state_after(RowState.IN_FLIGHT, RowEvent.FAIL) is RowState.TERMINAL_FAIL
 
 
 @pytest.mark.spec("002", CONTRACT, "6: a dispatched row that was not begun can be cancelled")
 def test_dispatched_to_cancel() -> None:
-    assert arrive(State.DISPATCHED, Event.CANCEL) is State.TERMINAL_CANCEL
-    table = Table(4)
+    assert state_after(RowState.DISPATCHED, RowEvent.CANCEL) is RowState.TERMINAL_CANCEL
+    table = SchedulerRig(4)
     table.grant(rows=2)
-    table.take(table.board.cancel(table.now_ns))
+    table.log_decision(table.scheduler.cancel(table.now_ns))
     assert table.states() == [6, 6, 6, 6], (
         "unseen rows are dispatched and cancelled in one decision"
     )
@@ -102,51 +109,51 @@ def test_dispatched_to_cancel() -> None:
 
 @pytest.mark.spec("002", CONTRACT, "7: a row at work is cancelled by force once the grace is over")
 def test_in_flight_to_cancel() -> None:
-    assert arrive(State.IN_FLIGHT, Event.CANCEL) is State.TERMINAL_CANCEL
-    table = Table(2)
-    table.begun(rows=2)
-    table.take(table.board.cancel(table.now_ns))
-    table.take(table.board.end_grace(table.board.grace_ends_ns - 1))
+    assert state_after(RowState.IN_FLIGHT, RowEvent.CANCEL) is RowState.TERMINAL_CANCEL
+    table = SchedulerRig(2)
+    table.grant_begun(rows=2)
+    table.log_decision(table.scheduler.cancel(table.now_ns))
+    table.log_decision(table.scheduler.end_cancel_grace(table.scheduler.grace_ends_ns - 1))
     assert table.states() == [2, 2]
-    table.take(table.board.end_grace(table.board.grace_ends_ns))
+    table.log_decision(table.scheduler.end_cancel_grace(table.scheduler.grace_ends_ns))
     assert table.states() == [6, 6]
 
 
 @pytest.mark.spec("002", CONTRACT, "8: a success can be committed")
 def test_success_to_committed() -> None:
-    assert arrive(State.TERMINAL_SUCCESS, Event.COMMIT) is State.COMMITTED
+    assert state_after(RowState.TERMINAL_SUCCESS, RowEvent.COMMIT) is RowState.COMMITTED
 
 
 @pytest.mark.spec("002", CONTRACT, "9: a skipped row can be committed")
 def test_skip_to_committed() -> None:
-    assert arrive(State.TERMINAL_SKIP, Event.COMMIT) is State.COMMITTED
+    assert state_after(RowState.TERMINAL_SKIP, RowEvent.COMMIT) is RowState.COMMITTED
 
 
 @pytest.mark.spec("002", CONTRACT, "10: a failed row can be committed")
 def test_fail_to_committed() -> None:
-    assert arrive(State.TERMINAL_FAIL, Event.COMMIT) is State.COMMITTED
+    assert state_after(RowState.TERMINAL_FAIL, RowEvent.COMMIT) is RowState.COMMITTED
 
 
 @pytest.mark.spec("002", CONTRACT, "11: a cancelled row can be committed")
 def test_cancel_to_committed() -> None:
-    assert arrive(State.TERMINAL_CANCEL, Event.COMMIT) is State.COMMITTED
+    assert state_after(RowState.TERMINAL_CANCEL, RowEvent.COMMIT) is RowState.COMMITTED
 
 
 @pytest.mark.spec(
     "002", CONTRACT, "12: of the terminal states only a failure can be dispatched again"
 )
-def test_only_a_failure_is_dispatched_again() -> None:
-    assert arrive(State.TERMINAL_FAIL, Event.RETRY) is State.DISPATCHED
-    for state in TERMINAL - {State.TERMINAL_FAIL}:
+def test_only_failed_rows_can_be_dispatched_again() -> None:
+    assert state_after(RowState.TERMINAL_FAIL, RowEvent.RETRY) is RowState.DISPATCHED
+    for state in TERMINAL - {RowState.TERMINAL_FAIL}:
         with pytest.raises(IllegalTransition):
-            arrive(state, Event.RETRY)
+            state_after(state, RowEvent.RETRY)
 
 
 @pytest.mark.spec("002", CONTRACT, "12: and only if its class may be retried")
 @pytest.mark.parametrize("kind", [kind for kind in ErrorClass if kind])
-def test_only_a_retryable_failure_is_dispatched_again(kind: ErrorClass) -> None:
-    table = Table(1)
-    table.finish(table.begun(), FAILED, kind)
+def test_only_retryable_failures_are_dispatched_again(kind: ErrorClass) -> None:
+    table = SchedulerRig(1)
+    table.finish(table.grant_begun(), FAILED, kind)
     assert table.states() == [1 if kind in RETRYABLE else 5]
 
 
@@ -156,57 +163,59 @@ ILLEGAL = "Illegal Transition Policy"
 
 
 @pytest.mark.spec("002", ILLEGAL, "1: what is not in the contract is illegal")
-@pytest.mark.parametrize("attempted", State)
-@pytest.mark.parametrize("prior", State)
-def test_every_pair_that_is_not_listed_is_refused(prior: State, attempted: State) -> None:
-    ledger = at_state(prior)
+@pytest.mark.parametrize("attempted", RowState)
+@pytest.mark.parametrize("prior", RowState)
+def test_every_unlisted_transition_raises_illegal_transition(
+    prior: RowState, attempted: RowState
+) -> None:
+    ledger = ledger_in_state(prior)
     if LEGAL[prior][attempted]:
         ledger.move_to(2, attempted, **CONTEXT)
         return
-    before = picture(ledger)
+    before = ledger_snapshot(ledger)
     with pytest.raises(IllegalTransition):
         ledger.move_to(2, attempted, **CONTEXT)
-    assert picture(ledger) == before
+    assert ledger_snapshot(ledger) == before
 
 
 @pytest.mark.spec("002", ILLEGAL, "2: an illegal move ends the run there and then")
-def test_an_illegal_move_halts_the_run() -> None:
-    table = Table(8)
-    grant = table.begun(rows=2)
+def test_illegal_transition_halts_the_run() -> None:
+    table = SchedulerRig(8)
+    grant = table.grant_begun(rows=2)
     with pytest.raises(IllegalTransition):
-        table.report(grant, Done(5, 6, OK))
-    assert table.ask() == Stop("halted")
+        table.report(grant, FinishedRange(5, 6, OK))
+    assert table.claim() == NoMoreRows("halted")
     with pytest.raises(IllegalTransition):
-        table.report(grant, Done(0, 1, OK))
+        table.report(grant, FinishedRange(0, 1, OK))
     assert table.states() == [2, 2, 0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.spec("002", ILLEGAL, "2: and stays ended when the log is read again")
-def test_a_halted_run_is_halted_after_a_restart() -> None:
-    table = Table(8)
-    grant = table.begun(rows=2)
+def test_halted_run_stays_halted_after_a_restart() -> None:
+    table = SchedulerRig(8)
+    grant = table.grant_begun(rows=2)
     with pytest.raises(IllegalTransition):
-        table.report(grant, Done(5, 6, OK))
-    assert table.board.halted is not None
+        table.report(grant, FinishedRange(5, 6, OK))
+    assert table.scheduler.halted is not None
     for board in (
-        Board.load(table.board.dump()),
-        Board.replay([*table.log, table.board.halted]),
+        RunScheduler.load(table.scheduler.dump()),
+        RunScheduler.replay([*table.log, table.scheduler.halted]),
     ):
-        assert board.claim("w", 1, now_ns=table.now_ns)[0] == Stop("halted")
+        assert board.claim("w", 1, now_ns=table.now_ns)[0] == NoMoreRows("halted")
 
 
 @pytest.mark.spec("002", ILLEGAL, "3: it says seq, prior, attempted, owner and its time")
-def test_an_illegal_move_says_all_about_itself() -> None:
-    table = Table(8)
-    grant = table.begun("worker-7", rows=2)
+def test_illegal_transition_has_seq_states_owner_and_time() -> None:
+    table = SchedulerRig(8)
+    grant = table.grant_begun("worker-7", rows=2)
     table.now_ns = 1_700_000_000 * S
     with pytest.raises(IllegalTransition) as refusal:
-        table.report(grant, Done(5, 6, OK))
-    told = refusal.value
-    assert (told.seq, told.prior, told.attempted) == (5, "UNSEEN", "TERMINAL_SUCCESS")
-    assert (told.owner, told.wall_ns) == ("worker-7", 1_700_000_000 * S)
+        table.report(grant, FinishedRange(5, 6, OK))
+    error = refusal.value
+    assert (error.seq, error.prior, error.attempted) == (5, "UNSEEN", "TERMINAL_SUCCESS")
+    assert (error.owner, error.wall_ns) == ("worker-7", 1_700_000_000 * S)
     for name in ("seq", "prior", "attempted", "owner", "wall_ns"):
-        assert name in str(told)
+        assert name in str(error)
 
 
 # -- Atomicity -----------------------------------------------------------------------------------
@@ -214,73 +223,75 @@ def test_an_illegal_move_says_all_about_itself() -> None:
 
 @pytest.mark.spec("002", "Atomicity", "1: a row is judged and written in one, a batch whole or not")
 @pytest.mark.parametrize("path", ["range", "set"])
-def test_a_batch_moves_whole_or_not_at_all(path: str) -> None:
-    ledger = at_state(State.IN_FLIGHT, rows=(2, 3))
-    before = picture(ledger)
+def test_batch_transition_is_all_or_nothing(path: str) -> None:
+    ledger = ledger_in_state(RowState.IN_FLIGHT, rows=(2, 3))
+    before = ledger_snapshot(ledger)
     with pytest.raises(IllegalTransition) as refusal:
-        PATHS[path](ledger, Event.SUCCEED)
+        MOVE_PATHS[path](ledger, RowEvent.SUCCEED)
     assert refusal.value.seq == 4
-    assert picture(ledger) == before
+    assert ledger_snapshot(ledger) == before
 
 
 @pytest.mark.spec("002", "Atomicity", "2: a second end of the same try is fatal")
 @pytest.mark.parametrize("second", [OK, SKIPPED, FAILED])
 @pytest.mark.parametrize("first", [OK, SKIPPED, FAILED])
-def test_a_second_terminal_is_fatal(first: int, second: int) -> None:
-    table = Table(4)
-    grant = table.begun(rows=2)
-    table.report(grant, Done(0, 1, first, INPUT))
+def test_second_terminal_report_of_a_row_halts_the_run(first: int, second: int) -> None:
+    table = SchedulerRig(4)
+    grant = table.grant_begun(rows=2)
+    table.report(grant, FinishedRange(0, 1, first, INPUT))
     with pytest.raises(IllegalTransition) as refusal:
-        table.report(grant, Done(0, 1, second, INPUT))
+        table.report(grant, FinishedRange(0, 1, second, INPUT))
     assert (refusal.value.prior, refusal.value.attempted) == (
-        State(first).name,
-        State(second).name,
+        RowState(first).name,
+        RowState(second).name,
     )
-    assert table.board.halted is not None
+    assert table.scheduler.halted is not None
 
 
 @pytest.mark.spec("002", "Atomicity", "2: also when both are in one report")
-def test_two_terminals_in_one_report_are_fatal() -> None:
-    table = Table(4)
-    grant = table.begun(rows=2)
+def test_two_terminals_of_a_row_in_one_report_are_illegal() -> None:
+    table = SchedulerRig(4)
+    grant = table.grant_begun(rows=2)
     with pytest.raises(IllegalTransition):
-        table.report(grant, Done(0, 2, OK), Done(1, 2, SKIPPED))
+        table.report(grant, FinishedRange(0, 2, OK), FinishedRange(1, 2, SKIPPED))
     assert table.states() == [2, 2, 0, 0]
 
 
 @pytest.mark.spec(
     "002", "Atomicity", "2: as built, the same report sent again gets its first answer"
 )
-def test_a_report_sent_again_is_not_a_second_terminal() -> None:
-    table = Table(4)
-    grant = table.begun(rows=2)
-    first = table.report(grant, Done(0, 1, OK))
-    again = table.board.advance(grant.epoch, 1, b"1", done=[Done(0, 1, OK)], now_ns=table.now_ns)
+def test_repeated_report_gets_its_first_reply() -> None:
+    table = SchedulerRig(4)
+    grant = table.grant_begun(rows=2)
+    first = table.report(grant, FinishedRange(0, 1, OK))
+    again = table.scheduler.report(
+        grant.epoch, 1, b"1", done=[FinishedRange(0, 1, OK)], now_ns=table.now_ns
+    )
     assert again == (first, [])
-    assert table.board.halted is None
+    assert table.scheduler.halted is None
 
 
 @pytest.mark.spec("002", "Atomicity", "3: committing again what is committed changes nothing")
-def test_a_repeated_commit_is_idle() -> None:
-    table = Table(4)
-    table.finish(table.begun(rows=3))
+def test_repeated_commit_changes_nothing() -> None:
+    table = SchedulerRig(4)
+    table.finish(table.grant_begun(rows=3))
     assert table.commit() == 3
-    before = table.board.dump()
-    assert table.board.commit(3, 2, table.now_ns) == (False, [])
-    assert table.board.commit(1, 0, table.now_ns) == (False, [])
-    assert table.board.dump() == before
+    before = table.scheduler.dump()
+    assert table.scheduler.commit(3, 2, table.now_ns) == (False, [])
+    assert table.scheduler.commit(1, 0, table.now_ns) == (False, [])
+    assert table.scheduler.dump() == before
 
 
 @pytest.mark.spec("002", "Atomicity", "3: only there; a row that has not ended cannot be committed")
-@pytest.mark.parametrize("prior", [State.UNSEEN, State.DISPATCHED, State.IN_FLIGHT])
-def test_a_commit_of_a_row_that_has_not_ended_is_fatal(prior: State) -> None:
-    table = Table(1)
-    if prior is State.DISPATCHED:
+@pytest.mark.parametrize("prior", [RowState.UNSEEN, RowState.DISPATCHED, RowState.IN_FLIGHT])
+def test_commit_of_a_row_that_has_not_ended_is_illegal(prior: RowState) -> None:
+    table = SchedulerRig(1)
+    if prior is RowState.DISPATCHED:
         table.grant()
-    if prior is State.IN_FLIGHT:
-        table.begun()
+    if prior is RowState.IN_FLIGHT:
+        table.grant_begun()
     with pytest.raises(IllegalTransition) as refusal:
-        table.board.commit(1, 0, table.now_ns)
+        table.scheduler.commit(1, 0, table.now_ns)
     assert (refusal.value.prior, refusal.value.attempted) == (prior.name, "COMMITTED")
 
 
@@ -290,41 +301,44 @@ OWNERSHIP = "Lease Ownership"
 
 
 @pytest.mark.spec("002", OWNERSHIP, "every leased row has an owner token: the epoch of its grant")
-def test_a_leased_row_knows_its_owner() -> None:
-    table = Table(8)
-    one, two = table.grant("a", rows=2), table.grant("b", rows=2)
-    assert table.board.ledger.lease.tolist() == [
-        one.epoch, one.epoch, two.epoch, two.epoch, 0, 0, 0, 0,
+def test_leased_row_stores_the_epoch_of_its_grant() -> None:
+    table = SchedulerRig(8)
+    first, second = table.grant("a", rows=2), table.grant("b", rows=2)
+    assert table.scheduler.ledger.owner_epochs.tolist() == [
+        first.epoch, first.epoch, second.epoch, second.epoch, 0, 0, 0, 0,
     ]  # fmt: skip
-    assert [table.board.grants[epoch].owner for epoch in (one.epoch, two.epoch)] == ["a", "b"]
-    table.report(one, begin=[(0, 2)])
-    table.finish(one)
-    assert table.board.ledger.owner_of(0) == 0
+    assert [table.scheduler.grants[epoch].owner for epoch in (first.epoch, second.epoch)] == [
+        "a",
+        "b",
+    ]
+    table.report(first, begin=[(0, 2)])
+    table.finish(first)
+    assert table.scheduler.ledger.owner_epoch_of(0) == 0
 
 
 @pytest.mark.spec(
     "002", OWNERSHIP, "heartbeats and their time-out: kept for the grant, not the row"
 )
-def test_a_lease_ends_after_the_configured_time_without_a_heartbeat() -> None:
-    table = Table(8, lease_ns=5 * S)
+def test_lease_expires_after_lease_ns_without_a_heartbeat() -> None:
+    table = SchedulerRig(8, lease_ns=5 * S)
     grant = table.grant(rows=2)
     assert grant.expires_ns == table.now_ns + 5 * S
-    assert table.board.expire(grant.expires_ns - 1) == ([], [])
-    assert table.board.expire(grant.expires_ns)[0] == [grant.epoch]
+    assert table.scheduler.expire(grant.expires_ns - 1) == ([], [])
+    assert table.scheduler.expire(grant.expires_ns)[0] == [grant.epoch]
 
 
 @pytest.mark.spec("002", OWNERSHIP, "1: only the owner of a row can begin it")
-def test_a_row_is_begun_by_its_owner_alone() -> None:
-    ledger = Ledger(4)
-    ledger.move(0, 4, Event.DISPATCH)
-    ledger.own(0, 2, 1)
+def test_begin_requires_the_epoch_of_the_row() -> None:
+    ledger = SeqLedger(4)
+    ledger.move(0, 4, RowEvent.DISPATCH)
+    ledger.assign(0, 2, 1)
     for lo, hi, epoch in ((0, 2, 0), (0, 2, 2), (1, 3, 1), (2, 3, 1), (2, 3, 0)):
         with pytest.raises(IllegalTransition):
-            ledger.move(lo, hi, Event.BEGIN, epoch=epoch)
+            ledger.move(lo, hi, RowEvent.BEGIN, epoch=epoch)
         with pytest.raises(IllegalTransition):
-            ledger.move_at(np.arange(lo, hi), Event.BEGIN, epoch=epoch)
+            ledger.move_set(np.arange(lo, hi), RowEvent.BEGIN, epoch=epoch)
     assert ledger.in_flight_count == 0
-    table = Table(4)
+    table = SchedulerRig(4)
     mine = table.grant("a", rows=2)
     table.grant("b", rows=2)
     with pytest.raises(IllegalTransition):
@@ -332,66 +346,66 @@ def test_a_row_is_begun_by_its_owner_alone() -> None:
 
 
 @pytest.mark.spec("002", OWNERSHIP, "2: a worker that makes progress keeps its lease")
-def test_progress_is_a_heartbeat() -> None:
-    table = Table(8)
-    grant = table.begun(rows=4)
+def test_report_and_heartbeat_extend_the_lease() -> None:
+    table = SchedulerRig(8)
+    grant = table.grant_begun(rows=4)
     for seq in range(3):
         table.now_ns += LEASE_NS - 1
-        table.report(grant, Done(seq, seq + 1, OK))
+        table.report(grant, FinishedRange(seq, seq + 1, OK))
     table.now_ns += LEASE_NS - 1
-    table.board.heartbeat(grant.epoch, table.now_ns)
-    assert table.board.expire(table.now_ns + LEASE_NS - 1) == ([], [])
+    table.scheduler.heartbeat(grant.epoch, table.now_ns)
+    assert table.scheduler.expire(table.now_ns + LEASE_NS - 1) == ([], [])
 
 
 @pytest.mark.spec(
     "002", OWNERSHIP, "3: rows of an expired lease are ready again while tries are left"
 )
-def test_an_expired_lease_makes_its_rows_ready_again() -> None:
-    table = Table(4)
+def test_expired_lease_makes_its_rows_dispatchable_again() -> None:
+    table = SchedulerRig(4)
     table.grant(rows=4, begin=2)
-    table.expire()
+    table.expire_leases()
     assert table.states() == [1, 1, 1, 1]
-    assert table.board.ledger.attempts.tolist() == [1, 1, 0, 0]
+    assert table.scheduler.ledger.attempts.tolist() == [1, 1, 0, 0]
 
 
 @pytest.mark.spec("002", OWNERSHIP, "3: and have failed when none is left")
-def test_an_expired_lease_fails_rows_without_tries_left() -> None:
-    table = Table(4, attempts_max=1)
+def test_expired_lease_fails_rows_without_attempts_left() -> None:
+    table = SchedulerRig(4, attempts_max=1)
     table.grant(rows=4, begin=2)
-    table.expire()
+    table.expire_leases()
     assert table.states() == [5, 5, 1, 1], "what was not begun costs no try"
-    assert table.board.ledger.reason.tolist()[:2] == [ErrorClass.LEASE_EXPIRED] * 2
+    assert table.scheduler.ledger.reason.tolist()[:2] == [ErrorClass.LEASE_EXPIRED] * 2
 
 
 @pytest.mark.spec("002", OWNERSHIP, "3: the former owner is not heard any more")
-def test_a_former_owner_is_fenced() -> None:
-    table = Table(4)
-    grant = table.begun(rows=2)
-    table.expire()
-    before = table.board.dump()
+def test_report_of_an_expired_lease_is_fenced() -> None:
+    table = SchedulerRig(4)
+    grant = table.grant_begun(rows=2)
+    table.expire_leases()
+    before = table.scheduler.dump()
     with pytest.raises(Fenced):
         table.finish(grant)
-    assert table.board.dump() == before
+    assert table.scheduler.dump() == before
 
 
 @pytest.mark.spec("002", OWNERSHIP, "4: what a reclaim decides follows from the log and the policy")
 @settings(max_examples=100)
 @given(size=SIZES, policy=POLICIES, steps=STEPS, later=st.integers(0, 10**9))
-def test_a_reclaim_is_deterministic(
-    size: int, policy: dict[str, Any], steps: list[Step], later: int
+def test_lease_reclaim_is_deterministic(
+    size: int, policy: dict[str, Any], steps: list[HistoryStep], later: int
 ) -> None:
-    history = History(size, **policy)
+    history = SchedulerHistory(size, **policy)
     history.run(steps)
     due_ns = history.now_ns + 3600 * S
-    found = []
+    results = []
     for board, now_ns in (
-        (history.board, due_ns),
-        (Board.replay(history.log), due_ns + later),
-        (Board.load(history.board.dump()), 2 * due_ns),
+        (history.scheduler, due_ns),
+        (RunScheduler.replay(history.log), due_ns + later),
+        (RunScheduler.load(history.scheduler.dump()), 2 * due_ns),
     ):
         board.expire(now_ns)
-        found.append((picture(board.ledger), list(board.suspects), list(board.free)))
-    assert found[0] == found[1] == found[2]
+        results.append((ledger_snapshot(board.ledger), list(board.suspects), list(board.free)))
+    assert results[0] == results[1] == results[2]
 
 
 # -- Retry Guard ---------------------------------------------------------------------------------
@@ -400,28 +414,28 @@ RETRY = "Retry Guard"
 
 
 @pytest.mark.spec("002", RETRY, "1: a row that is tried again is the same row")
-def test_a_retry_keeps_its_seq() -> None:
-    table = Table(4)
-    grant = table.begun(rows=4)
-    table.report(grant, Done(2, 3, FAILED, TRANSIENT))
-    assert table.grant(rows=1).parts == [Part(2, 3, 2)]
+def test_retry_keeps_the_seq_of_the_row() -> None:
+    table = SchedulerRig(4)
+    grant = table.grant_begun(rows=4)
+    table.report(grant, FinishedRange(2, 3, FAILED, TRANSIENT))
+    assert table.grant(rows=1).ranges == [RowRange(2, 3, 2)]
 
 
 @pytest.mark.spec("002", RETRY, "2: each retry counts one attempt")
-def test_a_retry_is_counted() -> None:
-    table = Table(1, attempts_max=4)
+def test_each_retry_counts_one_attempt() -> None:
+    table = SchedulerRig(1, attempts_max=4)
     for retries in range(3):
-        assert table.board.ledger.attempts.tolist() == [retries]
-        table.finish(table.begun(), FAILED, TRANSIENT)
-    assert table.board.ledger.attempts.tolist() == [3]
+        assert table.scheduler.ledger.attempts.tolist() == [retries]
+        table.finish(table.grant_begun(), FAILED, TRANSIENT)
+    assert table.scheduler.ledger.attempts.tolist() == [3]
 
 
 @pytest.mark.spec("002", RETRY, "3: only these classes are retried")
-def test_the_classes_that_are_retried() -> None:
+def test_retryable_error_classes() -> None:
     retried = {
         kind.name.lower()
         for kind in ErrorClass
-        if decide(kind, attempts=0, retries_used=0, policy=Policy()) is Verdict.RETRY
+        if decide_retry(kind, attempts=0, retries_used=0, policy=RunPolicy()) is RetryVerdict.RETRY
     }
     assert retried == {"transient", "resource", "lease_expired"}
     assert {kind.name.lower() for kind in ErrorClass} - retried == {
@@ -430,21 +444,21 @@ def test_the_classes_that_are_retried() -> None:
 
 
 @pytest.mark.spec("002", RETRY, "3: only while the row, and the run, have retries left")
-def test_retries_end_with_their_budgets() -> None:
-    table = Table(4, attempts_max=2, retries_max=3)
-    table.finish(table.begun(rows=4), FAILED, TRANSIENT)
+def test_retries_end_with_the_row_and_run_budgets() -> None:
+    table = SchedulerRig(4, attempts_max=2, retries_max=3)
+    table.finish(table.grant_begun(rows=4), FAILED, TRANSIENT)
     assert table.states() == [1, 1, 1, 5], "the budget of the run was three"
-    table.finish(table.begun(rows=4), FAILED, TRANSIENT)
+    table.finish(table.grant_begun(rows=4), FAILED, TRANSIENT)
     assert table.states() == [5, 5, 5, 5]
 
 
 @pytest.mark.spec("002", RETRY, "4: a row whose tries are used up has failed")
-def test_a_row_without_tries_left_has_failed() -> None:
-    table = Table(1, attempts_max=3)
+def test_row_without_attempts_left_is_failed() -> None:
+    table = SchedulerRig(1, attempts_max=3)
     tries = 0
-    while table.ask() != Finished():
-        table.take(table.board.drop_all(table.now_ns))
-        table.finish(table.begun(), FAILED, TRANSIENT)
+    while table.claim() != AllRowsFinal():
+        table.log_decision(table.scheduler.reclaim_all(table.now_ns))
+        table.finish(table.grant_begun(), FAILED, TRANSIENT)
         tries += 1
     assert (tries, table.states()) == (3, [5])
 
@@ -452,14 +466,14 @@ def test_a_row_without_tries_left_has_failed() -> None:
 @pytest.mark.spec(
     "002", RETRY, "4: as built, a failure that is tried again is never seen as an end"
 )
-def test_a_retried_failure_is_never_terminal() -> None:
-    table = Table(2)
-    grant = table.begun(rows=2)
-    table.report(grant, Done(0, 1, FAILED, TRANSIENT))
-    assert table.board.ledger.terminal_count == 0
-    assert table.board.terminal_prefix() == 0
+def test_retried_failure_is_never_terminal() -> None:
+    table = SchedulerRig(2)
+    grant = table.grant_begun(rows=2)
+    table.report(grant, FinishedRange(0, 1, FAILED, TRANSIENT))
+    assert table.scheduler.ledger.terminal_count == 0
+    assert table.scheduler.terminal_prefix() == 0
     with pytest.raises(IllegalTransition):
-        table.board.commit(1, 0, table.now_ns)
+        table.scheduler.commit(1, 0, table.now_ns)
 
 
 # -- Constant-Time Counters ----------------------------------------------------------------------
@@ -470,11 +484,13 @@ COUNTERS = "Constant-Time Counters"
 @pytest.mark.spec("002", COUNTERS, "four counters, by these names, kept with every write")
 @settings(max_examples=100)
 @given(size=SIZES, policy=POLICIES, steps=STEPS)
-def test_counters_are_kept(size: int, policy: dict[str, Any], steps: list[Step]) -> None:
-    history = History(size, **policy)
+def test_ledger_counters_match_the_row_states(
+    size: int, policy: dict[str, Any], steps: list[HistoryStep]
+) -> None:
+    history = SchedulerHistory(size, **policy)
     history.run(steps)
     states = history.states()
-    assert history.board.ledger.counters() == {
+    assert history.scheduler.ledger.counters() == {
         "terminalCount": sum(3 <= state <= 6 for state in states),
         "inFlightCount": states.count(2),
         "dispatchedCount": states.count(1),
@@ -482,53 +498,55 @@ def test_counters_are_kept(size: int, policy: dict[str, Any], steps: list[Step])
     }
 
 
-class Guarded(np.ndarray):  # type: ignore[type-arg]
-    """An array that counts how many of its elements are looked at."""
+class CountingArray(np.ndarray):  # type: ignore[type-arg]
+    """An array that counts the reads of its elements."""
 
-    looked = 0
+    elements_read = 0
 
     def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        if not isinstance(found, Guarded):
-            Guarded.looked += 1
-        return found
+        value = super().__getitem__(key)
+        if not isinstance(value, CountingArray):
+            CountingArray.elements_read += 1
+        return value
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        Guarded.looked += max(np.size(each) for each in inputs)
+        CountingArray.elements_read += max(np.size(each) for each in inputs)
         if "out" in options:
             options["out"] = tuple(np.asarray(each) for each in options["out"])
-        plain = [np.asarray(each) if isinstance(each, Guarded) else each for each in inputs]
+        plain = [np.asarray(each) if isinstance(each, CountingArray) else each for each in inputs]
         return getattr(ufunc, method)(*plain, **options)
 
 
 @pytest.mark.spec(
     "002", COUNTERS, "work in the steady state does not depend on the size of the run"
 )
-def test_nothing_scans_the_ledger_while_it_works() -> None:
-    looked = []
+def test_claim_and_report_cost_is_independent_of_ledger_size() -> None:
+    elements_read = []
     for size in (2_000, 200_000):
-        table = Table(size, page_rows=1000)
-        ledger = table.board.ledger
-        for name in ("state", "attempts", "reason", "lease"):
-            setattr(ledger, name, getattr(ledger, name).view(Guarded))
-        table.begun("dies", rows=10)
-        table.take(table.board.drop("dies", table.now_ns))
-        Guarded.looked = 0
+        table = SchedulerRig(size, page_rows=1000)
+        ledger = table.scheduler.ledger
+        for name in ("state", "attempts", "reason", "owner_epochs"):
+            setattr(ledger, name, getattr(ledger, name).view(CountingArray))
+        table.grant_begun("dies", rows=10)
+        table.log_decision(table.scheduler.reclaim_owner("dies", table.now_ns))
+        CountingArray.elements_read = 0
         for _ in range(20):
-            grant = table.begun(rows=10)
-            table.report(grant, Done(grant.parts[0].lo, grant.parts[0].lo + 1, FAILED, TRANSIENT))
-            table.take(table.board.drop("w", table.now_ns))
+            grant = table.grant_begun(rows=10)
+            table.report(
+                grant, FinishedRange(grant.ranges[0].lo, grant.ranges[0].lo + 1, FAILED, TRANSIENT)
+            )
+            table.log_decision(table.scheduler.reclaim_owner("w", table.now_ns))
             table.commit()
             ledger.counters()
-            table.expire()
-        looked.append(Guarded.looked)
-    assert looked[0] == looked[1] > 0
+            table.expire_leases()
+        elements_read.append(CountingArray.elements_read)
+    assert elements_read[0] == elements_read[1] > 0
 
 
 @pytest.mark.spec("002", COUNTERS, "a counter is read, not computed from the rows")
-def test_counters_do_not_touch_the_arrays() -> None:
-    ledger = Ledger(4)
-    ledger.move(0, 2, Event.DISPATCH)
+def test_ledger_counters_do_not_read_the_arrays() -> None:
+    ledger = SeqLedger(4)
+    ledger.move(0, 2, RowEvent.DISPATCH)
     ledger.state = ledger.state[:0]
     assert ledger.counters()["dispatchedCount"] == 2
 
@@ -537,21 +555,21 @@ def test_counters_do_not_touch_the_arrays() -> None:
 
 
 @pytest.mark.spec("002", "Acceptance", "1: every legal move is walked, by range, by set and by row")
-def test_all_twelve_moves_are_walked() -> None:
-    walked = {(prior, arrive(prior, event)) for prior, event in LEDGER.table}
+def test_all_twelve_transitions_are_covered() -> None:
+    walked = {(prior, state_after(prior, event)) for prior, event in LEDGER.table}
     assert len(walked) == 12
-    assert set(ROUTES) == set(State)
+    assert set(ROUTES) == set(RowState)
 
 
 @pytest.mark.spec("002", "Acceptance", "2: every illegal move that is injected is fatal")
-@pytest.mark.parametrize("path", PATHS)
-def test_every_illegal_event_is_fatal(path: str) -> None:
+@pytest.mark.parametrize("path", MOVE_PATHS)
+def test_every_illegal_event_raises_illegal_transition(path: str) -> None:
     refused = 0
     for prior, event, after in LEDGER.pairs():
         if after is None:
-            ledger = at_state(prior)
+            ledger = ledger_in_state(prior)
             with pytest.raises(IllegalTransition):
-                PATHS[path](ledger, event)
+                MOVE_PATHS[path](ledger, event)
             refused += 1
     assert refused == 8 * 8 - 12
 
@@ -559,7 +577,9 @@ def test_every_illegal_event_is_fatal(path: str) -> None:
 @pytest.mark.spec("002", "Acceptance", "3: reclaims and retries come out the same in a replay")
 @settings(max_examples=100)
 @given(size=SIZES, policy=POLICIES, steps=STEPS)
-def test_a_replay_is_the_run(size: int, policy: dict[str, Any], steps: list[Step]) -> None:
-    history = History(size, **policy)
+def test_replay_of_the_run_log_restores_the_scheduler(
+    size: int, policy: dict[str, Any], steps: list[HistoryStep]
+) -> None:
+    history = SchedulerHistory(size, **policy)
     history.run(steps)
-    assert Board.replay(history.log).dump() == history.board.dump()
+    assert RunScheduler.replay(history.log).dump() == history.scheduler.dump()

@@ -1,7 +1,7 @@
-"""Document 003, rule by rule, in its order.
+"""Document 003, rule by rule, in document order.
 
-Where the design settles a rule differently, the test guards what we built and its rule says so. After
-every operation of every test here the rows are verified against the log and counted again (`Desk`).
+Where the design differs from the document, the test checks the design and its rule text says so. After
+every operation the rig verifies the rows against the log and recounts the counters.
 """
 
 from __future__ import annotations
@@ -20,38 +20,52 @@ import pytest
 
 from holdfast import clock as clocks
 from holdfast import codec
-from holdfast.authority import workers
 from holdfast.clock import S, SimClock
 from holdfast.durable import journal
 from holdfast.errors import HoldfastError, IllegalTransition, Invalid, NotFound, StoreFull
+from holdfast.leadership import worker_registry
 from holdfast.store.api import Operation, Txn
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryBackend, MemoryTxn
-from holdfast.store.rows import LmdbBackend
-from holdfast.tasks import board, records, recount, verify
-from holdfast.tasks import coordinator as tasks
-from holdfast.tasks import lease as leases
-from holdfast.tasks.board import Board, after
-from holdfast.tasks.coordinator import Answer, End, Grant, Hold, New, Report
-from holdfast.tasks.records import (
+from holdfast.store.in_process import InProcessStore
+from holdfast.store.lmdb.backend import LmdbBackend
+from holdfast.store.memory_backend import MemoryBackend, MemoryTxn
+from holdfast.tasks import consistency, events, replay_check, status_fold
+from holdfast.tasks import leases as leases
+from holdfast.tasks import operations as tasks
+from holdfast.tasks.events import (
     LeaseExpired,
     LeaseExtended,
     LeaseGranted,
-    Single,
     TaskCancelled,
     TaskCompleted,
     TaskCreated,
     TaskDead,
     TaskFailed,
+    TaskRecord,
 )
-from holdfast.tasks.rows import FRESH, Spec, Status, body_of, pack_int
-from holdfast.tasks.states import TABLE, Event, State
+from holdfast.tasks.model import NEW_STATUS, TaskSpec, TaskStatusRow, get_body, pack_int
+from holdfast.tasks.operations import (
+    AttemptOutcome,
+    HeldLease,
+    ReportAnswer,
+    TaskGrant,
+    TaskReport,
+    TaskToSubmit,
+)
+from holdfast.tasks.states import TASK_TRANSITIONS, TaskEvent, TaskState
+from holdfast.tasks.status_fold import TaskFold, apply_record
 from tests.durable.conftest import SIMULATED
-from tests.tasks.histories import History
-from tests.tasks.rig import KEYS, LEASE_NS, UNIVERSE, Desk, logged, singles
+from tests.tasks.random_history import RandomTaskHistory
+from tests.tasks.rig import (
+    KEYS,
+    LEASE_NS,
+    UNIVERSE,
+    TaskOperationsRig,
+    entry_records,
+    logged_fields,
+)
 from tests.tidy_rules import ROOT, Module, package_modules
 
-MODULES = ("holdfast.tasks.coordinator", "holdfast.tasks.board", "holdfast.tasks.decision")
+MODULES = ("holdfast.tasks.operations", "holdfast.tasks.status_fold", "holdfast.tasks.unit_of_work")
 
 PRINCIPLE = "1. Design Principle"
 TASK = "2.1 Task Record"
@@ -72,20 +86,20 @@ MODEL = "8. Mental Model"
 
 
 @pytest.fixture(params=list(SIMULATED))
-def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TaskOperationsRig]:
     clock = SimClock()
     for store in SIMULATED[request.param](tmp_path, clock):
-        yield Desk(store, clock)
+        yield TaskOperationsRig(store, clock)
 
 
-def memory_desk(seed: int, steps: int, wall: Random | None = None) -> Desk:
-    """A desk after a history; its wall clock is stepped by hours, both ways, if `wall` says so."""
+def memory_rig(seed: int, steps: int, wall: Random | None = None) -> TaskOperationsRig:
+    """A rig after a random history. With `wall` its wall clock is stepped by hours, both ways."""
     clock = SimClock()
-    desk = Desk(LocalStore("memory:", MemoryBackend(), clock), clock)
-    for _ in History(desk, seed).run(steps):
+    rig = TaskOperationsRig(InProcessStore("memory:", MemoryBackend(), clock), clock)
+    for _ in RandomTaskHistory(rig, seed).run(steps):
         if wall is not None:
             clock.step_wall(wall.choice((-5, -1, 1, 30)) * 3600 * S)
-    return desk
+    return rig
 
 
 # -- 1. design principle -------------------------------------------------------------------------
@@ -93,92 +107,96 @@ def memory_desk(seed: int, steps: int, wall: Random | None = None) -> Desk:
 
 @pytest.mark.spec("003", PRINCIPLE, "whatever changes a task's owner or state is in the log")
 @pytest.mark.parametrize("seed", range(4))
-def test_no_status_changes_without_a_record(desk: Desk, seed: int) -> None:
-    before: dict[int, Status] = {}
+def test_task_status_changes_only_with_a_log_record(rig: TaskOperationsRig, seed: int) -> None:
+    before: dict[int, TaskStatusRow] = {}
     height = 0
-    for _ in History(desk, seed).run(80):
-        rows = desk.rows()
-        entries = desk.entries()
-        named = {record.task_id for entry in entries[height:] for record in singles(entry)}
-        was, now = logged(before), logged(rows)
-        changed = {seq for seq in rows if was.get(seq) != now[seq]}
+    for _ in RandomTaskHistory(rig, seed).run(80):
+        rows = rig.rows()
+        entries = rig.entries()
+        named = {record.task_id for entry in entries[height:] for record in entry_records(entry)}
+        logged_before, logged_now = logged_fields(before), logged_fields(rows)
+        changed = {seq for seq in rows if logged_before.get(seq) != logged_now[seq]}
         assert changed <= named
         before, height = rows, len(entries)
 
 
 @pytest.mark.spec("003", PRINCIPLE, "the coordinator's operations are the only writers of tasks")
-def test_there_are_eight_kinds_of_records_and_no_other() -> None:
-    assert {kind.__name__ for kind in Single.__subclasses__()} == {
+def test_task_log_has_eight_kinds_of_records() -> None:
+    assert {kind.__name__ for kind in TaskRecord.__subclasses__()} == {
         "TaskCreated", "LeaseGranted", "LeaseExtended", "LeaseExpired",
         "TaskCompleted", "TaskFailed", "TaskCancelled", "TaskDead",
     }  # fmt: skip
-    # The operations of this package are the coordinator's, and those that write checkpoints of its log.
-    found = {
+    # The operations of this package belong to the coordinator, its checkpoints or its retention.
+    operations = {
         member
         for module in package_modules()
         if module.name.startswith("holdfast.tasks.")
         for member in vars(importlib.import_module(module.name)).values()
         if isinstance(member, Operation)
     }
-    coordinators = {one for one in vars(tasks).values() if isinstance(one, Operation)}
-    beside = {one.name.partition(":")[0] for one in found - coordinators}
-    assert beside <= {"holdfast.tasks.checkpoint"} | RETENTION
-    assert {"submit", "lease", "extend", "settle", "cancel", "redrive"} <= {
-        one.name.partition(":")[2] for one in coordinators
+    coordinators = {
+        operation for operation in vars(tasks).values() if isinstance(operation, Operation)
     }
+    beside = {operation.fn.__module__ for operation in operations - coordinators}
+    assert beside <= {"holdfast.tasks.checkpoint"} | RETENTION_MODULES
+    assert {
+        f"tasks.{name}"
+        for name in ("submit", "lease", "extend", "apply_reports", "cancel", "redrive")
+    } <= {operation.name for operation in coordinators}
 
 
-# Modules of this package whose operations remove rows of tasks that ended.
-RETENTION = {"holdfast.tasks.retention"}
-# Holds the place of the store alone, and writes rows that follow from the log. It never writes the log.
-REBUILD = "holdfast.ops.rebuild"
-WRITES = {"put", "delete", "add", "append", "set_all"}
+# Modules of this package whose operations delete rows of ended tasks.
+RETENTION_MODULES = {"holdfast.tasks.retention"}
+# Has exclusive access to the store and writes rows derived from the log. It never writes the log.
+REBUILD_MODULE = "holdfast.ops.rebuild"
+WRITE_METHODS = {"put", "delete", "add", "append", "set_all"}
 
 
 @pytest.mark.spec("003", PRINCIPLE, "the coordinator's operations are the only writers of tasks")
-def test_no_other_part_writes_into_the_space_of_tasks() -> None:
+def test_only_the_coordinator_writes_task_rows() -> None:
     writers = []
     for module in package_modules():
         if module.name.startswith(("holdfast.tasks.", "holdfast.sim.")):
             continue
-        if module.name == REBUILD:
-            assert "places.source(" in module.source
+        if module.name == REBUILD_MODULE:
+            assert "raw_access.open_source(" in module.source
             assert "journal.append" not in module.source
             continue
         for call in ast.walk(module.tree):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
-                told = ast.unparse(call)
-                names_tasks = "Space.TASK" in told or TASK_KEYS.search(told)
-                if call.func.attr in WRITES and names_tasks and imports_tasks(module):
-                    writers.append(f"{module.name}:{call.lineno}: {told}")
+                call_text = ast.unparse(call)
+                names_tasks = "Space.TASK" in call_text or TASK_KEYS_PATTERN.search(call_text)
+                if call.func.attr in WRITE_METHODS and names_tasks and imports_tasks(module):
+                    writers.append(f"{module.name}:{call.lineno}: {call_text}")
     assert writers == []
     planted = Module(
-        "x", "from holdfast.tasks.rows import keys_of\ntxn.put(keys.statuses + s, b'')"
+        "x", "from holdfast.tasks.model import keys_of\ntxn.put(keys.statuses + s, b'')"
     )
-    [call] = [one for one in ast.walk(planted.tree) if isinstance(one, ast.Call)]
-    assert TASK_KEYS.search(ast.unparse(call)), "a writer would be seen"
+    [call] = [node for node in ast.walk(planted.tree) if isinstance(node, ast.Call)]
+    assert TASK_KEYS_PATTERN.search(ast.unparse(call)), "a writer would be seen"
     assert imports_tasks(planted)
 
 
-TASK_KEYS = re.compile(r"\b_?[Kk](EYS|eys)\w*(\(.*\))?\.(" + "|".join(vars(KEYS)) + r")\b")
+TASK_KEYS_PATTERN = re.compile(r"\b_?[Kk](EYS|eys)\w*(\(.*\))?\.(" + "|".join(vars(KEYS)) + r")\b")
 
 
 def imports_tasks(module: Module) -> bool:
     return (
         any(
-            one.target == "holdfast.tasks.rows" and {"Keys", "keys_of"} & set(one.names)
-            for one in module.imports
+            imported.target == "holdfast.tasks.model"
+            and {"TaskKeys", "keys_of"} & set(imported.names)
+            for imported in module.imports
         )
         or "Space.TASK" in module.source
     )
 
 
 @pytest.mark.spec("003", PRINCIPLE, "all of it goes through one log, in one order")
-def test_the_log_is_one_chain(desk: Desk) -> None:
-    for _ in History(desk, 5).run(60):
+def test_task_log_is_one_hash_chain(rig: TaskOperationsRig) -> None:
+    for _ in RandomTaskHistory(rig, 5).run(60):
         pass
-    desk.store.read(journal.verify, KEYS.subject)
-    assert len(desk.entries()) == desk.store.read(journal.head, KEYS.subject).height
+    rig.store.read(journal.verify, KEYS.subject)
+    assert len(rig.entries()) == rig.store.read(journal.head, KEYS.subject).height
 
 
 # -- 2. authoritative state ----------------------------------------------------------------------
@@ -187,49 +205,58 @@ def test_the_log_is_one_chain(desk: Desk) -> None:
 @pytest.mark.spec(
     "003", TASK, "a task has an id, a payload, a state, an attempt and a lease or none"
 )
-def test_what_a_task_is(desk: Desk) -> None:
-    seq = desk.one(b"payload")
-    body = desk.store.read(body_of, KEYS, pack_int(seq))
+def test_task_has_payload_state_attempt_and_lease(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one(b"payload")
+    body = rig.store.read(get_body, KEYS, pack_int(seq))
     assert body is not None
     assert body.args == b"payload"
-    assert (desk.state(seq), desk.status(seq).attempt) == (State.WAITING, 0)
-    assert desk.status(seq).lease == 0
+    assert (rig.state(seq), rig.status(seq).attempt) == (TaskState.WAITING, 0)
+    assert rig.status(seq).lease == 0
 
 
 @pytest.mark.spec("003", TASK, "five states: waiting, leased, completed, failed, dead")
-def test_the_five_states() -> None:
-    assert [state.name for state in State] == ["WAITING", "LEASED", "COMPLETED", "FAILED", "DEAD"]
+def test_task_has_five_states() -> None:
+    assert [state.name for state in TaskState] == [
+        "WAITING",
+        "LEASED",
+        "COMPLETED",
+        "FAILED",
+        "DEAD",
+    ]
 
 
 @pytest.mark.spec(
-    "003", TASK, "a replay gives the same state, at every height", module=("holdfast.tasks.verify",)
+    "003",
+    TASK,
+    "a replay gives the same state, at every height",
+    module=("holdfast.tasks.replay_check",),
 )
 @pytest.mark.parametrize("seed", range(6))
-def test_a_replay_is_what_the_rows_were_at_every_height(seed: int) -> None:
-    desk = memory_desk(seed, 100)
-    replayed = Board()
-    for height, entry in enumerate(desk.entries(), 1):
-        replayed.replay(singles(entry))
-        if height in desk.lived:
-            was = desk.lived[height]
-            mine = {seq: status for seq, status in replayed.tasks.items() if seq in was}
-            assert logged(mine) == logged(was)
-    assert len(desk.lived) > 30
+def test_task_log_replay_matches_the_rows_at_every_height(seed: int) -> None:
+    rig = memory_rig(seed, 100)
+    replayed = TaskFold()
+    for height, entry in enumerate(rig.entries(), 1):
+        replayed.replay(entry_records(entry))
+        if height in rig.rows_by_height:
+            expected = rig.rows_by_height[height]
+            mine = {seq: status for seq, status in replayed.tasks.items() if seq in expected}
+            assert logged_fields(mine) == logged_fields(expected)
+    assert len(rig.rows_by_height) > 30
 
 
 @pytest.mark.spec(
     "003", TASK, "the same records give the same board, however often they are replayed"
 )
-def test_a_replay_is_deterministic(tmp_path: Path) -> None:
-    desk = memory_desk(7, 100)
-    expected = desk.board().tasks
-    assert desk.board().tasks == expected
-    assert logged(desk.rows()) == logged({seq: expected[seq] for seq in desk.rows()})
-    # The same in other processes: other hashes, another time, another random generator.
+def test_task_log_replay_is_deterministic(tmp_path: Path) -> None:
+    rig = memory_rig(7, 100)
+    expected = rig.fold_log().tasks
+    assert rig.fold_log().tasks == expected
+    assert logged_fields(rig.rows()) == logged_fields({seq: expected[seq] for seq in rig.rows()})
+    # The same in other processes, with another hash seed, clock and random generator.
     log = tmp_path / "log"
-    log.write_bytes(codec.pack(desk.store.read(entry_bodies)))
+    log.write_bytes(codec.pack(rig.store.read(entry_bodies)))
     for hash_seed in ("0", "1", "77"):
-        told = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", REPLAY_AGAIN, str(log), hash_seed],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             cwd=ROOT,
@@ -237,7 +264,7 @@ def test_a_replay_is_deterministic(tmp_path: Path) -> None:
             text=True,
             check=True,
         )
-        assert told.stdout.strip() == digest_of(expected)
+        assert completed.stdout.strip() == digest_of(expected)
 
 
 def entry_bodies(txn: Txn) -> list[bytes]:
@@ -245,8 +272,8 @@ def entry_bodies(txn: Txn) -> list[bytes]:
     return [e.body for e in journal.read(txn, KEYS.subject, head.floor, head.height + 1, 10_000)]
 
 
-def digest_of(found: dict[int, Status]) -> str:
-    return codec.digest(codec.pack([[seq, found[seq]] for seq in sorted(found)])).hex()
+def digest_of(statuses: dict[int, TaskStatusRow]) -> str:
+    return codec.digest(codec.pack([[seq, statuses[seq]] for seq in sorted(statuses)])).hex()
 
 
 REPLAY_AGAIN = """
@@ -255,42 +282,42 @@ now = int(sys.argv[2]) * 86_400
 time.time, time.time_ns, time.monotonic_ns = lambda: now, lambda: now * 10**9, lambda: now
 random.seed(now)
 from holdfast import codec
-from holdfast.tasks import records
-from holdfast.tasks.board import Board
+from holdfast.tasks import events
+from holdfast.tasks.status_fold import TaskFold
 from tests.spec.test_003_coordinator import digest_of
-from tests.tasks.rig import singles
+from tests.tasks.rig import entry_records
 bodies = codec.unpack(pathlib.Path(sys.argv[1]).read_bytes())
-log = [record for body in bodies for record in singles(records.decode(body))]
-print(digest_of(Board().replay(log).tasks))
+log = [record for body in bodies for record in entry_records(events.decode_entry(body))]
+print(digest_of(TaskFold().replay(log).tasks))
 """
 
 
 @pytest.mark.spec("003", LEASE, "a lease has an id, a task, a worker and a time when it ends")
-def test_what_a_lease_is(desk: Desk) -> None:
-    seq = desk.one()
-    [grant] = desk.lease(worker="v")
-    status = desk.status(seq)
+def test_task_lease_has_id_worker_and_expiry(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    [grant] = rig.lease(worker="v")
+    status = rig.status(seq)
     assert (status.lease, status.worker, status.expires_ns) == (grant.lease, "v", grant.expires_ns)
 
 
 @pytest.mark.spec("003", LEASE, "a lease is valid only as the current one of its task")
-def test_a_lease_that_is_not_the_current_one_is_none(desk: Desk) -> None:
-    seq = desk.one()
-    old = desk.leased(seq)
-    desk.later(LEASE_NS)
-    desk.leased(seq, alone=True)
-    assert desk.extend(Hold(seq, old.lease)) == [0]
-    assert desk.complete(old) is Answer.CANCELLED
+def test_lease_that_is_not_current_is_invalid(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    old = rig.lease_one(seq)
+    rig.advance(LEASE_NS)
+    rig.lease_one(seq, alone=True)
+    assert rig.extend(HeldLease(seq, old.lease)) == [0]
+    assert rig.complete(old) is ReportAnswer.CANCELLED
 
 
 @pytest.mark.spec("003", LEASE, "leases do not exist without a task")
-def test_a_lease_ends_with_its_task(desk: Desk) -> None:
-    seq = desk.one(retain_ns=0)
-    desk.complete(desk.leased(seq))
-    desk.later(LEASE_NS)
-    while desk.maintain():
+def test_completed_task_leaves_no_lease_row(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one(retain_ns=0)
+    rig.complete(rig.lease_one(seq))
+    rig.advance(LEASE_NS)
+    while rig.maintain():
         pass
-    rows = desk.store.read(lambda txn: txn.scan(KEYS.expiries, KEYS.expiries + b"\xff"))
+    rows = rig.store.read(lambda txn: txn.scan(KEYS.expiries, KEYS.expiries + b"\xff"))
     assert rows == []
 
 
@@ -301,82 +328,82 @@ def test_a_lease_ends_with_its_task(desk: Desk) -> None:
     "003",
     INDEXES,
     "indexes are derived: never other than a recount makes them",
-    module=("holdfast.tasks.recount",),
+    module=("holdfast.tasks.consistency",),
 )
 @pytest.mark.parametrize("seed", range(4))
-def test_indexes_are_a_recount(seed: int) -> None:
-    desk = memory_desk(seed + 40, 100)
-    assert not desk.store.read(lambda txn: list(recount.differences(txn, UNIVERSE)))
+def test_task_indexes_equal_a_recount(seed: int) -> None:
+    rig = memory_rig(seed + 40, 100)
+    assert not rig.store.read(lambda txn: list(consistency.find_differences(txn, UNIVERSE)))
 
 
 @pytest.mark.spec("003", INDEXES, "waiting tasks are found in one place, others in none")
-def test_a_task_that_waits_is_in_one_place(desk: Desk) -> None:
-    desk.submit(b"a", New(b"b", delay_ns=S), New(b"c", after=(-1,)))
-    desk.lease(1)
-    counts = desk.counts()
+def test_waiting_task_is_in_one_wait_index(rig: TaskOperationsRig) -> None:
+    rig.submit(b"a", TaskToSubmit(b"b", delay_ns=S), TaskToSubmit(b"c", after=(-1,)))
+    rig.lease(1)
+    counts = rig.counts()
     assert (counts.ready, counts.delayed, counts.blocked, counts.leased) == (0, 1, 1, 1)
 
 
 @pytest.mark.spec(
     "003", REGISTRY, "who is alive is advice: a worker nobody knows may lease and complete"
 )
-def test_an_unregistered_worker_is_as_good_as_any(desk: Desk) -> None:
-    seq = desk.one()
-    [grant] = desk.lease(worker="nobody-knows-me")
-    assert desk.store.read(workers.known, UNIVERSE) == []
-    report = Report(seq, grant.lease)
-    assert desk.settle(report, worker="nobody-knows-me") == [Answer.COMMITTED]
+def test_unregistered_worker_may_lease_and_complete(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    [grant] = rig.lease(worker="nobody-knows-me")
+    assert rig.store.read(worker_registry.list_registered, UNIVERSE) == []
+    report = TaskReport(seq, grant.lease)
+    assert rig.report(report, worker="nobody-knows-me") == [ReportAnswer.COMMITTED]
 
 
 @pytest.mark.spec(
     "003", REGISTRY, "a worker that is silent loses its lease by time, and by nothing else"
 )
-def test_silence_alone_takes_no_lease(desk: Desk) -> None:
-    seq = desk.one()
-    grant = desk.leased(seq)
-    desk.until(grant.expires_ns - 1)
-    desk.maintain()
-    assert desk.states(seq) == ["LEASED"]
-    desk.until(grant.expires_ns)
-    desk.maintain()
-    assert desk.states(seq) == ["WAITING"]
+def test_silent_worker_loses_its_lease_only_by_expiry(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    grant = rig.lease_one(seq)
+    rig.advance_to(grant.expires_ns - 1)
+    rig.maintain()
+    assert rig.states(seq) == ["LEASED"]
+    rig.advance_to(grant.expires_ns)
+    rig.maintain()
+    assert rig.states(seq) == ["WAITING"]
 
 
 @pytest.mark.spec("003", REGISTRY, "what workers say of their progress is lost without harm")
-def test_progress_reports_are_soft(desk: Desk) -> None:
-    seq = desk.one()
-    grant = desk.leased(seq)
-    desk.do(tasks.report_progress, [(seq, grant.lease, b"half")])
+def test_losing_progress_rows_does_no_harm(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    grant = rig.lease_one(seq)
+    rig.transact(tasks.report_progress, [(seq, grant.lease, b"half")])
 
     def lose(txn: Txn) -> None:
         for key, _ in txn.scan(KEYS.progress, KEYS.progress + b"\xff"):
             txn.delete(key)
 
-    desk.store.transact(lose)
-    desk.check()
-    assert desk.complete(grant) is Answer.COMMITTED
+    rig.store.transact(lose)
+    rig.check_consistency()
+    assert rig.complete(grant) is ReportAnswer.COMMITTED
 
 
-# -- 4. the table --------------------------------------------------------------------------------
+# -- 4. the transition table ---------------------------------------------------------------------
 
-AT = 100
+DECIDED_AT = 100
 STATUSES = {
-    State.WAITING: Status(State.WAITING, 1),
-    State.LEASED: Status(State.LEASED, 1, lease=7, worker="w", expires_ns=200),
-    State.COMPLETED: Status(State.COMPLETED, 1, lease=7, worker="w", ended_ns=50),
-    State.FAILED: Status(State.FAILED, 1, 1, lease=7, worker="w", ended_ns=50),
-    State.DEAD: Status(State.DEAD, 1, ended_ns=50),
+    TaskState.WAITING: TaskStatusRow(TaskState.WAITING, 1),
+    TaskState.LEASED: TaskStatusRow(TaskState.LEASED, 1, lease=7, worker="w", expires_ns=200),
+    TaskState.COMPLETED: TaskStatusRow(TaskState.COMPLETED, 1, lease=7, worker="w", ended_ns=50),
+    TaskState.FAILED: TaskStatusRow(TaskState.FAILED, 1, 1, lease=7, worker="w", ended_ns=50),
+    TaskState.DEAD: TaskStatusRow(TaskState.DEAD, 1, ended_ns=50),
 }
-RECORDS: dict[Event, Single] = {
-    Event.GRANT: LeaseGranted(1, AT, 8, "v", 300),
-    Event.EXTEND: LeaseExtended(1, AT, 7, 400, True),
-    Event.EXPIRE: LeaseExpired(1, 200, 7),
-    Event.COMPLETE: TaskCompleted(1, AT, 7),
-    Event.RETRY: TaskFailed(1, AT, 7, "failed", "e", "failure", False, 150),
-    Event.FAIL: TaskFailed(1, AT, 7, "failed", "e", "failure", True, 0),
-    Event.BURY: TaskDead(1, AT, "cancelled"),
+RECORDS: dict[TaskEvent, TaskRecord] = {
+    TaskEvent.GRANT: LeaseGranted(1, DECIDED_AT, 8, "v", 300),
+    TaskEvent.EXTEND: LeaseExtended(1, DECIDED_AT, 7, 400, True),
+    TaskEvent.EXPIRE: LeaseExpired(1, 200, 7),
+    TaskEvent.COMPLETE: TaskCompleted(1, DECIDED_AT, 7),
+    TaskEvent.RETRY: TaskFailed(1, DECIDED_AT, 7, "failed", "e", "failure", False, 150),
+    TaskEvent.FAIL: TaskFailed(1, DECIDED_AT, 7, "failed", "e", "failure", True, 0),
+    TaskEvent.BURY: TaskDead(1, DECIDED_AT, "cancelled"),
 }
-PAIRS = [(state, event) for state in State for event in Event]
+PAIRS = [(state, event) for state in TaskState for event in TaskEvent]
 
 
 @pytest.mark.spec(
@@ -385,41 +412,43 @@ PAIRS = [(state, event) for state in State for event in Event]
     "every pair of a state and a record moves as the table says, or not at all",
 )
 @pytest.mark.parametrize(("state", "event"), PAIRS)
-def test_every_pair_of_the_table(state: State, event: Event) -> None:
-    was, record = STATUSES[state], RECORDS[event]
-    if TABLE.allows(state, event):
-        assert after(was, record).state == TABLE.table[state, event]
+def test_every_state_and_record_pair_follows_the_transition_table(
+    state: TaskState, event: TaskEvent
+) -> None:
+    status, record = STATUSES[state], RECORDS[event]
+    if TASK_TRANSITIONS.allows(state, event):
+        assert apply_record(status, record).state == TASK_TRANSITIONS.table[state, event]
         return
-    folded = Board()
-    folded.tasks[1] = was
+    folded = TaskFold()
+    folded.tasks[1] = status
     with pytest.raises(IllegalTransition) as refused:
         folded.apply(record)
     assert (refused.value.prior, refused.value.attempted) == (state.name, event.name)
-    assert folded.tasks[1] is was
+    assert folded.tasks[1] is status
 
 
 @pytest.mark.spec(
     "003", "4. Log Records", "all states are reached, and the ended ones are left by nothing"
 )
-def test_the_table_is_sound() -> None:
-    assert TABLE.unreachable() == frozenset()
-    assert TABLE.terminal == {State.COMPLETED, State.FAILED, State.DEAD}
+def test_task_transition_table_reaches_every_state() -> None:
+    assert TASK_TRANSITIONS.unreachable() == frozenset()
+    assert TASK_TRANSITIONS.terminal == {TaskState.COMPLETED, TaskState.FAILED, TaskState.DEAD}
 
 
 @pytest.mark.spec("003", "4. Log Records", "a record about a task that is none is refused")
-@pytest.mark.parametrize("record", [*RECORDS.values(), TaskCancelled(1, AT, 7, "w")])
-def test_a_record_of_no_task_is_refused(record: Single) -> None:
+@pytest.mark.parametrize("record", [*RECORDS.values(), TaskCancelled(1, DECIDED_AT, 7, "w")])
+def test_record_of_an_unknown_task_is_refused(record: TaskRecord) -> None:
     with pytest.raises(Invalid):
-        Board().apply(record)
+        TaskFold().apply(record)
 
 
 @pytest.mark.spec(
     "003", "4. Log Records", "what was decided together is one entry, in the order of decision"
 )
-def test_an_entry_holds_what_one_operation_decided(desk: Desk) -> None:
-    desk.submit(b"a", b"b")
-    entry = desk.entries()[-1]
-    assert [type(record).__name__ for record in singles(entry)] == ["TaskCreated"] * 2
+def test_log_entry_holds_the_records_of_one_operation(rig: TaskOperationsRig) -> None:
+    rig.submit(b"a", b"b")
+    entry = rig.entries()[-1]
+    assert [type(record).__name__ for record in entry_records(entry)] == ["TaskCreated"] * 2
 
 
 # -- 4.1 TaskCreated -----------------------------------------------------------------------------
@@ -428,33 +457,33 @@ def test_an_entry_holds_what_one_operation_decided(desk: Desk) -> None:
 @pytest.mark.spec(
     "003", CREATED, "creates a task that waits, with no attempt made, at the time of the record"
 )
-def test_created(desk: Desk) -> None:
-    seq = desk.one()
-    [record] = desk.log()
+def test_task_created_record_makes_a_waiting_task(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    [record] = rig.log()
     assert isinstance(record, TaskCreated)
-    assert (record.task_id, record.created_at) == (seq, desk.store.now_ns())
-    assert desk.board().tasks == {seq: FRESH}
-    assert (FRESH.state, FRESH.attempt) == (State.WAITING, 0)
+    assert (record.task_id, record.created_at) == (seq, rig.store.now_ns())
+    assert rig.fold_log().tasks == {seq: NEW_STATUS}
+    assert (NEW_STATUS.state, NEW_STATUS.attempt) == (TaskState.WAITING, 0)
 
 
 @pytest.mark.spec(
     "003", CREATED, "the log vouches for the payload by its hash, which stands in one place"
 )
-def test_the_payload_is_what_was_logged(desk: Desk) -> None:
-    seq = desk.one(b"payload")
-    [stored] = desk.entries()[0].records
-    assert isinstance(stored, records.Created)
-    row = desk.store.read(lambda txn: txn.get(KEYS.bodies + pack_int(seq)))
+def test_task_created_record_has_the_payload_digest(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one(b"payload")
+    [stored] = rig.entries()[0].records
+    assert isinstance(stored, events.TasksCreated)
+    row = rig.store.read(lambda txn: txn.get(KEYS.bodies + pack_int(seq)))
     assert row is not None
-    assert stored.digest == records.digest_of([row])
+    assert stored.digest == events.digest_rows([row])
 
 
 @pytest.mark.spec("003", CREATED, "no task is created twice")
-def test_a_task_is_created_once() -> None:
-    folded = Board()
-    folded.apply(TaskCreated(1, AT, None))
+def test_repeated_task_created_record_is_refused() -> None:
+    folded = TaskFold()
+    folded.apply(TaskCreated(1, DECIDED_AT, None))
     with pytest.raises(Invalid):
-        folded.apply(TaskCreated(1, AT, None))
+        folded.apply(TaskCreated(1, DECIDED_AT, None))
 
 
 # -- 4.2 LeaseGranted ----------------------------------------------------------------------------
@@ -463,39 +492,43 @@ def test_a_task_is_created_once() -> None:
 @pytest.mark.spec(
     "003", GRANTED, "a waiting task becomes leased, by this lease, and one attempt more is counted"
 )
-def test_granted(desk: Desk) -> None:
-    seq = desk.one()
-    [grant] = desk.lease(worker="v")
-    record = desk.log()[-1]
-    assert record == LeaseGranted(seq, desk.store.now_ns(), grant.lease, "v", grant.expires_ns)
-    status = desk.board().tasks[seq]
-    assert (status.state, status.lease, status.attempt) == (State.LEASED, grant.lease, 1)
+def test_lease_granted_record_makes_a_leased_task(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    [grant] = rig.lease(worker="v")
+    record = rig.log()[-1]
+    assert record == LeaseGranted(seq, rig.store.now_ns(), grant.lease, "v", grant.expires_ns)
+    status = rig.fold_log().tasks[seq]
+    assert (status.state, status.lease, status.attempt) == (TaskState.LEASED, grant.lease, 1)
 
 
 @pytest.mark.spec("003", GRANTED, "only a waiting task is granted")
-@pytest.mark.parametrize("state", [state for state in State if state is not State.WAITING])
-def test_what_does_not_wait_is_not_granted(state: State) -> None:
+@pytest.mark.parametrize("state", [state for state in TaskState if state is not TaskState.WAITING])
+def test_lease_granted_record_requires_a_waiting_task(state: TaskState) -> None:
     with pytest.raises(IllegalTransition):
-        after(STATUSES[state], RECORDS[Event.GRANT])
+        apply_record(STATUSES[state], RECORDS[TaskEvent.GRANT])
 
 
 @pytest.mark.spec("003", GRANTED, "there is no other way for a task to become owned")
-def test_only_a_grant_makes_an_owner() -> None:
-    made = {event for (_, event), state in TABLE.table.items() if state is State.LEASED}
-    assert made == {Event.GRANT, Event.EXTEND}
-    assert [state for state, event in TABLE.table if event is Event.EXTEND] == [State.LEASED]
+def test_only_grant_events_lead_to_leased() -> None:
+    events = {
+        event for (_, event), state in TASK_TRANSITIONS.table.items() if state is TaskState.LEASED
+    }
+    assert events == {TaskEvent.GRANT, TaskEvent.EXTEND}
+    assert [state for state, event in TASK_TRANSITIONS.table if event is TaskEvent.EXTEND] == [
+        TaskState.LEASED
+    ]
 
 
 @pytest.mark.spec(
     "003", GRANTED, "attempts count grants; failures and expiries have budgets of their own"
 )
-def test_attempts_count_grants(desk: Desk) -> None:
-    seq = desk.one(attempts=2, expiries_max=5)
-    desk.fail(desk.leased(seq), End.RELEASED)
-    desk.leased(seq)
-    desk.later(LEASE_NS)
-    desk.fail(desk.leased(seq, alone=True))
-    status = desk.status(seq)
+def test_attempts_count_grants_apart_from_failures_and_expiries(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one(attempts=2, expiries_max=5)
+    rig.fail(rig.lease_one(seq), AttemptOutcome.RELEASED)
+    rig.lease_one(seq)
+    rig.advance(LEASE_NS)
+    rig.fail(rig.lease_one(seq, alone=True))
+    status = rig.status(seq)
     assert (status.attempt, status.failures, status.expiries) == (3, 1, 1)
 
 
@@ -503,45 +536,45 @@ def test_attempts_count_grants(desk: Desk) -> None:
 
 
 @pytest.mark.spec("003", EXTENDED, "the end of a live lease is moved, and the task stays as it is")
-def test_extended(desk: Desk) -> None:
-    seq = desk.one()
-    grant = desk.leased(seq)
-    desk.later(S)
-    [until] = desk.extend(Hold(seq, grant.lease))
-    record = desk.log()[-1]
+def test_lease_extended_record_moves_the_expiry_only(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    grant = rig.lease_one(seq)
+    rig.advance(S)
+    [until] = rig.extend(HeldLease(seq, grant.lease))
+    record = rig.log()[-1]
     assert isinstance(record, LeaseExtended)
     assert (record.lease_id, record.new_expiry_timestamp) == (grant.lease, until)
-    status = desk.status(seq)
-    assert (status.state, status.attempt, status.expires_ns) == (State.LEASED, 1, until)
+    status = rig.status(seq)
+    assert (status.state, status.attempt, status.expires_ns) == (TaskState.LEASED, 1, until)
 
 
 @pytest.mark.spec(
     "003", EXTENDED, "a lease that does not exist is not extended, and nothing is logged"
 )
-def test_no_lease_no_extension(desk: Desk) -> None:
-    seq = desk.one()
-    assert desk.extend(Hold(seq, 1), Hold(9, 1)) == [0, 0]
-    assert len(desk.log()) == 1
+def test_extend_of_an_unknown_lease_logs_nothing(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    assert rig.extend(HeldLease(seq, 1), HeldLease(9, 1)) == [0, 0]
+    assert len(rig.log()) == 1
 
 
 @pytest.mark.spec(
     "003", EXTENDED, "an expired lease is not extended, though nobody has written so yet"
 )
-def test_an_expired_lease_is_not_extended(desk: Desk) -> None:
-    seq = desk.one()
-    grant = desk.leased(seq)
-    desk.until(grant.expires_ns)
-    assert desk.extend(Hold(seq, grant.lease, True)) == [0]
-    assert desk.said(seq) == ["TaskCreated", "LeaseGranted"]
+def test_extend_of_an_expired_lease_is_refused(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    grant = rig.lease_one(seq)
+    rig.advance_to(grant.expires_ns)
+    assert rig.extend(HeldLease(seq, grant.lease, True)) == [0]
+    assert rig.record_kinds(seq) == ["TaskCreated", "LeaseGranted"]
 
 
 @pytest.mark.spec(
     "003", EXTENDED, "a replay refuses an extension of a lease that is over, or another's"
 )
-@pytest.mark.parametrize("record", [LeaseExtended(1, 200, 7, 400, False), LeaseExtended(1, AT, 6, 400, False)])  # fmt: skip
-def test_a_replay_refuses_a_late_extension(record: Single) -> None:
+@pytest.mark.parametrize("record", [LeaseExtended(1, 200, 7, 400, False), LeaseExtended(1, DECIDED_AT, 6, 400, False)])  # fmt: skip
+def test_replay_refuses_a_lease_extended_record_after_expiry(record: TaskRecord) -> None:
     with pytest.raises(Invalid):
-        after(STATUSES[State.LEASED], record)
+        apply_record(STATUSES[TaskState.LEASED], record)
 
 
 # -- 4.4 LeaseExpired ----------------------------------------------------------------------------
@@ -550,57 +583,57 @@ def test_a_replay_refuses_a_late_extension(record: Single) -> None:
 @pytest.mark.spec(
     "003", EXPIRED, "is written, never guessed: the task waits again, without a lease"
 )
-def test_expired(desk: Desk) -> None:
-    seq = desk.one()
-    grant = desk.leased(seq)
-    desk.later(LEASE_NS)
-    desk.maintain()
-    assert desk.log()[-1] == LeaseExpired(seq, desk.store.now_ns(), grant.lease)
-    status = desk.status(seq)
-    assert (status.state, status.lease, status.worker) == (State.WAITING, 0, "")
+def test_lease_expired_record_makes_the_task_wait(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    grant = rig.lease_one(seq)
+    rig.advance(LEASE_NS)
+    rig.maintain()
+    assert rig.log()[-1] == LeaseExpired(seq, rig.store.now_ns(), grant.lease)
+    status = rig.status(seq)
+    assert (status.state, status.lease, status.worker) == (TaskState.WAITING, 0, "")
 
 
 @pytest.mark.spec(
     "003", EXPIRED, "an expiry stands before the grant that follows it, in the same entry"
 )
-def test_an_expiry_is_written_before_the_next_grant(desk: Desk) -> None:
-    seq = desk.one()
-    desk.leased(seq)
-    desk.later(LEASE_NS)
-    desk.leased(seq, alone=True)
-    last = [type(record).__name__ for record in singles(desk.entries()[-1])]
+def test_lease_expired_record_precedes_the_next_grant_in_its_entry(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    rig.lease_one(seq)
+    rig.advance(LEASE_NS)
+    rig.lease_one(seq, alone=True)
+    last = [type(record).__name__ for record in entry_records(rig.entries()[-1])]
     assert last == ["LeaseExpired", "LeaseGranted"]
 
 
 @pytest.mark.spec("003", EXPIRED, "time ends a lease, not the worker: no report undoes it")
-def test_an_expiry_is_a_fact_of_time(desk: Desk) -> None:
-    seq = desk.one()
-    grant = desk.leased(seq)
-    desk.until(grant.expires_ns)
-    assert desk.complete(grant) is Answer.CANCELLED
-    assert desk.state(seq) is not State.COMPLETED
+def test_complete_at_expiry_is_cancelled(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    grant = rig.lease_one(seq)
+    rig.advance_to(grant.expires_ns)
+    assert rig.complete(grant) is ReportAnswer.CANCELLED
+    assert rig.state(seq) is not TaskState.COMPLETED
 
 
 @pytest.mark.spec(
     "003", EXPIRED, "a replay refuses an expiry before its time, and of a lease that is another"
 )
 @pytest.mark.parametrize("record", [LeaseExpired(1, 199, 7), LeaseExpired(1, 300, 6)])
-def test_a_replay_refuses_an_early_expiry(record: Single) -> None:
+def test_replay_refuses_an_early_lease_expired_record(record: TaskRecord) -> None:
     with pytest.raises(Invalid):
-        after(STATUSES[State.LEASED], record)
+        apply_record(STATUSES[TaskState.LEASED], record)
 
 
 @pytest.mark.spec(
     "003", EXPIRED, "expiries have a budget: the last one is the task's death, in the same entry"
 )
-def test_a_task_does_not_expire_for_ever(desk: Desk) -> None:
-    seq = desk.one(expiries_max=1)
-    desk.leased(seq, alone=True)
-    desk.later(LEASE_NS)
-    desk.maintain()
-    last = [type(record).__name__ for record in singles(desk.entries()[-1])]
+def test_expiries_max_makes_the_task_dead(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one(expiries_max=1)
+    rig.lease_one(seq, alone=True)
+    rig.advance(LEASE_NS)
+    rig.maintain()
+    last = [type(record).__name__ for record in entry_records(rig.entries()[-1])]
     assert last == ["LeaseExpired", "TaskDead"]
-    assert desk.states(seq) == ["DEAD"]
+    assert rig.states(seq) == ["DEAD"]
 
 
 # -- 4.5 TaskCompleted ---------------------------------------------------------------------------
@@ -611,62 +644,67 @@ def test_a_task_does_not_expire_for_ever(desk: Desk) -> None:
     COMPLETED,
     "a leased task, by its current lease, in time: it is completed, the lease is over",
 )
-def test_completed(desk: Desk) -> None:
-    seq = desk.one()
-    grant = desk.leased(seq)
-    desk.complete(grant)
-    assert desk.log()[-1] == TaskCompleted(seq, desk.store.now_ns(), grant.lease)
-    assert desk.states(seq) == ["COMPLETED"]
-    assert desk.extend(Hold(seq, grant.lease)) == [0]
+def test_task_completed_record_ends_task_and_lease(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    grant = rig.lease_one(seq)
+    rig.complete(grant)
+    assert rig.log()[-1] == TaskCompleted(seq, rig.store.now_ns(), grant.lease)
+    assert rig.states(seq) == ["COMPLETED"]
+    assert rig.extend(HeldLease(seq, grant.lease)) == [0]
 
 
 @pytest.mark.spec("003", COMPLETED, "not in any other state")
 @pytest.mark.parametrize("state", ["WAITING", "FAILED", "DEAD"])
-def test_what_is_not_leased_is_not_completed(desk: Desk, state: str) -> None:
-    seq = desk.one(attempts=2 if state == "WAITING" else 1)
-    grant = desk.leased(seq)
+def test_complete_of_a_task_that_is_not_leased_is_cancelled(
+    rig: TaskOperationsRig, state: str
+) -> None:
+    seq = rig.submit_one(attempts=2 if state == "WAITING" else 1)
+    grant = rig.lease_one(seq)
     if state == "DEAD":
-        desk.cancel(seq)
+        rig.cancel(seq)
     else:
-        desk.fail(grant)
-    assert desk.complete(grant) is Answer.CANCELLED
-    assert desk.states(seq) == [state]
+        rig.fail(grant)
+    assert rig.complete(grant) is ReportAnswer.CANCELLED
+    assert rig.states(seq) == [state]
 
 
 @pytest.mark.spec("003", COMPLETED, "not under another lease, be it older or of another task")
-def test_another_lease_completes_nothing(desk: Desk) -> None:
-    a, b = desk.one(), desk.one(lease_ns=LEASE_NS * 2)
-    first, second = desk.lease()
-    assert desk.settle(Report(a, second.lease), Report(b, first.lease)) == [Answer.CANCELLED] * 2
-    assert desk.states(a, b) == ["LEASED", "LEASED"]
+def test_complete_with_the_lease_of_another_task_is_cancelled(rig: TaskOperationsRig) -> None:
+    a, b = rig.submit_one(), rig.submit_one(lease_ns=LEASE_NS * 2)
+    first, second = rig.lease()
+    assert (
+        rig.report(TaskReport(a, second.lease), TaskReport(b, first.lease))
+        == [ReportAnswer.CANCELLED] * 2
+    )
+    assert rig.states(a, b) == ["LEASED", "LEASED"]
 
 
 @pytest.mark.spec("003", COMPLETED, "not at the nanosecond of its expiry, nor later")
 @pytest.mark.parametrize("late_ns", [0, 1, LEASE_NS])
-def test_a_late_completion_is_none(desk: Desk, late_ns: int) -> None:
-    seq = desk.one()
-    grant = desk.leased(seq)
-    desk.until(grant.expires_ns + late_ns)
-    assert desk.complete(grant) is Answer.CANCELLED
-    assert desk.state(seq) is not State.COMPLETED
+def test_complete_at_or_after_expiry_is_cancelled(rig: TaskOperationsRig, late_ns: int) -> None:
+    seq = rig.submit_one()
+    grant = rig.lease_one(seq)
+    rig.advance_to(grant.expires_ns + late_ns)
+    assert rig.complete(grant) is ReportAnswer.CANCELLED
+    assert rig.state(seq) is not TaskState.COMPLETED
 
 
 @pytest.mark.spec(
     "003", COMPLETED, "the same again gets the first answer again, and changes nothing"
 )
-def test_completing_twice(desk: Desk) -> None:
-    seq = desk.one()
-    grant = desk.leased(seq)
-    assert [desk.complete(grant, b"1"), desk.complete(grant, b"2")] == [Answer.COMMITTED] * 2
-    assert desk.status(seq).result == b"1"
-    assert desk.said(seq) == ["TaskCreated", "LeaseGranted", "TaskCompleted"]
+def test_repeated_complete_gets_the_first_answer(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    grant = rig.lease_one(seq)
+    assert [rig.complete(grant, b"1"), rig.complete(grant, b"2")] == [ReportAnswer.COMMITTED] * 2
+    assert rig.status(seq).result == b"1"
+    assert rig.record_kinds(seq) == ["TaskCreated", "LeaseGranted", "TaskCompleted"]
 
 
 @pytest.mark.spec("003", COMPLETED, "a replay refuses one under a lease that is over, or another's")
-@pytest.mark.parametrize("record", [TaskCompleted(1, 200, 7), TaskCompleted(1, AT, 6)])
-def test_a_replay_refuses_a_completion_without_a_lease(record: Single) -> None:
+@pytest.mark.parametrize("record", [TaskCompleted(1, 200, 7), TaskCompleted(1, DECIDED_AT, 6)])
+def test_replay_refuses_a_task_completed_record_without_a_valid_lease(record: TaskRecord) -> None:
     with pytest.raises(Invalid):
-        after(STATUSES[State.LEASED], record)
+        apply_record(STATUSES[TaskState.LEASED], record)
 
 
 # -- 4.6 TaskCancelled ---------------------------------------------------------------------------
@@ -677,29 +715,31 @@ def test_a_replay_refuses_a_completion_without_a_lease(record: Single) -> None:
     CANCELLED,
     "a report under a lease that is none is on record, changes nothing, and its worker is told",
 )
-@pytest.mark.parametrize("end", list(End))
-def test_cancelled(desk: Desk, end: End) -> None:
-    seq = desk.one()
-    old = desk.leased(seq)
-    desk.later(LEASE_NS)
-    desk.leased(seq, alone=True)
-    before = desk.status(seq)
-    [answer] = desk.settle(Report(seq, old.lease, end), worker="v")
-    assert answer is Answer.CANCELLED
-    assert desk.status(seq) == before
-    assert desk.log()[-1] == TaskCancelled(seq, desk.store.now_ns(), old.lease, "v")
+@pytest.mark.parametrize("end", list(AttemptOutcome))
+def test_report_with_a_lost_lease_is_logged_as_cancelled(
+    rig: TaskOperationsRig, end: AttemptOutcome
+) -> None:
+    seq = rig.submit_one()
+    old = rig.lease_one(seq)
+    rig.advance(LEASE_NS)
+    rig.lease_one(seq, alone=True)
+    before = rig.status(seq)
+    [answer] = rig.report(TaskReport(seq, old.lease, end), worker="v")
+    assert answer is ReportAnswer.CANCELLED
+    assert rig.status(seq) == before
+    assert rig.log()[-1] == TaskCancelled(seq, rig.store.now_ns(), old.lease, "v")
 
 
 @pytest.mark.spec("003", CANCELLED, "it is no failure: no budget is touched")
-def test_a_lost_lease_is_no_failure(desk: Desk) -> None:
-    seq = desk.one(attempts=1)
-    old = desk.leased(seq)
-    desk.later(LEASE_NS)
-    desk.leased(seq, alone=True)
+def test_cancelled_report_counts_no_failure(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one(attempts=1)
+    old = rig.lease_one(seq)
+    rig.advance(LEASE_NS)
+    rig.lease_one(seq, alone=True)
     for _ in range(5):
-        desk.fail(old)
-    assert desk.status(seq).failures == 0
-    assert desk.states(seq) == ["LEASED"]
+        rig.fail(old)
+    assert rig.status(seq).failures == 0
+    assert rig.states(seq) == ["LEASED"]
 
 
 @pytest.mark.spec(
@@ -707,19 +747,23 @@ def test_a_lost_lease_is_no_failure(desk: Desk) -> None:
     CANCELLED,
     "a report that names no task, or a lease that was never given, is the worker's bug: rejected, and not on record",
 )
-@pytest.mark.parametrize("wrong", [Report(9, 1), Report(1, 55), Report(1, 0), Report(1, -3)])
-def test_a_report_that_makes_no_sense_is_rejected(desk: Desk, wrong: Report) -> None:
-    seq = desk.one()
-    desk.leased(seq)
-    height = len(desk.entries())
-    assert desk.settle(wrong) == [Answer.REJECTED]
-    assert len(desk.entries()) == height
+@pytest.mark.parametrize(
+    "wrong", [TaskReport(9, 1), TaskReport(1, 55), TaskReport(1, 0), TaskReport(1, -3)]
+)
+def test_report_of_an_unknown_task_or_lease_is_rejected(
+    rig: TaskOperationsRig, wrong: TaskReport
+) -> None:
+    seq = rig.submit_one()
+    rig.lease_one(seq)
+    height = len(rig.entries())
+    assert rig.report(wrong) == [ReportAnswer.REJECTED]
+    assert len(rig.entries()) == height
 
 
 @pytest.mark.spec("003", CANCELLED, "in any state a replay leaves the task as it is")
-@pytest.mark.parametrize("state", list(State))
-def test_a_replay_of_it_changes_nothing(state: State) -> None:
-    assert after(STATUSES[state], TaskCancelled(1, AT, 3, "v")) is STATUSES[state]
+@pytest.mark.parametrize("state", list(TaskState))
+def test_replay_of_task_cancelled_changes_nothing(state: TaskState) -> None:
+    assert apply_record(STATUSES[state], TaskCancelled(1, DECIDED_AT, 3, "v")) is STATUSES[state]
 
 
 # -- 4.7 TaskFailed ------------------------------------------------------------------------------
@@ -728,48 +772,48 @@ def test_a_replay_of_it_changes_nothing(state: State) -> None:
 @pytest.mark.spec(
     "003", FAILED, "while the budget lasts the task waits again, for the time that the record names"
 )
-def test_failed_and_tried_again(desk: Desk) -> None:
-    seq = desk.one(attempts=2)
-    grant = desk.leased(seq)
-    desk.fail(grant, reason="bad", error="because")
-    record = desk.log()[-1]
+def test_task_failed_record_with_budget_left_makes_the_task_wait(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one(attempts=2)
+    grant = rig.lease_one(seq)
+    rig.fail(grant, reason="bad", error="because")
+    record = rig.log()[-1]
     assert isinstance(record, TaskFailed)
     assert (record.lease_id, record.reason, record.final) == (grant.lease, "bad", False)
-    status = desk.status(seq)
-    assert (status.state, status.lease, status.failures) == (State.WAITING, 0, 1)
-    assert status.not_before_ns == record.not_before > desk.store.now_ns()
+    status = rig.status(seq)
+    assert (status.state, status.lease, status.failures) == (TaskState.WAITING, 0, 1)
+    assert status.not_before_ns == record.not_before > rig.store.now_ns()
 
 
 @pytest.mark.spec("003", FAILED, "when the budget is used up the task is failed, once and for good")
 @pytest.mark.parametrize("attempts", [1, 2, 5])
-def test_failed_for_good(desk: Desk, attempts: int) -> None:
-    seq = desk.one(attempts=attempts, backoff_ns=0)
+def test_exhausted_attempts_make_the_task_failed(rig: TaskOperationsRig, attempts: int) -> None:
+    seq = rig.submit_one(attempts=attempts, backoff_ns=0)
     for _ in range(attempts):
-        desk.later(S)
-        assert desk.states(seq) == ["WAITING"]
-        desk.fail(desk.leased(seq))
-    assert desk.states(seq) == ["FAILED"]
-    assert desk.status(seq).failures == attempts
-    desk.later(LEASE_NS)
-    assert desk.lease(alone=True) == []
+        rig.advance(S)
+        assert rig.states(seq) == ["WAITING"]
+        rig.fail(rig.lease_one(seq))
+    assert rig.states(seq) == ["FAILED"]
+    assert rig.status(seq).failures == attempts
+    rig.advance(LEASE_NS)
+    assert rig.lease(alone=True) == []
 
 
 @pytest.mark.spec("003", FAILED, "its lease is over")
-def test_a_failure_ends_the_lease(desk: Desk) -> None:
-    seq = desk.one()
-    grant = desk.leased(seq)
-    desk.fail(grant)
-    assert desk.extend(Hold(seq, grant.lease)) == [0]
-    assert desk.fail(grant) is Answer.CANCELLED
+def test_fail_ends_the_lease(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    grant = rig.lease_one(seq)
+    rig.fail(grant)
+    assert rig.extend(HeldLease(seq, grant.lease)) == [0]
+    assert rig.fail(grant) is ReportAnswer.CANCELLED
 
 
 @pytest.mark.spec("003", FAILED, "a retry keeps its place among those of its priority")
-def test_a_retry_keeps_its_seq(desk: Desk) -> None:
-    first = desk.one()
-    desk.fail(desk.leased(first))
-    desk.submit(b"younger", b"youngest")
-    desk.until(desk.status(first).not_before_ns)
-    assert desk.leased(first).attempt == 2
+def test_retried_task_keeps_its_queue_order(rig: TaskOperationsRig) -> None:
+    first = rig.submit_one()
+    rig.fail(rig.lease_one(first))
+    rig.submit(b"younger", b"youngest")
+    rig.advance_to(rig.status(first).not_before_ns)
+    assert rig.lease_one(first).attempt == 2
 
 
 @pytest.mark.spec(
@@ -777,44 +821,44 @@ def test_a_retry_keeps_its_seq(desk: Desk) -> None:
     FAILED,
     "dead is for what was buried, cancelled, or outlived too many leases; the design's eighth record",
 )
-def test_dead_is_not_failed(desk: Desk) -> None:
-    seq = desk.one()
-    desk.cancel(seq, reason="operator")
-    assert desk.log()[-1] == TaskDead(seq, desk.store.now_ns(), "operator")
-    assert desk.states(seq) == ["DEAD"]
+def test_cancel_makes_the_task_dead_not_failed(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    rig.cancel(seq, reason="operator")
+    assert rig.log()[-1] == TaskDead(seq, rig.store.now_ns(), "operator")
+    assert rig.states(seq) == ["DEAD"]
 
 
 @pytest.mark.spec(
     "003", FAILED, "a redriven task is a new one that names the old; the old stays as it ended"
 )
-def test_a_redrive_is_a_new_task(desk: Desk) -> None:
-    old = desk.one(attempts=1)
-    desk.fail(desk.leased(old))
-    [new] = desk.redrive(old)
-    body = desk.store.read(body_of, KEYS, pack_int(new))
+def test_redrive_creates_one_linked_task(rig: TaskOperationsRig) -> None:
+    old = rig.submit_one(attempts=1)
+    rig.fail(rig.lease_one(old))
+    [new] = rig.redrive(old)
+    body = rig.store.read(get_body, KEYS, pack_int(new))
     assert body is not None
     assert body.redrive_of == old
-    assert isinstance(desk.log()[-1], TaskCreated)
-    assert desk.states(old, new) == ["FAILED", "WAITING"]
-    assert desk.redrive(old) == [new]
+    assert isinstance(rig.log()[-1], TaskCreated)
+    assert rig.states(old, new) == ["FAILED", "WAITING"]
+    assert rig.redrive(old) == [new]
 
 
 # -- 5. atomicity --------------------------------------------------------------------------------
 
-DECISIONS: dict[str, Callable[[Desk, Grant], object]] = {
+DECISIONS: dict[str, Callable[[TaskOperationsRig, TaskGrant], object]] = {
     "submit": lambda desk, grant: desk.submit(b"x", b"y"),
     "lease": lambda desk, grant: desk.lease(),
-    "extend": lambda desk, grant: desk.extend(Hold(grant.seq, grant.lease, True)),
+    "extend": lambda desk, grant: desk.extend(HeldLease(grant.seq, grant.lease, True)),
     "complete": lambda desk, grant: desk.complete(grant),
     "fail": lambda desk, grant: desk.fail(grant),
     "cancel": lambda desk, grant: desk.cancel(grant.seq),
     "redrive": lambda desk, grant: desk.redrive(3),
-    "expire": lambda desk, grant: (desk.later(LEASE_NS), desk.maintain()),
+    "expire": lambda desk, grant: (desk.advance(LEASE_NS), desk.maintain()),
 }
 
 
-class FullBackend(MemoryBackend):
-    """A disk that is full when it is told to be."""
+class FullMemoryBackend(MemoryBackend):
+    """A backend that raises StoreFull while `full` is set."""
 
     full = False
 
@@ -826,105 +870,107 @@ class FullBackend(MemoryBackend):
 
 @pytest.mark.spec("003", ATOMIC, "if the log cannot be written, it did not happen")
 @pytest.mark.parametrize("name", list(DECISIONS))
-def test_no_log_no_effect(name: str) -> None:
+def test_operation_without_its_log_write_has_no_effect(name: str) -> None:
     clock = SimClock()
-    disk = FullBackend()
-    desk = Desk(LocalStore("memory:", disk, clock), clock)
-    desk.submit(b"a", b"b", b"c")
-    [grant] = desk.lease(1)
-    desk.cancel(3)
-    before = desk.rows(), desk.entries(), desk.counts()
+    disk = FullMemoryBackend()
+    rig = TaskOperationsRig(InProcessStore("memory:", disk, clock), clock)
+    rig.submit(b"a", b"b", b"c")
+    [grant] = rig.lease(1)
+    rig.cancel(3)
+    before = rig.rows(), rig.entries(), rig.counts()
     disk.full = True
     with pytest.raises(StoreFull):
-        DECISIONS[name](desk, grant)
+        DECISIONS[name](rig, grant)
     disk.full = False
-    assert (desk.rows(), desk.entries(), desk.counts()) == before
-    DECISIONS[name](desk, grant)
-    assert desk.entries() != before[1]
+    assert (rig.rows(), rig.entries(), rig.counts()) == before
+    DECISIONS[name](rig, grant)
+    assert rig.entries() != before[1]
 
 
 @pytest.mark.spec("003", ATOMIC, "an entry has all of its effects or none")
-def test_a_refused_batch_has_no_effect(desk: Desk) -> None:
-    a = desk.one()
-    before = desk.rows(), desk.entries(), desk.counts()
+def test_refused_batch_has_no_effect(rig: TaskOperationsRig) -> None:
+    a = rig.submit_one()
+    before = rig.rows(), rig.entries(), rig.counts()
     with pytest.raises(NotFound):
-        desk.cancel(a, 99)
+        rig.cancel(a, 99)
     with pytest.raises(HoldfastError):
-        desk.submit(New(b"x", key="k"), New(b"y", key="k"))
-    assert (desk.rows(), desk.entries(), desk.counts()) == before
+        rig.submit(TaskToSubmit(b"x", key="k"), TaskToSubmit(b"y", key="k"))
+    assert (rig.rows(), rig.entries(), rig.counts()) == before
 
 
 @pytest.mark.spec("003", ATOMIC, "the record of a decision and what follows from it are one commit")
 @pytest.mark.parametrize("name", list(DECISIONS))
-def test_a_decision_is_one_commit(name: str) -> None:
+def test_operation_and_its_log_entry_are_one_commit(name: str) -> None:
     clock = SimClock()
-    backend = WatchedBackend()
-    desk = Desk(LocalStore("memory:", backend, clock), clock)
-    desk.submit(b"a", b"b", b"c")
-    [grant] = desk.lease(1)
-    desk.cancel(3)
-    height = len(desk.entries())
-    backend.committed.clear()
-    DECISIONS[name](desk, grant)
-    # The desk has compared rows and log right after it; here: it was a single entry.
-    assert len(desk.entries()) == height + 1
-    # What a crash right after each commit leaves: the entry and all that follows from it.
-    for rows in backend.committed:
-        left = Desk(LocalStore("memory:", holding(rows), clock), clock)
-        assert left.entries() == desk.entries(), "a commit without the record"
-        assert left.rows() == desk.rows(), "a commit without what follows"
-        assert left.counts() == desk.counts()
-        left.check()
-    assert len(backend.committed) == 1
+    backend = CommitRecordingBackend()
+    rig = TaskOperationsRig(InProcessStore("memory:", backend, clock), clock)
+    rig.submit(b"a", b"b", b"c")
+    [grant] = rig.lease(1)
+    rig.cancel(3)
+    height = len(rig.entries())
+    backend.committed_rows.clear()
+    DECISIONS[name](rig, grant)
+    # The rig has already compared rows and log. Here: the operation wrote a single entry.
+    assert len(rig.entries()) == height + 1
+    # The rows after each commit contain the entry and all its effects.
+    for rows in backend.committed_rows:
+        recovered = TaskOperationsRig(
+            InProcessStore("memory:", backend_with_rows(rows), clock), clock
+        )
+        assert recovered.entries() == rig.entries(), "a commit without the record"
+        assert recovered.rows() == rig.rows(), "a commit without what follows"
+        assert recovered.counts() == rig.counts()
+        recovered.check_consistency()
+    assert len(backend.committed_rows) == 1
 
 
-class WatchedBackend(MemoryBackend):
-    """Keeps the rows as each commit left them: what another reader could have seen."""
+class CommitRecordingBackend(MemoryBackend):
+    """Records the rows after each commit, as another reader could see them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.committed: list[dict[bytes, bytes]] = []
+        self.committed_rows: list[dict[bytes, bytes]] = []
 
-    def begin(self) -> WatchedTxn:
-        return WatchedTxn(self)
+    def begin(self) -> CommitRecordingTxn:
+        return CommitRecordingTxn(self)
 
 
-class WatchedTxn(MemoryTxn):
+class CommitRecordingTxn(MemoryTxn):
     def commit(self) -> None:
         super().commit()
         backend = self._backend
-        assert isinstance(backend, WatchedBackend)
-        backend.committed.append(dict(backend.rows))
+        assert isinstance(backend, CommitRecordingBackend)
+        backend.committed_rows.append(dict(backend.rows))
 
 
 @pytest.mark.spec(
     "003", ATOMIC, "a grant is never seen half: leased with its lease, or waiting without"
 )
-def test_nothing_between_waiting_and_leased() -> None:
+def test_grant_is_never_visible_half_done() -> None:
     clock = SimClock()
-    backend = WatchedBackend()
-    desk = Desk(LocalStore("memory:", backend, clock), clock)
-    # A run of plain tasks, and tasks with a row of their own.
-    desk.submit(*[b"x"] * 25)
-    desk.submit(*[New(b"x", key=f"k{n}") for n in range(25)])
+    backend = CommitRecordingBackend()
+    rig = TaskOperationsRig(InProcessStore("memory:", backend, clock), clock)
+    # A range of plain tasks, and tasks with individual rows.
+    rig.submit(*[b"x"] * 25)
+    rig.submit(*[TaskToSubmit(b"x", key=f"k{n}") for n in range(25)])
     for _ in range(10):
-        desk.lease(5)
-    assert desk.counts().leased == 50
+        rig.lease(5)
+    assert rig.counts().leased == 50
     leased = set()
-    for rows in backend.committed:
-        seen = LocalStore("memory:", holding(rows), clock)
-        found = Desk(seen, clock)
-        found.check()
-        for seq, status in found.rows().items():
+    for rows in backend.committed_rows:
+        seen = InProcessStore("memory:", backend_with_rows(rows), clock)
+        visible = TaskOperationsRig(seen, clock)
+        visible.check_consistency()
+        for seq, status in visible.rows().items():
             whole = (status.lease > 0, status.worker == "w", status.expires_ns > 0)
-            assert whole == (status.state == State.LEASED,) * 3, (seq, status)
-        now = [seq for seq, status in found.rows().items() if status.state == State.LEASED]
-        assert found.counts().leased == len(now)
+            assert whole == (status.state == TaskState.LEASED,) * 3, (seq, status)
+        now = [seq for seq, status in visible.rows().items() if status.state == TaskState.LEASED]
+        assert visible.counts().leased == len(now)
         leased.add(len(now))
     assert leased == set(range(0, 51, 5)), "a grant of five is seen whole or not at all"
 
 
-def holding(rows: dict[bytes, bytes]) -> MemoryBackend:
+def backend_with_rows(rows: dict[bytes, bytes]) -> MemoryBackend:
     backend = MemoryBackend()
     for key, value in rows.items():
         backend.set(key, value)
@@ -938,77 +984,77 @@ def holding(rows: dict[bytes, bytes]) -> MemoryBackend:
     "003", RECOVERY, "after a restart everything is as the log says, and nothing has to be repaired"
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_a_restart_finds_what_the_log_says(tmp_path: Path, seed: int) -> None:
+def test_rows_after_a_restart_match_the_log(tmp_path: Path, seed: int) -> None:
     clock = SimClock()
     backend = LmdbBackend(tmp_path, readonly=False)
-    desk = Desk(LocalStore("lmdb:", backend, clock), clock)
-    for _ in History(desk, seed).run(60):
+    rig = TaskOperationsRig(InProcessStore("lmdb:", backend, clock), clock)
+    for _ in RandomTaskHistory(rig, seed).run(60):
         pass
-    before = desk.rows()
-    desk.store.close()
+    before = rig.rows()
+    rig.store.close()
     backend.close()
     backend = LmdbBackend(tmp_path, readonly=False)
-    with LocalStore("lmdb:", backend, clock) as store:
-        again = Desk(store, clock)
-        again.check()
+    with InProcessStore("lmdb:", backend, clock) as store:
+        again = TaskOperationsRig(store, clock)
+        again.check_consistency()
         assert again.rows() == before
-        replayed = again.board().tasks
-        assert logged({seq: replayed[seq] for seq in before}) == logged(before)
+        replayed = again.fold_log().tasks
+        assert logged_fields({seq: replayed[seq] for seq in before}) == logged_fields(before)
     backend.close()
 
 
 @pytest.mark.spec(
     "003", RECOVERY, "leases that ran out meanwhile are expired before anything is granted"
 )
-def test_what_is_overdue_expires_before_anything_is_granted(desk: Desk) -> None:
-    """All of it, however little is asked for."""
-    desk.submit(*[b"x"] * 600, expiries_max=9)
-    old = [grant for _ in range(60) for grant in desk.lease(10)]
-    desk.one(b"y", priority=9)
-    desk.later(1000 * LEASE_NS)
-    [granted] = desk.lease(1)
-    last = [type(record).__name__ for record in singles(desk.entries()[-1])]
+def test_all_overdue_leases_expire_before_a_grant(rig: TaskOperationsRig) -> None:
+    """All overdue leases expire, even for a request of one task."""
+    rig.submit(*[b"x"] * 600, expiries_max=9)
+    old = [grant for _ in range(60) for grant in rig.lease(10)]
+    rig.submit_one(b"y", priority=9)
+    rig.advance(1000 * LEASE_NS)
+    [granted] = rig.lease(1)
+    last = [type(record).__name__ for record in entry_records(rig.entries()[-1])]
     assert last == ["LeaseExpired"] * 600 + ["LeaseGranted"]
-    assert {desk.complete(one) for one in old[::100]} == {Answer.CANCELLED}
-    assert desk.complete(granted) is Answer.COMMITTED
+    assert {rig.complete(grant_report) for grant_report in old[::100]} == {ReportAnswer.CANCELLED}
+    assert rig.complete(granted) is ReportAnswer.COMMITTED
 
 
 @pytest.mark.spec(
     "003", RECOVERY, "leases that ran out meanwhile are expired before anything is granted"
 )
-def test_nothing_is_granted_while_a_lease_is_left_that_is_overdue(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+def test_lease_grants_nothing_while_overdue_leases_remain(
+    rig: TaskOperationsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of more than one decision ends, the first decisions grant nothing, and say so."""
+    """With more overdue leases than one operation expires, the first operations grant nothing and set `overdue`."""
     monkeypatch.setattr(leases, "EXPIRED_MAX", 30)
-    desk.submit(*[b"x"] * 100, expiries_max=9)
+    rig.submit(*[b"x"] * 100, expiries_max=9)
     for _ in range(10):
-        desk.lease(10)
-    desk.one(b"y", priority=9)
-    desk.later(LEASE_NS)
-    answers = [desk.ask(1)]
+        rig.lease(10)
+    rig.submit_one(b"y", priority=9)
+    rig.advance(LEASE_NS)
+    answers = [rig.lease_result(1)]
     while answers[-1].overdue:
-        answers.append(desk.ask(1))
-    assert [len(one.grants) for one in answers] == [0, 0, 0, 1]
-    assert desk.counts().leased == 1
+        answers.append(rig.lease_result(1))
+    assert [len(answer.grants) for answer in answers] == [0, 0, 0, 1]
+    assert rig.counts().leased == 1
 
 
 @pytest.mark.spec(
     "003", RECOVERY, "expiry is judged before any request is served, though nothing has swept"
 )
-def test_an_overdue_lease_is_none_before_it_is_swept(desk: Desk) -> None:
-    seq = desk.one()
-    grant = desk.leased(seq)
-    desk.later(LEASE_NS)
-    assert desk.status(seq).state == State.LEASED
-    assert desk.complete(grant) is Answer.CANCELLED
+def test_overdue_lease_is_invalid_before_maintenance(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    grant = rig.lease_one(seq)
+    rig.advance(LEASE_NS)
+    assert rig.status(seq).state == TaskState.LEASED
+    assert rig.complete(grant) is ReportAnswer.CANCELLED
 
 
 @pytest.mark.spec("003", RECOVERY, "a replay asks no clock: hostile ones change nothing")
 @pytest.mark.parametrize("seed", range(4))
-def test_a_replay_asks_no_clock(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = memory_desk(seed, 80)
-    log, expected = desk.log(), desk.board().tasks
+def test_task_log_replay_reads_no_clock(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = memory_rig(seed, 80)
+    log, expected = rig.log(), rig.fold_log().tasks
 
     def hostile(*_: object) -> int:
         raise AssertionError("a replay looked at a clock")
@@ -1016,15 +1062,15 @@ def test_a_replay_asks_no_clock(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("wall_ns", "boot_ns", "mono_ns"):
         monkeypatch.setattr(clocks.SystemClock, name, hostile)
         monkeypatch.setattr(SimClock, name, hostile)
-    assert Board().replay(log).tasks == expected
+    assert TaskFold().replay(log).tasks == expected
 
 
 @pytest.mark.spec(
     "003", RECOVERY, "wall clocks that step by hours change no decision, and so no replay"
 )
 @pytest.mark.parametrize("seed", range(4))
-def test_a_wall_clock_that_jumps_changes_no_record(seed: int) -> None:
-    calm, hostile = memory_desk(seed, 80), memory_desk(seed, 80, Random(seed))
+def test_wall_clock_steps_change_no_log_record(seed: int) -> None:
+    calm, hostile = memory_rig(seed, 80), memory_rig(seed, 80, Random(seed))
     assert hostile.log() == calm.log()
     assert hostile.rows() == calm.rows()
 
@@ -1033,28 +1079,28 @@ def test_a_wall_clock_that_jumps_changes_no_record(seed: int) -> None:
     "003",
     RECOVERY,
     "read from the beginning, or from the checkpoint that stands for it",
-    module=("holdfast.tasks.checkpoint", "holdfast.tasks.verify"),
+    module=("holdfast.tasks.checkpoint", "holdfast.tasks.replay_check"),
 )
-def test_a_replay_from_a_checkpoint_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_from_a_checkpoint_matches_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.tasks import checkpoint
 
     monkeypatch.setattr(checkpoint, "CHUNK_TASKS", 4)
     clock = SimClock()
-    desk = Desk(LocalStore("memory:", MemoryBackend(), clock), clock)
-    for step, _ in enumerate(History(desk, 11).run(150)):
+    rig = TaskOperationsRig(InProcessStore("memory:", MemoryBackend(), clock), clock)
+    for step, _ in enumerate(RandomTaskHistory(rig, 11).run(150)):
         if step % 40 == 39:
-            assert checkpoint.make(desk.store, UNIVERSE)
-            desk.check()
-    assert desk.store.read(journal.head, KEYS.subject).floor > 1
+            assert checkpoint.create(rig.store, UNIVERSE)
+            rig.check_consistency()
+    assert rig.store.read(journal.head, KEYS.subject).floor > 1
 
 
 # -- 7. invariants -------------------------------------------------------------------------------
 
 
-def all_statuses(seed: int) -> Iterator[tuple[int, Status]]:
-    """Every task at every height of a history."""
-    desk = memory_desk(seed + 70, 100)
-    for rows in desk.lived.values():
+def all_statuses(seed: int) -> Iterator[tuple[int, TaskStatusRow]]:
+    """Yield every task status at every height of a history."""
+    rig = memory_rig(seed + 70, 100)
+    for rows in rig.rows_by_height.values():
         yield from rows.items()
 
 
@@ -1064,18 +1110,18 @@ def all_statuses(seed: int) -> Iterator[tuple[int, Status]]:
     "a task has at most one active lease; a waiting one has none, a leased one exactly one",
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_leased_or_not(seed: int) -> None:
+def test_leased_tasks_have_one_lease_and_waiting_tasks_none(seed: int) -> None:
     seen = set()
     for _, status in all_statuses(seed):
         seen.add(status.state)
-        if status.state == State.LEASED:
+        if status.state == TaskState.LEASED:
             assert status.lease
             assert status.expires_ns
         else:
             assert not status.expires_ns
-        if status.state == State.WAITING:
+        if status.state == TaskState.WAITING:
             assert (status.lease, status.worker) == (0, "")
-    assert {State.WAITING, State.LEASED, State.COMPLETED} <= seen
+    assert {TaskState.WAITING, TaskState.LEASED, TaskState.COMPLETED} <= seen
 
 
 @pytest.mark.spec(
@@ -1084,42 +1130,45 @@ def test_leased_or_not(seed: int) -> None:
     "a lease refers to one task: its id is the number of its grant and the task's own",
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_no_lease_is_given_twice(seed: int) -> None:
-    desk = memory_desk(seed + 80, 100)
-    given: dict[int, set[tuple[str, int, int]]] = {}
+def test_lease_id_names_one_grant_of_a_task(seed: int) -> None:
+    rig = memory_rig(seed + 80, 100)
+    grants_by_lease: dict[int, set[tuple[str, int, int]]] = {}
     tasks_of: dict[int, list[int]] = {}
-    for record in desk.log():
+    for record in rig.log():
         if isinstance(record, LeaseGranted):
-            told = (record.worker_id, record.expiry_timestamp, record.decided_at)
-            given.setdefault(record.lease_id, set()).add(told)
+            grant = (record.worker_id, record.expiry_timestamp, record.decided_at)
+            grants_by_lease.setdefault(record.lease_id, set()).add(grant)
             tasks_of.setdefault(record.lease_id, []).append(record.task_id)
-    assert len(given) > 5
-    # A number is of one grant: one worker, one time, one end. In it a task is named once.
-    assert all(len(grants) == 1 for grants in given.values())
+    assert len(grants_by_lease) > 5
+    # A lease number belongs to one grant: one worker, one decision time, one expiry. It names a task once.
+    assert all(len(grants) == 1 for grants in grants_by_lease.values())
     assert all(len(tasks) == len(set(tasks)) for tasks in tasks_of.values())
-    assert list(given) == sorted(given), "numbers rise, so none comes again"
-    # The lease of one task is none of another.
-    a, b = desk.submit(b"a", b"b", name="of its own", queue="apart")
-    [first] = desk.lease(1, queues=("apart",), worker="v")
-    [second] = desk.lease(1, queues=("apart",), worker="v")
+    assert list(grants_by_lease) == sorted(grants_by_lease), "numbers rise, so none comes again"
+    # The lease of one task is not valid for another task.
+    a, b = rig.submit(b"a", b"b", name="of its own", queue="apart")
+    [first] = rig.lease(1, queues=("apart",), worker="v")
+    [second] = rig.lease(1, queues=("apart",), worker="v")
     assert (first.seq, second.seq) == (a, b)
-    assert max(given) < first.lease < second.lease
-    assert desk.extend(Hold(a, second.lease), Hold(b, first.lease)) == [0, 0]
-    wrong = [Report(a, second.lease, End.OK), Report(b, first.lease, End.OK)]
-    assert Answer.COMMITTED not in desk.settle(*wrong, worker="v")
-    assert desk.states(a, b) == ["LEASED", "LEASED"]
+    assert max(grants_by_lease) < first.lease < second.lease
+    assert rig.extend(HeldLease(a, second.lease), HeldLease(b, first.lease)) == [0, 0]
+    wrong = [
+        TaskReport(a, second.lease, AttemptOutcome.OK),
+        TaskReport(b, first.lease, AttemptOutcome.OK),
+    ]
+    assert ReportAnswer.COMMITTED not in rig.report(*wrong, worker="v")
+    assert rig.states(a, b) == ["LEASED", "LEASED"]
 
 
 @pytest.mark.spec(
     "003", INVARIANTS, "what has completed never changes again, nor what failed or died"
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_the_end_is_the_end(seed: int) -> None:
-    ended: dict[int, Status] = {}
+def test_ended_task_never_changes(seed: int) -> None:
+    ended: dict[int, TaskStatusRow] = {}
     for seq, status in all_statuses(seed):
         if seq in ended:
-            assert logged({seq: status}) == logged({seq: ended[seq]})
-        elif status.state in TABLE.terminal:
+            assert logged_fields({seq: status}) == logged_fields({seq: ended[seq]})
+        elif status.state in TASK_TRANSITIONS.terminal:
             ended[seq] = status
     assert len(ended) > 5
 
@@ -1128,29 +1177,27 @@ def test_the_end_is_the_end(seed: int) -> None:
     "003", INVARIANTS, "budgets hold: no more failures than attempts, no more expiries than allowed"
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_budgets_hold(seed: int) -> None:
-    desk = memory_desk(seed + 90, 150)
+def test_failures_and_expiries_stay_within_their_budgets(seed: int) -> None:
+    rig = memory_rig(seed + 90, 150)
 
-    def budgets(txn: Txn) -> Iterator[tuple[Status, Spec]]:
-        for task in recount.tasks_of(txn, KEYS).values():
+    def budgets(txn: Txn) -> Iterator[tuple[TaskStatusRow, TaskSpec]]:
+        for task in consistency.load_tasks(txn, KEYS).values():
             yield task.status, task.spec
 
-    for status, spec in desk.store.read(lambda txn: list(budgets(txn))):
+    for status, spec in rig.store.read(lambda txn: list(budgets(txn))):
         assert status.failures <= spec.attempts
         assert status.expiries <= spec.expiries_max
 
 
 @pytest.mark.spec(
-    "003", INVARIANTS, "whoever breaks one is found", module=("holdfast.tasks.verify",)
+    "003", INVARIANTS, "whoever breaks one is found", module=("holdfast.tasks.replay_check",)
 )
-def test_a_broken_invariant_is_found(desk: Desk) -> None:
-    seq = desk.one()
-    desk.leased(seq)
-    wrong = board.Status(State.WAITING, 1, lease=1)
-    desk.store.transact(
-        lambda txn: txn.put(KEYS.statuses + pack_int(seq), records.codec.pack(wrong))
-    )
-    assert desk.store.read(lambda txn: list(verify.differences(txn, UNIVERSE)))
+def test_verify_finds_a_broken_task_invariant(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    rig.lease_one(seq)
+    wrong = status_fold.TaskStatusRow(TaskState.WAITING, 1, lease=1)
+    rig.store.transact(lambda txn: txn.put(KEYS.statuses + pack_int(seq), events.codec.pack(wrong)))
+    assert rig.store.read(lambda txn: list(replay_check.find_differences(txn, UNIVERSE)))
 
 
 # -- 8. mental model -----------------------------------------------------------------------------
@@ -1161,13 +1208,13 @@ def test_a_broken_invariant_is_found(desk: Desk) -> None:
     MODEL,
     "a lease is permission, not success: what a worker has done counts when it is committed",
 )
-def test_work_without_a_commit_is_done_again(desk: Desk) -> None:
-    seq = desk.one()
-    desk.leased(seq)
-    desk.later(LEASE_NS)
-    again = desk.leased(seq, alone=True)
+def test_task_without_a_committed_report_is_leased_again(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    rig.lease_one(seq)
+    rig.advance(LEASE_NS)
+    again = rig.lease_one(seq, alone=True)
     assert again.attempt == 2
-    assert desk.complete(again) is Answer.COMMITTED
+    assert rig.complete(again) is ReportAnswer.COMMITTED
 
 
 @pytest.mark.spec(
@@ -1175,12 +1222,14 @@ def test_work_without_a_commit_is_done_again(desk: Desk) -> None:
     MODEL,
     "the coordinator never guesses: two workers that both claim success are told apart by their leases",
 )
-def test_two_narrators_one_truth(desk: Desk) -> None:
-    seq = desk.one()
-    first = desk.leased(seq)
-    desk.later(LEASE_NS)
-    [second] = desk.lease(worker="v", alone=True)
-    late = desk.settle(Report(seq, first.lease, End.OK, b"of the first"), worker="w")
-    good = desk.settle(Report(seq, second.lease, End.OK, b"of the second"), worker="v")
-    assert (late, good) == ([Answer.CANCELLED], [Answer.COMMITTED])
-    assert desk.status(seq).result == b"of the second"
+def test_only_the_current_lease_commits_a_result(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one()
+    first = rig.lease_one(seq)
+    rig.advance(LEASE_NS)
+    [second] = rig.lease(worker="v", alone=True)
+    late = rig.report(TaskReport(seq, first.lease, AttemptOutcome.OK, b"of the first"), worker="w")
+    good = rig.report(
+        TaskReport(seq, second.lease, AttemptOutcome.OK, b"of the second"), worker="v"
+    )
+    assert (late, good) == ([ReportAnswer.CANCELLED], [ReportAnswer.COMMITTED])
+    assert rig.status(seq).result == b"of the second"

@@ -1,7 +1,7 @@
-"""Document 004, section 4 and protocols C and D: effects, from wish to receipt.
+"""Document 004, section 4 and protocols C and D: effects, from intent to receipt.
 
-Each test names the rule it guards. Where the design settles a rule differently, the test guards what
-we built and its rule says so. Timers and fabric have files of their own.
+Each test names the rule it checks. Where the design differs from the document, the test checks the
+design and its rule text says so. Timers and fabric have separate files.
 """
 
 from __future__ import annotations
@@ -17,38 +17,42 @@ from holdfast import codec
 from holdfast.clock import S
 from holdfast.durable import lease, queue
 from holdfast.errors import ClaimLost, Invalid, NotFound, Overloaded
-from holdfast.messages import Intent, Kind, Receipt, Status, intent_hash
-from holdfast.ops import pending, service
-from holdfast.roles import receipts
-from holdfast.runner.faults import Refused
-from holdfast.world import ingress, publish
-from holdfast.world.publish import effects
-from tests.postgres import RIGS
-from tests.roles.rig import Rig
-from tests.roles.shop import Buyer, Dropped, Ordered, Shipped, Slept, Woken, Wrote, pay
-from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, Crash, rows_on
+from holdfast.messages import IngressKind, Intent, IntentReceipt, ReceiptStatus, intent_hash
+from holdfast.ops import pending_work, world_operations
+from holdfast.runner.error_policy import Refused
+from holdfast.workers.effects import receipts
+from holdfast.world import ingress, intents
+from holdfast.world.intents import effect_queue
+from tests.postgres import RIG_STORES
+from tests.workers.rig import WorkerRig
+from tests.workers.shop import Buyer, Dropped, Ordered, Shipped, Slept, Woken, Wrote, pay
+from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, Crash, make_backend
 
 MODULES = (
-    "holdfast.world.publish",
-    "holdfast.roles.adapter",
-    "holdfast.roles.doing",
-    "holdfast.roles.receipts",
+    "holdfast.world.intents",
+    "holdfast.workers.effects.pool",
+    "holdfast.workers.effects.handler",
+    "holdfast.workers.effects.receipts",
 )
 
-PAY = effects("shop", "pay")
+PAY = effect_queue("shop", "pay")
 
 
-@pytest.fixture(params=RIGS)
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    made = Rig(backend=rows_on(request.param))
-    yield made
-    made.store.close()
+@pytest.fixture(params=RIG_STORES)
+def rig(request: pytest.FixtureRequest) -> Iterator[WorkerRig]:
+    opened = WorkerRig(backend=make_backend(request.param))
+    yield opened
+    opened.store.close()
 
 
-def receipts_in(world: Any) -> list[Receipt]:
-    """The receipts in a world's journal, in order."""
+def receipts_in(world: Any) -> list[IntentReceipt]:
+    """The receipts in the journal of a world, in order."""
     steps = [entry.step.ingress for entry in world.journal()]
-    return [codec.unpack_as(Receipt, one.value) for one in steps if one.kind is Kind.RECEIPT]
+    return [
+        codec.unpack_as(IntentReceipt, ingress.value)
+        for ingress in steps
+        if ingress.kind is IngressKind.RECEIPT
+    ]
 
 
 # -- section 4: the item -------------------------------------------------------------------------
@@ -59,20 +63,20 @@ def receipts_in(world: Any) -> list[Receipt]:
     "4) Global effect dispatch runtime",
     "a dispatch item names universe, world, intent, kind, params, origin, policy context and time",
 )
-def test_a_dispatch_item_has_the_eight_fields(rig: Rig) -> None:
+def test_effect_intent_has_the_eight_fields(rig: WorkerRig) -> None:
     assert [field.name for field in msgspec.structs.fields(Intent)][:8] == [
         "universe_id", "world_id", "intent_hash", "effect_kind", "params", "origin_name",
         "policy_context_hash", "enqueued_at_ns",
     ]  # fmt: skip
     rig.clock.advance(7 * S)
     ada = rig.buyer("ada", Woken(), Ordered("tea", times=2))
-    [first, second] = [codec.unpack_as(Intent, one) for one in rig.queued(PAY)]
+    [first, second] = [codec.unpack_as(Intent, payload) for payload in rig.queued(PAY)]
     for n, intent in enumerate((first, second)):
         assert (intent.universe_id, intent.world_id) == ("shop", rig.id(ada))
         assert intent.intent_hash == intent_hash(rig.store.generation, rig.id(ada), (2, n))
         assert (intent.effect_kind, intent.origin_name) == ("pay", "ada")
         assert codec.unpack(intent.params) == ["tea"]
-        # The policy is the effect's: the same for all its intents.
+        # The policy belongs to the effect: it is the same for all its intents.
         assert intent.policy_context_hash == pay.policy_hash != b""
         assert intent.enqueued_at_ns == rig.clock.wall_ns()
 
@@ -82,19 +86,19 @@ def test_a_dispatch_item_has_the_eight_fields(rig: Rig) -> None:
     "4) Global effect dispatch runtime",
     "an item is pending, or in flight, or ended, and never in two of these places",
 )
-def test_an_item_is_in_one_place_at_a_time(rig: Rig) -> None:
+def test_effect_item_is_in_one_queue_state_at_a_time(rig: WorkerRig) -> None:
     rig.buyer("ada", Ordered())
-    assert rig.counts() == queue.Counts(ready=1)
+    assert rig.effect_counts() == queue.QueueCounts(ready=1)
     [claim] = rig.store.transact(queue.claim, PAY, "me", 1, S)
-    assert rig.counts() == queue.Counts(claimed=1)
+    assert rig.effect_counts() == queue.QueueCounts(claimed=1)
     assert rig.store.read(queue.peek, PAY, 10) == []
     rig.store.transact(queue.fail, claim, "down", "down", True, S)
-    assert rig.counts() == queue.Counts(delayed=1)
+    assert rig.effect_counts() == queue.QueueCounts(delayed=1)
     assert rig.store.read(queue.claims_of, PAY, "me", 10) == []
     rig.clock.advance(2 * S)
     [claim] = rig.store.transact(queue.claim, PAY, "me", 1, S)
     rig.store.transact(queue.ack, [claim.token])
-    assert rig.counts() == queue.Counts(done=1)
+    assert rig.effect_counts() == queue.QueueCounts(done=1)
 
 
 @pytest.mark.spec(
@@ -102,7 +106,7 @@ def test_an_item_is_in_one_place_at_a_time(rig: Rig) -> None:
     "4) Global effect dispatch runtime",
     "effects of all worlds of a universe and of one kind wait in one queue, and worlds take turns",
 )
-def test_a_crowd_of_one_world_does_not_keep_another_waiting(rig: Rig) -> None:
+def test_effect_claims_alternate_between_worlds(rig: WorkerRig) -> None:
     rig.buyer("ada", Ordered("hers", times=50))
     rig.buyer("bob", Ordered("his"))
     claims = rig.store.transact(queue.claim, PAY, "me", 2, S)
@@ -117,7 +121,7 @@ def test_a_crowd_of_one_world_does_not_keep_another_waiting(rig: Rig) -> None:
     "4) Global effect dispatch runtime",
     "a claim takes an item out of what is pending, for a time",
 )
-def test_a_claimed_effect_is_nobody_elses_until_its_time_is_over(rig: Rig) -> None:
+def test_effect_claim_is_exclusive_until_it_expires(rig: WorkerRig) -> None:
     rig.buyer("ada", Ordered())
     assert len(rig.store.transact(queue.claim, PAY, "one", 10, S)) == 1
     assert rig.store.transact(queue.claim, PAY, "two", 10, S) == []
@@ -130,10 +134,10 @@ def test_a_claimed_effect_is_nobody_elses_until_its_time_is_over(rig: Rig) -> No
     "4) Global effect dispatch runtime",
     "the call is made outside any transaction: others commit meanwhile, and to the same world",
 )
-def test_a_call_holds_up_no_commit(rig: Rig) -> None:
+def test_effect_call_runs_outside_any_transaction(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered())
-    rig.outside.answers.append(lambda: str(ada.send(Woken("meanwhile"))))
-    rig.work(rig.pool())
+    rig.fake_service.answers.append(lambda: str(ada.send(Woken("meanwhile"))))
+    rig.run_until_idle(rig.pool())
     assert ada.state().woken == ["meanwhile"]
     assert ada.state().told == ["ok 2 1"]
 
@@ -143,15 +147,19 @@ def test_a_call_holds_up_no_commit(rig: Rig) -> None:
     "4) Global effect dispatch runtime",
     "what comes back is a typed receipt event in the inbox of the world that wanted it",
 )
-def test_a_receipt_is_ingress_of_its_own_kind(rig: Rig) -> None:
+def test_effect_receipt_is_ingress_of_kind_receipt(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered(tag="t"))
-    intent = rig.intent()
-    rig.work(rig.pool())
-    found = ada.journal()[1].step.ingress
-    assert (found.kind, found.type) == (Kind.RECEIPT, "pay")
-    assert found.intent_hash == intent.intent_hash
-    stored = codec.unpack_as(Receipt, found.value)
-    assert (stored.status, codec.unpack(stored.value), stored.tag) == (Status.OK, "done", "t")
+    intent = rig.next_intent()
+    rig.run_until_idle(rig.pool())
+    delivered = ada.journal()[1].step.ingress
+    assert (delivered.kind, delivered.type) == (IngressKind.RECEIPT, "pay")
+    assert delivered.intent_hash == intent.intent_hash
+    stored = codec.unpack_as(IntentReceipt, delivered.value)
+    assert (stored.status, codec.unpack(stored.value), stored.tag) == (
+        ReceiptStatus.OK,
+        "done",
+        "t",
+    )
 
 
 @pytest.mark.spec(
@@ -159,13 +167,13 @@ def test_a_receipt_is_ingress_of_its_own_kind(rig: Rig) -> None:
     "4) Global effect dispatch runtime",
     "with its receipt an intent is complete: nothing of it is pending or in flight any more",
 )
-def test_nothing_is_left_of_an_intent_that_has_its_receipt(rig: Rig) -> None:
+def test_intent_with_a_receipt_is_no_longer_pending(rig: WorkerRig) -> None:
     rig.buyer("ada", Ordered())
-    intent = rig.intent()
-    assert rig.store.read(publish.pending, "shop", intent.intent_hash) is not None
-    rig.work(rig.pool())
-    assert rig.store.read(publish.pending, "shop", intent.intent_hash) is None
-    assert rig.counts() == queue.Counts(done=1)
+    intent = rig.next_intent()
+    assert rig.store.read(intents.find_pending, "shop", intent.intent_hash) is not None
+    rig.run_until_idle(rig.pool())
+    assert rig.store.read(intents.find_pending, "shop", intent.intent_hash) is None
+    assert rig.effect_counts() == queue.QueueCounts(done=1)
 
 
 # -- section 4: recovery -------------------------------------------------------------------------
@@ -177,13 +185,13 @@ def test_nothing_is_left_of_an_intent_that_has_its_receipt(rig: Rig) -> None:
     "what a claim holds goes back to pending when its time is over, without a reaper to depend on",
 )
 @pytest.mark.parametrize("by", ["a reaper", "the next claim"])
-def test_an_expired_claim_is_requeued_by_whoever_comes_first(rig: Rig, by: str) -> None:
+def test_expired_effect_claim_is_requeued_by_reaper_or_next_claim(rig: WorkerRig, by: str) -> None:
     rig.buyer("ada", Ordered())
     rig.store.transact(queue.claim, PAY, "dies", 1, S)
     rig.clock.advance(2 * S)
     if by == "a reaper":
-        assert rig.store.transact(queue.reap, PAY, 10) == 1
-        assert rig.counts().ready == 1
+        assert rig.store.transact(queue.expire_overdue, PAY, 10) == 1
+        assert rig.effect_counts().ready == 1
     else:
         assert len(rig.store.transact(queue.claim, PAY, "next", 1, S)) == 1
 
@@ -193,15 +201,15 @@ def test_an_expired_claim_is_requeued_by_whoever_comes_first(rig: Rig, by: str) 
     "4) Global effect dispatch runtime",
     "an intent whose receipt was delivered gets no second one, from whomever",
 )
-def test_a_second_terminal_delivery_is_dropped(rig: Rig) -> None:
+def test_second_receipt_of_an_intent_is_dropped(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered())
-    intent = rig.intent()
-    rig.work(rig.pool())
-    error = Receipt(intent.intent_hash, "pay", Status.ERROR, code="late")
-    rig.store.transact(receipts.receive, intent, error)
-    assert rig.depth(ada) == 0
+    intent = rig.next_intent()
+    rig.run_until_idle(rig.pool())
+    error = IntentReceipt(intent.intent_hash, "pay", ReceiptStatus.ERROR, code="late")
+    rig.store.transact(receipts.deliver_receipt, intent, error)
+    assert rig.inbox_depth(ada) == 0
     with pytest.raises((NotFound, Invalid)):
-        service.receipt_inject(rig.store, "shop", rig.id(ada), error)
+        world_operations.receipt_inject(rig.store, "shop", rig.id(ada), error)
 
 
 @pytest.mark.spec(
@@ -209,17 +217,17 @@ def test_a_second_terminal_delivery_is_dropped(rig: Rig) -> None:
     "4) Global effect dispatch runtime",
     "an item whose claims keep running out is given up after a few, with a receipt `timeout`",
 )
-def test_claims_that_run_out_have_a_budget(rig: Rig) -> None:
+def test_exhausted_claim_expiries_end_in_a_timeout_receipt(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered())
-    rig.outside.answers += [Crash()] * 9
+    rig.fake_service.answers += [Crash()] * 9
     for n in range(3):
         with pytest.raises(Crash):
-            rig.work(rig.pool(f"pool-{n}"))
-        rig.expire(12)
-    rig.work(rig.pool("last"))
-    [told] = receipts_in(ada)
-    assert (told.status, told.code) == (Status.TIMEOUT, "expiries_exhausted")
-    assert rig.counts() == queue.Counts(dead=1)
+            rig.run_until_idle(rig.pool(f"pool-{n}"))
+        rig.advance_clock(12)
+    rig.run_until_idle(rig.pool("last"))
+    [receipt] = receipts_in(ada)
+    assert (receipt.status, receipt.code) == (ReceiptStatus.TIMEOUT, "expiries_exhausted")
+    assert rig.effect_counts() == queue.QueueCounts(dead=1)
 
 
 # -- section 4: retries --------------------------------------------------------------------------
@@ -230,7 +238,7 @@ def test_claims_that_run_out_have_a_budget(rig: Rig) -> None:
     "4) Global effect dispatch runtime",
     "an adapter may try again by itself before it answers: to the runtime that is one attempt",
 )
-def test_retries_inside_a_call_are_its_own(rig: Rig) -> None:
+def test_retries_inside_an_effect_call_count_as_one_attempt(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered())
     tries: list[int] = []
 
@@ -239,8 +247,8 @@ def test_retries_inside_a_call_are_its_own(rig: Rig) -> None:
             tries.append(1)
         return "at last"
 
-    rig.outside.answers.append(stubborn)
-    rig.work(rig.pool())
+    rig.fake_service.answers.append(stubborn)
+    rig.run_until_idle(rig.pool())
     assert ada.state().told == ["ok at last 1"]
 
 
@@ -249,12 +257,12 @@ def test_retries_inside_a_call_are_its_own(rig: Rig) -> None:
     "4) Global effect dispatch runtime",
     "a retry is another attempt of the same intent, under the same key, before any receipt",
 )
-def test_retries_count_attempts_and_keep_the_identity(rig: Rig) -> None:
+def test_effect_retries_count_attempts_and_keep_the_idempotency_key(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered())
-    rig.outside.answers += [OSError("down"), OSError("down")]
-    rig.work(rig.pool(), seconds=10)
-    assert [call.attempt for call in rig.outside.calls] == [1, 2, 3]
-    assert len(rig.outside.keys) == 1
+    rig.fake_service.answers += [OSError("down"), OSError("down")]
+    rig.run_until_idle(rig.pool(), seconds=10)
+    assert [call.attempt for call in rig.fake_service.calls] == [1, 2, 3]
+    assert len(rig.fake_service.keys) == 1
     assert ada.height() == 2
 
 
@@ -263,20 +271,20 @@ def test_retries_count_attempts_and_keep_the_identity(rig: Rig) -> None:
     "4) Global effect dispatch runtime",
     "every attempt that came to nothing leaves a record: who made it, when, how it ended",
 )
-def test_each_attempt_is_written_down(rig: Rig) -> None:
+def test_failed_effect_attempts_are_recorded_in_the_receipt(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered())
-    rig.outside.answers += [OSError("down"), Crash()]
+    rig.fake_service.answers += [OSError("down"), Crash()]
     with pytest.raises(Crash):
-        rig.work(rig.pool("first"), seconds=10)
-    rig.expire(12)
-    rig.work(rig.pool("second"), seconds=10)
-    [told] = receipts_in(ada)
-    assert [(one.end, one.owner.partition("/")[0]) for one in told.tried] == [
+        rig.run_until_idle(rig.pool("first"), seconds=10)
+    rig.advance_clock(12)
+    rig.run_until_idle(rig.pool("second"), seconds=10)
+    [receipt] = receipts_in(ada)
+    assert [(attempt.end, attempt.owner.partition("/")[0]) for attempt in receipt.failed_attempts] == [
         ("failed", "first"), ("expired", "first"),
     ]  # fmt: skip
-    assert "down" in told.tried[0].error
-    assert all(one.began_ns <= one.ended_ns for one in told.tried)
-    assert (told.status, told.attempts) == (Status.OK, 3)
+    assert "down" in receipt.failed_attempts[0].error
+    assert all(attempt.began_ns <= attempt.ended_ns for attempt in receipt.failed_attempts)
+    assert (receipt.status, receipt.attempts) == (ReceiptStatus.OK, 3)
 
 
 @pytest.mark.spec(
@@ -284,7 +292,7 @@ def test_each_attempt_is_written_down(rig: Rig) -> None:
     "4) Global effect dispatch runtime",
     "a retry waits, and keeps its place: its number stays and it is not due before its time",
 )
-def test_a_retry_keeps_its_number_and_is_put_off(rig: Rig) -> None:
+def test_effect_retry_keeps_its_seq_and_is_delayed(rig: WorkerRig) -> None:
     rig.buyer("ada", Ordered())
     [claim] = rig.store.transact(queue.claim, PAY, "me", 1, S)
     rig.store.transact(queue.fail, claim, "down", "down", True, 5 * S)
@@ -294,26 +302,26 @@ def test_a_retry_keeps_its_number_and_is_put_off(rig: Rig) -> None:
     assert (again.seq, again.number) == (claim.seq, claim.number + 1)
 
 
-# -- section 4: the end --------------------------------------------------------------------------
+# -- section 4: terminal states ------------------------------------------------------------------
 
 
-def ends_well(rig: Rig) -> Buyer:
+def run_to_success(rig: WorkerRig) -> Buyer:
     ada = rig.buyer("ada", Ordered())
-    rig.work(rig.pool())
+    rig.run_until_idle(rig.pool())
     return ada  # type: ignore[return-value]
 
 
-def fails(rig: Rig) -> Buyer:
-    rig.outside.answers += [OSError("down")] * 9
+def run_to_failure(rig: WorkerRig) -> Buyer:
+    rig.fake_service.answers += [OSError("down")] * 9
     ada = rig.buyer("ada", Ordered())
-    rig.work(rig.pool(), seconds=60)
+    rig.run_until_idle(rig.pool(), seconds=60)
     return ada  # type: ignore[return-value]
 
 
-def takes_too_long(rig: Rig) -> Buyer:
-    rig.outside.answers += [lambda: asyncio.sleep(60)] * 9
+def run_to_timeout(rig: WorkerRig) -> Buyer:
+    rig.fake_service.answers += [lambda: asyncio.sleep(60)] * 9
     ada = rig.buyer("ada", Shipped(1.0))
-    rig.work(rig.pool(), seconds=60)
+    rig.run_until_idle(rig.pool(), seconds=60)
     return ada  # type: ignore[return-value]
 
 
@@ -324,11 +332,17 @@ def takes_too_long(rig: Rig) -> Buyer:
 )
 @pytest.mark.parametrize(
     ("story", "status"),
-    [(ends_well, Status.OK), (fails, Status.ERROR), (takes_too_long, Status.TIMEOUT)],
+    [
+        (run_to_success, ReceiptStatus.OK),
+        (run_to_failure, ReceiptStatus.ERROR),
+        (run_to_timeout, ReceiptStatus.TIMEOUT),
+    ],
 )
-def test_there_are_three_ends(rig: Rig, story: Callable[[Rig], Any], status: Status) -> None:
-    assert [told.status for told in receipts_in(story(rig))] == [status]
-    assert len(Status) == 3
+def test_intent_ends_as_ok_error_or_timeout(
+    rig: WorkerRig, story: Callable[[WorkerRig], Any], status: ReceiptStatus
+) -> None:
+    assert [receipt.status for receipt in receipts_in(story(rig))] == [status]
+    assert len(ReceiptStatus) == 3
 
 
 @pytest.mark.spec(
@@ -341,16 +355,16 @@ def test_there_are_three_ends(rig: Rig, story: Callable[[Rig], Any], status: Sta
     [([OSError("down")] * 3, "handler_error", 3), ([Refused(why="no")], "refused", 1)],
     ids=["used up", "refused"],
 )
-def test_what_is_given_up_is_kept(
-    rig: Rig, answers: list[Exception], code: str, failures: int
+def test_exhausted_or_refused_effect_ends_in_an_error_and_a_dead_letter(
+    rig: WorkerRig, answers: list[Exception], code: str, failures: int
 ) -> None:
-    rig.outside.answers += answers
+    rig.fake_service.answers += answers
     ada = rig.buyer("ada", Ordered())
-    intent = rig.intent()
-    rig.work(rig.pool(), seconds=60)
-    [told], [letter] = receipts_in(ada), rig.letters()
-    assert (told.status, told.code) == (Status.ERROR, code)
-    assert (letter.code, letter.failures, len(letter.tried)) == (code, failures, failures)
+    intent = rig.next_intent()
+    rig.run_until_idle(rig.pool(), seconds=60)
+    [receipt], [letter] = receipts_in(ada), rig.dead_letters()
+    assert (receipt.status, receipt.code) == (ReceiptStatus.ERROR, code)
+    assert (letter.code, letter.failures, len(letter.failed_attempts)) == (code, failures, failures)
     assert codec.unpack_as(Intent, letter.payload) == intent
 
 
@@ -360,14 +374,14 @@ def test_what_is_given_up_is_kept(
     "a cancelled intent ends as `error: cancelled`, also while somebody is at it",
 )
 @pytest.mark.parametrize("claimed", [False, True])
-def test_a_cancelled_intent_has_its_receipt_at_once(rig: Rig, claimed: bool) -> None:
+def test_cancelled_intent_gets_an_error_cancelled_receipt(rig: WorkerRig, claimed: bool) -> None:
     ada = rig.buyer("ada", Ordered())
-    held = rig.store.transact(queue.claim, PAY, "me", 1, 100 * S) if claimed else []
+    claims = rig.store.transact(queue.claim, PAY, "me", 1, 100 * S) if claimed else []
     ada.send(Dropped())
-    rig.think()
-    [told] = receipts_in(ada)
-    assert (told.status, told.code) == (Status.ERROR, "cancelled")
-    for claim in held:
+    rig.run_worlds()
+    [receipt] = receipts_in(ada)
+    assert (receipt.status, receipt.code) == (ReceiptStatus.ERROR, "cancelled")
+    for claim in claims:
         with pytest.raises(ClaimLost):
             rig.store.transact(queue.ack, [claim.token])
 
@@ -377,17 +391,17 @@ def test_a_cancelled_intent_has_its_receipt_at_once(rig: Rig, claimed: bool) -> 
     "4) Global effect dispatch runtime",
     "redriven, a dead intent is a new one that names the old; the old one is not redriven twice",
 )
-def test_a_redrive_is_another_intent(rig: Rig) -> None:
-    ada: Any = fails(rig)
-    [old], [letter] = receipts_in(ada), rig.letters()
-    [made] = rig.store.transact(receipts.redrive_effects, "shop", "pay", [letter.seq])
+def test_redrive_creates_a_new_intent_linked_to_the_old_one(rig: WorkerRig) -> None:
+    ada: Any = run_to_failure(rig)
+    [old], [letter] = receipts_in(ada), rig.dead_letters()
+    [new_intent] = rig.store.transact(receipts.redrive_effects, "shop", "pay", [letter.seq])
     with pytest.raises(NotFound):
         rig.store.transact(receipts.redrive_effects, "shop", "pay", [letter.seq])
-    rig.outside.answers.clear()
-    rig.work(rig.pool())
+    rig.fake_service.answers.clear()
+    rig.run_until_idle(rig.pool())
     [_, new] = receipts_in(ada)
-    assert (new.intent_hash, new.redrive_of) == (made, old.intent_hash)
-    assert len(rig.outside.keys) == 2
+    assert (new.intent_hash, new.redrive_of) == (new_intent, old.intent_hash)
+    assert len(rig.fake_service.keys) == 2
 
 
 # -- protocol C ----------------------------------------------------------------------------------
@@ -398,12 +412,12 @@ def test_a_redrive_is_another_intent(rig: Rig) -> None:
     "Protocol C: `publish_effect_intents(world, epoch, intents[])`",
     "who has lost the lease publishes nothing",
 )
-def test_a_stale_worker_publishes_nothing(rig: Rig) -> None:
+def test_worker_without_the_lease_publishes_no_effects(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Woken())
     ada.send(Ordered())
     rig.store.transact(lease.force_release, rig.subject(ada), "taken away")
-    rig.host.tick()
-    assert rig.counts() == queue.Counts()
+    rig.world_worker.tick()
+    assert rig.effect_counts() == queue.QueueCounts()
     assert ada.height() == 1
 
 
@@ -413,13 +427,13 @@ def test_a_stale_worker_publishes_nothing(rig: Rig) -> None:
     "the intents of an entry are pending all together or not at all",
 )
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
-def test_intents_are_published_all_or_none(rig: Rig, fault: str) -> None:
+def test_intents_of_an_entry_are_published_all_or_none(rig: WorkerRig, fault: str) -> None:
     ada = rig.buyer("ada", Woken())
     ada.send(Ordered(times=5))
     rig.backend.arm({1: fault})
     with pytest.raises(Crash):
-        rig.host.tick()
-    assert rig.counts().ready == (5 if fault == CRASH_AFTER else 0)
+        rig.world_worker.tick()
+    assert rig.effect_counts().ready == (5 if fault == CRASH_AFTER else 0)
 
 
 @pytest.mark.spec(
@@ -428,14 +442,14 @@ def test_intents_are_published_all_or_none(rig: Rig, fault: str) -> None:
     "an entry's intents are published once, by the commit of the entry, whatever becomes of it",
 )
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_intent_is_dispatched_once(rig: Rig, fault: str) -> None:
+def test_intents_of_an_entry_are_published_once(rig: WorkerRig, fault: str) -> None:
     ada = rig.buyer("ada", Woken())
     ada.send(Ordered(times=3))
     rig.backend.arm({1: fault})
-    rig.think()
-    rig.expire(60)
-    rig.think()
-    assert rig.counts() == queue.Counts(ready=3)
+    rig.run_worlds()
+    rig.advance_clock(60)
+    rig.run_worlds()
+    assert rig.effect_counts() == queue.QueueCounts(ready=3)
     assert len(set(ada.state().intents)) == 3
 
 
@@ -444,13 +458,13 @@ def test_an_intent_is_dispatched_once(rig: Rig, fault: str) -> None:
     "Protocol C: `publish_effect_intents(world, epoch, intents[])`",
     "a key stands for one intent: wanted again under it, also when it is done, nothing is dispatched",
 )
-def test_a_key_is_dispatched_once(rig: Rig) -> None:
+def test_effect_key_is_dispatched_once(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered(key="k"), Ordered(key="k"))
-    assert rig.counts().ready == 1
-    rig.work(rig.pool())
+    assert rig.effect_counts().ready == 1
+    rig.run_until_idle(rig.pool())
     ada.send(Ordered(key="k"))
-    rig.work(rig.pool())
-    assert rig.counts() == queue.Counts(done=1)
+    rig.run_until_idle(rig.pool())
+    assert rig.effect_counts() == queue.QueueCounts(done=1)
     assert len(set(ada.state().intents)) == 1
 
 
@@ -459,11 +473,11 @@ def test_a_key_is_dispatched_once(rig: Rig) -> None:
     "Protocol C: `publish_effect_intents(world, epoch, intents[])`",
     "a key that comes with other parameters is answered with `error: key_conflict`",
 )
-def test_a_key_for_something_else_is_a_conflict(rig: Rig) -> None:
+def test_effect_key_with_other_parameters_is_a_key_conflict(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered("tea", key="k"), Ordered("coffee", key="k"))
-    rig.work(rig.pool())
-    assert sorted(told.code for told in receipts_in(ada)) == ["", "key_conflict"]
-    assert [call.args for call in rig.outside.calls] == [("tea",)]
+    rig.run_until_idle(rig.pool())
+    assert sorted(receipt.code for receipt in receipts_in(ada)) == ["", "key_conflict"]
+    assert [call.args for call in rig.fake_service.calls] == [("tea",)]
 
 
 # -- protocol D ----------------------------------------------------------------------------------
@@ -475,13 +489,13 @@ def test_a_key_for_something_else_is_a_conflict(rig: Rig) -> None:
     "receipt and end of the item are one commit",
 )
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
-def test_a_receipt_is_there_exactly_when_the_item_is_done(rig: Rig, fault: str) -> None:
+def test_receipt_and_ack_of_an_effect_are_one_commit(rig: WorkerRig, fault: str) -> None:
     ada = rig.buyer("ada", Ordered())
     pool = rig.pool(kinds=["pay"])
     rig.backend.arm({2: fault})
     with pytest.raises(Crash):
         pool.runners[0].tick()
-    assert rig.depth(ada) == rig.counts().done == (fault == CRASH_AFTER)
+    assert rig.inbox_depth(ada) == rig.effect_counts().done == (fault == CRASH_AFTER)
 
 
 @pytest.mark.spec(
@@ -489,15 +503,19 @@ def test_a_receipt_is_there_exactly_when_the_item_is_done(rig: Rig, fault: str) 
     "Protocol D: `adapter_claim_execute_ack(effect_seq)`",
     "an answer under a claim that has run out is refused",
 )
-def test_a_late_ack_is_refused(rig: Rig) -> None:
+def test_ack_of_an_expired_effect_claim_raises_claim_lost(rig: WorkerRig) -> None:
     rig.buyer("ada", Ordered())
     [claim] = rig.store.transact(queue.claim, PAY, "slow", 1, S)
     rig.clock.advance(2 * S)
     with pytest.raises(ClaimLost):
         rig.store.transact(queue.ack, [claim.token])
-    then = queue.Then(0, receipts.receive.name, codec.pack([_intent(claim), _ok(claim)]))
-    assert rig.store.transact(queue.settle, [claim.token], [], queue.Budget(), [then]) == ["lost"]
-    assert rig.counts().done == 0
+    then = queue.JoinedOperation(
+        0, receipts.deliver_receipt.name, codec.pack([_intent(claim), _ok(claim)])
+    )
+    assert rig.store.transact(
+        queue.finish_batch, [claim.token], [], queue.RetryBudget(), [then]
+    ) == ["lost"]
+    assert rig.effect_counts().done == 0
 
 
 @pytest.mark.spec(
@@ -505,16 +523,22 @@ def test_a_late_ack_is_refused(rig: Rig) -> None:
     "Protocol D: `adapter_claim_execute_ack(effect_seq)`",
     "a claim is known by item, number and owner: the same worker's earlier claim counts for nothing",
 )
-def test_an_earlier_claim_of_the_same_worker_is_refused(rig: Rig) -> None:
+def test_settle_with_an_earlier_claim_of_the_same_worker_is_lost(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered())
     [first] = rig.store.transact(queue.claim, PAY, "me", 1, S)
     rig.clock.advance(2 * S)
     [second] = rig.store.transact(queue.claim, PAY, "me", 1, S)
-    then = queue.Then(0, receipts.receive.name, codec.pack([_intent(first), _ok(first)]))
-    assert rig.store.transact(queue.settle, [first.token], [], queue.Budget(), [then]) == ["lost"]
-    assert rig.depth(ada) == 0
-    assert rig.store.transact(queue.settle, [second.token], [], queue.Budget(), [then]) == ["done"]
-    assert rig.depth(ada) == 1
+    then = queue.JoinedOperation(
+        0, receipts.deliver_receipt.name, codec.pack([_intent(first), _ok(first)])
+    )
+    assert rig.store.transact(
+        queue.finish_batch, [first.token], [], queue.RetryBudget(), [then]
+    ) == ["lost"]
+    assert rig.inbox_depth(ada) == 0
+    assert rig.store.transact(
+        queue.finish_batch, [second.token], [], queue.RetryBudget(), [then]
+    ) == ["done"]
+    assert rig.inbox_depth(ada) == 1
 
 
 @pytest.mark.spec(
@@ -522,16 +546,16 @@ def test_an_earlier_claim_of_the_same_worker_is_refused(rig: Rig) -> None:
     "Protocol D: `adapter_claim_execute_ack(effect_seq)`",
     "the handoff is durable: a receipt waits in the inbox while nobody hosts its world",
 )
-def test_a_receipt_waits_for_its_world(rig: Rig) -> None:
+def test_receipt_waits_in_the_inbox_of_an_unhosted_world(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered())
     rig.store.transact(lease.force_release, rig.subject(ada), "its worker is gone")
     pool = rig.pool(kinds=["pay"])
     while pool.runners[0].tick().claimed:
         pass
-    assert rig.depth(ada) == 1
-    rig.host = rig.worker(incarnation="another", idle_s=1e6)
-    rig.expire(60)
-    rig.think()
+    assert rig.inbox_depth(ada) == 1
+    rig.world_worker = rig.worker(incarnation="another", idle_s=1e6)
+    rig.advance_clock(60)
+    rig.run_worlds()
     assert ada.state().told == ["ok done 1"]
 
 
@@ -540,8 +564,8 @@ def test_a_receipt_waits_for_its_world(rig: Rig) -> None:
     "Protocol D: `adapter_claim_execute_ack(effect_seq)`",
     "a full inbox takes receipts all the same",
 )
-def test_a_receipt_is_never_refused_for_want_of_room(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+def test_receipt_is_accepted_by_a_full_inbox(
+    rig: WorkerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ada = rig.buyer("ada", Ordered())
     monkeypatch.setattr(ingress, "INBOX_DEPTH_MAX", 0)
@@ -550,7 +574,7 @@ def test_a_receipt_is_never_refused_for_want_of_room(
     pool = rig.pool(kinds=["pay"])
     while pool.runners[0].tick().claimed:
         pass
-    assert (rig.counts().done, rig.depth(ada)) == (1, 1)
+    assert (rig.effect_counts().done, rig.inbox_depth(ada)) == (1, 1)
 
 
 @pytest.mark.spec(
@@ -558,20 +582,20 @@ def test_a_receipt_is_never_refused_for_want_of_room(
     "Protocol D: `adapter_claim_execute_ack(effect_seq)`",
     "what a deleted world wanted is dropped: no call, no receipt, no letter",
 )
-def test_the_wishes_of_a_deleted_world_are_dropped(rig: Rig) -> None:
+def test_effects_of_a_deleted_world_are_dropped(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered(times=3))
     ada.delete()
-    rig.work(rig.pool())
-    assert rig.outside.calls == []
-    assert rig.counts() == queue.Counts(done=3)
+    rig.run_until_idle(rig.pool())
+    assert rig.fake_service.calls == []
+    assert rig.effect_counts() == queue.QueueCounts(done=3)
 
 
 def _intent(claim: queue.Claim) -> Intent:
     return codec.unpack_as(Intent, claim.payload)
 
 
-def _ok(claim: queue.Claim) -> Receipt:
-    return Receipt(_intent(claim).intent_hash, "pay", Status.OK)
+def _ok(claim: queue.Claim) -> IntentReceipt:
+    return IntentReceipt(_intent(claim).intent_hash, "pay", ReceiptStatus.OK)
 
 
 # -- crash windows, anchors, the document's own tests --------------------------------------------
@@ -583,13 +607,15 @@ def _ok(claim: queue.Claim) -> Receipt:
     "between journal and dispatch there is no window: both are one commit",
 )
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
-def test_an_effect_is_pending_exactly_when_its_entry_is_there(rig: Rig, fault: str) -> None:
+def test_journal_entry_and_pending_effect_are_one_commit(rig: WorkerRig, fault: str) -> None:
     ada = rig.buyer("ada", Woken())
     ada.send(Ordered())
     rig.backend.arm({1: fault})
     with pytest.raises(Crash):
-        rig.host.tick()
-    assert (ada.height() - 1, rig.counts().ready) == ((1, 1) if fault == CRASH_AFTER else (0, 0))
+        rig.world_worker.tick()
+    assert (ada.height() - 1, rig.effect_counts().ready) == (
+        (1, 1) if fault == CRASH_AFTER else (0, 0)
+    )
 
 
 @pytest.mark.spec(
@@ -597,14 +623,14 @@ def test_an_effect_is_pending_exactly_when_its_entry_is_there(rig: Rig, fault: s
     "Failure Semantics and Safety",
     "an adapter that dies between call and receipt is followed by one that calls under the same key",
 )
-def test_a_call_without_a_receipt_is_made_again(rig: Rig) -> None:
+def test_effect_call_without_a_receipt_is_repeated_with_the_same_key(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered())
-    rig.outside.answers.append(Crash())
+    rig.fake_service.answers.append(Crash())
     with pytest.raises(Crash):
-        rig.work(rig.pool("dies"))
-    rig.expire(12)
-    rig.work(rig.pool("follows"))
-    assert (len(rig.outside.calls), len(rig.outside.keys)) == (2, 1)
+        rig.run_until_idle(rig.pool("dies"))
+    rig.advance_clock(12)
+    rig.run_until_idle(rig.pool("follows"))
+    assert (len(rig.fake_service.calls), len(rig.fake_service.keys)) == (2, 1)
     assert ada.state().told == ["ok done 2"]
 
 
@@ -613,22 +639,22 @@ def test_a_call_without_a_receipt_is_made_again(rig: Rig) -> None:
     "Failure Semantics and Safety",
     "effects, timers and mail are known by one hash of where they were born",
 )
-def test_identities_are_alike_in_every_replay_and_different_everywhere_else(rig: Rig) -> None:
+def test_intent_hash_is_stable_in_replay_and_unique_elsewhere(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered(times=2), Slept(60), Wrote("bob"))
     bob = rig.buyer("bob", Ordered(times=2))
     here = (rig.store.generation, rig.id(ada))
     assert ada.state().intents == [intent_hash(*here, (1, 0)), intent_hash(*here, (1, 1))]
     assert ada.state(at=1).intents == ada.state().intents
-    [timer] = [row.intent.intent_hash for row in rig.store.read(pending.timers, "shop")]
+    [timer] = [row.intent.intent_hash for row in rig.store.read(pending_work.timers, "shop")]
     assert timer == intent_hash(*here, (2, 0))
     [mail] = [
         entry.step.ingress.intent_hash
         for entry in bob.journal()
-        if entry.step.ingress.kind is Kind.FABRIC
+        if entry.step.ingress.kind is IngressKind.FABRIC
     ]
     assert mail == intent_hash(*here, (3, 0))
     assert len({*ada.state().intents, *bob.state().intents, timer, mail}) == 6
-    # The same place in another world, or in another generation of the store, is another identity.
+    # The same position in another world or another store generation has another hash.
     elsewhere = {
         intent_hash(here[0], rig.id(bob), (1, 0)),
         intent_hash(here[0] + 1, here[1], (1, 0)),
@@ -637,15 +663,15 @@ def test_identities_are_alike_in_every_replay_and_different_everywhere_else(rig:
 
 
 @pytest.mark.spec("004", "Testing and Validation", "dispatched over and over, an intent ends once")
-def test_duplicate_dispatches_end_in_one_receipt(rig: Rig) -> None:
+def test_duplicate_publishes_of_an_intent_end_in_one_receipt(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered())
-    intent = rig.intent()
+    intent = rig.next_intent()
     for _ in range(5):
-        rig.store.transact(publish.publish, [intent])
+        rig.store.transact(intents.publish, [intent])
     for n in range(3):
-        rig.work(rig.pool(f"pool-{n}"))
+        rig.run_until_idle(rig.pool(f"pool-{n}"))
     assert len(receipts_in(ada)) == 1
-    assert len(rig.outside.keys) == 1
+    assert len(rig.fake_service.keys) == 1
 
 
 @pytest.mark.spec(
@@ -653,17 +679,17 @@ def test_duplicate_dispatches_end_in_one_receipt(rig: Rig) -> None:
     "Testing and Validation",
     "a crash after the claim and before the call costs nothing: it is called once, by the next",
 )
-def test_a_claim_without_a_call_is_called_by_another(rig: Rig) -> None:
+def test_effect_claimed_by_a_crashed_pool_is_called_once_by_the_next(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Ordered())
     rig.backend.arm({1: CRASH_AFTER})
     with pytest.raises(Crash):
-        rig.work(rig.pool("dies"))
+        rig.run_until_idle(rig.pool("dies"))
     rig.backend.arm({})
-    assert rig.outside.calls == []
-    rig.expire(12)
-    rig.work(rig.pool("follows"))
-    assert len(rig.outside.calls) == 1
-    assert [told.status for told in receipts_in(ada)] == [Status.OK]
+    assert rig.fake_service.calls == []
+    rig.advance_clock(12)
+    rig.run_until_idle(rig.pool("follows"))
+    assert len(rig.fake_service.calls) == 1
+    assert [receipt.status for receipt in receipts_in(ada)] == [ReceiptStatus.OK]
 
 
 @pytest.mark.spec(
@@ -672,16 +698,18 @@ def test_a_claim_without_a_call_is_called_by_another(rig: Rig) -> None:
     "a crash after the call and before the receipt repeats the call and not the receipt",
 )
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_receipt_that_was_lost_is_made_good(rig: Rig, fault: str) -> None:
+def test_lost_receipt_commit_repeats_the_call_and_not_the_receipt(
+    rig: WorkerRig, fault: str
+) -> None:
     ada = rig.buyer("ada", Ordered())
     pool = rig.pool("dies")
     rig.backend.arm({2: fault})
     try:
-        rig.work(pool)
+        rig.run_until_idle(pool)
     except Crash:
         pool = rig.pool("follows")
     rig.backend.arm({})
-    rig.expire(12)
-    rig.work(pool, seconds=40)
-    assert [told.status for told in receipts_in(ada)] == [Status.OK]
-    assert len(rig.outside.keys) == 1
+    rig.advance_clock(12)
+    rig.run_until_idle(pool, seconds=40)
+    assert [receipt.status for receipt in receipts_in(ada)] == [ReceiptStatus.OK]
+    assert len(rig.fake_service.keys) == 1

@@ -1,6 +1,6 @@
-"""Document 004, sections 1, 2, 3, 7, 8, protocols A and B, its failures and its tests 1 and 5.
+"""Document 004, sections 1, 2, 3, 7 and 8, protocols A and B, failures, and tests 1 and 5.
 
-Where the design settles a rule differently, the test guards what we built and its rule says so.
+Where the design differs from the document, the test checks the design and its rule text says so.
 """
 
 from __future__ import annotations
@@ -18,18 +18,25 @@ from holdfast.clock import S
 from holdfast.durable import inbox, journal, lease, queue, snapshot
 from holdfast.durable.lease import Lease
 from holdfast.errors import CommitUnknown, Fenced, HeadMoved, Invalid, KeyConflict
-from holdfast.messages import Ingress, Intent, Kind, Receipt, Status, receipt_ingress
-from holdfast.roles.world_worker import WorldWorker
+from holdfast.messages import (
+    Ingress,
+    IngressKind,
+    Intent,
+    IntentReceipt,
+    ReceiptStatus,
+    receipt_ingress,
+)
 from holdfast.store import schema
-from holdfast.world import catalog, restore, tenure
+from holdfast.workers.world.worker import WorldWorker
+from holdfast.world import catalog, hosting_lease, restore
 from holdfast.world.catalog import Assignment
 from holdfast.world.host import Budgets, SnapshotPolicy
-from holdfast.world.ingress import enqueue
-from holdfast.world.publish import effects
-from holdfast.world.tenure import Granted
-from holdfast.world.timers import delays
-from tests.at_once import at_once
-from tests.postgres import RIGS
+from holdfast.world.hosting_lease import HostingGrant
+from holdfast.world.ingress import deliver_by_id
+from holdfast.world.intents import effect_queue
+from holdfast.world.timers import delay_queue
+from tests.batch_calls import call_in_one_batch
+from tests.postgres import RIG_STORES
 from tests.world import bank
 from tests.world.rig import (
     CRASH_AFTER,
@@ -38,17 +45,17 @@ from tests.world.rig import (
     UNKNOWN_AFTER,
     UNKNOWN_BEFORE,
     Crash,
-    Rig,
-    rows_on,
+    WorldRig,
+    make_backend,
 )
 
 MODULES = (
-    "holdfast.world.tenure",
+    "holdfast.world.hosting_lease",
     "holdfast.world.host",
     "holdfast.world.ingress",
     "holdfast.world.fork",
     "holdfast.world.catalog",
-    "holdfast.roles.world_worker",
+    "holdfast.workers.world.worker",
 )
 
 LEASES = "1) Lease protocol with fencing epoch"
@@ -62,44 +69,44 @@ FAILURES = "Failure Semantics and Safety"
 TESTS = "Testing and Validation"
 
 TTL_NS = 10 * S
-QUOTES = effects("bank", "fx.quote")
+QUOTES = effect_queue("bank", "fx.quote")
 
 Handle = hf.WorldHandle[Any]
 
 
-@pytest.fixture(params=RIGS)
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    made = Rig(backend=rows_on(request.param))
-    yield made
-    made.store.close()
+@pytest.fixture(params=RIG_STORES)
+def rig(request: pytest.FixtureRequest) -> Iterator[WorldRig]:
+    opened = WorldRig(backend=make_backend(request.param))
+    yield opened
+    opened.store.close()
 
 
-def acquire(rig: Rig, handle: Handle, worker: str, incarnation: str = "1") -> Granted:
+def acquire(rig: WorldRig, handle: Handle, worker: str, incarnation: str = "1") -> HostingGrant:
     [answer] = rig.store.transact(
-        tenure.acquire, rig.universe, [rig.id(handle)], worker, incarnation, TTL_NS, 5
+        hosting_lease.acquire, rig.universe, [rig.id(handle)], worker, incarnation, TTL_NS, 5
     )
     return answer
 
 
-def granted(rig: Rig, handle: Handle, worker: str, incarnation: str = "1") -> Lease:
-    found = acquire(rig, handle, worker, incarnation).lease
-    assert found is not None
-    return found
+def granted(rig: WorldRig, handle: Handle, worker: str, incarnation: str = "1") -> Lease:
+    granted_lease = acquire(rig, handle, worker, incarnation).lease
+    assert granted_lease is not None
+    return granted_lease
 
 
-def renew(rig: Rig, held: Lease) -> Lease | None:
-    [answer] = rig.store.transact(lease.renew, [held], TTL_NS)
+def renew(rig: WorldRig, held_lease: Lease) -> Lease | None:
+    [answer] = rig.store.transact(lease.renew, [held_lease], TTL_NS)
     return answer
 
 
-def current(rig: Rig, handle: Handle) -> lease.Status:
-    found = rig.store.read(lease.current, rig.subject(handle))
-    assert found is not None
-    return found
+def current(rig: WorldRig, handle: Handle) -> lease.LeaseStatus:
+    status = rig.store.read(lease.current_status, rig.subject(handle))
+    assert status is not None
+    return status
 
 
-def worked(rig: Rig, count: int = 3, **policy: Any) -> tuple[Handle, WorldWorker]:
-    """A world with some entries, and the worker that hosts it."""
+def rig_with_entries(rig: WorldRig, count: int = 3, **policy: Any) -> tuple[Handle, WorldWorker]:
+    """A world with `count` entries, and the worker that hosts it."""
     ada = rig.world()
     rig.runtime.send_many([(ada, bank.Deposited(n)) for n in range(1, count + 1)])
     return ada, rig.run(rig.worker(idle_s=1e6, **policy))
@@ -109,24 +116,24 @@ def worked(rig: Rig, count: int = 3, **policy: Any) -> tuple[Handle, WorldWorker
 
 
 @pytest.mark.spec("004", LEASES, "a lease names its holder, its epoch and when it ends")
-def test_a_lease_record_has_holder_epoch_and_expiry(rig: Rig) -> None:
+def test_world_lease_has_holder_epoch_and_expiry(rig: WorldRig) -> None:
     ada = rig.world()
-    held = granted(rig, ada, "A")
+    held_lease = granted(rig, ada, "A")
     status = current(rig, ada)
-    assert (status.worker, status.epoch, status.expires_ns) == ("A", 1, held.expires_ns)
-    assert 0 < held.expires_ns - rig.store.now_ns() <= TTL_NS
+    assert (status.worker, status.epoch, status.expires_ns) == ("A", 1, held_lease.expires_ns)
+    assert 0 < held_lease.expires_ns - rig.store.now_ns() <= TTL_NS
 
 
 @pytest.mark.spec("004", LEASES, "an assignment names the wanted worker, an urgency and a reason")
-def test_an_assignment_record_has_worker_priority_and_reason(rig: Rig) -> None:
+def test_assignment_has_worker_priority_and_reason(rig: WorldRig) -> None:
     ada = rig.runtime.world(bank.Account, "ada")
     rig.store.transact(catalog.assign, "bank", rig.id(ada), "B", 7, "nearest")
-    found = rig.store.read(catalog.assignment, "bank", rig.id(ada))
-    assert found == Assignment("B", 7, "nearest")
+    assignment = rig.store.read(catalog.find_assignment, "bank", rig.id(ada))
+    assert assignment == Assignment("B", 7, "nearest")
 
 
 @pytest.mark.spec("004", LEASES, "a world has one valid lease at most")
-def test_a_second_worker_gets_no_lease_while_one_is_valid(rig: Rig) -> None:
+def test_acquire_is_refused_while_another_lease_is_valid(rig: WorldRig) -> None:
     ada = rig.runtime.world(bank.Account, "ada")
     granted(rig, ada, "A")
     assert acquire(rig, ada, "B").lease is None
@@ -134,14 +141,14 @@ def test_a_second_worker_gets_no_lease_while_one_is_valid(rig: Rig) -> None:
 
 
 @pytest.mark.spec("004", LEASES, "every write for a world carries the epoch that its host holds")
-def test_every_write_of_a_cycle_stands_or_falls_with_the_epoch(rig: Rig) -> None:
-    ada, worker = worked(rig)
+def test_cycle_commit_with_an_old_epoch_writes_nothing(rig: WorldRig) -> None:
+    ada, worker = rig_with_entries(rig)
     for event in (bank.Deposited(1), bank.Paid("EUR"), bank.Told("main"), bank.Failing()):
         ada.send(event)
     host = worker._hosted[rig.id(ada)].host
     cycle = host.prepare(rig.store)
     assert cycle is not None
-    rig.expire()
+    rig.advance_clock()
     rig.assign(ada, "B")
     granted(rig, ada, "B")
     before = rig.rows()
@@ -152,20 +159,22 @@ def test_every_write_of_a_cycle_stands_or_falls_with_the_epoch(rig: Rig) -> None
 
 @pytest.mark.spec("004", LEASES, "the store refuses what comes under an old epoch")
 @pytest.mark.parametrize("write", ["commit", "leave", "compact", "park", "try_alone"])
-def test_the_store_refuses_every_kind_of_write_under_an_old_epoch(rig: Rig, write: str) -> None:
-    ada, worker = worked(rig)
+def test_every_host_write_with_an_old_epoch_is_fenced(rig: WorldRig, write: str) -> None:
+    ada, worker = rig_with_entries(rig)
     ada.send(bank.Deposited(1))
     host = worker._hosted[rig.id(ada)].host
-    rig.expire()
+    rig.advance_clock()
     granted(rig, ada, "A", "restarted")
     attempts: dict[str, Callable[[], object]] = {
         "commit": lambda: rig.store.transact(host.commit, host.prepare(rig.store)),
-        "leave": lambda: rig.store.transact(host.commit, host.last()),
+        "leave": lambda: rig.store.transact(host.commit, host.final_cycle()),
         "compact": lambda: rig.store.transact(host.compact),
         "park": lambda: rig.store.transact(
-            tenure.park, "bank", rig.id(ada), host.lease, catalog.Blocker("x", "y")
+            hosting_lease.park, "bank", rig.id(ada), host.lease, catalog.WorldBlocker("x", "y")
         ),
-        "try_alone": lambda: rig.store.transact(tenure.try_alone, "bank", rig.id(ada), host.lease),
+        "try_alone": lambda: rig.store.transact(
+            hosting_lease.mark_isolated, "bank", rig.id(ada), host.lease
+        ),
     }
     before = rig.rows()
     with pytest.raises(Fenced):
@@ -174,8 +183,8 @@ def test_the_store_refuses_every_kind_of_write_under_an_old_epoch(rig: Rig, writ
 
 
 @pytest.mark.spec("004", LEASES, "a worker renews while more than the margin is left")
-def test_a_worker_renews_well_before_the_lease_ends(rig: Rig) -> None:
-    ada, worker = worked(rig, lease_ttl_s=10.0, renewal_margin=0.6)
+def test_worker_renews_the_lease_at_the_renewal_margin(rig: WorldRig) -> None:
+    ada, worker = rig_with_entries(rig, lease_ttl_s=10.0, renewal_margin=0.6)
     expires_ns = current(rig, ada).expires_ns
     rig.clock.advance(3 * S)
     worker.tick()
@@ -186,33 +195,37 @@ def test_a_worker_renews_well_before_the_lease_ends(rig: Rig) -> None:
 
 
 @pytest.mark.spec("004", LEASES, "a worker that fails to renew stops working for that world")
-def test_a_worker_that_fails_to_renew_does_nothing_more_for_the_world(rig: Rig) -> None:
-    ada, worker = worked(rig)
-    rig.expire()
+def test_worker_that_fails_to_renew_stops_hosting_the_world(rig: WorldRig) -> None:
+    ada, worker = rig_with_entries(rig)
+    rig.advance_clock()
     worker.tick()
     assert worker.hosted == []
     assert ada.height() == 3
 
 
-# -- 2: the loop ---------------------------------------------------------------------------------
+# -- 2: the host loop ----------------------------------------------------------------------------
 
 
 @pytest.mark.spec("004", LOOP, "a worker hosts what is assigned to it and has work")
-def test_a_worker_takes_up_what_is_assigned_to_it_and_nothing_else(rig: Rig) -> None:
-    mine, others, nobodys = rig.world(name="mine"), rig.world(name="others"), "nobodys"
-    rig.assign(others, "B")
-    for handle in (mine, others, rig.runtime.world(bank.Account, nobodys)):
+def test_worker_hosts_assigned_worlds_only(rig: WorldRig) -> None:
+    mine, assigned_to_another, unassigned_name = (
+        rig.world(name="mine"),
+        rig.world(name="others"),
+        "nobodys",
+    )
+    rig.assign(assigned_to_another, "B")
+    for handle in (mine, assigned_to_another, rig.runtime.world(bank.Account, unassigned_name)):
         handle.send(bank.Deposited(1))
     worker = rig.run()
     assert worker.hosted == [rig.id(mine)]
 
 
 @pytest.mark.spec("004", LOOP, "a host starts from the active baseline and the entries after it")
-def test_a_new_host_starts_from_baseline_and_tail(rig: Rig) -> None:
+def test_new_host_starts_from_baseline_and_journal_tail(rig: WorldRig) -> None:
     policy = {"snapshots": SnapshotPolicy(10), "budgets": Budgets(max_inbox_batch=5)}
-    ada, _ = worked(rig, 25, **policy)
+    ada, _ = rig_with_entries(rig, 25, **policy)
     assert rig.baseline(ada) == 20
-    rig.expire()
+    rig.advance_clock()
     ada.send(bank.Deposited(100))
     rig.run(rig.worker("A", "2"))
     assert ada.state().balance == 425
@@ -225,55 +238,55 @@ def test_a_new_host_starts_from_baseline_and_tail(rig: Rig) -> None:
     "a round drains the inbox, steps, publishes, snapshots and renews; here the first four are one "
     "transaction",
 )
-def test_a_round_does_all_of_it_and_in_one_commit(rig: Rig) -> None:
-    ada, worker = worked(rig, snapshots=SnapshotPolicy(5), compacted_per_tick=0)
+def test_host_cycle_is_one_commit(rig: WorldRig) -> None:
+    ada, worker = rig_with_entries(rig, snapshots=SnapshotPolicy(5), compacted_per_tick=0)
     for event in (bank.Deposited(1), bank.Paid("EUR")):
         ada.send(event)
     rig.backend.arm({})
     worker.tick()
     assert rig.backend.commits == 1
-    assert (rig.depth(ada), ada.height(), rig.baseline(ada)) == (0, 5, 5)
+    assert (rig.inbox_depth(ada), ada.height(), rig.baseline(ada)) == (0, 5, 5)
     assert len(rig.queued(QUOTES)) == 1
 
 
 @pytest.mark.spec("004", LOOP, "on revocation the host stops, keeps its state and lets go")
-def test_a_revoked_world_is_saved_and_let_go(rig: Rig) -> None:
-    ada, worker = worked(rig)
+def test_revoked_world_is_snapshotted_and_its_lease_released(rig: WorldRig) -> None:
+    ada, worker = rig_with_entries(rig)
     rig.assign(ada, "B")
     rig.run(worker)
     assert worker.hosted == []
     assert rig.baseline(ada) == 3
-    assert current(rig, ada).state is lease.State.FREE
+    assert current(rig, ada).state is lease.LeaseState.FREE
 
 
 @pytest.mark.spec("004", LOOP, "on a failed renewal the host stops and writes nothing")
-def test_a_host_that_lost_its_lease_writes_nothing_on_its_way_out(rig: Rig) -> None:
-    ada, worker = worked(rig)
-    rig.expire()
-    worker.finish()
+def test_host_without_its_lease_writes_nothing_on_finish(rig: WorldRig) -> None:
+    ada, worker = rig_with_entries(rig)
+    rig.advance_clock()
+    worker.shut_down()
     assert rig.baseline(ada) == 0
     assert current(rig, ada).epoch == 1
 
 
 @pytest.mark.spec("004", LOOP, "a round takes so many messages at most (max_inbox_batch)")
-def test_the_inbox_batch_is_bounded(rig: Rig) -> None:
-    ada, _ = worked(rig, 0)
+def test_max_inbox_batch_bounds_a_cycle(rig: WorldRig) -> None:
+    ada, _ = rig_with_entries(rig, 0)
     rig.runtime.send_many([(ada, bank.Deposited(1))] * 10)
     rig.worker("A", "2", budgets=Budgets(max_inbox_batch=4)).tick()
     assert ada.height() == 4
 
 
 @pytest.mark.spec("004", LOOP, "a round takes so many steps at most (max_tick_steps_per_cycle)")
-def test_the_steps_of_a_round_are_bounded(rig: Rig) -> None:
-    ada, _ = worked(rig, 0)
+def test_max_tick_steps_per_cycle_bounds_a_cycle(rig: WorldRig) -> None:
+    ada, _ = rig_with_entries(rig, 0)
     rig.runtime.send_many([(ada, bank.Deposited(1))] * 10)
     rig.worker("A", "2", budgets=Budgets(max_tick_steps_per_cycle=3)).tick()
     assert ada.height() == 3
 
 
 @pytest.mark.spec("004", LOOP, "a round ends once it has wanted so much (max_effects_per_cycle)")
-def test_the_effects_of_a_round_are_bounded(rig: Rig) -> None:
-    ada, _ = worked(rig, 0)
+def test_max_effects_per_cycle_bounds_a_cycle(rig: WorldRig) -> None:
+    ada, _ = rig_with_entries(rig, 0)
     rig.runtime.send_many([(ada, bank.Paid("EUR", times=2))] * 10)
     rig.worker("A", "2", budgets=Budgets(max_effects_per_cycle=4)).tick()
     assert ada.height() == 2
@@ -282,17 +295,17 @@ def test_the_effects_of_a_round_are_bounded(rig: Rig) -> None:
 @pytest.mark.spec(
     "004", LOOP, "a round ends when its time is up; what is journaled does not depend on that"
 )
-def test_the_time_of_a_round_decides_when_not_what(rig: Rig) -> None:
+def test_max_cycle_wall_ms_changes_batching_and_not_the_journal(rig: WorldRig) -> None:
     journals = []
     for wall_ms in (0, 1000):
-        each = Rig()
-        ada, _ = worked(each, 0)
+        each = WorldRig()
+        ada, _ = rig_with_entries(each, 0)
         each.runtime.send_many([(ada, bank.Deposited(n)) for n in range(5)])
         worker = each.worker("A", "2", budgets=Budgets(max_cycle_wall_ms=wall_ms))
         worker.tick()
         assert ada.height() == (1 if wall_ms == 0 else 5)
         each.run(worker)
-        journals.append([(one.type, one.outcome, one.step.reply) for one in ada.journal()])
+        journals.append([(entry.type, entry.outcome, entry.step.reply) for entry in ada.journal()])
     assert journals[0] == journals[1]
 
 
@@ -302,19 +315,23 @@ def test_the_time_of_a_round_decides_when_not_what(rig: Rig) -> None:
 @pytest.mark.spec(
     "004", INGRESS, "every input is an inbox item, journaled by the lease holder alone"
 )
-def test_inputs_of_every_kind_take_the_same_way(rig: Rig) -> None:
-    ada, worker = worked(rig, 1)
+def test_ingress_of_every_kind_is_journaled_from_the_inbox(rig: WorldRig) -> None:
+    ada, worker = rig_with_entries(rig, 1)
     ada.send(bank.Deposited(1))
-    receipt = receipt_ingress(Receipt(b"i" * 32, "fx.quote", Status.OK, codec.pack(1.5)))
-    fired = Ingress(Kind.TIMER, "Deposited", *_body(bank.Deposited(2)), intent_hash=b"t" * 32)
+    receipt = receipt_ingress(
+        IntentReceipt(b"i" * 32, "fx.quote", ReceiptStatus.OK, codec.pack(1.5))
+    )
+    fired = Ingress(
+        IngressKind.TIMER, "Deposited", *_body(bank.Deposited(2)), intent_hash=b"t" * 32
+    )
     mail = Ingress(
-        Kind.FABRIC, "Deposited", *_body(bank.Deposited(4)), from_world="w", from_height=3
+        IngressKind.FABRIC, "Deposited", *_body(bank.Deposited(4)), from_world="w", from_height=3
     )
     for key, item in (("receipt:1", receipt), ("timer:1", fired), ("fabric:1", mail)):
-        rig.store.transact(enqueue, "bank", rig.id(ada), key, item)
+        rig.store.transact(deliver_by_id, "bank", rig.id(ada), key, item)
     assert ada.height() == 1
     rig.run(worker)
-    kinds = [one.step.ingress.kind.value for one in ada.journal()]
+    kinds = [entry.step.ingress.kind.value for entry in ada.journal()]
     assert kinds == ["event", "event", "receipt", "timer", "fabric"]
     assert ada.state() == bank.Account(balance=8, receipts=["ok 1.5 "])
 
@@ -325,15 +342,15 @@ def _body(event: object) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.spec("004", INGRESS, "shapes are checked before anything is enqueued")
-def test_a_wrong_shape_does_not_reach_the_inbox(rig: Rig) -> None:
+def test_send_of_an_invalid_event_is_refused_before_the_inbox(rig: WorldRig) -> None:
     ada = rig.world()
     with pytest.raises(Invalid):
         ada.send(bank.Deposited("five"))  # type: ignore[arg-type]
-    assert rig.depth(ada) == 0
+    assert rig.inbox_depth(ada) == 0
 
 
 @pytest.mark.spec("004", INGRESS, "an input has one canonical form, which is the one journaled")
-def test_what_is_journaled_is_what_was_enqueued_byte_for_byte(rig: Rig) -> None:
+def test_journaled_ingress_equals_the_enqueued_bytes(rig: WorldRig) -> None:
     ada = rig.world()
     ada.send(bank.Noted("ü", ["b"]))
     [waiting] = rig.store.read(inbox.read, rig.subject(ada), 10)
@@ -342,7 +359,7 @@ def test_what_is_journaled_is_what_was_enqueued_byte_for_byte(rig: Rig) -> None:
 
 
 @pytest.mark.spec("004", INGRESS, "intent, event and correlation ids arrive as they were given")
-def test_identities_survive_the_way_through_world_and_effect(rig: Rig) -> None:
+def test_correlation_and_intent_ids_pass_through_world_and_effect(rig: WorldRig) -> None:
     ada = rig.world()
     ada.send(bank.Paid("EUR"), correlation_id="order-7")
     worker = rig.run()
@@ -350,11 +367,12 @@ def test_identities_survive_the_way_through_world_and_effect(rig: Rig) -> None:
     intent = codec.unpack_as(Intent, payload)
     assert intent.correlation_id == "order-7"
     receipt = receipt_ingress(
-        Receipt(intent.intent_hash, intent.effect_kind, Status.OK), correlation_id="order-7"
+        IntentReceipt(intent.intent_hash, intent.effect_kind, ReceiptStatus.OK),
+        correlation_id="order-7",
     )
-    rig.store.transact(enqueue, "bank", rig.id(ada), "r", receipt)
+    rig.store.transact(deliver_by_id, "bank", rig.id(ada), "r", receipt)
     rig.run(worker)
-    first, last = (one.step.ingress for one in ada.journal())
+    first, last = (entry.step.ingress for entry in ada.journal())
     assert first.event_hash == _body(bank.Paid("EUR"))[1]
     assert (last.intent_hash, last.correlation_id) == (intent.intent_hash, "order-7")
 
@@ -362,16 +380,16 @@ def test_identities_survive_the_way_through_world_and_effect(rig: Rig) -> None:
 @pytest.mark.spec(
     "004", INGRESS, "an input is durable once it is acknowledged, and comes once per key"
 )
-def test_an_input_whose_acknowledgement_was_lost_converges_when_it_is_sent_again(rig: Rig) -> None:
+def test_resend_after_commit_unknown_enqueues_once(rig: WorldRig) -> None:
     for fault in (UNKNOWN_BEFORE, UNKNOWN_AFTER):
-        rig = Rig()
+        rig = WorldRig()
         ada = rig.world()
         rig.backend.arm({1: fault})
         with pytest.raises(CommitUnknown):
             ada.send(bank.Deposited(5), key="k")
         assert ada.send(bank.Deposited(5), key="k") == 1
         rig.run()
-        assert [one.type for one in ada.journal()] == ["Deposited"], fault
+        assert [entry.type for entry in ada.journal()] == ["Deposited"], fault
     with pytest.raises(KeyConflict):
         ada.send(bank.Deposited(6), key="k")
 
@@ -380,23 +398,25 @@ def test_an_input_whose_acknowledgement_was_lost_converges_when_it_is_sent_again
 
 
 @pytest.mark.spec("004", FORK, "a world is created empty when it has no seed")
-def test_a_created_world_is_empty(rig: Rig) -> None:
+def test_created_world_is_empty(rig: WorldRig) -> None:
     ada = rig.runtime.world(bank.Account, "ada")
     ada.create()
     assert (ada.height(), ada.state()) == (0, bank.Account())
 
 
 @pytest.mark.spec("004", FORK, "a fork has an id of its own")
-def test_a_fork_is_another_world(rig: Rig) -> None:
-    ada, _ = worked(rig)
+def test_fork_has_its_own_world_id(rig: WorldRig) -> None:
+    ada, _ = rig_with_entries(rig)
     assert rig.id(ada.fork("child")) != rig.id(ada)
 
 
 @pytest.mark.spec(
     "004", FORK, "a fork's baseline is the source's snapshot and its head that height"
 )
-def test_a_fork_starts_at_the_snapshot(rig: Rig) -> None:
-    ada, _ = worked(rig, 10, snapshots=SnapshotPolicy(5), budgets=Budgets(max_inbox_batch=5))
+def test_fork_starts_at_the_snapshot_height(rig: WorldRig) -> None:
+    ada, _ = rig_with_entries(
+        rig, 10, snapshots=SnapshotPolicy(5), budgets=Budgets(max_inbox_batch=5)
+    )
     child = ada.fork("child", at=5)
     source = rig.store.read(snapshot.load, rig.subject(ada), 5)
     assert rig.store.read(snapshot.load, rig.subject(child), 5) == source
@@ -404,29 +424,29 @@ def test_a_fork_starts_at_the_snapshot(rig: Rig) -> None:
 
 
 @pytest.mark.spec("004", FORK, "a fork's inbox is empty, whatever the source has unread")
-def test_a_fork_has_nothing_to_read(rig: Rig) -> None:
-    ada, _ = worked(rig)
+def test_fork_has_an_empty_inbox(rig: WorldRig) -> None:
+    ada, _ = rig_with_entries(rig)
     ada.send(bank.Deposited(1))
     child = ada.fork("child")
-    assert (rig.cursor(child), rig.depth(child)) == (0, 0)
+    assert (rig.cursor(child), rig.inbox_depth(child)) == (0, 0)
     assert rig.record(child).stuck_count == 0
 
 
 @pytest.mark.spec("004", FORK, "a fork records its parent, the snapshot's hash and the height")
-def test_a_fork_knows_its_lineage(rig: Rig) -> None:
-    ada, _ = worked(rig)
+def test_fork_records_parent_snapshot_hash_and_height(rig: WorldRig) -> None:
+    ada, _ = rig_with_entries(rig)
     child = ada.fork("child", at=2)
-    [found] = child.lineage()
+    [ancestor] = child.lineage()
     state = rig.store.read(snapshot.load, rig.subject(child), 2)
-    assert (found.parent_world_id, found.forked_at_height) == (rig.id(ada), 2)
+    assert (ancestor.parent_world_id, ancestor.forked_at_height) == (rig.id(ada), 2)
     baseline = rig.store.read(snapshot.baseline, rig.subject(child))
-    assert found.parent_snapshot_hash == baseline.hash
+    assert ancestor.parent_snapshot_hash == baseline.hash
     assert codec.unpack(state)["balance"] == 3
 
 
 @pytest.mark.spec("004", FORK, "by default nothing that the source has pending is the fork's")
-def test_a_fork_dispatches_nothing_and_remembers_no_key(rig: Rig) -> None:
-    ada, worker = worked(rig, 0)
+def test_fork_inherits_no_pending_effects_timers_or_keys(rig: WorldRig) -> None:
+    ada, worker = rig_with_entries(rig, 0)
     for event in (bank.Paid("EUR", key="k"), bank.Waited(60)):
         ada.send(event)
     worker = rig.run(rig.worker("A", "2", idle_s=1e6))
@@ -434,7 +454,7 @@ def test_a_fork_dispatches_nothing_and_remembers_no_key(rig: Rig) -> None:
     rig.assign(child)
     rig.run(worker)
     assert len(rig.queued(QUOTES)) == 1
-    assert rig.store.read(queue.counts, delays("bank")).delayed == 1
+    assert rig.store.read(queue.counts, delay_queue("bank")).delayed == 1
     child.send(bank.Paid("USD", key="k"))
     rig.run(worker)
     assert len(rig.queued(QUOTES)) == 2
@@ -444,58 +464,58 @@ def test_a_fork_dispatches_nothing_and_remembers_no_key(rig: Rig) -> None:
 
 
 @pytest.mark.spec("004", READY, "a world with unread messages is runnable")
-def test_unread_messages_make_a_world_runnable(rig: Rig) -> None:
+def test_unread_inbox_makes_a_world_ready(rig: WorldRig) -> None:
     ada = rig.world()
-    assert rig.hints() == []
+    assert rig.runnable() == []
     ada.send(bank.Deposited(1))
-    assert rig.hints() == [rig.id(ada)]
+    assert rig.runnable() == [rig.id(ada)]
 
 
 @pytest.mark.spec("004", READY, "a world that has more to do than a round took stays runnable")
-def test_a_world_that_is_not_drained_stays_runnable(rig: Rig) -> None:
-    ada, _ = worked(rig, 0)
+def test_world_with_unread_inbox_after_a_cycle_stays_ready(rig: WorldRig) -> None:
+    ada, _ = rig_with_entries(rig, 0)
     rig.runtime.send_many([(ada, bank.Deposited(1))] * 5)
     worker = rig.worker("A", "2", budgets=Budgets(max_inbox_batch=2))
     worker.tick()
-    assert rig.hints() == [rig.id(ada)]
+    assert rig.runnable() == [rig.id(ada)]
     rig.run(worker)
-    assert rig.hints() == []
+    assert rig.runnable() == []
 
 
 @pytest.mark.spec(
     "004", READY, "a world whose lease is due for renewal is seen to without a message"
 )
-def test_renewal_needs_no_message(rig: Rig) -> None:
-    ada, worker = worked(rig)
-    assert worker.next_s() <= 1.0
+def test_worker_renews_leases_without_messages(rig: WorldRig) -> None:
+    ada, worker = rig_with_entries(rig)
+    assert worker.sleep_s() <= 1.0
     rig.clock.advance(5 * S)
-    assert worker.next_s() == 0.0
+    assert worker.sleep_s() == 0.0
     worker.tick()
     assert current(rig, ada).expires_ns > rig.store.now_ns() + 9 * S
 
 
 @pytest.mark.spec("004", READY, "hints may be doubled, and come by priority")
-def test_hints_are_idempotent_and_ordered(rig: Rig) -> None:
+def test_ready_hints_are_idempotent_and_ordered_by_priority(rig: WorldRig) -> None:
     low, high = rig.world(name="low"), rig.world(name="high")
     rig.assign(high, "A", priority=1)
     for handle in (low, low, high, high):
         handle.send(bank.Deposited(1))
-    assert rig.hints() == [rig.id(high), rig.id(low)]
+    assert rig.runnable() == [rig.id(high), rig.id(low)]
 
 
 @pytest.mark.spec("004", READY, "a hint without work does no harm; the truth is in the inbox")
-def test_a_hint_without_work_is_taken_away_and_nothing_else_happens(rig: Rig) -> None:
+def test_ready_hint_without_work_is_cleared(rig: WorldRig) -> None:
     ada = rig.world()
-    rig.store.transact(catalog.hint, "bank", rig.id(ada))
+    rig.store.transact(catalog.mark_runnable, "bank", rig.id(ada))
     rig.run()
-    assert (rig.hints(), ada.height()) == ([], 0)
+    assert (rig.runnable(), ada.height()) == ([], 0)
 
 
 # -- protocols A and B ---------------------------------------------------------------------------
 
 
 @pytest.mark.spec("004", PROTOCOL_A, "a worker that the assignment excludes gets no lease")
-def test_acquiring_needs_the_assignments_consent(rig: Rig) -> None:
+def test_acquire_by_an_unassigned_worker_is_refused(rig: WorldRig) -> None:
     ada = rig.world()
     assert acquire(rig, ada, "B").refusal == "assigned_to_another"
     assert granted(rig, ada, "A").worker == "A"
@@ -503,16 +523,16 @@ def test_acquiring_needs_the_assignments_consent(rig: Rig) -> None:
 
 @pytest.mark.spec("004", PROTOCOL_A, "each grant has the epoch after the last, whatever ended that")
 @pytest.mark.parametrize("end", ["expiry", "release", "force"])
-def test_epochs_go_up_by_one_with_every_grant(rig: Rig, end: str) -> None:
+def test_acquire_increments_the_epoch_by_one(rig: WorldRig, end: str) -> None:
     ada = rig.world()
     epochs = []
     for incarnation in range(4):
-        held = granted(rig, ada, "A", str(incarnation))
-        epochs.append(held.epoch)
+        held_lease = granted(rig, ada, "A", str(incarnation))
+        epochs.append(held_lease.epoch)
         if end == "expiry":
-            rig.expire()
+            rig.advance_clock()
         elif end == "release":
-            rig.store.transact(lease.release, held)
+            rig.store.transact(lease.release, held_lease)
         else:
             rig.store.transact(lease.force_release, rig.subject(ada), "test")
     assert epochs == [1, 2, 3, 4]
@@ -521,7 +541,7 @@ def test_epochs_go_up_by_one_with_every_grant(rig: Rig, end: str) -> None:
 @pytest.mark.spec(
     "004", PROTOCOL_A, "a lease that is neither absent nor expired is not granted anew"
 )
-def test_a_valid_lease_is_not_granted_again(rig: Rig) -> None:
+def test_acquire_of_a_valid_lease_is_refused_until_expiry(rig: WorldRig) -> None:
     ada = rig.world()
     first = granted(rig, ada, "A")
     assert granted(rig, ada, "A") == first
@@ -532,47 +552,47 @@ def test_a_valid_lease_is_not_granted_again(rig: Rig) -> None:
 
 
 @pytest.mark.spec("004", PROTOCOL_A, "one holder at a time, however many ask at once")
-def test_of_many_that_ask_one_gets_it(rig: Rig) -> None:
+def test_concurrent_acquires_grant_one_world_lease(rig: WorldRig) -> None:
     ada = rig.runtime.world(bank.Account, "ada")
     world_id = rig.id(ada)
-    # All of them in one batch, each without knowing of the others.
-    asked = [(rig.universe, [world_id], worker, "1", TTL_NS, 5) for worker in "ABCDEF"]
-    answers = [answer for [answer] in at_once(rig.store, tenure.acquire, asked)]
-    [held] = [answer.lease for answer in answers if answer.lease is not None]
+    # All requests are in one batch, so each is prepared before any commits.
+    calls = [(rig.universe, [world_id], worker, "1", TTL_NS, 5) for worker in "ABCDEF"]
+    answers = [answer for [answer] in call_in_one_batch(rig.store, hosting_lease.acquire, calls)]
+    [held_lease] = [answer.lease for answer in answers if answer.lease is not None]
     assert sorted(answer.refusal for answer in answers if answer.lease is None) == ["held"] * 5
-    found = current(rig, ada)
-    assert (found.worker, found.epoch) == (held.worker, 1)
+    status = current(rig, ada)
+    assert (status.worker, status.epoch) == (held_lease.worker, 1)
     assert [acquire(rig, ada, worker).refusal for worker in "GH"] == ["held"] * 2
 
 
 @pytest.mark.spec("004", PROTOCOL_B, "renewing extends the lease of its holder under its epoch")
-def test_renewing_extends_and_keeps_the_epoch(rig: Rig) -> None:
-    held = granted(rig, rig.world(), "A")
+def test_renew_extends_the_lease_and_keeps_the_epoch(rig: WorldRig) -> None:
+    held_lease = granted(rig, rig.world(), "A")
     rig.clock.advance(5 * S)
-    renewed = renew(rig, held)
+    renewed = renew(rig, held_lease)
     assert renewed is not None
-    assert renewed.epoch == held.epoch
-    assert renewed.expires_ns > held.expires_ns + 4 * S
+    assert renewed.epoch == held_lease.epoch
+    assert renewed.expires_ns > held_lease.expires_ns + 4 * S
 
 
 @pytest.mark.spec(
     "004", PROTOCOL_B, "another holder, another epoch or an expired lease renews nothing"
 )
 @pytest.mark.parametrize("wrong", ["holder", "incarnation", "epoch", "expired", "released"])
-def test_a_stale_worker_cannot_renew(rig: Rig, wrong: str) -> None:
+def test_renew_of_a_stale_lease_is_refused(rig: WorldRig, wrong: str) -> None:
     ada = rig.world()
-    held = granted(rig, ada, "A")
+    held_lease = granted(rig, ada, "A")
     changed: dict[str, Any] = {
         "holder": {"worker": "B"},
         "incarnation": {"incarnation": "2"},
-        "epoch": {"epoch": held.epoch + 1},
+        "epoch": {"epoch": held_lease.epoch + 1},
     }.get(wrong, {})
     if wrong == "expired":
-        rig.expire()
+        rig.advance_clock()
     if wrong == "released":
-        rig.store.transact(lease.release, held)
+        rig.store.transact(lease.release, held_lease)
     before = current(rig, ada)
-    assert renew(rig, msgspec.structs.replace(held, **changed)) is None
+    assert renew(rig, msgspec.structs.replace(held_lease, **changed)) is None
     assert current(rig, ada) == before
 
 
@@ -582,10 +602,10 @@ def test_a_stale_worker_cannot_renew(rig: Rig, wrong: str) -> None:
 @pytest.mark.spec(
     "004", FAILURES, "after the first fence failure a worker does no more for the world"
 )
-def test_a_fenced_worker_halts_at_once(rig: Rig) -> None:
-    ada, worker = worked(rig)
+def test_fenced_worker_stops_writing_for_the_world(rig: WorldRig) -> None:
+    ada, worker = rig_with_entries(rig)
     ada.send(bank.Deposited(1))
-    rig.expire()
+    rig.advance_clock()
     rig.assign(ada, "B")
     b = rig.worker("B")
     rig.run(b)
@@ -597,8 +617,8 @@ def test_a_fenced_worker_halts_at_once(rig: Rig) -> None:
 
 
 @pytest.mark.spec("004", FAILURES, "an append names the head that it was computed on")
-def test_an_append_on_another_head_is_refused(rig: Rig) -> None:
-    ada, worker = worked(rig)
+def test_commit_on_a_moved_journal_head_raises_head_moved(rig: WorldRig) -> None:
+    ada, worker = rig_with_entries(rig)
     ada.send(bank.Deposited(1))
     host = worker._hosted[rig.id(ada)].host
     cycle = host.prepare(rig.store)
@@ -627,8 +647,8 @@ SCRIPT = [
 POLICY = {"snapshots": SnapshotPolicy(4), "budgets": Budgets(max_inbox_batch=3)}
 
 
-class End(NamedTuple):
-    """What must not depend on who did it, when, and how often it was tried."""
+class WorldRunResult(NamedTuple):
+    """The result of a run, which must not depend on worker, timing or retries."""
 
     state: bytes
     audit: bytes
@@ -639,73 +659,79 @@ class End(NamedTuple):
     timers: int
 
 
-def scripted() -> tuple[Rig, Handle, Handle]:
-    rig = Rig()
+def scripted_rig() -> tuple[WorldRig, Handle, Handle]:
+    rig = WorldRig()
     ada, audit = rig.world(), rig.world(bank.Audit, "main")
     for event in SCRIPT:
         ada.send(event)
     return rig, ada, audit
 
 
-def end(rig: Rig, ada: Handle, audit: Handle) -> End:
+def run_result(rig: WorldRig, ada: Handle, audit: Handle) -> WorldRunResult:
     for handle in (ada, audit):
         rig.store.read(journal.verify, rig.subject(handle))
-        rig.store.read(lambda txn, h=handle: restore.check_snapshots(txn, rig.kernel_in(txn, h)))
-        assert rig.depth(handle) == 0
+        rig.store.read(
+            lambda txn, h=handle: restore.check_snapshots(txn, rig.world_spec_in(txn, h))
+        )
+        assert rig.inbox_depth(handle) == 0
         assert rig.record(handle).status.value == "active"
-    return End(
-        rig.kernel(ada).program.dump(ada.state()),
-        rig.kernel(audit).program.dump(audit.state()),
+    return WorldRunResult(
+        rig.world_spec(ada).definition.dump_state(ada.state()),
+        rig.world_spec(audit).definition.dump_state(audit.state()),
         [
-            (one.step.seq, one.type, one.outcome, one.step.emitted, one.step.reply)
-            for one in ada.journal()
+            (entry.step.seq, entry.type, entry.outcome, entry.step.emitted, entry.step.reply)
+            for entry in ada.journal()
         ],
-        [codec.unpack_as(Intent, payload).content() for payload in rig.queued(QUOTES)],
+        [codec.unpack_as(Intent, payload).replay_digest() for payload in rig.queued(QUOTES)],
         [
-            (one.type, one.step.ingress.value, one.step.ingress.from_height)
-            for one in audit.journal()
+            (entry.type, entry.step.ingress.value, entry.step.ingress.from_height)
+            for entry in audit.journal()
         ],
-        len(rig.dead()),
-        rig.store.read(queue.counts, delays("bank")).delayed,
+        len(rig.failed_events()),
+        rig.store.read(queue.counts, delay_queue("bank")).delayed,
     )
 
 
-def undisturbed() -> tuple[End, int]:
-    """The end of a run without faults, and how many commits it takes."""
-    rig, ada, audit = scripted()
+def run_without_faults() -> tuple[WorldRunResult, int]:
+    """The result of a run without faults, and its number of commits."""
+    rig, ada, audit = scripted_rig()
     rig.backend.arm({})
     rig.run(rig.worker(**POLICY))
     commits = rig.backend.commits
-    return end(rig, ada, audit), commits
+    return run_result(rig, ada, audit), commits
 
 
-def disturbed(plan: dict[int, Any]) -> tuple[End, set[int]]:
-    """The end of a run in which commits go wrong as planned; and which of the plan came to pass.
+def run_with_faults(plan: dict[int, Any]) -> tuple[WorldRunResult, set[int]]:
+    """The result of a run with the planned commit faults, and the planned faults that occurred.
 
-    A worker that crashes is followed by another, when its leases have run out.
+    After a crash and the expiry of its leases another worker takes over.
     """
-    rig, ada, audit = scripted()
+    rig, ada, audit = scripted_rig()
     rig.backend.arm(plan)
     for incarnation in range(len(plan) + 1):
         try:
             rig.run(rig.worker("A", str(incarnation), **POLICY))
             break
         except Crash:
-            rig.expire()
-    left = set(rig.backend.plan)
+            rig.advance_clock()
+    unmet = set(rig.backend.plan)
     rig.backend.arm({})
-    return end(rig, ada, audit), set(plan) - left
+    return run_result(rig, ada, audit), set(plan) - unmet
 
 
-UNDISTURBED, COMMITS = undisturbed()
+EXPECTED_RESULT, COMMITS = run_without_faults()
 
 
-def test_the_undisturbed_run_is_what_it_should_be() -> None:
-    state = codec.unpack(UNDISTURBED.state)
+def test_run_without_faults_has_the_expected_result() -> None:
+    state = codec.unpack(EXPECTED_RESULT.state)
     assert (state["balance"], state["rate"]) == (7, 2.0)
-    assert codec.unpack(UNDISTURBED.audit) == {"total": 7}
-    assert [line[2] for line in UNDISTURBED.journal].count("failed") == 1
-    assert (len(UNDISTURBED.dispatched), UNDISTURBED.letters, UNDISTURBED.timers) == (2, 1, 1)
+    assert codec.unpack(EXPECTED_RESULT.audit) == {"total": 7}
+    assert [line[2] for line in EXPECTED_RESULT.journal].count("failed") == 1
+    assert (len(EXPECTED_RESULT.dispatched), EXPECTED_RESULT.letters, EXPECTED_RESULT.timers) == (
+        2,
+        1,
+        1,
+    )
     assert COMMITS >= 6
 
 
@@ -716,53 +742,53 @@ def test_the_undisturbed_run_is_what_it_should_be() -> None:
     "in which nothing happened; what A writes late is refused",
 )
 @pytest.mark.parametrize("ticks", [1, 2, 3])
-def test_failover_after_any_round_ends_like_a_run_without_faults(ticks: int) -> None:
-    rig, ada, audit = scripted()
+def test_failover_after_any_cycle_ends_like_a_run_without_faults(ticks: int) -> None:
+    rig, ada, audit = scripted_rig()
     a, b = rig.worker("A", **POLICY), rig.worker("B", **POLICY)
     for _ in range(ticks):
         a.tick()
     zombie = a._hosted[rig.id(ada)].host
-    rig.expire()
+    rig.advance_clock()
     for handle in (ada, audit):
         rig.assign(handle, "B")
     late = zombie.prepare(rig.store)
     assert late is not None
     rig.run(b)
-    before = owned(rig)
+    before = rows_of_holders(rig)
     with pytest.raises((Fenced, HeadMoved)):
         rig.store.transact(zombie.commit, late)
     with pytest.raises(Fenced):
         rig.store.transact(lease.release, zombie.lease)
     assert renew(rig, zombie.lease) is None
     rig.run(a)
-    a.finish()
-    assert owned(rig) == before
-    assert end(rig, ada, audit) == UNDISTURBED
+    a.shut_down()
+    assert rows_of_holders(rig) == before
+    assert run_result(rig, ada, audit) == EXPECTED_RESULT
 
 
-def owned(rig: Rig) -> dict[bytes, bytes]:
-    """Every row that only the holder of a world may write, or that follows from such."""
+def rows_of_holders(rig: WorldRig) -> dict[bytes, bytes]:
+    """Every row that only the lease holder of a world writes, and rows derived from them."""
     advisory = (schema.Space.READY, schema.Space.WORKER)
     return {
         key: row
         for key, row in rig.rows().items()
-        if not key.startswith(tuple(schema.prefix(space) for space in advisory))
+        if not key.startswith(tuple(schema.key_prefix(space) for space in advisory))
     }
 
 
 @pytest.mark.spec("004", TESTS, "test 1: a replay of the journal gives the same bytes")
-def test_a_replay_of_the_journal_is_byte_identical() -> None:
-    rig, ada, _ = scripted()
+def test_journal_replay_restores_the_state_byte_for_byte() -> None:
+    rig, ada, _ = scripted_rig()
     ada.send(bank.Rolled())
     rig.run(rig.worker(**POLICY))
-    live = rig.kernel(ada).program.dump(ada.state())
+    live = rig.world_spec(ada).definition.dump_state(ada.state())
     subject = rig.subject(ada)
     rig.store.transact(lambda txn: _drop_snapshots(txn, subject))
-    assert rig.kernel(ada).program.dump(ada.state()) == live
+    assert rig.world_spec(ada).definition.dump_state(ada.state()) == live
 
 
 def _drop_snapshots(txn: Any, subject: str) -> None:
-    prefix = schema.prefix(schema.Space.SNAPSHOT, subject)
+    prefix = schema.key_prefix(schema.Space.SNAPSHOT, subject)
     for key, _ in txn.scan(prefix, prefix + b"\xff"):
         txn.delete(key)
 
@@ -773,19 +799,19 @@ def _drop_snapshots(txn: Any, subject: str) -> None:
     "test 5: a fork boots exactly at the source's state, with nothing of the source's pending",
 )
 @pytest.mark.parametrize("at", range(len(SCRIPT) + 1))
-def test_a_fork_boots_at_the_sources_state_at_every_height(at: int) -> None:
-    rig, ada, audit = scripted()
+def test_fork_starts_with_the_source_state_at_every_height(at: int) -> None:
+    rig, ada, audit = scripted_rig()
     rig.run(rig.worker(**POLICY))
-    before = end(rig, ada, audit)
+    before = run_result(rig, ada, audit)
     child = ada.fork("child", at=at)
     rig.assign(child)
     child.send(bank.Deposited(0))
     rig.run(rig.worker("A", "2", **POLICY))
-    rig.expire()
+    rig.advance_clock()
     rig.run(rig.worker("A", "3", **POLICY))
     assert child.state() == ada.state(at=at)
     assert child.height() == at + 1
-    assert end(rig, ada, audit) == before
+    assert run_result(rig, ada, audit) == before
 
 
 def crash_points() -> Iterator[tuple[int, str]]:
@@ -802,19 +828,19 @@ def crash_points() -> Iterator[tuple[int, str]]:
 )
 @pytest.mark.parametrize(("commit", "fault"), list(crash_points()))
 def test_every_crash_point_ends_like_a_run_without_faults(commit: int, fault: str) -> None:
-    ended, met = disturbed({commit: fault})
+    ended, met = run_with_faults({commit: fault})
     assert met == {commit}
-    assert ended == UNDISTURBED
+    assert ended == EXPECTED_RESULT
 
 
 @pytest.mark.spec("004", TESTS, "chaos rows 1 to 3: two faults, one after the other")
 @pytest.mark.parametrize("first", FAULTS)
 @pytest.mark.parametrize("second", [CRASH_BEFORE, CRASH_AFTER, UNKNOWN_AFTER])
 def test_every_pair_of_crash_points_ends_like_a_run_without_faults(first: str, second: str) -> None:
-    for one in range(1, COMMITS):
-        for two in range(one + 1, COMMITS + 3):
-            ended, _ = disturbed({one: first, two: second})
-            assert ended == UNDISTURBED, (one, two)
+    for first_commit in range(1, COMMITS):
+        for second_commit in range(first_commit + 1, COMMITS + 3):
+            ended, _ = run_with_faults({first_commit: first, second_commit: second})
+            assert ended == EXPECTED_RESULT, (first_commit, second_commit)
 
 
 @pytest.mark.spec(
@@ -822,8 +848,8 @@ def test_every_pair_of_crash_points_ends_like_a_run_without_faults(first: str, s
     TESTS,
     "chaos row 2: a crash between draining and appending loses nothing, for draining removes nothing",
 )
-def test_draining_alone_consumes_nothing(rig: Rig) -> None:
-    ada, worker = worked(rig)
+def test_host_prepare_writes_nothing(rig: WorldRig) -> None:
+    ada, worker = rig_with_entries(rig)
     ada.send(bank.Deposited(1))
     before = rig.rows()
     host = worker._hosted[rig.id(ada)].host
@@ -837,8 +863,8 @@ def test_draining_alone_consumes_nothing(rig: Rig) -> None:
     "chaos row 3: there is nothing between append and cursor: they are in one transaction",
 )
 @pytest.mark.parametrize("fault", FAULTS)
-def test_entries_and_cursor_move_together_or_not_at_all(rig: Rig, fault: str) -> None:
-    ada, worker = worked(rig)
+def test_journal_entries_and_inbox_cursor_are_one_commit(rig: WorldRig, fault: str) -> None:
+    ada, worker = rig_with_entries(rig)
     ada.send(bank.Deposited(1))
     rig.backend.arm({1: fault})
     with contextlib.suppress(Crash):

@@ -1,15 +1,16 @@
-"""Random damage to the files of a store, and what becomes of it.
+"""Fault injection: random corruption of the files of a store, and its outcome.
 
-A *case* is one damage: a flipped bit, a zeroed or a swapped block, a cut. The store is copied, damaged, opened, read
-and verified by a child process, for damage can end a reader. The child answers with one line for each case:
+A *case* is one corruption: a flipped bit, a zeroed block, two swapped blocks or a truncation. The harness copies and
+damages the store. A child process opens, reads and verifies it, because corruption can crash the reader. The child
+writes one line for each case:
 
-    refused     the open ended in a typed error
-    read        it opened, and reading its rows ended in a typed error
-    verify      it opened, rows have changed, and `holdfast verify` says so
-    unchanged   it opened, and every acknowledged row is as it was
-    nothing     it opened, rows have changed, and nothing says so
-    killed      SIGSEGV, SIGBUS or SIGABRT ended the reader, and `read_back` reports `store_corrupt` as its parent
-    failed      an error that has no type: this must not be
+    refused     the open raised a typed error
+    read        the open succeeded; reading the rows raised a typed error
+    verify      the open succeeded, rows have changed, and `holdfast verify` reports it
+    unchanged   the open succeeded, and every acknowledged row is unchanged
+    nothing     the open succeeded, rows have changed, and no check reports it
+    killed      SIGSEGV, SIGBUS or SIGABRT killed the reader, and `check_integrity` in the parent reports `store_corrupt`
+    failed      an untyped error: a bug
 
 Run it by hand: `python -m tests.store.corruption --cases 1000 --seed 1`.
 """
@@ -35,14 +36,14 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.errors import StoreCorrupt
-from holdfast.store.pages import Pages, newest
-from holdfast.store.readback import read_back
+from holdfast.store.lmdb.integrity_check import check_integrity
+from holdfast.store.lmdb.page_reader import PageReader, newest_meta
 
 PAGE = 4096
 SECTOR = 512
 FILES = ("data.mdb", "redo.0", "redo.1", "lock.mdb")
-# Most damage is done where there is something to damage.
-SHARES = {"data.mdb": 0.6, "redo.0": 0.17, "redo.1": 0.17, "lock.mdb": 0.06}
+# The share of each file in the cases, weighted towards files with much data.
+FILE_SHARES = {"data.mdb": 0.6, "redo.0": 0.17, "redo.1": 0.17, "lock.mdb": 0.06}
 IN_USE_SHARE = 0.85
 KINDS = ("bit flip", "zeroed block", "truncation", "swapped blocks")
 ROWS = "rows.msgpack"
@@ -57,23 +58,23 @@ class Damage(NamedTuple):
     other: int = 0
 
 
-class Result(NamedTuple):
+class CorruptionResult(NamedTuple):
     damage: Damage
     outcome: str
     why: str
-    # Files that a refusal has changed.
+    # Files that differ after a refused open.
     changed: list[str]
 
 
-def choose(rng: random.Random, templates: dict[str, Path]) -> Damage:
+def choose_damage(rng: random.Random, templates: dict[str, Path]) -> Damage:
     state = rng.choice(sorted(templates))
-    file = rng.choices(list(SHARES), list(SHARES.values()))[0]
+    file = rng.choices(list(FILE_SHARES), list(FILE_SHARES.values()))[0]
     size = (templates[state] / file).stat().st_size
     used = size if file == "data.mdb" else min(size, used_bytes(templates[state] / file))
     kind = rng.choice(KINDS)
     if file == "data.mdb" and kind != "truncation" and rng.random() < IN_USE_SHARE:
-        # Most pages of a file are free, and damage to them changes nothing.
-        pages = in_use(templates[state] / file)
+        # Most pages of the file are free: damage to them has no effect.
+        pages = pages_in_use(templates[state] / file)
         page, other = (rng.choice(pages) * PAGE for _ in range(2))
         if kind == "bit flip":
             return Damage(state, file, kind, page + rng.randrange(PAGE), 1 << rng.randrange(8))
@@ -91,22 +92,22 @@ def choose(rng: random.Random, templates: dict[str, Path]) -> Damage:
 
 
 @functools.cache
-def in_use(file: Path) -> list[int]:
-    """The pages of the latest commit, with the meta pages."""
+def pages_in_use(file: Path) -> list[int]:
+    """List the page numbers of the latest commit and the meta pages."""
     fd = os.open(file, os.O_RDONLY)
     try:
-        return [0, 1, *sorted(Pages(fd, newest(fd)).check_all())]
+        return [0, 1, *sorted(PageReader(fd, newest_meta(fd)).check_all())]
     finally:
         os.close(fd)
 
 
 def used_bytes(file: Path) -> int:
-    """Up to the last byte that is not zero, and a little more."""
+    """Return the length up to the last non-zero byte, plus a margin of 64 bytes."""
     return min(len(file.read_bytes().rstrip(b"\0")) + 64, file.stat().st_size)
 
 
-def apply(damage: Damage, home: Path) -> bool:
-    """Damage the file; False if it has the same bytes as before."""
+def apply_damage(damage: Damage, home: Path) -> bool:
+    """Damage the file. Return False if its bytes did not change."""
     path = home / damage.file
     data = bytearray(path.read_bytes())
     before = bytes(data)
@@ -126,7 +127,7 @@ def apply(damage: Damage, home: Path) -> bool:
     return bytes(data) != before
 
 
-def hashes(home: Path) -> dict[str, str]:
+def file_hashes(home: Path) -> dict[str, str]:
     return {
         one.name: hashlib.sha256(one.read_bytes()).hexdigest()
         for one in sorted(home.iterdir())
@@ -137,13 +138,13 @@ def hashes(home: Path) -> dict[str, str]:
 # -- the child ---------------------------------------------------------------------------------------
 
 
-class Reader:
-    """The child that opens damaged stores, one after the other; another takes its place when it is ended."""
+class CorruptionReader:
+    """A child process that opens damaged stores in sequence. It is restarted after a crash."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, home: Path, rows: Path) -> tuple[str, str]:
+    def check_store(self, home: Path, rows: Path) -> tuple[str, str]:
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.store.corruption_reader"],
@@ -164,7 +165,7 @@ class Reader:
         if code >= 0:
             return "failed", f"exit code {code}"
         try:
-            read_back(home)
+            check_integrity(home)
         except StoreCorrupt as error:
             return "killed", f"{signal.Signals(-code).name}; {error}"
         return "failed", f"{signal.Signals(-code).name}, and its parent was not told"
@@ -179,48 +180,48 @@ class Reader:
 
 
 @contextmanager
-def templates() -> Iterator[dict[str, Path]]:
-    """A store that was closed, and one whose processes were killed; each with a list of its rows."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-corruption-") as made:
-        found: dict[str, Path] = {}
+def create_templates() -> Iterator[dict[str, Path]]:
+    """Create a cleanly closed store and a store whose processes were killed, each with a list of its rows."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-corruption-") as directory:
+        by_state: dict[str, Path] = {}
         for state in ("closed", "killed"):
-            home = Path(made) / state
-            done = subprocess.run(
+            home = Path(directory) / state
+            completed = subprocess.run(
                 [sys.executable, "-m", "tests.store.corruption_store", str(home), state],
                 cwd=Path(__file__).parents[2],
                 timeout=120,
             )
-            assert done.returncode == (-signal.SIGKILL if state == "killed" else 0)
-            found[state] = home
-        yield found
+            assert completed.returncode == (-signal.SIGKILL if state == "killed" else 0)
+            by_state[state] = home
+        yield by_state
 
 
-def run(cases: int, seed: int, found: dict[str, Path]) -> list[Result]:
+def run_cases(cases: int, seed: int, templates: dict[str, Path]) -> list[CorruptionResult]:
     rng = random.Random(seed)
-    reader = Reader()
-    results: list[Result] = []
+    reader = CorruptionReader()
+    results: list[CorruptionResult] = []
     shared = Path("/dev/shm")
-    where = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="holdfast-corruption-", dir=where) as made:
+    parent = shared if shared.is_dir() and os.access(shared, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="holdfast-corruption-", dir=parent) as directory:
         while len(results) < cases:
-            damage = choose(rng, found)
-            home = Path(made) / "store"
-            shutil.copytree(found[damage.state], home, ignore=lambda *_: [ROWS])
-            if apply(damage, home):
-                before = hashes(home)
-                outcome, why = reader.ask(home, found[damage.state] / ROWS)
+            damage = choose_damage(rng, templates)
+            home = Path(directory) / "store"
+            shutil.copytree(templates[damage.state], home, ignore=lambda *_: [ROWS])
+            if apply_damage(damage, home):
+                before = file_hashes(home)
+                outcome, why = reader.check_store(home, templates[damage.state] / ROWS)
                 changed: list[str] = []
                 if outcome == "refused":
-                    after = hashes(home)
+                    after = file_hashes(home)
                     names = before.keys() | after.keys()
                     changed = sorted(one for one in names if before.get(one) != after.get(one))
-                results.append(Result(damage, outcome, why, changed))
+                results.append(CorruptionResult(damage, outcome, why, changed))
             shutil.rmtree(home)
         reader.close()
     return results
 
 
-def table(results: list[Result]) -> str:
+def format_table(results: list[CorruptionResult]) -> str:
     outcomes = ("refused", "read", "killed", "verify", "unchanged", "nothing", "failed")
     lines = [
         "| file | damage | " + " | ".join(outcomes) + " |",
@@ -249,9 +250,9 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    with templates() as found:
-        results = run(args.cases, args.seed, found)
-    print(table(results))
+    with create_templates() as by_state:
+        results = run_cases(args.cases, args.seed, by_state)
+    print(format_table(results))
     for one in results:
         if one.outcome in ("nothing", "failed") or one.changed:
             print(one)

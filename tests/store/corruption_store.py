@@ -1,4 +1,4 @@
-"""Make a store with something of everything in it, then close it, or kill every process that has it open."""
+"""Create a store with rows of every kind, then close it or kill every process that has it open."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import holdfast as hf
 from holdfast import store as stores
 from holdfast.config import WriterLimits
 from holdfast.durable import lease, queue
+from holdfast.store.admin.raw_access import is_backend_row
 from holdfast.store.api import Txn
-from holdfast.store.places import own
-from tests.process.watch import assert_nobody_is_left, writer_of
+from tests.process.watch import assert_no_process_left, writer_of
 from tests.store.corruption import ROWS
 
-LIMITS = WriterLimits(linger_s=0.2, reader_check_s=0.2)
+LIMITS = WriterLimits(idle_exit_s=0.2, reader_check_s=0.2)
 ACCOUNTS = 12
 DEPOSITS = 15
 TASKS = 120
@@ -78,8 +78,8 @@ def fill(url: str) -> None:
             handle.result(60)
 
 
-def leave_work(url: str) -> None:
-    """Events, large ones among them, and tasks that wait: no worker runs."""
+def submit_pending_work(url: str) -> None:
+    """Submit events (some of them large) and tasks without a worker, so that they stay pending."""
     with app.open(url, roles=()) as rt:
         for n in range(ACCOUNTS):
             account = rt.world(Account, f"account-{n}")
@@ -90,32 +90,32 @@ def leave_work(url: str) -> None:
             rt.submit(shout, f"waiting task {n}", n)
 
 
-def more(txn: Txn, n: int) -> None:
+def put_user_row(txn: Txn, n: int) -> None:
     txn.put(("user", n), b"a row of the user, number %d; " % n * (1 + n % 60))
     txn.append(("log",), b"entry %d" % n)
 
 
 def main(home: Path, state: str) -> None:
     fill(str(home))
-    leave_work(str(home))
-    assert_nobody_is_left(home, WriterLimits().linger_s)
+    submit_pending_work(str(home))
+    assert_no_process_left(home, WriterLimits().idle_exit_s)
     store = stores.open(home, limits=LIMITS)
     for n in range(150):
-        store.transact(more, n)
+        store.transact(put_user_row, n)
         if n % 10 == 0:
             store.transact(queue.put_many, "mail", [b"item %d %d" % (n, m) for m in range(4)])
     store.transact(queue.claim, "mail", "clerk", 3, 10**12)
     store.transact(lease.acquire, "resource", "clerk", "1", 10**12)
     store.transact(lambda txn: txn.put(("large",), bytes(range(256)) * 300))
     rows = store.read(lambda txn: txn.scan(b"", b"\xff"))
-    kept = [row for row in rows if not own(row[0])]
-    (home / ROWS).write_bytes(msgspec.msgpack.encode(kept))
+    user_rows = [row for row in rows if not is_backend_row(row[0])]
+    (home / ROWS).write_bytes(msgspec.msgpack.encode(user_rows))
     if state == "killed":
         writer_of(home).kill()
         (home / "writer.sock").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     store.close()
-    assert_nobody_is_left(home, LIMITS.linger_s)
+    assert_no_process_left(home, LIMITS.idle_exit_s)
 
 
 if __name__ == "__main__":

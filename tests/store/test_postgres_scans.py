@@ -1,4 +1,4 @@
-"""Scans for as many rows as there are: few are kept, and not asked for again; many are read on a snapshot."""
+"""Unlimited scans: a small range is cached and read once, a large range is read on a server snapshot."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast.store.api import Row, Txn
-from holdfast.store.pg import view
-from holdfast.store.postgres import PostgresStore
+from holdfast.store.postgres import cached_snapshot
+from holdfast.store.postgres.store import PostgresStore
 from tests.postgres import fresh_url
 
 pytestmark = pytest.mark.timeout(60)
@@ -19,7 +19,7 @@ MAX = 5
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PostgresStore, PostgresStore]]:
-    monkeypatch.setattr(view, "SCANNED_MAX", MAX)
+    monkeypatch.setattr(cached_snapshot, "SCANNED_MAX", MAX)
     url = fresh_url()
     with PostgresStore(url) as one, PostgresStore(url) as other:
         yield one, other
@@ -29,15 +29,15 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PostgresStore, Postgr
 def snapshots(
     two: tuple[PostgresStore, PostgresStore], monkeypatch: pytest.MonkeyPatch
 ) -> list[None]:
-    """One for each snapshot that the first of two has read on."""
+    """Record each snapshot that the first store reads on."""
     made: list[None] = []
-    one, whole = two[0], two[0]._on_snapshot
+    one, real_on_snapshot = two[0], two[0]._run_on_snapshot
 
     def on_snapshot(*args: Any) -> Any:
         made.append(None)
-        return whole(*args)
+        return real_on_snapshot(*args)
 
-    monkeypatch.setattr(one, "_on_snapshot", on_snapshot)
+    monkeypatch.setattr(one, "_run_on_snapshot", on_snapshot)
     return made
 
 
@@ -45,30 +45,30 @@ def snapshots(
 def scans(
     two: tuple[PostgresStore, PostgresStore], monkeypatch: pytest.MonkeyPatch
 ) -> list[tuple[Any, ...]]:
-    """What the first of two has asked the server to scan."""
+    """Record each scan that the first store sends to the server."""
     made: list[tuple[Any, ...]] = []
-    one, whole = two[0], two[0]._asking.scan
+    one, real_scan = two[0], two[0]._coalesced_reads.scan
 
     def scan(*args: Any) -> list[Row]:
         made.append(args)
-        return whole(*args)
+        return real_scan(*args)
 
-    monkeypatch.setattr(one._asking, "scan", scan)
+    monkeypatch.setattr(one._coalesced_reads, "scan", scan)
     return made
 
 
-def fill(txn: Txn, count: int) -> None:
+def put_rows(txn: Txn, count: int) -> None:
     for n in range(count):
         txn.put(("row", n), b"%d" % n)
 
 
-def everything(txn: Txn, limit: int | None = None, reverse: bool = False) -> list[bytes]:
+def scan_values(txn: Txn, limit: int | None = None, reverse: bool = False) -> list[bytes]:
     return [value for _, value in txn.scan(("row",), ("row", 1 << 20), limit, reverse)]
 
 
 @pytest.mark.parametrize("limit", [None, MAX + 1, 10_000])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_few_rows_are_asked_for_once(
+def test_small_range_is_scanned_on_the_server_once(
     two: tuple[PostgresStore, PostgresStore],
     snapshots: list[None],
     scans: list[tuple[Any, ...]],
@@ -76,62 +76,62 @@ def test_few_rows_are_asked_for_once(
     reverse: bool,
 ) -> None:
     one, other = two
-    other.transact(fill, MAX)
+    other.transact(put_rows, MAX)
     for _ in range(3):
-        found = one.read(everything, limit, reverse)
-        assert sorted(found, reverse=reverse) == found
-        assert len(found) == MAX
+        values = one.read(scan_values, limit, reverse)
+        assert sorted(values, reverse=reverse) == values
+        assert len(values) == MAX
     assert (len(scans), snapshots) == (1, [])
 
 
 @pytest.mark.parametrize("count", [MAX + 1, 3 * MAX])
-def test_many_rows_are_read_on_a_snapshot_and_the_range_is_remembered(
+def test_large_range_is_scanned_on_a_snapshot_and_remembered(
     two: tuple[PostgresStore, PostgresStore],
     snapshots: list[None],
     scans: list[tuple[Any, ...]],
     count: int,
 ) -> None:
     one, other = two
-    other.transact(fill, count)
+    other.transact(put_rows, count)
     for _ in range(3):
-        assert len(one.read(everything)) == count
+        assert len(one.read(scan_values)) == count
     assert (len(scans), len(snapshots)) == (1, 3)
 
 
-def test_what_others_add_and_delete_is_seen(
+def test_scan_sees_rows_added_and_deleted_by_another_process(
     two: tuple[PostgresStore, PostgresStore], snapshots: list[None]
 ) -> None:
     one, other = two
-    other.transact(fill, 2)
-    assert one.read(everything) == [b"0", b"1"]
+    other.transact(put_rows, 2)
+    assert one.read(scan_values) == [b"0", b"1"]
     other.transact(lambda txn: (txn.delete(("row", 0)), txn.put(("row", 7), b"7")))
-    assert one.read(everything) == [b"1", b"7"]
-    assert one.read(everything, None, True) == [b"7", b"1"]
+    assert one.read(scan_values) == [b"1", b"7"]
+    assert one.read(scan_values, None, True) == [b"7", b"1"]
 
 
-def test_a_transaction_that_scanned_everything_conflicts_with_what_others_add(
+def test_unlimited_scan_conflicts_with_an_insert_of_another_process(
     two: tuple[PostgresStore, PostgresStore],
 ) -> None:
-    """Else two that each look for all would each miss the other."""
+    """Otherwise two transactions that scan the range and insert would each miss the other's row (write skew)."""
     one, other = two
     runs: list[int] = []
 
     def sum_up(txn: Txn) -> None:
-        found = everything(txn)
-        runs.append(len(found))
+        values = scan_values(txn)
+        runs.append(len(values))
         if len(runs) == 1:
             other.transact(lambda txn: txn.put(("row", 9), b"9"))
-        txn.put(("sum",), b"%d" % len(found))
+        txn.put(("sum",), b"%d" % len(values))
 
     one.transact(sum_up)
     assert runs == [0, 1]
     assert one.read(lambda txn: txn.get(("sum",))) == b"1"
 
 
-def test_large_ranges_are_not_remembered_without_bound(
+def test_number_of_remembered_large_ranges_is_bounded(
     two: tuple[PostgresStore, PostgresStore],
 ) -> None:
-    asking = two[0]._asking
+    asking = two[0]._coalesced_reads
     for n in range(3_000):
         asking.note_large(b"%d" % n, b"z")
-    assert len(asking._large) <= 1_000
+    assert len(asking._large_ranges) <= 1_000

@@ -19,10 +19,10 @@ from holdfast.clock import MS
 from holdfast.config import VALUE_BYTES_MAX
 from holdfast.errors import Busy, HoldfastError, SchemaMismatch, StoreForked
 from holdfast.store.api import Txn, operation
-from holdfast.store.pg import engine, known, migrations, server, topics
-from holdfast.store.pg.server import Denied, Unreachable
-from holdfast.store.postgres import PostgresStore
-from tests.pgcluster import Cluster
+from holdfast.store.postgres import engine, local_state, migrations, notifications, server
+from holdfast.store.postgres.server import PostgresUnreachable, ServerDenied
+from holdfast.store.postgres.store import PostgresStore
+from tests.pgcluster import PostgresCluster
 from tests.postgres import admin, fresh_url
 from tests.processes import python_proc
 
@@ -42,12 +42,12 @@ def store(url: str) -> Iterator[PostgresStore]:
         yield opened
 
 
-# -- a server that comes and goes ------------------------------------------------------------------
+# -- server restarts -------------------------------------------------------------------------------
 
 
-def test_a_store_outlives_restarts_of_its_server() -> None:
+def test_store_survives_restarts_of_its_server() -> None:
     with (
-        Cluster(standby=False) as cluster,
+        PostgresCluster(standby=False) as cluster,
         PostgresStore(cluster.primary.conninfo()) as store,
     ):
         done: list[int] = []
@@ -55,57 +55,59 @@ def test_a_store_outlives_restarts_of_its_server() -> None:
 
         def work() -> None:
             while not stop.is_set():
-                done.append(store.transact(_grow))
+                done.append(store.transact(_append_row))
                 assert store.read(lambda txn: txn.get(b"k")) is None
 
         worker = threading.Thread(target=work)
         worker.start()
         for immediate in (False, True):
-            _until_more(done)
+            _until_more_commits(done)
             cluster.primary.stop(immediate=immediate)
             cluster.primary.start()
-        _until_more(done)
+        _until_more_commits(done)
         stop.set()
         worker.join(DEADLINE_S)
         assert done == list(range(1, len(done) + 1))
         assert store.retries > 0
-        assert store._engine.away.since_ns == 0
+        assert store._engine.outage.since_ns == 0
 
 
-def test_who_waits_for_a_topic_hears_it_after_a_restart() -> None:
+def test_wait_is_notified_after_a_server_restart() -> None:
     with (
-        Cluster(standby=False) as cluster,
+        PostgresCluster(standby=False) as cluster,
         PostgresStore(cluster.primary.conninfo()) as one,
         PostgresStore(cluster.primary.conninfo()) as other,
     ):
         since = one.wait("bell", 0, 0.0)
         cluster.primary.stop()
         cluster.primary.start()
-        heard: list[int] = []
-        waiting = threading.Thread(target=lambda: heard.append(one.wait("bell", since, DEADLINE_S)))
+        commits: list[int] = []
+        waiting = threading.Thread(
+            target=lambda: commits.append(one.wait("bell", since, DEADLINE_S))
+        )
         waiting.start()
         other.transact(lambda txn: txn.notify("bell"))
         waiting.join(DEADLINE_S)
-        assert heard[0] > since
+        assert commits[0] > since
 
 
-def test_a_server_that_stays_away_is_named_with_the_time_since(
+def test_postgres_unreachable_carries_the_start_of_the_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from holdfast.store import postgres
+    from holdfast.store.postgres import store as postgres_store
 
     monkeypatch.setattr(engine, "AWAY_S", 0.2)
-    monkeypatch.setattr(postgres, "READER_S", 0.2)
+    monkeypatch.setattr(postgres_store, "BORROW_WAIT_S", 0.2)
     with (
-        Cluster(standby=False) as cluster,
+        PostgresCluster(standby=False) as cluster,
         PostgresStore(cluster.primary.conninfo()) as store,
     ):
-        store.transact(_grow)
+        store.transact(_append_row)
         cluster.primary.stop()
         before_ns = time.time_ns()
-        with pytest.raises(Unreachable) as written:
-            store.transact(_grow)
-        with pytest.raises(Unreachable) as read:
+        with pytest.raises(PostgresUnreachable) as written:
+            store.transact(_append_row)
+        with pytest.raises(PostgresUnreachable) as read:
             store.read(lambda txn: txn.get(b"k"))
         for raised in (written, read):
             assert before_ns <= raised.value.fields["since_ns"] <= time.time_ns()
@@ -114,19 +116,21 @@ def test_a_server_that_stays_away_is_named_with_the_time_since(
 # -- time-outs -------------------------------------------------------------------------------------
 
 
-def test_a_commit_waits_for_the_lock_no_longer_than_it_may(
+def test_commit_raises_busy_after_the_lock_timeout(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "LOCK_S", 1)
     with PostgresStore(url) as store, psycopg.connect(url) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s::bigint)", (store._engine._lock,))
         with pytest.raises(Busy):
-            store.transact(_grow)
+            store.transact(_append_row)
         other.rollback()
-        assert store.transact(_grow) == 1
+        assert store.transact(_append_row) == 1
 
 
-def test_a_statement_takes_no_longer_than_it_may(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statement_raises_busy_after_the_statement_timeout(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "STATEMENT_S", 1)
     with PostgresStore(url) as store, psycopg.connect(url) as other:
         other.execute("LOCK TABLE holdfast_row IN ACCESS EXCLUSIVE MODE")
@@ -138,7 +142,7 @@ def test_a_statement_takes_no_longer_than_it_may(url: str, monkeypatch: pytest.M
         store.transact(lambda txn: txn.put(b"k", b""))
 
 
-def test_an_operation_that_dawdles_under_the_lock_loses_it_and_is_run_again(
+def test_operation_slower_than_the_idle_timeout_is_run_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "IDLE_S", 1)
@@ -146,55 +150,55 @@ def test_an_operation_that_dawdles_under_the_lock_loses_it_and_is_run_again(
         connection = store._engine._connection
         assert connection is not None
         pid = connection.info.backend_pid
-        _dawdling[:] = [lambda: _until(lambda: not _there(pid))]
-        assert store.transact(_dawdle) == 1
-        assert _dawdling == []
+        _pending_delays[:] = [lambda: _until(lambda: not _session_exists(pid))]
+        assert store.transact(_slow_operation) == 1
+        assert _pending_delays == []
         assert store.read(lambda txn: txn.count(b"n")) == 1
 
 
 # -- time ------------------------------------------------------------------------------------------
 
 
-def test_store_time_goes_on_when_the_servers_clock_is_set_back(url: str) -> None:
-    """Neither back nor frozen: leases expire as they would have."""
-    _skew(url)
-    with PostgresStore(_with_skew(url)) as store:
-        before_ns = store.transact(_now)
-        _set_back(url, "1 hour")
-        after_ns = store.transact(_now)
+def test_store_time_advances_after_the_server_clock_is_set_back(url: str) -> None:
+    """Store time neither steps back nor freezes, so leases expire on time."""
+    _shadow_server_clock(url)
+    with PostgresStore(_with_shadowed_clock(url)) as store:
+        before_ns = store.transact(_commit_time)
+        _set_clock_back(url, "1 hour")
+        after_ns = store.transact(_commit_time)
         assert after_ns > before_ns
-        _until(lambda: store.transact(_now) > after_ns + 20 * MS)
-        with PostgresStore(_with_skew(url)) as other:
-            assert other.transact(_now) > after_ns + 20 * MS
+        _until(lambda: store.transact(_commit_time) > after_ns + 20 * MS)
+        with PostgresStore(_with_shadowed_clock(url)) as other:
+            assert other.transact(_commit_time) > after_ns + 20 * MS
 
 
-def test_store_time_is_never_before_the_last_commit_even_for_who_opens_later(url: str) -> None:
-    _skew(url)
-    with PostgresStore(_with_skew(url)) as store:
-        before_ns = store.transact(_now)
-    _set_back(url, "1 hour")
-    with PostgresStore(_with_skew(url)) as store:
+def test_store_time_after_open_is_not_before_the_last_commit(url: str) -> None:
+    _shadow_server_clock(url)
+    with PostgresStore(_with_shadowed_clock(url)) as store:
+        before_ns = store.transact(_commit_time)
+    _set_clock_back(url, "1 hour")
+    with PostgresStore(_with_shadowed_clock(url)) as store:
         assert store.now_ns() >= before_ns
-        assert store.transact(_now) > before_ns
+        assert store.transact(_commit_time) > before_ns
 
 
-def test_a_commit_that_comes_too_late_for_its_time_is_applied_again(
+def test_optimistic_commit_after_its_deadline_is_applied_again(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process was stopped in between: leases may have run out meanwhile."""
-    while not store.counters.at_once:
-        store.transact(_grow)
-    grown, trips = store.transact(_grow), store.counters.round_trips
-    monkeypatch.setattr(engine, "LATE_US", -1_000_000)
-    assert store.transact(_grow) == grown + 1
-    assert store.counters.forestalled == 1
+    """The process was stopped before the commit arrived, so leases may have expired."""
+    while not store.counters.optimistic:
+        store.transact(_append_row)
+    grown, trips = store.transact(_append_row), store.counters.round_trips
+    monkeypatch.setattr(engine, "OPTIMISTIC_DEADLINE_US", -1_000_000)
+    assert store.transact(_append_row) == grown + 1
+    assert store.counters.lost_races == 1
     assert store.counters.round_trips == trips + 3
 
 
-def test_an_answer_that_took_long_does_not_hold_store_time_back(store: PostgresStore) -> None:
+def test_slow_clock_answer_does_not_set_store_time_back(store: PostgresStore) -> None:
     now_ns = store.now_ns()
     boot_ns = store._engine._clock.boot_ns()
-    store._engine._hear((now_ns - 10 * 10**9) // 1000, boot_ns - 11 * 10**9)
+    store._engine._observe_clock((now_ns - 10 * 10**9) // 1000, boot_ns - 11 * 10**9)
     assert store.now_ns() >= now_ns
 
 
@@ -203,7 +207,7 @@ def test_an_answer_that_took_long_does_not_hold_store_time_back(store: PostgresS
 
 @pytest.fixture
 def locked_url(url: str) -> Iterator[str]:
-    """A role that must give its password, and owns the database."""
+    """Return a URL with a role that needs a password and may create tables."""
     with admin() as connection:
         connection.execute("DROP ROLE IF EXISTS locked")
         connection.execute("CREATE ROLE locked LOGIN PASSWORD 'hunter2'")
@@ -216,7 +220,7 @@ def locked_url(url: str) -> Iterator[str]:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("GRANT CREATE, USAGE ON SCHEMA public TO locked")
     locked = url.replace("postgres:@", "locked@")
-    _until(lambda: _refused(locked))
+    _until(lambda: _connection_refused(locked))
     yield locked
     hba.write_text(before)
     with admin() as connection:
@@ -224,30 +228,30 @@ def locked_url(url: str) -> Iterator[str]:
         connection.execute("SELECT 1")
 
 
-def test_a_password_comes_from_the_url_the_environment_or_a_file(
+def test_password_is_read_from_url_environment_or_pgpass_file(
     locked_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with PostgresStore(locked_url.replace("locked@", "locked:hunter2@")) as store:
-        assert store.transact(_grow) == 1
+        assert store.transact(_append_row) == 1
     monkeypatch.setenv("PGPASSWORD", "hunter2")
     with PostgresStore(locked_url) as store:
-        assert store.transact(_grow) == 2
+        assert store.transact(_append_row) == 2
     monkeypatch.delenv("PGPASSWORD")
     passwords = tmp_path / "pgpass"
     passwords.write_text("*:*:*:locked:hunter2\n")
     passwords.chmod(0o600)
     monkeypatch.setenv("PGPASSFILE", str(passwords))
     with PostgresStore(locked_url) as store:
-        assert store.transact(_grow) == 3
+        assert store.transact(_append_row) == 3
 
 
-def test_a_password_is_in_no_error_no_log_and_no_text_of_the_store(
+def test_password_is_in_no_error_log_or_repr_of_the_store(
     locked_url: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with PostgresStore(locked_url.replace("locked@", "locked:hunter2@")) as store:
-        store.transact(_grow)
-        shown = [store.url, repr(store), str(vars(store._engine.away)), repr(store.counters)]
+        store.transact(_append_row)
+        texts = [store.url, repr(store), str(vars(store._engine.outage)), repr(store.counters)]
     errors: list[HoldfastError] = []
     for bad in (
         locked_url.replace("locked@", "locked:hunter22@"),
@@ -258,43 +262,41 @@ def test_a_password_is_in_no_error_no_log_and_no_text_of_the_store(
         with pytest.raises(HoldfastError) as raised:
             PostgresStore(bad)
         errors.append(raised.value)
-    assert isinstance(errors[0], Denied)
-    shown += [f"{error} {error!r} {error.fields}" for error in errors]
-    shown += [record.getMessage() for record in caplog.records]
-    shown += list(capfd.readouterr())
-    assert not [text for text in shown if "hunter2" in text]
+    assert isinstance(errors[0], ServerDenied)
+    texts += [f"{error} {error!r} {error.fields}" for error in errors]
+    texts += [record.getMessage() for record in caplog.records]
+    texts += list(capfd.readouterr())
+    assert not [text for text in texts if "hunter2" in text]
 
 
 # -- migrations ------------------------------------------------------------------------------------
 
 
-def test_a_database_of_a_newer_release_is_refused_and_left_as_it_is(url: str) -> None:
+def test_newer_migration_version_raises_schema_mismatch(url: str) -> None:
     PostgresStore(url).close()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("UPDATE holdfast_schema SET version = version + 1")
         with pytest.raises(SchemaMismatch) as raised:
             PostgresStore(url)
         assert "\n" not in str(raised.value)
-        found = connection.execute("SELECT version FROM holdfast_schema").fetchone()
-    assert found == (migrations.VERSION + 1,)
+        version = connection.execute("SELECT version FROM holdfast_schema").fetchone()
+    assert version == (migrations.VERSION + 1,)
 
 
-def test_migrations_are_applied_once_however_many_come_at_the_same_time(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_opens_apply_a_migration_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with PostgresStore(url) as store:
-        store.transact(_grow)
+        store.transact(_append_row)
     monkeypatch.setattr(
         migrations, "MIGRATIONS", (*migrations.MIGRATIONS, ("CREATE TABLE more (n int)",))
     )
     monkeypatch.setattr(migrations, "VERSION", migrations.VERSION + 1)
     grown: list[object] = []
 
-    def come() -> None:
+    def open_and_append() -> None:
         with PostgresStore(url) as store:
-            grown.append(store.transact(_grow))
+            grown.append(store.transact(_append_row))
 
-    threads = [threading.Thread(target=come) for _ in range(4)]
+    threads = [threading.Thread(target=open_and_append) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -306,9 +308,7 @@ def test_migrations_are_applied_once_however_many_come_at_the_same_time(
         ]
 
 
-def test_a_migration_that_fails_leaves_everything_as_it_was(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_migration_is_rolled_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PostgresStore(url).close()
     broken = ("CREATE TABLE more (n int)", "CREATE TABLE more (n int)")
     with monkeypatch.context() as patched:
@@ -317,35 +317,35 @@ def test_a_migration_that_fails_leaves_everything_as_it_was(
         with pytest.raises(HoldfastError):
             PostgresStore(url)
     with PostgresStore(url) as store:
-        assert store.transact(_grow) == 1
+        assert store.transact(_append_row) == 1
 
 
-def test_each_table_is_vacuumed_by_settings_of_its_own(store: PostgresStore) -> None:
+def test_each_table_has_its_own_autovacuum_settings(store: PostgresStore) -> None:
     with psycopg.connect(store.address) as connection:
-        found = connection.execute(
+        tables = connection.execute(
             "SELECT relname, array_to_string(reloptions, ' ') FROM pg_class "
             "WHERE relname IN ('holdfast_row', 'holdfast_commit')"
         ).fetchall()
-    assert len(found) == 2
-    for _, options in found:
+    assert len(tables) == 2
+    for _, options in tables:
         assert "autovacuum_vacuum_scale_factor=0" in options
         assert "autovacuum_vacuum_threshold=" in options
 
 
-def test_the_server_gathers_no_statistics_of_the_keys_of_commits_nor_of_values(
+def test_server_collects_no_statistics_of_commit_keys_and_row_values(
     store: PostgresStore,
 ) -> None:
-    store.transact(_grow)
+    store.transact(_append_row)
     with psycopg.connect(store.address, autocommit=True) as connection:
         connection.execute("ANALYZE holdfast_row, holdfast_commit")
-        found = connection.execute(
+        columns = connection.execute(
             "SELECT tablename, attname FROM pg_stats WHERE tablename LIKE 'holdfast%'"
         ).fetchall()
-    assert {("holdfast_row", "key"), ("holdfast_commit", "no")} <= set(found)
-    assert not {("holdfast_row", "value"), ("holdfast_commit", "keys")} & set(found)
+    assert {("holdfast_row", "key"), ("holdfast_commit", "no")} <= set(columns)
+    assert not {("holdfast_row", "value"), ("holdfast_commit", "keys")} & set(columns)
 
 
-def test_a_store_from_before_the_second_migration_stops_to_gather_them_too(
+def test_second_migration_disables_column_statistics(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -353,48 +353,48 @@ def test_a_store_from_before_the_second_migration_stops_to_gather_them_too(
         patched.setattr(migrations, "VERSION", 1)
         old = PostgresStore(url)
     with old, PostgresStore(url) as new:
-        # A process of the release before goes on.
-        assert [one.transact(_grow) for one in (old, new, old)] == [1, 2, 3]
+        # A process of the previous release keeps working.
+        assert [one.transact(_append_row) for one in (old, new, old)] == [1, 2, 3]
         with psycopg.connect(url) as connection:
-            found = connection.execute(
+            columns = connection.execute(
                 "SELECT attname FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid "
                 "WHERE relname LIKE 'holdfast%' AND relkind = 'r' AND attstattarget = 0 AND attnum > 0"
             ).fetchall()
-    assert sorted(found) == [("keys",), ("value",)]
+    assert sorted(columns) == [("keys",), ("value",)]
 
 
-def test_commits_that_nothing_asks_for_the_keys_of_lose_them(store: PostgresStore) -> None:
-    store.transact(_grow)
+def test_keys_of_old_commit_records_are_cleared(store: PostgresStore) -> None:
+    store.transact(_append_row)
     with psycopg.connect(store.address, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO holdfast_commit SELECT n, at_ns, client, keys "
             "FROM holdfast_commit, generate_series(no + 1, 5999) AS n "
             "WHERE no = (SELECT max(no) FROM holdfast_commit)"
         )
-        assert store.transact(_grow) == 2
-        found = connection.execute(
+        assert store.transact(_append_row) == 2
+        ranges = connection.execute(
             "SELECT keys IS NULL, min(no), max(no) FROM holdfast_commit WHERE no > 1 GROUP BY 1"
         ).fetchall()
         [(kept,)] = connection.execute("SELECT count(*) FROM holdfast_commit").fetchall()
     assert kept == 6000
-    assert (True, 1001, 4000) in found
-    # A process that has heard of fewer commits than these starts anew.
-    assert known.SINCE_MAX <= 6000 - 4000
+    assert (True, 1001, 4000) in ranges
+    # A process further behind than COMMITS_READ_MAX resets its local state, so it does not need these keys.
+    assert local_state.COMMITS_READ_MAX <= 6000 - 4000
 
 
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def test_topics_that_do_not_fit_into_one_notification_ring_all(url: str) -> None:
+def test_topics_larger_than_one_notification_payload_notify_all(url: str) -> None:
     many = [f"topic-{n}-{'x' * 50}" for n in range(500)]
-    assert len("".join(many)) > 8000 > topics.PAYLOAD_BYTES_MAX
+    assert len("".join(many)) > 8000 > notifications.PAYLOAD_BYTES_MAX
     with PostgresStore(url) as one, PostgresStore(url) as other:
         since = other.wait(many[-1], 0, 0.0)
         one.transact(lambda txn: [txn.notify(topic) for topic in many])
         assert other.wait(many[-1], since, DEADLINE_S) > since
 
 
-def test_a_topic_of_any_text_travels(url: str) -> None:
+def test_notify_accepts_topics_with_any_text(url: str) -> None:
     with PostgresStore(url) as one, PostgresStore(url) as other:
         for topic in ("späß/⚙", "a\nb", "x" * 9_000, "*"):
             since = other.wait(topic, 0, 0.0)
@@ -402,7 +402,7 @@ def test_a_topic_of_any_text_travels(url: str) -> None:
             assert other.wait(topic, since, DEADLINE_S) > since
 
 
-def test_values_of_the_largest_size_are_kept_as_they_are(store: PostgresStore) -> None:
+def test_values_of_the_maximum_size_are_stored_unchanged(store: PostgresStore) -> None:
     large = os.urandom(1024) * (VALUE_BYTES_MAX // 1024)
     store.transact(lambda txn: [txn.put(b"k%d" % n, large) for n in range(4)])
     with PostgresStore(store.address) as other:
@@ -412,7 +412,7 @@ def test_values_of_the_largest_size_are_kept_as_they_are(store: PostgresStore) -
         ] * 4
 
 
-def test_a_commit_of_very_many_rows_is_one_commit(store: PostgresStore) -> None:
+def test_commit_of_sixty_thousand_rows_is_one_commit(store: PostgresStore) -> None:
     store.transact(lambda txn: [txn.put(b"row%06d" % n, b"") for n in range(60_000)])
     assert store.counters.commits == 1
     assert len(store.read(lambda txn: txn.scan(b"row", b"rox"))) == 60_000
@@ -421,23 +421,23 @@ def test_a_commit_of_very_many_rows_is_one_commit(store: PostgresStore) -> None:
 # -- processes -------------------------------------------------------------------------------------
 
 
-def test_a_forked_child_is_refused_and_its_parent_goes_on(store: PostgresStore) -> None:
-    store.transact(_grow)
+def test_forked_child_raises_store_forked_and_its_parent_works(store: PostgresStore) -> None:
+    store.transact(_append_row)
     pid = os.fork()
     if not pid:
         try:
-            store.transact(_grow)
+            store.transact(_append_row)
         except StoreForked:
             store.close()
             os._exit(0)
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0
-    assert store.transact(_grow) == 2
+    assert store.transact(_append_row) == 2
     assert store.read(lambda txn: txn.count(b"n")) == 0
 
 
 @pytest.mark.parametrize(("way", "count"), [("fork_and_exit", 10), ("pool", 8), ("preexec", 6)])
-def test_children_forked_under_load_end_and_leave_the_sessions_alone(
+def test_children_forked_under_load_exit_without_closing_sessions(
     url: str, way: str, count: int
 ) -> None:
     with python_proc("tests.process.forks", url, way, str(count)) as forker:
@@ -446,7 +446,7 @@ def test_children_forked_under_load_end_and_leave_the_sessions_alone(
         assert forker.wait() == 0
 
 
-def test_a_child_forked_inside_a_transaction_sends_nothing_to_the_server(
+def test_child_forked_inside_a_transaction_sends_no_statement(
     store: PostgresStore,
 ) -> None:
     store.transact(lambda txn: txn.put(b"k", b"v"))
@@ -463,7 +463,7 @@ def test_a_child_forked_inside_a_transaction_sends_nothing_to_the_server(
         return pid
 
     parent = os.getpid()
-    for read in (store.read, lambda fn: store._on_snapshot(fn, (), {})[1]):
+    for read in (store.read, lambda fn: store._run_on_snapshot(fn, (), {})[1]):
         status = 1
         try:
             pid = read(fork)
@@ -473,53 +473,53 @@ def test_a_child_forked_inside_a_transaction_sends_nothing_to_the_server(
             if os.getpid() != parent:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert store.transact(_grow) == 1
+    assert store.transact(_append_row) == 1
     assert store.retries == 0
 
 
-def test_closing_does_not_wait_for_the_listener(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics, "LISTEN_S", 3600.0)
+def test_close_does_not_wait_for_the_notification_listener(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "LISTEN_S", 3600.0)
     store = PostgresStore(url)
     store.wait("bell", 0, 0.0)
-    listener = store._topics._thread
+    listener = store._notifications._thread
     store.close()
     assert not listener.is_alive()
 
 
 # -- helpers ---------------------------------------------------------------------------------------
 
-_dawdling: list[Callable[[], None]] = []
+_pending_delays: list[Callable[[], None]] = []
 
 
-def _dawdle_now(txn: Txn) -> int:
-    while _dawdling:
-        _dawdling.pop()()
+def _run_delays_and_count(txn: Txn) -> int:
+    while _pending_delays:
+        _pending_delays.pop()()
     txn.add(b"n", 1)
     return txn.count(b"n")
 
 
-_dawdle = operation(_dawdle_now)
-_dawdle.name = "holdfast.store.pg.testing:dawdle"
+_slow_operation = operation("testing.dawdle")(_run_delays_and_count)
 
 
-def _now_at_commit(txn: Txn) -> int:
+def _read_commit_time(txn: Txn) -> int:
     txn.put(b"touched", b"")
     return txn.now_ns
 
 
-_now = operation(_now_at_commit)
-_now.name = "holdfast.store.pg.testing:now"
+_commit_time = operation("testing.server_now")(_read_commit_time)
 
 
 @pytest.fixture(autouse=True)
 def _operations(monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.store import api
 
-    for one in (_dawdle, _now):
-        monkeypatch.setitem(api._resolved, one.name, one)
+    for one in (_slow_operation, _commit_time):
+        monkeypatch.setitem(api._operations, one.name, one)
 
 
-def _grow(txn: Txn) -> Any:
+def _append_row(txn: Txn) -> Any:
     return txn.append(b"k", b"")
 
 
@@ -530,18 +530,18 @@ def _until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def _until_more(done: list[int]) -> None:
+def _until_more_commits(done: list[int]) -> None:
     before = len(done)
     _until(lambda: len(done) > before + 5)
 
 
-def _there(pid: int) -> bool:
+def _session_exists(pid: int) -> bool:
     with admin() as connection:
-        found = connection.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,))
-        return found.fetchone() is not None
+        sessions = connection.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,))
+        return sessions.fetchone() is not None
 
 
-def _refused(url: str) -> bool:
+def _connection_refused(url: str) -> bool:
     try:
         psycopg.connect(url).close()
     except psycopg.OperationalError:
@@ -549,8 +549,8 @@ def _refused(url: str) -> bool:
     return False
 
 
-def _skew(url: str) -> None:
-    """Put a clock before the server's own that can be set back."""
+def _shadow_server_clock(url: str) -> None:
+    """Shadow the server's clock function with one that can be set back."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE skew (by interval NOT NULL)")
         connection.execute("INSERT INTO skew VALUES ('0')")
@@ -560,10 +560,10 @@ def _skew(url: str) -> None:
         )
 
 
-def _with_skew(url: str) -> str:
+def _with_shadowed_clock(url: str) -> str:
     return f"{url}&options={quote('-c search_path=public,pg_catalog')}"
 
 
-def _set_back(url: str, by: str) -> None:
+def _set_clock_back(url: str, by: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(sql.SQL("UPDATE skew SET by = {}").format(sql.Literal(by)))

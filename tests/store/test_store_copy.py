@@ -1,4 +1,4 @@
-"""A store that is copied is the same store elsewhere, and never two of it, whatever happens on the way."""
+"""copy_store: a moved store is the same store at its target, and a crash never leaves two openable stores."""
 
 from __future__ import annotations
 
@@ -23,47 +23,48 @@ from holdfast.errors import (
     StoreBusy,
     StoreMoved,
 )
-from holdfast.store import blobs, marks, places, schema
-from holdfast.store import copy as copies
+from holdfast.store import blobs, schema
+from holdfast.store.admin import copy as copies
+from holdfast.store.admin import marker, raw_access
+from holdfast.store.admin.copy import CopyDiffers, CopyPhase, CopyResult, SameStore, TargetNotEmpty
+from holdfast.store.admin.raw_access import RawStore
 from holdfast.store.api import Store
-from holdfast.store.copy import Copied, CopyDiffers, Phase, SameStore, TargetTaken
-from holdfast.store.engine import guard_schema
-from holdfast.store.pg import presence
-from holdfast.store.pg.presence import BeingCopied
-from holdfast.store.places import Place
-from holdfast.store.postgres import PostgresStore
+from holdfast.store.engine import check_schema
+from holdfast.store.postgres import presence
+from holdfast.store.postgres.presence import StoreBeingCopied
+from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.probe import now
 from tests.postgres import fresh_url
 
 pytestmark = pytest.mark.timeout(120)
 
-LIMITS = WriterLimits(linger_s=0.05, reader_check_s=0.05)
+LIMITS = WriterLimits(idle_exit_s=0.05, reader_check_s=0.05)
 KINDS = ("lmdb", "postgres")
 PAIRS = [(here, there) for here in KINDS for there in KINDS]
 PATIENCE_S = 10.0
 TTL_NS = 3600 * S
 
-Made = Callable[[str], str]
+MakeUrl = Callable[[str], str]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_pair = pytest.mark.parametrize(("here", "there"), PAIRS)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Made:
-    """URLs of places where nothing is yet."""
+def make_url(tmp_path: Path) -> MakeUrl:
+    """Return a factory of URLs of empty locations."""
     made = iter(range(100))
 
-    def place(kind: str) -> str:
+    def make_url(kind: str) -> str:
         return fresh_url() if kind == "postgres" else str(tmp_path / f"store-{next(made)}")
 
-    return place
+    return make_url
 
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.store.pg import place as pg
+    from holdfast.store.postgres import raw_store as pg
 
-    for module in (places, pg):
+    for module in (raw_access, pg):
         monkeypatch.setattr(module, "PAGE_ROWS", 7)
 
 
@@ -71,8 +72,8 @@ def open_store(url: str, *, bootstrap: bool = True) -> Store:
     return stores.open(url, bootstrap=bootstrap, limits=LIMITS)
 
 
-def fill(url: str) -> None:
-    """Some of everything that a store keeps rows of."""
+def fill_store(url: str) -> None:
+    """Write rows of several key spaces."""
     with open_store(url) as store:
         store.transact(queue.put_many, "mail", [b"one", b"", b"three" * 100])
         store.transact(queue.claim, "mail", "w", 1, TTL_NS)
@@ -84,10 +85,10 @@ def fill(url: str) -> None:
 
 
 @contextmanager
-def held(here: str, there: str) -> Iterator[tuple[Place, Place]]:
-    source = places.source(here, patience_s=PATIENCE_S)
+def open_raw_stores(here: str, there: str) -> Iterator[tuple[RawStore, RawStore]]:
+    source = raw_access.open_source(here, lock_wait_s=PATIENCE_S)
     try:
-        target = places.target(there, patience_s=PATIENCE_S)
+        target = raw_access.open_target(there, lock_wait_s=PATIENCE_S)
         try:
             yield source, target
         finally:
@@ -96,44 +97,48 @@ def held(here: str, there: str) -> Iterator[tuple[Place, Place]]:
         source.close()
 
 
-def move(here: str, there: str, *, keep: bool = False) -> Copied:
-    with held(here, there) as (source, target):
-        return copies.copy(source, target, keep=keep, progress=silent)
+def move_store(here: str, there: str, *, keep_source: bool = False) -> CopyResult:
+    with open_raw_stores(here, there) as (source, target):
+        return copies.copy_store(source, target, keep_source=keep_source, progress=ignore_progress)
 
 
-def silent(phase: Phase, rows: int, bytes: int, about: int | None) -> None:
+def ignore_progress(phase: CopyPhase, rows: int, bytes: int, row_estimate: int | None) -> None:
     return
 
 
 def rows_of(url: str) -> dict[bytes, bytes]:
-    opened = places.source(url, patience_s=PATIENCE_S)
+    raw_store = raw_access.open_source(url, lock_wait_s=PATIENCE_S)
     try:
-        return {key: value for page in opened.pages(b"") for key, value in page}
+        return {key: value for page in raw_store.pages(b"") for key, value in page}
     finally:
-        opened.close()
+        raw_store.close()
 
 
-# -- what arrives ----------------------------------------------------------------------------------
+# -- contents of the target ------------------------------------------------------------------------
 
 
 @each_pair
-def test_every_row_is_there_and_no_other(place: Made, here: str, there: str) -> None:
-    source, target = place(here), place(there)
-    fill(source)
+def test_copy_transfers_exactly_the_rows_of_the_source(
+    make_url: MakeUrl, here: str, there: str
+) -> None:
+    source, target = make_url(here), make_url(there)
+    fill_store(source)
     before = rows_of(source)
-    done = move(source, target)
+    result = move_store(source, target)
     assert rows_of(target) == before
-    assert done.rows == len(before)
-    assert {"queue", "lease", "lease_log", "sequence", "blob", "other"} <= done.spaces.keys()
+    assert result.rows == len(before)
+    assert {"queue", "lease", "lease_log", "sequence", "blob", "other"} <= result.spaces.keys()
 
 
 @each_pair
-def test_a_moved_store_goes_on_as_it_was(place: Made, here: str, there: str) -> None:
-    source, target = place(here), place(there)
-    fill(source)
+def test_moved_store_keeps_generation_time_and_rows(
+    make_url: MakeUrl, here: str, there: str
+) -> None:
+    source, target = make_url(here), make_url(there)
+    fill_store(source)
     with open_store(source) as store:
         generation, last_ns = store.generation, store.transact(now)
-    move(source, target)
+    move_store(source, target)
     with open_store(target, bootstrap=False) as store:
         assert store.generation == generation
         assert store.transact(now) > last_ns
@@ -141,77 +146,79 @@ def test_a_moved_store_goes_on_as_it_was(place: Made, here: str, there: str) -> 
         assert store.transact(lease.acquire, "world/ada", "w", "i", TTL_NS).epoch == 1
         assert store.read(queue.counts, "mail").claimed == 1
         name = store.read(lambda txn: txn.get(("blob",)))
-        assert store.read(blobs.sound, name)
+        assert store.read(blobs.is_intact, name)
 
 
 @each_pair
-def test_commit_numbers_go_on_above_those_of_the_source(place: Made, here: str, there: str) -> None:
-    source, target = place(here), place(there)
-    fill(source)
-    last = move(source, target).last
+def test_commit_numbers_of_a_moved_store_continue_above_the_source(
+    make_url: MakeUrl, here: str, there: str
+) -> None:
+    source, target = make_url(here), make_url(there)
+    fill_store(source)
+    last = move_store(source, target).last_commit
     assert last.commit_no >= 7
     with open_store(target) as store:
         store.transact(now)
-    opened = places.source(target, patience_s=PATIENCE_S)
-    assert opened.last().commit_no > last.commit_no
-    opened.close()
+    raw_store = raw_access.open_source(target, lock_wait_s=PATIENCE_S)
+    assert raw_store.last_commit().commit_no > last.commit_no
+    raw_store.close()
 
 
 @each_pair
-def test_a_moved_store_may_move_again(place: Made, here: str, there: str) -> None:
-    first, second, third = place(here), place(there), place(here)
-    fill(first)
+def test_moved_store_can_be_moved_again(make_url: MakeUrl, here: str, there: str) -> None:
+    first, second, third = make_url(here), make_url(there), make_url(here)
+    fill_store(first)
     before = rows_of(first)
-    move(first, second)
-    move(second, third)
+    move_store(first, second)
+    move_store(second, third)
     assert rows_of(third) == before
 
 
 @each_kind
-def test_a_store_that_nobody_wrote_to_is_moved_too(place: Made, kind: str) -> None:
-    source, target = place(kind), place(kind)
+def test_store_without_rows_can_be_moved(make_url: MakeUrl, kind: str) -> None:
+    source, target = make_url(kind), make_url(kind)
     open_store(source).close()
-    assert move(source, target).rows == 0
+    assert move_store(source, target).rows == 0
     with open_store(target, bootstrap=False) as store:
         assert store.generation == 1
 
 
 @each_kind
-def test_a_page_is_bounded_by_bytes(place: Made, kind: str) -> None:
-    url = place(kind)
-    size = places.PAGE_BYTES // 4
-    plant(url, {b"%02d" % n: bytes(size) for n in range(12)})
-    opened = places.source(url, patience_s=PATIENCE_S)
+def test_copy_page_is_bounded_by_bytes(make_url: MakeUrl, kind: str) -> None:
+    url = make_url(kind)
+    size = raw_access.PAGE_BYTES // 4
+    create_store(url, {b"%02d" % n: bytes(size) for n in range(12)})
+    raw_store = raw_access.open_source(url, lock_wait_s=PATIENCE_S)
     try:
-        pages = [len(page) for page in opened.pages(b"")]
+        pages = [len(page) for page in raw_store.pages(b"")]
     finally:
-        opened.close()
+        raw_store.close()
     assert sum(pages) == 12
     assert max(pages) <= 5
 
 
-# -- one of the two --------------------------------------------------------------------------------
+# -- at most one store opens -----------------------------------------------------------------------
 
 
 @each_pair
-def test_the_source_cannot_be_opened_any_more_and_says_where_its_rows_are(
-    place: Made, here: str, there: str
+def test_open_of_a_moved_source_raises_store_moved_with_the_target(
+    make_url: MakeUrl, here: str, there: str
 ) -> None:
-    source, target = place(here), place(there)
-    fill(source)
-    with held(source, target) as (a, b):
-        copies.copy(a, b, keep=False, progress=silent)
+    source, target = make_url(here), make_url(there)
+    fill_store(source)
+    with open_raw_stores(source, target) as (a, b):
+        copies.copy_store(a, b, keep_source=False, progress=ignore_progress)
         named = b.url
-    with pytest.raises(StoreMoved) as told:
+    with pytest.raises(StoreMoved) as raised:
         open_store(source)
-    assert told.value.to == named
+    assert raised.value.to == named
 
 
-def test_a_client_that_was_cut_off_cannot_commit_into_a_store_that_moved_meanwhile(
-    place: Made,
+def test_disconnected_client_of_a_moved_store_gets_store_moved(
+    make_url: MakeUrl,
 ) -> None:
-    source, target = place("postgres"), place("lmdb")
-    fill(source)
+    source, target = make_url("postgres"), make_url("lmdb")
+    fill_store(source)
     with PostgresStore(source) as client:
         client.transact(now)
         with psycopg.connect(source, autocommit=True) as admin:
@@ -219,21 +226,21 @@ def test_a_client_that_was_cut_off_cannot_commit_into_a_store_that_moved_meanwhi
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname ="
                 " current_database() AND application_name = 'holdfast'"
             )
-        move(source, target)
+        move_store(source, target)
         with pytest.raises(StoreMoved):
             client.transact(now)
 
 
-def test_a_client_that_nobody_knew_of_cannot_commit_into_a_store_that_moved_meanwhile(
-    place: Made, monkeypatch: pytest.MonkeyPatch
+def test_client_without_presence_lock_gets_store_moved(
+    make_url: MakeUrl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of a release that does not say that it is there, and has not been cut off either."""
-    source, target = place("postgres"), place("lmdb")
-    fill(source)
-    monkeypatch.setattr(presence, "attend", lambda connection, lock: None)
+    """A client of an old release takes no presence lock, and its connection is still open."""
+    source, target = make_url("postgres"), make_url("lmdb")
+    fill_store(source)
+    monkeypatch.setattr(presence, "lock_shared", lambda connection, lock: None)
     with PostgresStore(source) as client:
         client.transact(now)
-        move(source, target)
+        move_store(source, target)
         before = rows_of(source)
         with pytest.raises(StoreMoved):
             client.transact(now)
@@ -241,13 +248,13 @@ def test_a_client_that_nobody_knew_of_cannot_commit_into_a_store_that_moved_mean
 
 
 @each_pair
-def test_with_keep_both_are_stores_and_the_copy_is_another_one(
-    place: Made, here: str, there: str
+def test_copy_with_keep_source_has_a_new_generation(
+    make_url: MakeUrl, here: str, there: str
 ) -> None:
-    source, target = place(here), place(there)
-    fill(source)
+    source, target = make_url(here), make_url(there)
+    fill_store(source)
     before = rows_of(source)
-    move(source, target, keep=True)
+    move_store(source, target, keep_source=True)
     assert rows_of(target) == before
     with open_store(source) as first, open_store(target) as second:
         assert first.generation == 1
@@ -256,48 +263,51 @@ def test_with_keep_both_are_stores_and_the_copy_is_another_one(
         assert second.transact(lease.renew, [stale], TTL_NS) == [None]
 
 
-# -- a run that dies -------------------------------------------------------------------------------
+# -- a crashed copy --------------------------------------------------------------------------------
 
 
-class Died(BaseException):
+class CopyCrash(BaseException):
     pass
 
 
-class Mortal:
-    """A place whose process dies at one of its writes: before it or after it."""
+class CrashingRawStore:
+    """A RawStore whose process crashes before or after one of its writes."""
 
-    def __init__(self, place: Place, count: Counter, at: int) -> None:
-        self._place, self._count, self._at = place, count, at
-        self.url = place.url
+    def __init__(self, raw_store: RawStore, counter: WriteStepCounter, crash_at: int) -> None:
+        self._raw_store, self._counter, self._crash_at = raw_store, counter, crash_at
+        self.url = raw_store.url
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._place, name)
-        if name not in ("put", "empty", "settle", "mark", "close_down"):
-            return found
+        attribute = getattr(self._raw_store, name)
+        if name not in ("put", "clear", "finish", "write_marker", "mark_moved"):
+            return attribute
 
         def write(*args: Any) -> None:
             self._step()
-            found(*args)
+            attribute(*args)
             self._step()
 
         return write
 
     def _step(self) -> None:
-        self._count.steps += 1
-        if self._count.steps == self._at:
-            raise Died
+        self._counter.steps += 1
+        if self._counter.steps == self._crash_at:
+            raise CopyCrash
 
 
-class Counter:
+class WriteStepCounter:
     steps = 0
 
 
-def move_and_die(here: str, there: str, at: int) -> bool:
-    """Whether it died; else it was done before."""
-    count = Counter()
-    with held(here, there) as (source, target), suppress(Died):
-        copies.copy(
-            Mortal(source, count, at), Mortal(target, count, at), keep=False, progress=silent
+def move_and_crash(here: str, there: str, crash_at: int) -> bool:
+    """Move the store and crash at step `at`. Return False if the move completed before that step."""
+    counter = WriteStepCounter()
+    with open_raw_stores(here, there) as (source, target), suppress(CopyCrash):
+        copies.copy_store(
+            CrashingRawStore(source, counter, crash_at),
+            CrashingRawStore(target, counter, crash_at),
+            keep_source=False,
+            progress=ignore_progress,
         )
         return False
     return True
@@ -305,50 +315,54 @@ def move_and_die(here: str, there: str, at: int) -> bool:
 
 @pytest.mark.usefixtures("small_pages")
 @each_pair
-def test_a_run_that_dies_at_any_write_leaves_one_store_at_most_and_the_next_run_finishes(
-    place: Made, here: str, there: str
+def test_copy_crashed_at_any_write_leaves_one_store_and_can_be_resumed(
+    make_url: MakeUrl, here: str, there: str
 ) -> None:
     before = {b"%02d" % n: bytes([n]) for n in range(16)}
     at, outcomes = 0, set()
     while True:
         at += 1
-        source, target = place(here), place(there)
-        plant(source, before)
-        if not move_and_die(source, target, at):
+        source, target = make_url(here), make_url(there)
+        create_store(source, before)
+        if not move_and_crash(source, target, at):
             break
-        open_now = (may_open(source), may_open(target))
+        open_now = (marker_allows_open(source), marker_allows_open(target))
         outcomes.add(open_now)
         assert open_now != (True, True), f"two stores after step {at}"
         if open_now != (False, True):
-            move(source, target)
+            move_store(source, target)
         assert rows_of(target) == before
-        assert (may_open(source), may_open(target)) == (False, True)
+        assert (marker_allows_open(source), marker_allows_open(target)) == (False, True)
     assert at > 8
     assert outcomes == {(True, False), (False, False), (False, True)}
 
 
-def plant(url: str, rows: dict[bytes, bytes]) -> None:
-    """A store with these rows, made without an engine."""
-    made = places.target(url)
-    made.empty(marks.write(marks.Moved("", "")))
-    made.put(sorted(rows.items()))
-    made.settle(schema.marker(), schema.Meta("id", 1, "", 0, 5), places.Last(3, 5))
-    made.close()
+def create_store(url: str, rows: dict[bytes, bytes]) -> None:
+    """Create a store with these rows without an engine."""
+    raw_store = raw_access.open_target(url)
+    raw_store.clear(marker.encode_marker(marker.MovedTo("", "")))
+    raw_store.put(sorted(rows.items()))
+    raw_store.finish(
+        schema.encode_marker(), schema.StoreMeta("id", 1, "", 0, 5), raw_access.LastCommit(3, 5)
+    )
+    raw_store.close()
 
 
-def may_open(url: str) -> bool:
-    """What everybody asks who opens a store."""
-    opened = places.target(url, patience_s=PATIENCE_S)
+def marker_allows_open(url: str) -> bool:
+    """Check the schema marker as every open does."""
+    raw_store = raw_access.open_target(url, lock_wait_s=PATIENCE_S)
     try:
-        guard_schema(opened.marker(), (schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR), bootstrap=False)
+        check_schema(
+            raw_store.marker(), (schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR), bootstrap=False
+        )
     except (StoreMoved, CopyUnfinished, NotFound):
         return False
     finally:
-        opened.close()
+        raw_store.close()
     return True
 
 
-def opens(url: str) -> bool:
+def can_open(url: str) -> bool:
     try:
         open_store(url, bootstrap=False).close()
     except (StoreMoved, CopyUnfinished, NotFound):
@@ -358,185 +372,196 @@ def opens(url: str) -> bool:
 
 @pytest.mark.usefixtures("small_pages")
 @each_pair
-def test_what_was_copied_before_is_not_copied_again(place: Made, here: str, there: str) -> None:
-    source, target = place(here), place(there)
-    fill(source)
-    assert move_and_die(source, target, at=5)
+def test_resumed_copy_does_not_copy_rows_again(make_url: MakeUrl, here: str, there: str) -> None:
+    source, target = make_url(here), make_url(there)
+    fill_store(source)
+    assert move_and_crash(source, target, crash_at=5)
     seen: list[int] = []
-    with held(source, target) as (a, b):
-        done = copies.copy(
+    with open_raw_stores(source, target) as (a, b):
+        result = copies.copy_store(
             a,
             b,
-            keep=False,
-            progress=lambda phase, rows, *_: seen.append(rows) if phase is Phase.COPYING else None,
+            keep_source=False,
+            progress=lambda phase, rows, *_: (
+                seen.append(rows) if phase is CopyPhase.COPYING else None
+            ),
         )
-    assert done.resumed
-    assert seen[-1] < done.rows
+    assert result.resumed
+    assert seen[-1] < result.rows
 
 
 @pytest.mark.usefixtures("small_pages")
 @each_pair
-def test_a_source_that_went_on_after_a_dead_run_is_copied_from_the_beginning(
-    place: Made, here: str, there: str
+def test_copy_restarts_when_the_source_changed_after_a_crash(
+    make_url: MakeUrl, here: str, there: str
 ) -> None:
-    source, target = place(here), place(there)
-    fill(source)
-    assert move_and_die(source, target, at=5)
+    source, target = make_url(here), make_url(there)
+    fill_store(source)
+    assert move_and_crash(source, target, crash_at=5)
     with open_store(source) as store:
         store.transact(lambda txn: txn.delete(b"\x00\xff raw"))
     before = rows_of(source)
-    assert not move(source, target).resumed
+    assert not move_store(source, target).resumed
     assert rows_of(target) == before
 
 
 @each_kind
-def test_an_unfinished_copy_cannot_be_opened(place: Made, kind: str) -> None:
-    source, target = place("lmdb"), place(kind)
-    fill(source)
-    assert move_and_die(source, target, at=4)
-    with pytest.raises(CopyUnfinished) as told:
+def test_open_of_an_unfinished_copy_raises_copy_unfinished(make_url: MakeUrl, kind: str) -> None:
+    source, target = make_url("lmdb"), make_url(kind)
+    fill_store(source)
+    assert move_and_crash(source, target, crash_at=4)
+    with pytest.raises(CopyUnfinished) as raised:
         open_store(target)
-    assert told.value.source.endswith(source)
+    assert raised.value.source.endswith(source)
 
 
-class Flipping:
-    """A place on a bad disk: one bit of one value arrives changed."""
+class BitFlippingRawStore:
+    """A RawStore on a bad disk: one bit of one value is written flipped."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self.url = place.url
+    def __init__(self, raw_store: RawStore) -> None:
+        self._raw_store = raw_store
+        self.url = raw_store.url
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._place, name)
+        return getattr(self._raw_store, name)
 
     def put(self, rows: list[tuple[bytes, bytes]]) -> None:
         key, value = rows[-1]
         changed = bytes([value[0] ^ 1]) + value[1:] if value else b"\x01"
-        self._place.put([*rows[:-1], (key, changed)])
+        self._raw_store.put([*rows[:-1], (key, changed)])
 
 
 @each_pair
-def test_a_bit_that_changed_on_the_way_is_noticed_and_the_source_stays(
-    place: Made, here: str, there: str
+def test_flipped_bit_in_the_copy_raises_copy_differs(
+    make_url: MakeUrl, here: str, there: str
 ) -> None:
-    source, target = place(here), place(there)
-    fill(source)
-    with held(source, target) as (a, b), pytest.raises(CopyDiffers) as told:
-        copies.copy(a, Flipping(b), keep=False, progress=silent)
-    assert told.value.space == "queue", "the last of its page"
-    assert opens(source)
-    assert not opens(target)
+    source, target = make_url(here), make_url(there)
+    fill_store(source)
+    with open_raw_stores(source, target) as (a, b), pytest.raises(CopyDiffers) as raised:
+        copies.copy_store(a, BitFlippingRawStore(b), keep_source=False, progress=ignore_progress)
+    assert raised.value.space == "queue", "the last of its page"
+    assert can_open(source)
+    assert not can_open(target)
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- refused copies --------------------------------------------------------------------------------
 
 
 @each_pair
-def test_a_place_with_a_store_is_not_overwritten(place: Made, here: str, there: str) -> None:
-    source, target = place(here), place(there)
-    fill(source)
+def test_copy_to_an_existing_store_raises_target_not_empty(
+    make_url: MakeUrl, here: str, there: str
+) -> None:
+    source, target = make_url(here), make_url(there)
+    fill_store(source)
     with open_store(target) as store:
         store.transact(now)
     before = rows_of(target)
-    with pytest.raises(TargetTaken):
-        move(source, target)
+    with pytest.raises(TargetNotEmpty):
+        move_store(source, target)
     assert rows_of(target) == before
-    assert opens(source)
+    assert can_open(source)
 
 
 @each_kind
-def test_an_unfinished_copy_of_another_store_is_not_overwritten(place: Made, kind: str) -> None:
-    one, other, target = place("lmdb"), place("lmdb"), place(kind)
-    fill(one)
-    fill(other)
-    assert move_and_die(one, target, at=4)
-    with pytest.raises(TargetTaken):
-        move(other, target)
-    move(one, target)
+def test_copy_to_an_unfinished_copy_of_another_store_raises_target_not_empty(
+    make_url: MakeUrl, kind: str
+) -> None:
+    one, other, target = make_url("lmdb"), make_url("lmdb"), make_url(kind)
+    fill_store(one)
+    fill_store(other)
+    assert move_and_crash(one, target, crash_at=4)
+    with pytest.raises(TargetNotEmpty):
+        move_store(other, target)
+    move_store(one, target)
 
 
 @each_kind
-def test_a_store_that_was_moved_away_is_no_place_for_another(place: Made, kind: str) -> None:
-    first, second, third = place(kind), place("lmdb"), place("lmdb")
-    fill(first)
-    move(first, second)
-    fill(third)
-    with pytest.raises(TargetTaken):
-        move(third, first)
+def test_copy_to_a_moved_source_raises_target_not_empty(make_url: MakeUrl, kind: str) -> None:
+    first, second, third = make_url(kind), make_url("lmdb"), make_url("lmdb")
+    fill_store(first)
+    move_store(first, second)
+    fill_store(third)
+    with pytest.raises(TargetNotEmpty):
+        move_store(third, first)
 
 
-def test_a_moved_store_is_not_moved_elsewhere(place: Made) -> None:
-    first, second, third = place("lmdb"), place("lmdb"), place("postgres")
-    fill(first)
-    move(first, second)
+def test_move_of_a_moved_source_raises_store_moved(make_url: MakeUrl) -> None:
+    first, second, third = make_url("lmdb"), make_url("lmdb"), make_url("postgres")
+    fill_store(first)
+    move_store(first, second)
     with pytest.raises(StoreMoved):
-        move(first, third)
+        move_store(first, third)
 
 
 @each_kind
-def test_a_store_of_a_newer_schema_is_not_copied(place: Made, kind: str) -> None:
-    source, target = place(kind), place("lmdb")
-    fill(source)
-    opened = places.source(source, patience_s=PATIENCE_S)
-    opened.mark(schema.marker(schema.SCHEMA_MAJOR + 1, 0))
-    opened.close()
+def test_copy_of_a_newer_schema_raises_schema_mismatch(make_url: MakeUrl, kind: str) -> None:
+    source, target = make_url(kind), make_url("lmdb")
+    fill_store(source)
+    raw_store = raw_access.open_source(source, lock_wait_s=PATIENCE_S)
+    raw_store.write_marker(schema.encode_marker(schema.SCHEMA_MAJOR + 1, 0))
+    raw_store.close()
     with pytest.raises(SchemaMismatch):
-        move(source, target)
+        move_store(source, target)
 
 
 @each_kind
-def test_a_store_that_somebody_has_open_is_not_copied(place: Made, kind: str) -> None:
-    source = place(kind)
-    fill(source)
+def test_copy_of_an_open_store_raises_store_busy(make_url: MakeUrl, kind: str) -> None:
+    source = make_url(kind)
+    fill_store(source)
     with open_store(source), pytest.raises(StoreBusy):
-        places.source(source)
+        raw_access.open_source(source)
 
 
-def test_a_store_cannot_be_opened_while_it_is_copied(place: Made) -> None:
-    source = place("postgres")
-    fill(source)
-    opened = places.source(source, patience_s=PATIENCE_S)
+def test_open_during_a_copy_raises_store_being_copied(make_url: MakeUrl) -> None:
+    source = make_url("postgres")
+    fill_store(source)
+    raw_store = raw_access.open_source(source, lock_wait_s=PATIENCE_S)
     try:
-        with pytest.raises(BeingCopied):
+        with pytest.raises(StoreBeingCopied):
             open_store(source)
     finally:
-        opened.close()
+        raw_store.close()
 
 
 @each_kind
-def test_a_place_without_a_store_is_no_source(place: Made, kind: str) -> None:
+def test_copy_from_an_empty_location_raises_not_found(make_url: MakeUrl, kind: str) -> None:
     with pytest.raises(NotFound):
-        places.source(place(kind))
+        raw_access.open_source(make_url(kind))
 
 
-def test_a_store_in_memory_is_neither_source_nor_target() -> None:
-    for find in (places.source, places.target):
+def test_memory_store_as_copy_source_or_target_raises_invalid() -> None:
+    for open_raw_store in (raw_access.open_source, raw_access.open_target):
         with pytest.raises(Invalid):
-            find("memory:")
+            open_raw_store("memory:")
 
 
-def test_a_backup_of_the_same_store_is_not_taken_for_a_free_place(
-    place: Made, tmp_path: Path
+def test_copy_to_a_backup_of_the_same_store_raises_same_store(
+    make_url: MakeUrl, tmp_path: Path
 ) -> None:
-    source = place("lmdb")
-    fill(source)
+    source = make_url("lmdb")
+    fill_store(source)
     with open_store(source) as store:
         store.backup(str(tmp_path / "copy"))
     with pytest.raises(SameStore):
-        move(source, str(tmp_path / "copy"))
+        move_store(source, str(tmp_path / "copy"))
 
 
-def test_a_marker_that_is_no_version_is_read_as_what_it_says() -> None:
-    origin = marks.Origin("id", 1, 2, 3)
-    for said in (marks.Copying("c", "./a", origin, keep=True), marks.Moved("c", "./b")):
-        assert marks.read(marks.write(said)) == said
+def test_copy_and_move_markers_decode_and_refuse_an_open() -> None:
+    origin = marker.CopySource("id", 1, 2, 3)
+    for copy_state in (
+        marker.CopyInProgress("c", "./a", origin, keep_source=True),
+        marker.MovedTo("c", "./b"),
+    ):
+        assert marker.decode_marker(marker.encode_marker(copy_state)) == copy_state
         with pytest.raises(HoldfastError):
-            marks.refuse(marks.write(said))
-    assert marks.read(schema.marker()) is None
-    assert marks.read(None) is None
+            marker.refuse_unopenable(marker.encode_marker(copy_state))
+    assert marker.decode_marker(schema.encode_marker()) is None
+    assert marker.decode_marker(None) is None
 
 
-def test_every_space_has_a_sum_of_its_own() -> None:
-    found = copies.sums(iter([[(schema.prefix(space, "k"), b"v") for space in schema.Space]]))
-    assert found.keys() == {space.name.lower() for space in schema.Space}
-    assert {one.rows for one in found.values()} == {1}
+def test_digest_spaces_has_one_digest_per_space() -> None:
+    digests = copies.digest_spaces(
+        iter([[(schema.key_prefix(space, "k"), b"v") for space in schema.Space]])
+    )
+    assert digests.keys() == {space.name.lower() for space in schema.Space}
+    assert {one.rows for one in digests.values()} == {1}

@@ -1,4 +1,4 @@
-"""Keys: order-preserving, reversible, with vectors that pin the layout."""
+"""Tuple keys: order-preserving, reversible, with test vectors that fix the layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ELEMENTS = st.one_of(INTEGERS, st.text(max_size=8), st.binary(max_size=8))
 RANK = {bytes: 1, str: 2, int: 3}
 
 
-def order(key: tuples.Key) -> list[tuple[int, object]]:
+def sort_key(key: tuples.Key) -> list[tuple[int, object]]:
     return [
         (RANK[type(element)], element.encode() if isinstance(element, str) else element)
         for element in key
@@ -24,28 +24,28 @@ def order(key: tuples.Key) -> list[tuple[int, object]]:
 
 
 @given(st.lists(ELEMENTS, max_size=5))
-def test_a_key_comes_back_as_it_went_in(elements: list[tuples.Element]) -> None:
+def test_unpack_returns_the_packed_key(elements: list[tuples.Element]) -> None:
     assert tuples.unpack(tuples.pack(tuple(elements))) == tuple(elements)
 
 
 @given(st.lists(ELEMENTS, max_size=4), st.lists(ELEMENTS, max_size=4))
-def test_packed_keys_sort_as_their_tuples_do(
+def test_packed_keys_sort_like_their_tuples(
     one: list[tuples.Element], other: list[tuples.Element]
 ) -> None:
     a, b = tuple(one), tuple(other)
-    assert (tuples.pack(a) < tuples.pack(b)) == (order(a) < order(b))
+    assert (tuples.pack(a) < tuples.pack(b)) == (sort_key(a) < sort_key(b))
 
 
 @given(st.lists(ELEMENTS, max_size=3), st.lists(ELEMENTS, min_size=1, max_size=3))
-def test_the_range_of_a_prefix_holds_all_that_is_below_it(
+def test_prefix_end_is_above_all_keys_with_the_prefix(
     head: list[tuples.Element], tail: list[tuples.Element]
 ) -> None:
     prefix = tuples.pack(tuple(head))
-    assert prefix < tuples.pack((*head, *tail)) < tuples.after(prefix)
+    assert prefix < tuples.pack((*head, *tail)) < tuples.prefix_end(prefix)
 
 
 @given(INTEGERS)
-def test_the_last_integer_is_read_without_the_rest(value: int) -> None:
+def test_unpack_last_int_reads_only_the_last_element(value: int) -> None:
     prefix = tuples.pack(("q", 7))
     assert tuples.unpack_last_int(prefix + tuples.pack_int(value), len(prefix)) == value
 
@@ -67,18 +67,18 @@ def test_the_last_integer_is_read_without_the_rest(value: int) -> None:
         (("é",), "02c3a900"),
     ],
 )
-def test_the_layout_on_disk_does_not_move(key: tuples.Key, packed: str) -> None:
+def test_packed_layout_matches_the_test_vectors(key: tuples.Key, packed: str) -> None:
     assert tuples.pack(key) == bytes.fromhex(packed.replace(" ", ""))
 
 
 @pytest.mark.parametrize("key", [(2**64,), (-(2**64),), (1.5,), (None,), (True,), ((1,),)])
-def test_what_cannot_be_ordered_is_refused(key: tuple[object, ...]) -> None:
+def test_pack_of_an_unsupported_element_raises_invalid(key: tuple[object, ...]) -> None:
     with pytest.raises(Invalid):
         tuples.pack(key)  # type: ignore[arg-type]
 
 
 @given(st.binary(max_size=24))
-def test_foreign_bytes_are_a_key_or_invalid(data: bytes) -> None:
+def test_unpack_of_random_bytes_returns_a_key_or_raises_invalid(data: bytes) -> None:
     try:
         key = tuples.unpack(data)
     except Invalid:
@@ -86,7 +86,7 @@ def test_foreign_bytes_are_a_key_or_invalid(data: bytes) -> None:
     assert all(isinstance(element, bytes | str | int) for element in key)
 
 
-def test_text_that_is_not_utf8_is_invalid_both_ways() -> None:
+def test_text_that_is_not_utf8_is_invalid_in_pack_and_unpack() -> None:
     with pytest.raises(Invalid):
         tuples.pack(("\ud800",))
     with pytest.raises(Invalid):

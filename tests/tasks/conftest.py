@@ -1,4 +1,4 @@
-"""A desk on each store whose time is moved by hand."""
+"""A task rig on each store with simulated time."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +7,11 @@ import pytest
 
 from holdfast.clock import SimClock
 from tests.durable.conftest import SIMULATED
-from tests.tasks.rig import Desk
+from tests.tasks.rig import TaskOperationsRig
 
 
 @pytest.fixture(params=list(SIMULATED))
-def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TaskOperationsRig]:
     clock = SimClock()
     for store in SIMULATED[request.param](tmp_path, clock):
-        yield Desk(store, clock)
+        yield TaskOperationsRig(store, clock)

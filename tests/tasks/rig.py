@@ -1,5 +1,5 @@
-"""A coordinator at work: time that is moved by hand, and after every decision the rows are verified
-against the log and counted again."""
+"""Rig for task operations with simulated time. After every transaction it replays the log, compares it with the
+rows and recounts the counters."""
 
 from __future__ import annotations
 
@@ -9,62 +9,70 @@ from typing import Any
 from holdfast.clock import S, SimClock
 from holdfast.durable import journal
 from holdfast.store.api import Store, Txn
-from holdfast.tasks import coordinator as tasks
-from holdfast.tasks import records, recount, verify
-from holdfast.tasks.board import Board
-from holdfast.tasks.coordinator import Answer, End, Grant, Hold, Leased, New, Report
-from holdfast.tasks.records import Entry, Single
-from holdfast.tasks.rows import (
-    FRESH,
-    Counts,
-    Limits,
-    Spec,
-    Status,
-    body_of,
-    counts_of,
+from holdfast.tasks import consistency, events, replay_check
+from holdfast.tasks import operations as tasks
+from holdfast.tasks.events import TaskLogEntry, TaskRecord
+from holdfast.tasks.model import (
+    NEW_STATUS,
+    QueueLimits,
+    TaskCounts,
+    TaskSpec,
+    TaskStatusRow,
     decode_status,
+    get_body,
+    get_counts,
     keys_of,
     pack_int,
-    seq_of,
+    unpack_seq,
 )
-from holdfast.tasks.runs import SEQ_END, held_between, status_of
-from holdfast.tasks.states import State
+from holdfast.tasks.operations import (
+    AttemptOutcome,
+    HeldLease,
+    LeaseResult,
+    ReportAnswer,
+    TaskGrant,
+    TaskReport,
+    TaskToSubmit,
+)
+from holdfast.tasks.row_ranges import SEQ_END, get_status, range_lease_statuses
+from holdfast.tasks.states import TaskState
+from holdfast.tasks.status_fold import TaskFold
 
 UNIVERSE = "u"
 LEASE_NS = 60 * S
 KEYS = keys_of(UNIVERSE)
 
 
-class Desk:
+class TaskOperationsRig:
     def __init__(self, store: Store, clock: SimClock) -> None:
         self.store = store
         self.clock = clock
-        # The live rows as they were at each height.
-        self.lived: dict[int, dict[int, Status]] = {0: {}}
+        # Status rows at each log height.
+        self.rows_by_height: dict[int, dict[int, TaskStatusRow]] = {0: {}}
 
-    def do(self, operation: Any, *args: Any) -> Any:
+    def transact(self, operation: Any, *args: Any) -> Any:
         try:
             return self.store.transact(operation, UNIVERSE, *args)
         finally:
-            self.check()
+            self.check_consistency()
 
     # -- operations ----------------------------------------------------------------------------
 
-    def submit(self, *new: New | bytes, **spec: Any) -> list[int]:
-        """Tasks of one kind; bytes are the arguments of a plain one."""
-        wanted = [one if isinstance(one, New) else New(one) for one in new]
+    def submit(self, *new: TaskToSubmit | bytes, **spec: Any) -> list[int]:
+        """Submit tasks of one spec. Bytes are the arguments of a task without options."""
+        new_tasks = [item if isinstance(item, TaskToSubmit) else TaskToSubmit(item) for item in new]
         spec.setdefault("name", "work")
         spec.setdefault("lease_ns", LEASE_NS)
-        # Whoever outlives one lease is a suspect.
+        # A task is quarantined after one expired lease.
         spec.setdefault("expiries_max", 2)
-        found: list[int] = self.do(tasks.submit, Spec(**spec), wanted)
-        return found
+        seqs: list[int] = self.transact(tasks.submit, TaskSpec(**spec), new_tasks)
+        return seqs
 
-    def one(self, args: bytes = b"x", **options: Any) -> int:
-        new = {name: options.pop(name) for name in _NEW if name in options}
-        return self.submit(New(args, **new), **options)[0]
+    def submit_one(self, args: bytes = b"x", **options: Any) -> int:
+        new = {name: options.pop(name) for name in _TASK_OPTIONS if name in options}
+        return self.submit(TaskToSubmit(args, **new), **options)[0]
 
-    def ask(
+    def lease_result(
         self,
         limit: int = 100,
         *,
@@ -72,135 +80,148 @@ class Desk:
         queues: Sequence[str] = ("default",),
         alone: bool = False,
         names: Sequence[str] = (),
-    ) -> Leased:
-        asked = (worker, list(queues), limit, alone, (), tuple(names))
-        leased: Leased = self.do(tasks.lease, *asked)
+    ) -> LeaseResult:
+        lease_args = (worker, list(queues), limit, alone, (), tuple(names))
+        leased: LeaseResult = self.transact(tasks.lease, *lease_args)
         return leased
 
-    def lease(self, limit: int = 100, **options: Any) -> list[Grant]:
-        return self.ask(limit, **options).grants
+    def lease(self, limit: int = 100, **options: Any) -> list[TaskGrant]:
+        return self.lease_result(limit, **options).grants
 
-    def leased(self, seq: int, *, alone: bool = False) -> Grant:
-        """The grant of a task that is the next to be granted."""
+    def lease_one(self, seq: int, *, alone: bool = False) -> TaskGrant:
+        """Lease one task, which must be `seq`, and return its grant."""
         [grant] = self.lease(1, alone=alone)
         assert grant.seq == seq
         return grant
 
-    def settle(
-        self, *reports: Report, worker: str = "w", generation: int | None = None
-    ) -> list[Answer]:
+    def report(
+        self, *reports: TaskReport, worker: str = "w", generation: int | None = None
+    ) -> list[ReportAnswer]:
         generation = self.store.generation if generation is None else generation
-        return [Answer(a) for a in self.do(tasks.settle, worker, generation, list(reports))]
+        return [
+            ReportAnswer(a)
+            for a in self.transact(tasks.apply_reports, worker, generation, list(reports))
+        ]
 
-    def complete(self, grant: Grant, result: bytes = b"r") -> Answer:
-        return self.settle(Report(grant.seq, grant.lease, End.OK, result))[0]
+    def complete(self, grant: TaskGrant, result: bytes = b"r") -> ReportAnswer:
+        return self.report(TaskReport(grant.seq, grant.lease, AttemptOutcome.OK, result))[0]
 
-    def fail(self, grant: Grant, end: End = End.FAILED, **options: Any) -> Answer:
-        return self.settle(Report(grant.seq, grant.lease, end, **options))[0]
+    def fail(
+        self, grant: TaskGrant, end: AttemptOutcome = AttemptOutcome.FAILED, **options: Any
+    ) -> ReportAnswer:
+        return self.report(TaskReport(grant.seq, grant.lease, end, **options))[0]
 
-    def extend(self, *holds: Hold, generation: int | None = None) -> list[int]:
+    def extend(self, *held_leases: HeldLease, generation: int | None = None) -> list[int]:
         generation = self.store.generation if generation is None else generation
-        answers: list[int] = self.do(tasks.extend, generation, list(holds))
-        return answers
+        expiries: list[int] = self.transact(tasks.extend, generation, list(held_leases))
+        return expiries
 
     def cancel(self, *seqs: int, reason: str = "cancelled") -> list[bool]:
-        found: list[bool] = self.do(tasks.cancel, list(seqs), reason)
-        return found
+        cancelled: list[bool] = self.transact(tasks.cancel, list(seqs), reason)
+        return cancelled
 
     def redrive(self, *seqs: int) -> list[int]:
-        found: list[int] = self.do(tasks.redrive, list(seqs))
-        return found
+        new_seqs: list[int] = self.transact(tasks.redrive, list(seqs))
+        return new_seqs
 
-    def limit(self, queue: str = "default", **limits: int) -> None:
-        self.do(tasks.limit, queue, Limits(**limits))
+    def set_limits(self, queue: str = "default", **limits: int) -> None:
+        self.transact(tasks.set_limits, queue, QueueLimits(**limits))
 
     def maintain(self, limit: int = 1000) -> int:
-        done: int = self.do(tasks.maintain, limit)
-        return done
+        step_count: int = self.transact(tasks.maintain, limit)
+        return step_count
 
-    def later(self, ns: int) -> None:
-        """So much later: commits are a nanosecond apart at least, so no less."""
+    def advance(self, ns: int) -> None:
+        """Advance the clock by `ns` plus a margin: each commit advances store time by at least 1 ns."""
         self.clock.advance(ns + 1000)
 
-    def until(self, at_ns: int) -> None:
-        """Let the next commit be the one of this very time."""
+    def advance_to(self, at_ns: int) -> None:
+        """Advance the clock so that the next commit has exactly this time."""
         while self.store.now_ns() < at_ns:
             self.clock.advance(at_ns - self.store.now_ns())
         assert self.store.now_ns() == at_ns
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
-    def status(self, seq: int) -> Status:
-        return self.store.read(status_of, KEYS, pack_int(seq))
+    def status(self, seq: int) -> TaskStatusRow:
+        return self.store.read(get_status, KEYS, pack_int(seq))
 
-    def state(self, seq: int) -> State:
-        return State(self.status(seq).state)
+    def state(self, seq: int) -> TaskState:
+        return TaskState(self.status(seq).state)
 
     def states(self, *seqs: int) -> list[str]:
         return [self.state(seq).name for seq in seqs]
 
-    def kept(self, seq: int) -> bool:
-        return self.store.read(body_of, KEYS, pack_int(seq)) is not None
+    def exists(self, seq: int) -> bool:
+        return self.store.read(get_body, KEYS, pack_int(seq)) is not None
 
-    def counts(self, queue: str = "default") -> Counts:
-        return self.store.read(counts_of, KEYS, queue)
+    def counts(self, queue: str = "default") -> TaskCounts:
+        return self.store.read(get_counts, KEYS, queue)
 
-    def entries(self) -> list[Entry]:
-        return self.store.read(_entries)
+    def entries(self) -> list[TaskLogEntry]:
+        return self.store.read(_read_entries)
 
-    def log(self) -> list[Single]:
-        return [record for entry in self.entries() for record in singles(entry)]
+    def log(self) -> list[TaskRecord]:
+        return [record for entry in self.entries() for record in entry_records(entry)]
 
-    def said(self, seq: int) -> list[str]:
-        """The kinds of records about a task, in order."""
+    def record_kinds(self, seq: int) -> list[str]:
+        """Kinds of the log records of a task, in order."""
         return [type(record).__name__ for record in self.log() if record.task_id == seq]
 
-    def board(self) -> Board:
-        return Board().replay(self.log())
+    def fold_log(self) -> TaskFold:
+        return TaskFold().replay(self.log())
 
-    def rows(self) -> dict[int, Status]:
-        return self.store.read(_statuses)
+    def rows(self) -> dict[int, TaskStatusRow]:
+        return self.store.read(_read_statuses)
 
-    # -- checking ------------------------------------------------------------------------------
+    # -- consistency ---------------------------------------------------------------------------
 
-    def check(self) -> None:
-        found, height, rows = self.store.read(_checked)
-        assert not found, found
-        self.lived.setdefault(height, rows)
-        # Whatever changes a status is in the log; soft state is not part of it.
-        before = {seq: status for seq, status in self.lived[height].items() if seq in rows}
-        assert logged(before) == logged(rows), "rows changed, and the log did not"
-
-
-_NEW = ("delay_ns", "key", "limit", "after")
+    def check_consistency(self) -> None:
+        differences, height, rows = self.store.read(_read_and_check)
+        assert not differences, differences
+        self.rows_by_height.setdefault(height, rows)
+        # Every change of a logged status field needs a log entry. Soft state is excluded.
+        before = {seq: status for seq, status in self.rows_by_height[height].items() if seq in rows}
+        assert logged_fields(before) == logged_fields(rows), "rows changed, and the log did not"
 
 
-def singles(entry: Entry) -> Iterator[Single]:
-    return records.singles(entry, lambda seq: None)
+_TASK_OPTIONS = ("delay_ns", "key", "limit", "after")
 
 
-def logged(rows: dict[int, Status]) -> dict[int, dict[str, Any]]:
-    """The part of statuses that the log decides, of tasks that have not been forgotten."""
+def entry_records(entry: TaskLogEntry) -> Iterator[TaskRecord]:
+    return events.iter_records(entry, lambda seq: None)
+
+
+def logged_fields(rows: dict[int, TaskStatusRow]) -> dict[int, dict[str, Any]]:
+    """The logged fields of status rows."""
     return {
-        seq: {field: getattr(status, field) for field in verify.FIELDS}
+        seq: {field: getattr(status, field) for field in replay_check.LOGGED_FIELDS}
         for seq, status in rows.items()
     }
 
 
-def _entries(txn: Txn) -> list[Entry]:
+def _read_entries(txn: Txn) -> list[TaskLogEntry]:
     head = journal.head(txn, KEYS.subject)
-    found = journal.read(txn, KEYS.subject, head.floor, head.height + 1, 10_000)
-    return [records.decode(entry.body) for entry in found]
+    entries = journal.read(txn, KEYS.subject, head.floor, head.height + 1, 10_000)
+    return [events.decode_entry(entry.body) for entry in entries]
 
 
-def _statuses(txn: Txn) -> dict[int, Status]:
-    rows = {seq_of(key[len(KEYS.bodies) :]): FRESH for key, _ in verify.rows_of(txn, KEYS.bodies)}
-    rows |= held_between(txn, KEYS, 0, SEQ_END)
-    for key, row in verify.rows_of(txn, KEYS.statuses):
-        rows[seq_of(key[len(KEYS.statuses) :])] = decode_status(row)
+def _read_statuses(txn: Txn) -> dict[int, TaskStatusRow]:
+    rows = {
+        unpack_seq(key[len(KEYS.bodies) :]): NEW_STATUS
+        for key, _ in replay_check.scan_prefix(txn, KEYS.bodies)
+    }
+    rows |= range_lease_statuses(txn, KEYS, 0, SEQ_END)
+    for key, row in replay_check.scan_prefix(txn, KEYS.statuses):
+        rows[unpack_seq(key[len(KEYS.statuses) :])] = decode_status(row)
     return rows
 
 
-def _checked(txn: Txn) -> tuple[list[verify.Difference], int, dict[int, Status]]:
-    found = [*verify.differences(txn, UNIVERSE), *recount.differences(txn, UNIVERSE)]
-    return found, journal.head(txn, KEYS.subject).height, _statuses(txn)
+def _read_and_check(
+    txn: Txn,
+) -> tuple[list[replay_check.TaskDifference], int, dict[int, TaskStatusRow]]:
+    differences = [
+        *replay_check.find_differences(txn, UNIVERSE),
+        *consistency.find_differences(txn, UNIVERSE),
+    ]
+    return differences, journal.head(txn, KEYS.subject).height, _read_statuses(txn)

@@ -1,4 +1,4 @@
-"""Checkpoints of the log: what they hold, when one is due, and that two makers do no harm."""
+"""Checkpoints of the task log: content, due time, log truncation and concurrent creators."""
 
 from __future__ import annotations
 
@@ -12,194 +12,201 @@ from holdfast import store as stores
 from holdfast.clock import S
 from holdfast.durable import journal
 from holdfast.store.api import Txn
-from holdfast.tasks import checkpoint, recount, verify
-from holdfast.tasks import coordinator as tasks
-from holdfast.tasks.checkpoint import STALLED_NS, Chunk
-from holdfast.tasks.coordinator import End, New, Report
-from holdfast.tasks.rows import Spec, pack
-from tests.tasks.rig import KEYS, LEASE_NS, UNIVERSE, Desk
+from holdfast.tasks import checkpoint, consistency, replay_check
+from holdfast.tasks import operations as tasks
+from holdfast.tasks.checkpoint import STALLED_NS, CheckpointChunk
+from holdfast.tasks.model import TaskSpec, pack
+from holdfast.tasks.operations import AttemptOutcome, TaskReport, TaskToSubmit
+from tests.tasks.rig import KEYS, LEASE_NS, UNIVERSE, TaskOperationsRig
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "CHUNK_TASKS", 3)
     monkeypatch.setattr(checkpoint, "LOG_BYTES_MIN", 1_000)
 
 
-def make(desk: Desk) -> bool:
+def create_checkpoint(rig: TaskOperationsRig) -> bool:
     try:
-        return checkpoint.make(desk.store, UNIVERSE)
+        return checkpoint.create(rig.store, UNIVERSE)
     finally:
-        desk.check()
+        rig.check_consistency()
 
 
-def work(desk: Desk, rounds: int = 3) -> None:
-    """Some of everything: tasks in all states."""
+def run_mixed_tasks(rig: TaskOperationsRig, rounds: int = 3) -> None:
+    """Create tasks in all states."""
     for _ in range(rounds):
-        seqs = desk.submit(*[New(b"x", limit="a")] * 2, *[b"y"] * 4)
-        desk.submit(New(b"z", delay_ns=S), New(b"w", after=(seqs[-1],)))
-        grants = desk.lease(4)
-        for grant, end in zip(grants, (End.OK, End.FAILED, End.REFUSED), strict=False):
-            desk.settle(Report(grant.seq, grant.lease, end))
-        desk.later(LEASE_NS // 2)
+        seqs = rig.submit(*[TaskToSubmit(b"x", limit="a")] * 2, *[b"y"] * 4)
+        rig.submit(TaskToSubmit(b"z", delay_ns=S), TaskToSubmit(b"w", after=(seqs[-1],)))
+        grants = rig.lease(4)
+        for grant, end in zip(
+            grants, (AttemptOutcome.OK, AttemptOutcome.FAILED, AttemptOutcome.REFUSED), strict=False
+        ):
+            rig.report(TaskReport(grant.seq, grant.lease, end))
+        rig.advance(LEASE_NS // 2)
 
 
-def head(desk: Desk) -> journal.Head:
-    return desk.store.read(journal.head, KEYS.subject)
+def journal_head(rig: TaskOperationsRig) -> journal.JournalHead:
+    return rig.store.read(journal.head, KEYS.subject)
 
 
-def chunks(desk: Desk) -> list[Chunk]:
-    def read(txn: Txn) -> list[Chunk]:
-        now = checkpoint.current(txn, UNIVERSE)
-        return list(checkpoint.chunks(txn, UNIVERSE, now.latest))
+def read_latest_chunks(rig: TaskOperationsRig) -> list[CheckpointChunk]:
+    def read(txn: Txn) -> list[CheckpointChunk]:
+        index = checkpoint.read_index(txn, UNIVERSE)
+        return list(checkpoint.read_chunks(txn, UNIVERSE, index.latest))
 
-    return desk.store.read(read)
-
-
-def test_a_checkpoint_holds_every_task_that_is_kept(desk: Desk) -> None:
-    work(desk)
-    assert make(desk)
-    held = [seq for c in chunks(desk) for seq in [*c.fresh, *(task for task, _ in c.tasks)]]
-    assert sorted(held) == sorted(desk.rows())
+    return rig.store.read(read)
 
 
-def test_the_log_is_kept_from_the_one_before_the_latest(desk: Desk) -> None:
+def test_checkpoint_contains_every_stored_task(rig: TaskOperationsRig) -> None:
+    run_mixed_tasks(rig)
+    assert create_checkpoint(rig)
+    checkpointed = [
+        seq for c in read_latest_chunks(rig) for seq in [*c.fresh, *(task for task, _ in c.tasks)]
+    ]
+    assert sorted(checkpointed) == sorted(rig.rows())
+
+
+def test_log_is_truncated_to_the_previous_checkpoint(rig: TaskOperationsRig) -> None:
     heights = []
     for _ in range(4):
-        work(desk, 2)
-        heights.append(head(desk).height)
-        assert make(desk)
-    assert head(desk).floor == heights[-2]
+        run_mixed_tasks(rig, 2)
+        heights.append(journal_head(rig).height)
+        assert create_checkpoint(rig)
+    assert journal_head(rig).floor == heights[-2]
 
 
-def test_what_is_left_of_the_log_still_says_all(desk: Desk) -> None:
+def test_truncated_log_and_checkpoint_replay_to_the_rows(rig: TaskOperationsRig) -> None:
     for _ in range(5):
-        work(desk, 2)
-        make(desk)
-    work(desk, 1)
-    assert head(desk).floor > 1
-    assert not desk.store.read(lambda txn: list(verify.differences(txn, UNIVERSE)))
+        run_mixed_tasks(rig, 2)
+        create_checkpoint(rig)
+    run_mixed_tasks(rig, 1)
+    assert journal_head(rig).floor > 1
+    assert not rig.store.read(lambda txn: list(replay_check.find_differences(txn, UNIVERSE)))
 
 
-def test_chunks_of_former_ones_are_swept(desk: Desk) -> None:
+def test_chunks_of_old_checkpoints_are_deleted(rig: TaskOperationsRig) -> None:
     for _ in range(4):
-        work(desk, 1)
-        make(desk)
-    now = desk.store.read(checkpoint.current, UNIVERSE)
-    rows = desk.store.read(lambda txn: txn.scan(KEYS.checkpoints, KEYS.checkpoints + b"\xff"))
-    assert len(rows) == 1 + now.latest.chunks + now.before.chunks
+        run_mixed_tasks(rig, 1)
+        create_checkpoint(rig)
+    index = rig.store.read(checkpoint.read_index, UNIVERSE)
+    rows = rig.store.read(lambda txn: txn.scan(KEYS.checkpoints, KEYS.checkpoints + b"\xff"))
+    assert len(rows) == 1 + index.latest.chunks + index.before.chunks
 
 
-def test_nothing_new_needs_no_checkpoint(desk: Desk) -> None:
-    assert not make(desk)
-    work(desk)
-    assert make(desk)
-    assert not make(desk)
+def test_checkpoint_is_not_created_without_new_entries(rig: TaskOperationsRig) -> None:
+    assert not create_checkpoint(rig)
+    run_mixed_tasks(rig)
+    assert create_checkpoint(rig)
+    assert not create_checkpoint(rig)
 
 
-def test_one_is_due_when_the_log_has_outgrown_the_last(desk: Desk) -> None:
-    assert not checkpoint.due(desk.store, UNIVERSE)
-    work(desk, 6)
-    assert checkpoint.due(desk.store, UNIVERSE)
-    make(desk)
-    assert not checkpoint.due(desk.store, UNIVERSE)
-    made = 0
+def test_checkpoint_is_due_when_the_log_outgrows_the_last_one(rig: TaskOperationsRig) -> None:
+    assert not checkpoint.is_due(rig.store, UNIVERSE)
+    run_mixed_tasks(rig, 6)
+    assert checkpoint.is_due(rig.store, UNIVERSE)
+    create_checkpoint(rig)
+    assert not checkpoint.is_due(rig.store, UNIVERSE)
+    created_count = 0
     for _ in range(12):
-        work(desk, 1)
-        if checkpoint.due(desk.store, UNIVERSE):
-            made += make(desk)
-    assert 1 <= made <= 4
+        run_mixed_tasks(rig, 1)
+        if checkpoint.is_due(rig.store, UNIVERSE):
+            created_count += create_checkpoint(rig)
+    assert 1 <= created_count <= 4
 
 
-def test_tasks_change_while_it_is_made(desk: Desk) -> None:
-    work(desk)
-    store, heights = desk.store, set()
-    begun = store.transact(checkpoint.begin, UNIVERSE)
+def test_checkpoint_tolerates_changes_between_its_chunks(rig: TaskOperationsRig) -> None:
+    run_mixed_tasks(rig)
+    store, heights = rig.store, set()
+    started = store.transact(checkpoint.begin, UNIVERSE)
     at = n = 0
-    while at <= begun.last:
-        chunk = store.read(checkpoint._read_chunk, UNIVERSE, at, begun.last)
+    while at <= started.last:
+        chunk = store.read(checkpoint._read_chunk, UNIVERSE, at, started.last)
         packed = zlib.compress(pack(chunk))
-        assert store.transact(checkpoint.add, UNIVERSE, begun.number, n, packed)
+        assert store.transact(checkpoint.add_chunk, UNIVERSE, started.number, n, packed)
         at, n = chunk.hi, n + 1
         heights.add(chunk.height)
-        work(desk, 1)
-    assert store.transact(checkpoint.install, UNIVERSE, begun.number, n, 1)
+        run_mixed_tasks(rig, 1)
+    assert store.transact(checkpoint.install, UNIVERSE, started.number, n, 1)
     assert len(heights) > 3
-    desk.check()
-    work(desk, 1)
-    assert make(desk)
-    work(desk, 1)
-    assert head(desk).floor > 1
+    rig.check_consistency()
+    run_mixed_tasks(rig, 1)
+    assert create_checkpoint(rig)
+    run_mixed_tasks(rig, 1)
+    assert journal_head(rig).floor > 1
 
 
-def test_only_one_is_made_at_a_time(desk: Desk) -> None:
-    work(desk)
-    assert desk.store.transact(checkpoint.begin, UNIVERSE) is not None
-    assert not make(desk)
-    assert not checkpoint.due(desk.store, UNIVERSE)
+def test_second_concurrent_checkpoint_is_refused(rig: TaskOperationsRig) -> None:
+    run_mixed_tasks(rig)
+    assert rig.store.transact(checkpoint.begin, UNIVERSE) is not None
+    assert not create_checkpoint(rig)
+    assert not checkpoint.is_due(rig.store, UNIVERSE)
 
 
-def test_one_that_stalled_is_superseded_and_can_do_no_harm(desk: Desk) -> None:
-    work(desk)
-    first = desk.store.transact(checkpoint.begin, UNIVERSE)
-    assert desk.store.transact(checkpoint.add, UNIVERSE, first.number, 0, b"stale")
-    desk.later(STALLED_NS)
-    assert make(desk)
-    assert not desk.store.transact(checkpoint.add, UNIVERSE, first.number, 1, b"stale")
-    assert not desk.store.transact(checkpoint.install, UNIVERSE, first.number, 2, 10)
-    desk.check()
+def test_stalled_checkpoint_is_superseded_and_cannot_be_installed(rig: TaskOperationsRig) -> None:
+    run_mixed_tasks(rig)
+    first = rig.store.transact(checkpoint.begin, UNIVERSE)
+    assert rig.store.transact(checkpoint.add_chunk, UNIVERSE, first.number, 0, b"stale")
+    rig.advance(STALLED_NS)
+    assert create_checkpoint(rig)
+    assert not rig.store.transact(checkpoint.add_chunk, UNIVERSE, first.number, 1, b"stale")
+    assert not rig.store.transact(checkpoint.install, UNIVERSE, first.number, 2, 10)
+    rig.check_consistency()
 
 
-def test_what_a_dead_maker_left_is_swept_by_the_next(desk: Desk) -> None:
-    work(desk)
-    first = desk.store.transact(checkpoint.begin, UNIVERSE)
+def test_chunks_of_an_abandoned_checkpoint_are_deleted(rig: TaskOperationsRig) -> None:
+    run_mixed_tasks(rig)
+    first = rig.store.transact(checkpoint.begin, UNIVERSE)
     for n in range(5):
-        desk.store.transact(checkpoint.add, UNIVERSE, first.number, n, b"stale")
-    desk.later(STALLED_NS)
-    make(desk)
-    rows = desk.store.read(lambda txn: txn.scan(KEYS.checkpoints, KEYS.checkpoints + b"\xff"))
+        rig.store.transact(checkpoint.add_chunk, UNIVERSE, first.number, n, b"stale")
+    rig.advance(STALLED_NS)
+    create_checkpoint(rig)
+    rows = rig.store.read(lambda txn: txn.scan(KEYS.checkpoints, KEYS.checkpoints + b"\xff"))
     assert not [row for _, row in rows if row == b"stale"]
 
 
-def test_a_forgotten_task_is_not_in_the_next_one(desk: Desk) -> None:
-    seq = desk.one(retain_ns=S)
-    desk.complete(desk.leased(seq))
-    make(desk)
-    desk.later(S)
-    desk.maintain()
-    desk.one()
-    make(desk)
-    desk.one()
-    make(desk)
-    assert seq not in [task for c in chunks(desk) for task in [*c.fresh, *dict(c.tasks)]]
+def test_removed_task_is_not_in_the_next_checkpoint(rig: TaskOperationsRig) -> None:
+    seq = rig.submit_one(retain_ns=S)
+    rig.complete(rig.lease_one(seq))
+    create_checkpoint(rig)
+    rig.advance(S)
+    rig.maintain()
+    rig.submit_one()
+    create_checkpoint(rig)
+    rig.submit_one()
+    create_checkpoint(rig)
+    assert seq not in [task for c in read_latest_chunks(rig) for task in [*c.fresh, *dict(c.tasks)]]
 
 
-def test_several_makers_and_a_worker_at_once_on_a_store_of_its_own_process(tmp_path: Path) -> None:
+def test_concurrent_checkpoint_creators_and_a_worker_stay_consistent(tmp_path: Path) -> None:
     done = threading.Event()
-    made: list[bool] = []
+    created: list[bool] = []
     with stores.open(tmp_path) as store:
 
         def keep_making() -> None:
             while not done.is_set():
-                made.append(checkpoint.make(store, UNIVERSE))
+                created.append(checkpoint.create(store, UNIVERSE))
 
-        makers = [threading.Thread(target=keep_making) for _ in range(2)]
-        for maker in makers:
-            maker.start()
+        creators = [threading.Thread(target=keep_making) for _ in range(2)]
+        for creator in creators:
+            creator.start()
         try:
             for _ in range(100):
-                store.transact(tasks.submit, UNIVERSE, Spec("work"), [New(b"x")] * 5)
+                store.transact(tasks.submit, UNIVERSE, TaskSpec("work"), [TaskToSubmit(b"x")] * 5)
                 leased = store.transact(tasks.lease, UNIVERSE, "w", ["default"], 4)
-                reports = [Report(grant.seq, grant.lease) for grant in leased.grants]
-                store.transact(tasks.settle, UNIVERSE, "w", store.generation, reports)
+                reports = [TaskReport(grant.seq, grant.lease) for grant in leased.grants]
+                store.transact(tasks.apply_reports, UNIVERSE, "w", store.generation, reports)
         finally:
             done.set()
-            for maker in makers:
-                maker.join()
+            for creator in creators:
+                creator.join()
 
-        def differ(txn: Txn) -> list[verify.Difference]:
-            return [*verify.differences(txn, UNIVERSE), *recount.differences(txn, UNIVERSE)]
+        def find_differences(txn: Txn) -> list[replay_check.TaskDifference]:
+            return [
+                *replay_check.find_differences(txn, UNIVERSE),
+                *consistency.find_differences(txn, UNIVERSE),
+            ]
 
-        assert store.read(differ) == []
-        assert sum(made) > 2
+        assert store.read(find_differences) == []
+        assert sum(created) > 2
         assert store.read(journal.head, KEYS.subject).floor > 1

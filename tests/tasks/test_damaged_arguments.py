@@ -1,4 +1,4 @@
-"""Arguments that damage has changed fail their own task; others are given."""
+"""Damaged argument blobs: only their own task is affected, other tasks are leased."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from holdfast.clock import SimClock
 from holdfast.config import BLOB_THRESHOLD_BYTES
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
-from holdfast.tasks import coordinator
-from holdfast.tasks.coordinator import New
-from holdfast.tasks.rows import Spec
+from holdfast.tasks import operations
+from holdfast.tasks.model import TaskSpec
+from holdfast.tasks.operations import TaskToSubmit
 
-MODULES = ("holdfast.tasks.giving",)
+MODULES = ("holdfast.tasks.grants",)
 
 
-def test_a_task_whose_arguments_are_damaged_keeps_no_other_back() -> None:
+def test_task_with_damaged_arguments_does_not_block_other_leases() -> None:
     with stores.open("memory:", clock=SimClock()) as store:
         large = b"x" * (BLOB_THRESHOLD_BYTES + 1)
-        store.transact(coordinator.submit, "bank", Spec("double"), [New(large), New(b"\x90")])
+        store.transact(
+            operations.submit,
+            "bank",
+            TaskSpec("double"),
+            [TaskToSubmit(large), TaskToSubmit(b"\x90")],
+        )
 
         def damage(txn: Txn) -> None:
-            prefix = schema.prefix(schema.Space.BLOB, "data")
-            [(key, data)] = txn.scan(prefix, tuples.after(prefix), 2)
+            prefix = schema.key_prefix(schema.Space.BLOB, "data")
+            [(key, data)] = txn.scan(prefix, tuples.prefix_end(prefix), 2)
             txn.put(key, b"y" + data[1:])
 
         store.transact(damage)
-        grants = store.transact(coordinator.lease, "bank", "worker", ["default"], 10)
-        assert sorted(one.args for one in grants.grants) == [b"", b"\x90"]
+        grants = store.transact(operations.lease, "bank", "worker", ["default"], 10)
+        assert sorted(grant.args for grant in grants.grants) == [b"", b"\x90"]

@@ -1,157 +1,161 @@
-"""Tasks that wait for others."""
+"""Task dependencies: `after` blocks a task until its dependencies end."""
 
 from __future__ import annotations
 
 import pytest
 
 from holdfast.clock import S
-from holdfast.tasks.coordinator import End, New
-from holdfast.tasks.decision import DEPENDENTS_MAX
 from holdfast.tasks.dependents import DEPENDENCY_FAILED
-from holdfast.tasks.rows import Counts
-from tests.tasks.rig import Desk
+from holdfast.tasks.model import TaskCounts
+from holdfast.tasks.operations import AttemptOutcome, TaskToSubmit
+from holdfast.tasks.unit_of_work import DEPENDENTS_MAX
+from tests.tasks.rig import TaskOperationsRig
 
 
-def test_a_dependent_is_granted_when_all_others_have_completed(desk: Desk) -> None:
-    a, b = desk.submit(b"a", b"b")
-    seq = desk.one(after=(a, b))
-    assert desk.counts() == Counts(ready=2, blocked=1)
-    first, second = desk.lease()
-    desk.complete(first)
-    assert desk.lease() == []
-    desk.complete(second)
-    assert desk.leased(seq).seq == seq
+def test_dependent_is_granted_when_all_dependencies_completed(rig: TaskOperationsRig) -> None:
+    a, b = rig.submit(b"a", b"b")
+    seq = rig.submit_one(after=(a, b))
+    assert rig.counts() == TaskCounts(ready=2, blocked=1)
+    first, second = rig.lease()
+    rig.complete(first)
+    assert rig.lease() == []
+    rig.complete(second)
+    assert rig.lease_one(seq).seq == seq
 
 
-def test_those_of_a_batch_wait_for_each_other(desk: Desk) -> None:
-    a, b, c = desk.submit(b"a", New(b"b", after=(-1,)), New(b"c", after=(-1, -2)))
+def test_after_may_name_earlier_tasks_of_the_batch(rig: TaskOperationsRig) -> None:
+    a, b, c = rig.submit(b"a", TaskToSubmit(b"b", after=(-1,)), TaskToSubmit(b"c", after=(-1, -2)))
     for seq in (a, b, c):
-        [grant] = desk.lease()
+        [grant] = rig.lease()
         assert grant.seq == seq
-        desk.complete(grant)
-    assert desk.states(a, b, c) == ["COMPLETED"] * 3
+        rig.complete(grant)
+    assert rig.states(a, b, c) == ["COMPLETED"] * 3
 
 
-def test_one_that_is_named_twice_is_waited_for_once(desk: Desk) -> None:
-    a = desk.one()
-    seq = desk.one(after=(a, a))
-    desk.complete(desk.leased(a))
-    assert desk.leased(seq)
+def test_dependency_named_twice_is_counted_once(rig: TaskOperationsRig) -> None:
+    a = rig.submit_one()
+    seq = rig.submit_one(after=(a, a))
+    rig.complete(rig.lease_one(a))
+    assert rig.lease_one(seq)
 
 
-def test_what_has_completed_already_is_not_waited_for(desk: Desk) -> None:
-    a = desk.one()
-    desk.complete(desk.leased(a))
-    assert desk.leased(desk.one(after=(a,)))
+def test_completed_dependency_does_not_block(rig: TaskOperationsRig) -> None:
+    a = rig.submit_one()
+    rig.complete(rig.lease_one(a))
+    assert rig.lease_one(rig.submit_one(after=(a,)))
 
 
 @pytest.mark.parametrize("how", ["failed", "dead"])
-def test_a_dependent_of_one_that_did_not_complete_is_dead(desk: Desk, how: str) -> None:
-    a = desk.one()
-    seq = desk.one(after=(a,))
+def test_dependent_of_a_failed_or_dead_task_is_dead(rig: TaskOperationsRig, how: str) -> None:
+    a = rig.submit_one()
+    seq = rig.submit_one(after=(a,))
     if how == "failed":
-        desk.fail(desk.leased(a), End.REFUSED)
+        rig.fail(rig.lease_one(a), AttemptOutcome.REFUSED)
     else:
-        desk.cancel(a)
-    assert desk.states(seq) == ["DEAD"]
-    assert desk.status(seq).reason == DEPENDENCY_FAILED
+        rig.cancel(a)
+    assert rig.states(seq) == ["DEAD"]
+    assert rig.status(seq).reason == DEPENDENCY_FAILED
 
 
-def test_a_task_after_one_that_has_failed_is_dead_at_once(desk: Desk) -> None:
-    a = desk.one()
-    desk.cancel(a)
-    seq = desk.one(after=(a,))
-    assert desk.said(seq) == ["TaskCreated", "TaskDead"]
+def test_task_submitted_after_a_dead_dependency_is_dead(rig: TaskOperationsRig) -> None:
+    a = rig.submit_one()
+    rig.cancel(a)
+    seq = rig.submit_one(after=(a,))
+    assert rig.record_kinds(seq) == ["TaskCreated", "TaskDead"]
 
 
-def test_in_a_batch_those_after_one_that_is_dead_at_once_are_dead_too(desk: Desk) -> None:
-    a = desk.one()
-    desk.cancel(a)
-    seqs = desk.submit(New(b"b", after=(a,)), New(b"c", after=(-1,)), New(b"d", after=(-2,)))
-    assert desk.states(*seqs) == ["DEAD"] * 3
+def test_dependents_of_a_dead_task_in_the_same_batch_are_dead(rig: TaskOperationsRig) -> None:
+    a = rig.submit_one()
+    rig.cancel(a)
+    seqs = rig.submit(
+        TaskToSubmit(b"b", after=(a,)),
+        TaskToSubmit(b"c", after=(-1,)),
+        TaskToSubmit(b"d", after=(-2,)),
+    )
+    assert rig.states(*seqs) == ["DEAD"] * 3
 
 
-def test_a_task_that_waits_for_a_living_and_a_dead_one_is_dead(desk: Desk) -> None:
-    alive, gone = desk.submit(b"a", b"b")
-    desk.cancel(gone)
-    seq = desk.one(after=(alive, gone))
-    assert desk.states(seq) == ["DEAD"]
-    desk.complete(desk.leased(alive))
-    assert desk.states(seq) == ["DEAD"]
+def test_dependent_of_a_live_and_a_dead_task_is_dead(rig: TaskOperationsRig) -> None:
+    alive, gone = rig.submit(b"a", b"b")
+    rig.cancel(gone)
+    seq = rig.submit_one(after=(alive, gone))
+    assert rig.states(seq) == ["DEAD"]
+    rig.complete(rig.lease_one(alive))
+    assert rig.states(seq) == ["DEAD"]
 
 
-def test_one_failure_of_several_ends_the_dependent_once(desk: Desk) -> None:
-    a, b = desk.submit(b"a", b"b")
-    seq = desk.one(after=(a, b))
-    desk.cancel(a, b)
-    assert desk.said(seq).count("TaskDead") == 1
+def test_two_dead_dependencies_log_one_task_dead(rig: TaskOperationsRig) -> None:
+    a, b = rig.submit(b"a", b"b")
+    seq = rig.submit_one(after=(a, b))
+    rig.cancel(a, b)
+    assert rig.record_kinds(seq).count("TaskDead") == 1
 
 
-def test_a_retry_of_another_is_waited_for(desk: Desk) -> None:
-    a = desk.one()
-    seq = desk.one(after=(a,))
-    desk.fail(desk.leased(a))
-    assert desk.states(a, seq) == ["WAITING", "WAITING"]
-    desk.until(desk.status(a).not_before_ns)
-    desk.complete(desk.leased(a))
-    assert desk.leased(seq)
+def test_dependent_stays_blocked_during_a_retry_of_its_dependency(rig: TaskOperationsRig) -> None:
+    a = rig.submit_one()
+    seq = rig.submit_one(after=(a,))
+    rig.fail(rig.lease_one(a))
+    assert rig.states(a, seq) == ["WAITING", "WAITING"]
+    rig.advance_to(rig.status(a).not_before_ns)
+    rig.complete(rig.lease_one(a))
+    assert rig.lease_one(seq)
 
 
-def test_a_dependent_that_was_cancelled_is_not_woken(desk: Desk) -> None:
-    a = desk.one()
-    seq = desk.one(after=(a,))
-    desk.cancel(seq)
-    desk.complete(desk.leased(a))
-    assert desk.lease() == []
-    assert desk.said(seq) == ["TaskCreated", "TaskDead"]
+def test_cancelled_dependent_is_not_unblocked(rig: TaskOperationsRig) -> None:
+    a = rig.submit_one()
+    seq = rig.submit_one(after=(a,))
+    rig.cancel(seq)
+    rig.complete(rig.lease_one(a))
+    assert rig.lease() == []
+    assert rig.record_kinds(seq) == ["TaskCreated", "TaskDead"]
 
 
-def test_a_dependent_with_a_delay_waits_for_both(desk: Desk) -> None:
-    a = desk.one()
-    seq = desk.one(after=(a,), delay_ns=10 * S)
-    desk.complete(desk.leased(a))
-    assert desk.counts() == Counts(delayed=1, completed=1)
-    desk.later(10 * S)
-    assert desk.leased(seq)
+def test_dependent_with_a_delay_waits_for_dependency_and_delay(rig: TaskOperationsRig) -> None:
+    a = rig.submit_one()
+    seq = rig.submit_one(after=(a,), delay_ns=10 * S)
+    rig.complete(rig.lease_one(a))
+    assert rig.counts() == TaskCounts(delayed=1, completed=1)
+    rig.advance(10 * S)
+    assert rig.lease_one(seq)
 
 
-def test_many_dependents_are_told_by_bounded_decisions(desk: Desk) -> None:
-    a = desk.one()
+def test_dependents_are_released_in_bounded_transactions(rig: TaskOperationsRig) -> None:
+    a = rig.submit_one()
     count = DEPENDENTS_MAX * 5 // 2
-    desk.submit(*[New(b"x", after=(a,))] * count)
-    desk.complete(desk.leased(a))
-    assert desk.counts().blocked == count - DEPENDENTS_MAX
-    decisions = 1
-    while desk.counts().blocked:
-        before = desk.counts().blocked
-        desk.maintain()
-        assert before - desk.counts().blocked <= DEPENDENTS_MAX
-        decisions += 1
-    assert decisions == 3
-    assert desk.counts() == Counts(ready=count, completed=1)
+    rig.submit(*[TaskToSubmit(b"x", after=(a,))] * count)
+    rig.complete(rig.lease_one(a))
+    assert rig.counts().blocked == count - DEPENDENTS_MAX
+    transactions = 1
+    while rig.counts().blocked:
+        before = rig.counts().blocked
+        rig.maintain()
+        assert before - rig.counts().blocked <= DEPENDENTS_MAX
+        transactions += 1
+    assert transactions == 3
+    assert rig.counts() == TaskCounts(ready=count, completed=1)
 
 
-def test_dependents_are_told_though_the_other_is_forgotten_meanwhile(desk: Desk) -> None:
-    a = desk.one(retain_ns=0)
+def test_dependents_are_released_after_their_dependency_is_removed(rig: TaskOperationsRig) -> None:
+    a = rig.submit_one(retain_ns=0)
     count = DEPENDENTS_MAX * 5 // 2
-    desk.submit(*[New(b"x", after=(a,))] * count)
-    desk.complete(desk.leased(a))
-    desk.later(S)
-    while desk.maintain():
+    rig.submit(*[TaskToSubmit(b"x", after=(a,))] * count)
+    rig.complete(rig.lease_one(a))
+    rig.advance(S)
+    while rig.maintain():
         pass
-    assert not desk.kept(a)
-    assert desk.counts() == Counts(ready=count)
+    assert not rig.exists(a)
+    assert rig.counts() == TaskCounts(ready=count)
 
 
-def test_a_chain_of_five_thousand_is_ended_by_bounded_decisions(desk: Desk) -> None:
+def test_chain_of_5000_dependents_ends_in_bounded_transactions(rig: TaskOperationsRig) -> None:
     count = 5000
-    desk.submit(b"x", *[New(b"x", after=(-n,)) for n in range(1, count)])
-    desk.cancel(1)
-    decisions = 1
-    while desk.counts().dead < count:
-        before = desk.counts().dead
-        desk.maintain()
-        assert 0 < desk.counts().dead - before <= DEPENDENTS_MAX
-        decisions += 1
-    assert decisions >= count // DEPENDENTS_MAX
-    assert desk.counts() == Counts(dead=count)
+    rig.submit(b"x", *[TaskToSubmit(b"x", after=(-n,)) for n in range(1, count)])
+    rig.cancel(1)
+    transactions = 1
+    while rig.counts().dead < count:
+        before = rig.counts().dead
+        rig.maintain()
+        assert 0 < rig.counts().dead - before <= DEPENDENTS_MAX
+        transactions += 1
+    assert transactions >= count // DEPENDENTS_MAX
+    assert rig.counts() == TaskCounts(dead=count)

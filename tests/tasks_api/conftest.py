@@ -1,5 +1,4 @@
-"""Apps with tasks, opened on a store in memory: with a worker, or without one, so that tasks stay where
-they are."""
+"""Fixtures that open an app with tasks on a memory store, with or without a task worker."""
 
 from __future__ import annotations
 
@@ -11,17 +10,17 @@ import pytest
 
 import holdfast as hf
 
-Open = Callable[..., hf.Runtime]
+OpenApp = Callable[..., hf.Runtime]
 
 
 @pytest.fixture
-def running() -> Iterator[Open]:
-    """Open an app of these tasks with a task worker; it has not failed by the end of the test."""
-    with ExitStack() as stack:
+def open_with_worker() -> Iterator[OpenApp]:
+    """Open an app of these tasks with a task worker. The fixture checks at the end that no role failed."""
+    with ExitStack() as exit_stack:
 
         def start(*tasks: hf.Task[Any, Any], url: Any = "memory:", **options: Any) -> hf.Runtime:
             app = hf.App("jobs", tasks=tasks, queues=options.pop("limits", ()))
-            return stack.enter_context(app.open(url, **{"roles": ("task",), **options}))
+            return exit_stack.enter_context(app.open(url, **{"roles": ("task",), **options}))
 
         opened: list[hf.Runtime] = []
         yield lambda *tasks, **options: opened.append(start(*tasks, **options)) or opened[-1]
@@ -30,6 +29,6 @@ def running() -> Iterator[Open]:
 
 
 @pytest.fixture
-def resting(running: Open) -> Open:
-    """The same without a worker."""
-    return lambda *tasks, **options: running(*tasks, **{"roles": (), **options})
+def open_without_worker(open_with_worker: OpenApp) -> OpenApp:
+    """Open an app of these tasks without a worker, so that tasks stay submitted."""
+    return lambda *tasks, **options: open_with_worker(*tasks, **{"roles": (), **options})

@@ -1,4 +1,4 @@
-"""Tasks for coroutines: submitted and awaited in an event loop, any number at a time."""
+"""Tasks in coroutines: submit_async and awaited results, with many concurrent waiters."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import Invalid, KeyConflict, NotFound, TaskForgotten
-from holdfast.tasks import coordinator
-from tests.tasks_api.conftest import Open
+from holdfast.tasks import operations
+from tests.tasks_api.conftest import OpenApp
 
-MODULES = ("holdfast.app.task_waiting", "holdfast.app.submitting", "holdfast.app.task_handle")
+MODULES = ("holdfast.app.result_waiter", "holdfast.app.submission", "holdfast.app.task_handle")
 
 LONG_S = 30.0
 
@@ -29,45 +29,51 @@ def fail(text: str) -> None:
     raise ValueError(text)
 
 
-async def ends(awaitable: Any) -> Any:
+async def with_timeout(awaitable: Any) -> Any:
     return await asyncio.wait_for(awaitable, LONG_S)
 
 
-def waits(rt: hf.Runtime) -> int:
-    """How many wait."""
-    return sum(len(held) for held in rt.waiting._waits.values())
+def count_waiters(rt: hf.Runtime) -> int:
+    """Number of registered waiters."""
+    return sum(len(waiters) for waiters in rt.waiting._waits.values())
 
 
-async def come(rt: hf.Runtime, count: int) -> None:
+async def wait_for_waiters(rt: hf.Runtime, count: int) -> None:
     deadline = time.monotonic() + LONG_S
-    while waits(rt) < count:
-        assert time.monotonic() < deadline, f"{waits(rt)} of {count} wait"
+    while count_waiters(rt) < count:
+        assert time.monotonic() < deadline, f"{count_waiters(rt)} of {count} wait"
         await asyncio.sleep(0)
 
 
-def test_a_task_is_submitted_and_awaited(running: Open) -> None:
-    rt = running(add)
+def test_submit_async_and_await_the_result(open_with_worker: OpenApp) -> None:
+    rt = open_with_worker(add)
 
     async def go() -> list[int]:
         handle = await rt.submit_async(add, 1, b=2)
-        return [await ends(handle), await ends(handle.result_async()), handle.result(0)]
+        return [
+            await with_timeout(handle),
+            await with_timeout(handle.result_async()),
+            handle.result(0),
+        ]
 
     assert asyncio.run(go()) == [3, 3, 3]
 
 
-def test_an_error_is_raised_where_the_result_is_awaited(running: Open) -> None:
-    rt = running(fail)
+def test_await_raises_task_failed_error(open_with_worker: OpenApp) -> None:
+    rt = open_with_worker(fail)
 
     async def go() -> None:
-        await ends(await rt.submit_async(fail, "no ink"))
+        await with_timeout(await rt.submit_async(fail, "no ink"))
 
     with pytest.raises(hf.TaskFailedError) as caught:
         asyncio.run(go())
     assert caught.value.error == "ValueError: no ink"
 
 
-def test_options_and_refusals_are_the_same_as_for_threads(resting: Open) -> None:
-    rt = resting(add)
+def test_submit_async_has_the_same_options_and_errors_as_submit(
+    open_without_worker: OpenApp,
+) -> None:
+    rt = open_without_worker(add)
 
     async def go() -> None:
         first = await rt.submit_async(add, 1, key="k")
@@ -82,155 +88,155 @@ def test_options_and_refusals_are_the_same_as_for_threads(resting: Open) -> None
     asyncio.run(go())
 
 
-def test_more_coroutines_wait_than_there_could_be_threads(running: Open) -> None:
-    rt = running(add)
+def test_500_coroutines_await_results_concurrently(open_with_worker: OpenApp) -> None:
+    rt = open_with_worker(add)
 
-    async def one(n: int) -> int:
-        found: int = await (await rt.submit_async(add, n))
-        return found
+    async def submit_and_await(n: int) -> int:
+        result: int = await (await rt.submit_async(add, n))
+        return result
 
     async def go() -> list[int]:
-        return await ends(asyncio.gather(*(one(n) for n in range(500))))
+        return await with_timeout(asyncio.gather(*(submit_and_await(n) for n in range(500))))
 
     assert asyncio.run(go()) == [n + 1 for n in range(500)]
 
 
-def test_coroutine_tasks_may_wait_for_each_other_many_levels_deep(running: Open) -> None:
+def test_coroutine_tasks_may_await_nested_tasks(open_with_worker: OpenApp) -> None:
     @hf.task
     async def tree(depth: int) -> int:
         if not depth:
             return 1
-        below = [await rt.submit_async(tree, depth - 1) for _ in range(3)]
-        return sum([await one for one in below])
+        children = [await rt.submit_async(tree, depth - 1) for _ in range(3)]
+        return sum([await handle for handle in children])
 
-    rt = running(tree)
+    rt = open_with_worker(tree)
     assert rt.submit(tree, 4).result(LONG_S) == 3**4
 
 
-def test_who_stops_waiting_leaves_nothing_behind(resting: Open) -> None:
-    rt = resting(add)
+def test_cancelled_await_leaves_no_waiter(open_without_worker: OpenApp) -> None:
+    rt = open_without_worker(add)
 
     async def go() -> None:
         handle = await rt.submit_async(add, 1)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(handle.result_async(), 0.05)
 
-    # It returns: no thread is joined that waits for the task.
+    # asyncio.run returns: no thread is left that waits for the task.
     asyncio.run(go())
-    assert waits(rt) == 0
+    assert count_waiters(rt) == 0
 
 
-def test_a_task_that_is_forgotten_meanwhile_is_an_error_for_those_who_wait_for_it_alone(
-    resting: Open,
+def test_await_of_a_removed_task_raises_task_forgotten(
+    open_without_worker: OpenApp,
 ) -> None:
     brief = hf.task(retain_s=0.001)(add.fn)
-    rt = resting(brief)
+    rt = open_without_worker(brief)
 
     async def go() -> tuple[Any, Any]:
-        gone, stays = [await rt.submit_async(brief, n) for n in (1, 2)]
-        waits = [asyncio.ensure_future(one.result_async()) for one in (gone, stays)]
-        await come(rt, 2)
-        # Ended and forgotten in one go: whoever listens finds nothing there.
-        await asyncio.to_thread(end_and_forget, rt, gone)
-        error = (await ends(asyncio.wait(waits[:1])))[0].pop().exception()
+        removed, stays = [await rt.submit_async(brief, n) for n in (1, 2)]
+        waits = [asyncio.ensure_future(handle.result_async()) for handle in (removed, stays)]
+        await wait_for_waiters(rt, 2)
+        # The task ends and is removed before the listener reads it.
+        await asyncio.to_thread(cancel_and_remove, rt, removed)
+        error = (await with_timeout(asyncio.wait(waits[:1])))[0].pop().exception()
         assert not waits[1].done()
         stays.cancel()
         with pytest.raises(hf.TaskFailedError):
-            await ends(waits[1])
+            await with_timeout(waits[1])
         return type(error), waits[1].done()
 
     assert asyncio.run(go()) == (TaskForgotten, True)
 
 
-def test_a_caller_that_waits_while_its_task_ends_and_is_forgotten_is_told_so(
-    resting: Open,
+def test_result_of_a_task_removed_meanwhile_raises_task_forgotten(
+    open_without_worker: OpenApp,
 ) -> None:
     brief = hf.task(retain_s=0.001)(add.fn)
-    rt = resting(brief)
+    rt = open_without_worker(brief)
     handle = rt.submit(brief, 1)
-    found: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def wait() -> None:
         try:
             handle.result(30)
         except BaseException as error:
-            found.append(error)
+            errors.append(error)
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    end_and_forget(rt, handle)
+    cancel_and_remove(rt, handle)
     waiter.join(30)
-    assert [type(error) for error in found] == [TaskForgotten]
+    assert [type(error) for error in errors] == [TaskForgotten]
 
 
-def end_and_forget(rt: hf.Runtime, handle: hf.TaskHandle[Any]) -> None:
-    def both(txn: Any) -> None:
-        coordinator.cancel.fn(txn, "jobs", [1])
+def cancel_and_remove(rt: hf.Runtime, handle: hf.TaskHandle[Any]) -> None:
+    def cancel_task(txn: Any) -> None:
+        operations.cancel.fn(txn, "jobs", [1])
 
     with rt.store._lock:  # type: ignore[attr-defined]
-        rt.store.transact(both)
+        rt.store.transact(cancel_task)
         while True:
-            rt.store.transact(coordinator.maintain, "jobs", 100)
+            rt.store.transact(operations.maintain, "jobs", 100)
             try:
                 handle.status()
             except NotFound:
                 return
 
 
-def test_two_event_loops_wait_at_the_same_time(running: Open) -> None:
-    rt = running(add)
-    found: list[int] = []
+def test_several_event_loops_await_results_concurrently(open_with_worker: OpenApp) -> None:
+    rt = open_with_worker(add)
+    results: list[int] = []
 
     async def go(n: int) -> None:
-        found.append(await ends(await rt.submit_async(add, n)))
+        results.append(await with_timeout(await rt.submit_async(add, n)))
 
     threads = [threading.Thread(target=lambda n=n: asyncio.run(go(n))) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LONG_S)
-    assert sorted(found) == list(range(1, 9))
+    assert sorted(results) == list(range(1, 9))
 
 
-def test_a_loop_that_is_gone_harms_no_other(running: Open) -> None:
+def test_closed_event_loop_does_not_affect_other_awaits(open_with_worker: OpenApp) -> None:
     @hf.task
     def slow() -> str:
         assert let_go.wait(LONG_S)
         return "done"
 
     let_go = threading.Event()
-    rt = running(slow)
+    rt = open_with_worker(slow)
     handle = rt.submit(slow)
     abandoned = asyncio.new_event_loop()
     wait = handle.result_async()
 
     async def begin() -> None:
         task = asyncio.ensure_future(wait)
-        await come(rt, 1)
-        kept.append(task)
+        await wait_for_waiters(rt, 1)
+        pending_tasks.append(task)
 
-    kept: list[Any] = []
+    pending_tasks: list[Any] = []
     abandoned.run_until_complete(begin())
     abandoned.close()
 
     async def go() -> str:
         task = asyncio.ensure_future(handle.result_async())
-        await come(rt, 2)
+        await wait_for_waiters(rt, 2)
         let_go.set()
-        found: str = await ends(task)
-        return found
+        result: str = await with_timeout(task)
+        return result
 
     assert asyncio.run(go()) == "done"
 
 
-def test_who_waits_in_a_loop_hears_of_a_worker_that_has_failed() -> None:
+def test_await_raises_the_failure_of_the_task_worker() -> None:
     rt = hf.App("jobs", tasks=[add]).open("memory:", roles=("task",))
     rt.roles[0].request_stop()
     rt.roles[0].join(LONG_S)
     rt.roles[0].failure = MemoryError("gone")  # type: ignore[misc]
 
     async def go() -> None:
-        await ends(await rt.submit_async(add, 1))
+        await with_timeout(await rt.submit_async(add, 1))
 
     with pytest.raises(MemoryError):
         asyncio.run(go())

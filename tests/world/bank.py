@@ -1,4 +1,4 @@
-"""A small application that uses everything a reducer may do."""
+"""A sample application that uses every operation of a reducer context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Deposited(hf.Event):
 
 
 class Failing(hf.Event):
-    """Changes the state, wants things, and then raises."""
+    """Its handler changes the state, emits an effect and a reply, and then raises."""
 
     why: str = "as told"
 
@@ -24,7 +24,7 @@ class Seen(hf.Event):
 
 
 class Unheard(hf.Event):
-    """Named in `events=`, handled by no world."""
+    """Declared in `events=`. No world handles it."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Told(hf.Event):
 
 
 class Rated(hf.Event):
-    """An int that is put where the state has a float."""
+    """Its handler stores an int in a float field."""
 
     rate: int
 
@@ -65,7 +65,7 @@ class Queried(hf.Event):
 
 
 class Timed(hf.Event):
-    """Takes this long, by the clock of the test."""
+    """Its handler advances the test clock by `ms`."""
 
     ms: int
 

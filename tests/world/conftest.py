@@ -3,26 +3,26 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store.rows import LmdbBackend
-from tests.postgres import RIGS_DEEP
-from tests.world.rig import Rig, rows_on
+from holdfast.store.lmdb.backend import LmdbBackend
+from tests.postgres import RIG_STORES_DEEP
+from tests.world.rig import WorldRig, make_backend
 
 
-@pytest.fixture(params=RIGS_DEEP)
-def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    made = Rig(backend=rows_on(request.param))
-    yield made
-    made.store.close()
+@pytest.fixture(params=RIG_STORES_DEEP)
+def rig(request: pytest.FixtureRequest) -> Iterator[WorldRig]:
+    world_rig = WorldRig(backend=make_backend(request.param))
+    yield world_rig
+    world_rig.store.close()
 
 
 @pytest.fixture(params=["memory", "lmdb", "postgres"])
-def any_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    """The same on every store whose time we move."""
+def any_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WorldRig]:
+    """The rig on every store that accepts a simulated clock."""
     if request.param != "lmdb":
-        made = Rig(backend=rows_on(request.param))
-        yield made
-        made.store.close()
+        world_rig = WorldRig(backend=make_backend(request.param))
+        yield world_rig
+        world_rig.store.close()
         return
     backend = LmdbBackend(tmp_path, readonly=False)
-    yield Rig(backend=backend)
+    yield WorldRig(backend=backend)
     backend.close()

@@ -1,5 +1,5 @@
-"""A store in memory with simulated time, an app on it, workers driven tick by tick, and commits that
-go wrong on demand."""
+"""The rig of world tests: an app on an in-memory or PostgreSQL store with a simulated clock,
+workers driven tick by tick, and commits that fail on demand."""
 
 from __future__ import annotations
 
@@ -7,41 +7,42 @@ from collections.abc import Callable
 from typing import Any
 
 import holdfast as hf
-from holdfast.app.handle import WorldHandle
 from holdfast.app.runtime import Runtime
+from holdfast.app.world_handle import WorldHandle
 from holdfast.clock import S, SimClock
 from holdfast.durable import inbox, journal, queue, snapshot
 from holdfast.errors import CommitUnknown, HoldfastError
-from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 from holdfast.store import schema
 from holdfast.store.api import Store, Txn
-from holdfast.store.engine import Backend
-from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryBackend, MemoryTxn
+from holdfast.store.engine import StoreBackend
+from holdfast.store.in_process import InProcessStore
+from holdfast.store.memory_backend import MemoryBackend, MemoryTxn
+from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
 from holdfast.world import catalog, redrive
 from holdfast.world.catalog import WorldRecord, subject_of
 from holdfast.world.host import Budgets, SnapshotPolicy
-from holdfast.world.kernel import World
+from holdfast.world.reducer import WorldSpec
 from tests.postgres import PgRows
 from tests.world import bank
 
-# What a commit meets. A crash is the caller's; the store goes on without it.
+# Faults injected into a commit. A crash ends the calling worker only; the store stays usable.
 CRASH_BEFORE, CRASH_AFTER = "crash before", "crash after"
 UNKNOWN_BEFORE, UNKNOWN_AFTER = "unknown before", "unknown after"
 FAULTS = (CRASH_BEFORE, CRASH_AFTER, UNKNOWN_BEFORE, UNKNOWN_AFTER)
 
 
 class Crash(KeyboardInterrupt):
-    """The process dies here."""
+    """Simulated death of the worker process."""
 
 
-def rows_on(kind: str) -> Any:
-    """Rows of a kind of store whose commits go wrong on demand: `memory`, `postgres`."""
+def make_backend(kind: str) -> Any:
+    """Return a backend whose commits fail on demand. `kind` is `memory` or `postgres`."""
     return PgRows(Crash) if kind == "postgres" else FaultyBackend()
 
 
 class FaultyBackend(MemoryBackend):
-    """Memory whose commits end as `plan` says, by their number since `arm`."""
+    """In-memory backend with injected commit faults. `plan` maps a commit number, counted since
+    `arm`, to a fault."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,11 +76,11 @@ class FaultyTxn(MemoryTxn):
             raise CommitUnknown()
 
 
-class Rig:
+class WorldRig:
     def __init__(
         self,
         app: hf.App = bank.app,
-        backend: Backend | PgRows | None = None,
+        backend: StoreBackend | PgRows | None = None,
         clock: SimClock | None = None,
     ) -> None:
         self.app = app
@@ -88,7 +89,7 @@ class Rig:
         self.store: Store = (
             self.backend.open(self.clock)
             if isinstance(self.backend, PgRows)
-            else LocalStore("memory:", self.backend, self.clock)
+            else InProcessStore("memory:", self.backend, self.clock)
         )
         self.runtime = Runtime(app, self.store, roles=(), clock=self.clock)
         self.universe = app.universe
@@ -96,7 +97,7 @@ class Rig:
     # -- worlds --------------------------------------------------------------------------------
 
     def world(self, kind: type[Any] = bank.Account, name: str = "ada") -> WorldHandle[Any]:
-        """A world that exists and is assigned to worker A."""
+        """Create a world and assign it to worker A."""
         handle = self.runtime.world(kind, name)
         self.assign(handle)
         return handle
@@ -110,16 +111,18 @@ class Rig:
     def subject(self, handle: WorldHandle[Any]) -> str:
         return subject_of(self.universe, self.id(handle))
 
-    def kernel(self, handle: WorldHandle[Any], app: hf.App | None = None) -> World:
+    def world_spec(self, handle: WorldHandle[Any], app: hf.App | None = None) -> WorldSpec:
         code = app or self.app
-        program = code.programs[handle.type]
-        return World(self.universe, self.id(handle), handle.name, program, code)
+        definition = code.programs[handle.type]
+        return WorldSpec(self.universe, self.id(handle), handle.name, definition, code)
 
-    def kernel_in(self, txn: Txn, handle: WorldHandle[Any]) -> World:
-        """The same, inside a transaction."""
-        world_id = catalog.find(txn, self.universe, handle.type, handle.name)
+    def world_spec_in(self, txn: Txn, handle: WorldHandle[Any]) -> WorldSpec:
+        """Same as `world_spec`, inside a transaction."""
+        world_id = catalog.find_id(txn, self.universe, handle.type, handle.name)
         assert world_id is not None
-        return World(self.universe, world_id, handle.name, self.app.programs[handle.type], self.app)
+        return WorldSpec(
+            self.universe, world_id, handle.name, self.app.programs[handle.type], self.app
+        )
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -141,7 +144,7 @@ class Rig:
             vocabulary=code,
             worker=name,
             incarnation=incarnation,
-            policy=WorkerPolicy(
+            policy=WorldWorkerPolicy(
                 budgets=budgets or Budgets(),
                 snapshots=snapshots or SnapshotPolicy(),
                 **policy,
@@ -150,7 +153,8 @@ class Rig:
         )
 
     def run(self, worker: WorldWorker | None = None, ticks_max: int = 1000) -> WorldWorker:
-        """Tick until nothing is left to do, as a role does: an unknown outcome is no reason to stop."""
+        """Tick the worker until it is idle. An in-doubt commit is retried, as in the worker
+        service."""
         worker = worker or self.worker()
         for _ in range(ticks_max):
             try:
@@ -160,52 +164,54 @@ class Rig:
                 continue
         raise AssertionError(f"still working after {ticks_max} ticks")
 
-    def expire(self, seconds: float = 11.0) -> None:
+    def advance_clock(self, seconds: float = 11.0) -> None:
         self.clock.advance(int(seconds * S))
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- inspection ----------------------------------------------------------------------------
 
     def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         return self.store.read(fn, *args)
 
-    def head(self, handle: WorldHandle[Any]) -> journal.Head:
+    def head(self, handle: WorldHandle[Any]) -> journal.JournalHead:
         return self.store.read(journal.head, self.subject(handle))
 
     def cursor(self, handle: WorldHandle[Any]) -> int:
         return self.store.read(inbox.cursor, self.subject(handle))
 
-    def depth(self, handle: WorldHandle[Any]) -> int:
+    def inbox_depth(self, handle: WorldHandle[Any]) -> int:
         return self.store.read(inbox.depth, self.subject(handle))
 
-    def bodies(self, handle: WorldHandle[Any]) -> list[bytes]:
-        """The entries, byte for byte."""
+    def entry_bodies(self, handle: WorldHandle[Any]) -> list[bytes]:
+        """Return the encoded bodies of all journal entries."""
         head = self.head(handle)
-        found: list[journal.Entry] = self.store.read(
+        entries: list[journal.ChainedEntry] = self.store.read(
             journal.read, self.subject(handle), head.floor, head.height + 1, 10_000
         )
-        return [entry.body for entry in found]
+        return [entry.body for entry in entries]
 
     def baseline(self, handle: WorldHandle[Any]) -> int:
-        found: snapshot.Baseline | None = self.store.read(snapshot.baseline, self.subject(handle))
-        return 0 if found is None else found.height
+        baseline: snapshot.Baseline | None = self.store.read(
+            snapshot.baseline, self.subject(handle)
+        )
+        return 0 if baseline is None else baseline.height
 
     def record(self, handle: WorldHandle[Any]) -> WorldRecord:
-        return self.store.read(catalog.record, self.universe, self.id(handle))
+        return self.store.read(catalog.get_record, self.universe, self.id(handle))
 
-    def blocker(self, handle: WorldHandle[Any]) -> str:
-        found = self.record(handle).blocker
-        return "" if found is None else found.code
+    def blocker_code(self, handle: WorldHandle[Any]) -> str:
+        blocker = self.record(handle).blocker
+        return "" if blocker is None else blocker.code
 
-    def hints(self, worker: str = "A") -> list[str]:
-        return self.store.read(catalog.hints, self.universe, worker, 1000)
+    def runnable(self, worker: str = "A") -> list[str]:
+        return self.store.read(catalog.list_runnable, self.universe, worker, 1000)
 
-    def dead(self) -> list[queue.Dead]:
-        return self.store.read(queue.dead, redrive.failures(self.universe))
+    def failed_events(self) -> list[queue.DeadLetter]:
+        return self.store.read(queue.list_dead, redrive.failed_events_queue(self.universe))
 
     def queued(self, name: str) -> list[bytes]:
         return [payload for _, payload in self.store.read(queue.peek, name, 1000)]
 
     def rows(self) -> dict[bytes, bytes]:
-        """Every row but the store's own about commits."""
-        found = self.store.read(lambda txn: txn.scan(b"\x00", b"\xff\xff"))
-        return {key: row for key, row in found if not key.startswith(schema.OUTCOME)}
+        """Return all rows except the store's commit outcomes."""
+        scanned = self.store.read(lambda txn: txn.scan(b"\x00", b"\xff\xff"))
+        return {key: row for key, row in scanned if not key.startswith(schema.OUTCOME)}

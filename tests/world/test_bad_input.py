@@ -1,4 +1,5 @@
-"""What users get wrong: a typed error of one line, at once, and nothing has changed."""
+"""Invalid calls of the public API: each raises a typed one-line error at once and changes no
+row."""
 
 from __future__ import annotations
 
@@ -21,23 +22,23 @@ from holdfast.errors import (
     NotFound,
     ValueTooLarge,
 )
-from holdfast.world.host import Budgets, Host, SnapshotPolicy
+from holdfast.world.host import Budgets, SnapshotPolicy, WorldHost
 from tests.world import bank
-from tests.world.rig import Rig
+from tests.world.rig import WorldRig
 
 MODULES = (
-    "holdfast.app.handle",
+    "holdfast.app.world_handle",
     "holdfast.app.app",
-    "holdfast.app.declare",
+    "holdfast.app.definitions",
     "holdfast.world.catalog",
 )
 
-Handle = hf.WorldHandle[bank.Account]
+AccountHandle = hf.WorldHandle[bank.Account]
 
 
 @pytest.fixture
-def ada(rig: Rig) -> Handle:
-    """25 entries, snapshots at 10 and 20, the journal cut off below 20."""
+def ada(rig: WorldRig) -> AccountHandle:
+    """A world with 25 entries, snapshots at 10 and 20, and a journal truncated below 20."""
     handle = rig.world()
     rig.runtime.send_many([(handle, bank.Deposited(n)) for n in range(1, 26)])
     rig.run(rig.worker(snapshots=SnapshotPolicy(10, keep=1), budgets=Budgets(max_inbox_batch=5)))
@@ -56,18 +57,18 @@ class Alien(hf.Event):
 
 
 @dataclass
-class Plain:
+class UnhandledDataclass:
     n: int
 
 
-Wrong = Callable[[Rig, Handle], object]
+InvalidCall = Callable[[WorldRig, AccountHandle], object]
 
-WRONG: dict[str, tuple[type[HoldfastError], Wrong]] = {
-    # Worlds and events that are not there.
+INVALID_CALLS: dict[str, tuple[type[HoldfastError], InvalidCall]] = {
+    # Unknown worlds and events.
     "unknown world type": (Invalid, lambda rig, ada: rig.runtime.world(Stranger, "x")),
     "a type that is no world": (Invalid, lambda rig, ada: rig.runtime.world(int, "x")),  # type: ignore[type-var]
     "unknown event type": (Invalid, lambda rig, ada: ada.send(Alien())),
-    "a dataclass nobody handles": (Invalid, lambda rig, ada: ada.send(Plain(1))),
+    "a dataclass nobody handles": (Invalid, lambda rig, ada: ada.send(UnhandledDataclass(1))),
     "an event class, not an event": (Invalid, lambda rig, ada: ada.send(bank.Deposited)),
     "no event at all": (Invalid, lambda rig, ada: ada.send(None)),
     "unknown event asked": (Invalid, lambda rig, ada: ada.ask(Alien())),
@@ -163,7 +164,7 @@ WRONG: dict[str, tuple[type[HoldfastError], Wrong]] = {
     ),
     "a fork over another world": (Invalid, lambda rig, ada: ada.fork("ada")),
     "a fork with an unknown policy": (Invalid, lambda rig, ada: ada.fork("c", effects="maybe")),
-    # Openings.
+    # `App.open`.
     "a role that is none": (Invalid, lambda rig, ada: rig.app.open(rig.store, roles=["king"])),
     "a universe with a slash": (
         Invalid,
@@ -176,9 +177,9 @@ WRONG: dict[str, tuple[type[HoldfastError], Wrong]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "wrong"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_is_refused_in_one_line_and_nothing_changes(
-    rig: Rig, ada: Handle, kind: type[HoldfastError], wrong: Wrong
+@pytest.mark.parametrize(("kind", "wrong"), INVALID_CALLS.values(), ids=INVALID_CALLS.keys())
+def test_invalid_call_raises_a_one_line_error_and_changes_nothing(
+    rig: WorldRig, ada: AccountHandle, kind: type[HoldfastError], wrong: InvalidCall
 ) -> None:
     before = rig.rows()
     with pytest.raises(HoldfastError) as raised:
@@ -190,8 +191,10 @@ def test_what_is_wrong_is_refused_in_one_line_and_nothing_changes(
     assert rig.rows() == before
 
 
-def test_a_snapshot_of_another_world_is_not_forked_from(rig: Rig, ada: Handle) -> None:
-    """A height at which only another world has a snapshot."""
+def test_fork_at_a_height_only_another_world_has_is_not_found(
+    rig: WorldRig, ada: AccountHandle
+) -> None:
+    """Only the other world has a snapshot at this height."""
     bob = rig.world(name="bob")
     bob.send(bank.Deposited(1))
     rig.run(rig.worker("A", "2"))
@@ -205,23 +208,27 @@ def test_a_snapshot_of_another_world_is_not_forked_from(rig: Rig, ada: Handle) -
 # -- epochs --------------------------------------------------------------------------------------
 
 
-def held(rig: Rig, handle: Handle, epoch: int) -> Host:
-    """A host that believes in this epoch."""
-    status = rig.store.read(lease.current, rig.subject(handle))
-    believed = Lease(
+def host_with_epoch(rig: WorldRig, handle: AccountHandle, epoch: int) -> WorldHost:
+    """Make a host whose lease has this epoch."""
+    status = rig.store.read(lease.current_status, rig.subject(handle))
+    lease_with_epoch = Lease(
         rig.subject(handle), status.worker, status.incarnation, status.generation, epoch, 1 << 62
     )
-    return Host(
-        rig.kernel(handle), believed, clock=rig.clock, budgets=Budgets(), policy=SnapshotPolicy()
+    return WorldHost(
+        rig.world_spec(handle),
+        lease_with_epoch,
+        clock=rig.clock,
+        budgets=Budgets(),
+        policy=SnapshotPolicy(),
     )
 
 
 @pytest.mark.parametrize("offset", [-1, 1, 1000])
-def test_a_cycle_under_a_stale_or_a_future_epoch_is_fenced(
-    rig: Rig, ada: Handle, offset: int
+def test_cycle_under_a_stale_or_future_epoch_is_fenced(
+    rig: WorldRig, ada: AccountHandle, offset: int
 ) -> None:
-    status = rig.store.read(lease.current, rig.subject(ada))
-    host = held(rig, ada, status.epoch + offset)
+    status = rig.store.read(lease.current_status, rig.subject(ada))
+    host = host_with_epoch(rig, ada, status.epoch + offset)
     cycle = host.prepare(rig.store)
     assert cycle is not None
     before = rig.rows()
@@ -233,16 +240,16 @@ def test_a_cycle_under_a_stale_or_a_future_epoch_is_fenced(
     assert rig.rows() == before
 
 
-def test_the_epoch_that_stands_is_accepted(rig: Rig, ada: Handle) -> None:
-    status = rig.store.read(lease.current, rig.subject(ada))
-    host = held(rig, ada, status.epoch)
+def test_cycle_under_the_current_epoch_commits(rig: WorldRig, ada: AccountHandle) -> None:
+    status = rig.store.read(lease.current_status, rig.subject(ada))
+    host = host_with_epoch(rig, ada, status.epoch)
     cycle = host.prepare(rig.store)
     assert cycle is not None
     rig.store.transact(host.commit, cycle)
     assert ada.height() == 26
 
 
-# -- code that cannot be an app ------------------------------------------------------------------
+# -- invalid app definitions ---------------------------------------------------------------------
 
 
 def no_default() -> object:
@@ -300,7 +307,7 @@ def two_effects_of_a_kind() -> object:
     return hf.App("a", worlds=[bank.Account], effects=[another])
 
 
-APPS: dict[str, Callable[[], object]] = {
+INVALID_APPS: dict[str, Callable[[], object]] = {
     "a state without a default": no_default,
     "an async reducer": asynchronous,
     "a reducer that yields": yielding,
@@ -326,8 +333,8 @@ APPS: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("make", APPS.values(), ids=APPS.keys())
-def test_code_that_cannot_be_an_app_is_refused_when_it_is_declared(
+@pytest.mark.parametrize("make", INVALID_APPS.values(), ids=INVALID_APPS.keys())
+def test_invalid_app_definition_is_refused_at_declaration(
     make: Callable[[], object],
 ) -> None:
     with pytest.raises(Invalid) as raised:

@@ -1,4 +1,4 @@
-"""Names, records, assignments, and hints that are never lost."""
+"""The world catalog: names, records, assignments, and runnable marks that are never lost."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from holdfast.messages import event_ingress
 from holdfast.store.api import Txn
 from holdfast.transitions import Transitions
 from holdfast.world import catalog
-from holdfast.world.catalog import NOBODY, WORLD, Assignment, Event, Status, subject_of
-from holdfast.world.ingress import Address, deliver
+from holdfast.world.catalog import (
+    UNASSIGNED,
+    WORLD_TRANSITIONS,
+    Assignment,
+    WorldEvent,
+    WorldStatus,
+    subject_of,
+)
+from holdfast.world.ingress import WorldAddress, deliver
 from tests.world import bank
-from tests.world.rig import Rig
+from tests.world.rig import WorldRig
 
 MODULES = ("holdfast.world.catalog",)
 
@@ -27,7 +34,7 @@ INGRESS = event_ingress("Deposited", b"\x01\x81\xa6amount\x01")
 # -- names ---------------------------------------------------------------------------------------
 
 
-def test_a_world_exists_from_its_first_event_on(rig: Rig) -> None:
+def test_world_is_created_by_its_first_event(rig: WorldRig) -> None:
     ada = rig.runtime.world(bank.Account, "ada")
     with pytest.raises(NotFound):
         ada.state()
@@ -36,18 +43,18 @@ def test_a_world_exists_from_its_first_event_on(rig: Rig) -> None:
     assert ada.state() == bank.Account()
 
 
-def test_creating_again_gives_the_same_world(rig: Rig) -> None:
+def test_create_is_idempotent(rig: WorldRig) -> None:
     ada = rig.runtime.world(bank.Account, "ada")
     assert ada.create() == ada.create()
-    assert rig.store.read(catalog.counts, "bank")["active"] == 1
+    assert rig.store.read(catalog.count_by_status, "bank")["active"] == 1
 
 
-def test_the_same_name_of_another_type_is_another_world(rig: Rig) -> None:
+def test_same_name_of_another_type_is_another_world(rig: WorldRig) -> None:
     account = rig.runtime.world(bank.Account, "main").create()
     assert rig.runtime.world(bank.Audit, "main").create() != account
 
 
-def test_a_deleted_name_that_is_used_again_is_another_world(rig: Rig) -> None:
+def test_name_of_a_deleted_world_can_be_reused(rig: WorldRig) -> None:
     ada = rig.world()
     ada.send(bank.Deposited(5))
     rig.run()
@@ -61,24 +68,24 @@ def test_a_deleted_name_that_is_used_again_is_another_world(rig: Rig) -> None:
     rig.assign(ada)
     rig.run()
     assert (ada.state().balance, ada.height()) == (1, 1)
-    assert rig.store.read(catalog.record, "bank", first).status is Status.DELETED
+    assert rig.store.read(catalog.get_record, "bank", first).status is WorldStatus.DELETED
 
 
-def test_deleting_takes_name_assignment_and_hints_away(rig: Rig) -> None:
+def test_delete_removes_name_assignment_and_runnable_marks(rig: WorldRig) -> None:
     ada = rig.world()
     ada.send(bank.Deposited(1))
     world_id = rig.id(ada)
     ada.delete()
     rig.run()
-    for worker in ("A", NOBODY):
-        assert rig.hints(worker) == []
-    assert rig.store.read(catalog.worlds_of, "bank", "A") == []
-    assert rig.store.read(catalog.assignment, "bank", world_id) is None
+    for worker in ("A", UNASSIGNED):
+        assert rig.runnable(worker) == []
+    assert rig.store.read(catalog.list_assigned, "bank", "A") == []
+    assert rig.store.read(catalog.find_assignment, "bank", world_id) is None
     with pytest.raises(NotFound):
         rig.store.transact(catalog.assign, "bank", world_id, "A")
 
 
-def test_a_name_or_id_that_is_taken_is_refused(rig: Rig) -> None:
+def test_create_refuses_a_name_or_id_in_use(rig: WorldRig) -> None:
     ada = rig.world()
     before = rig.rows()
     for name, world_id in (("ada", "fresh"), ("bob", rig.id(ada))):
@@ -87,22 +94,22 @@ def test_a_name_or_id_that_is_taken_is_refused(rig: Rig) -> None:
     assert rig.rows() == before
 
 
-def test_worlds_are_listed_by_id_and_by_name_in_pages(rig: Rig) -> None:
+def test_worlds_are_listed_by_id_and_by_name_in_pages(rig: WorldRig) -> None:
     ids = sorted(rig.id(rig.world(name=f"w{n}")) for n in range(5))
-    first = rig.store.read(catalog.worlds, "bank", "", 3)
-    rest = rig.store.read(catalog.worlds, "bank", first[-1].world_id, 3)
+    first = rig.store.read(catalog.list_worlds, "bank", "", 3)
+    rest = rig.store.read(catalog.list_worlds, "bank", first[-1].world_id, 3)
     assert [record.world_id for record in first + rest] == ids
-    named = rig.store.read(catalog.names, "bank", "Account", 3)
+    named = rig.store.read(catalog.list_names, "bank", "Account", 3)
     assert [name for name, _ in named] == ["w0", "w1", "w2"]
 
 
-def test_universes_share_nothing(rig: Rig) -> None:
+def test_universes_are_isolated(rig: WorldRig) -> None:
     other = rig.app.open(rig.store, roles=(), universe="other", clock=rig.clock)
     ada = rig.world()
     ada.send(bank.Deposited(1))
     with pytest.raises(NotFound):
         other.world(bank.Account, "ada").state()
-    assert rig.store.read(catalog.counts, "other")["active"] == 0
+    assert rig.store.read(catalog.count_by_status, "other")["active"] == 0
 
 
 @pytest.mark.parametrize(
@@ -110,7 +117,7 @@ def test_universes_share_nothing(rig: Rig) -> None:
     ["", "a\x00b", "\ud800", "x" * 201, "ü" * 101, 5, None, b"ada"],
     ids=["empty", "nul", "surrogate", "long", "long in bytes", "int", "none", "bytes"],
 )
-def test_what_is_no_name_is_refused_at_the_door(rig: Rig, name: object) -> None:
+def test_invalid_world_name_is_refused(rig: WorldRig, name: object) -> None:
     before = rig.rows()
     with pytest.raises(Invalid) as raised:
         rig.runtime.world(bank.Account, name)  # type: ignore[arg-type]
@@ -119,17 +126,17 @@ def test_what_is_no_name_is_refused_at_the_door(rig: Rig, name: object) -> None:
 
 
 @pytest.mark.parametrize("universe", ["", "a/b", "a\x00", "\ud800", "u" * 101])
-def test_what_is_no_universe_is_refused(universe: str) -> None:
-    from tests.world.rig import Rig
+def test_invalid_universe_name_is_refused(universe: str) -> None:
+    from tests.world.rig import WorldRig
 
-    rig = Rig()
+    rig = WorldRig()
     with pytest.raises(Invalid):
         rig.app.open(rig.store, roles=(), universe=universe)
 
 
 @given(st.text(min_size=1, max_size=200))
-def test_every_name_that_is_accepted_leads_to_its_world(name: str) -> None:
-    rig = Rig()
+def test_every_accepted_name_finds_its_world(name: str) -> None:
+    rig = WorldRig()
     try:
         handle = rig.runtime.world(bank.Account, name)
     except Invalid:
@@ -143,36 +150,38 @@ def test_every_name_that_is_accepted_leads_to_its_world(name: str) -> None:
     assert handle.record().name == name
 
 
-def test_names_that_are_too_long_together_are_refused_before_a_key_is() -> None:
+def test_address_longer_than_a_store_key_is_refused() -> None:
     with pytest.raises(Invalid) as raised:
         catalog.check_address("u" * 100, "t" * 200, "n" * 200)
     assert raised.value.bytes_max == KEY_BYTES_MAX
 
 
-# -- the table -----------------------------------------------------------------------------------
+# -- transitions ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("status", "event", "after"), list(WORLD.pairs()))
-def test_a_world_moves_by_its_table_and_no_other_way(
-    status: Status, event: Event, after: Status | None
+@pytest.mark.parametrize(("status", "event", "after"), list(WORLD_TRANSITIONS.pairs()))
+def test_world_status_follows_its_transition_table(
+    status: WorldStatus, event: WorldEvent, after: WorldStatus | None
 ) -> None:
-    rig = Rig()
+    rig = WorldRig()
     ada = rig.world()
     world_id = rig.id(ada)
-    for step in _way_to(WORLD, status):
-        rig.store.transact(catalog.change, "bank", world_id, step)
+    for step in _events_to(WORLD_TRANSITIONS, status):
+        rig.store.transact(catalog.change_status, "bank", world_id, step)
     before = rig.rows()
     if after is None:
         with pytest.raises(IllegalTransition):
-            rig.store.transact(catalog.change, "bank", world_id, event)
+            rig.store.transact(catalog.change_status, "bank", world_id, event)
         assert rig.rows() == before
     else:
-        assert rig.store.transact(catalog.change, "bank", world_id, event).status is after
-        counts = rig.store.read(catalog.counts, "bank")
+        assert rig.store.transact(catalog.change_status, "bank", world_id, event).status is after
+        counts = rig.store.read(catalog.count_by_status, "bank")
         assert {name: n for name, n in counts.items() if n} == {after.value: 1}
 
 
-def _way_to(table: Transitions[Status, Event], status: Status) -> list[Event]:
+def _events_to(
+    table: Transitions[WorldStatus, WorldEvent], status: WorldStatus
+) -> list[WorldEvent]:
     direct = {
         after: event for (before, event), after in table.table.items() if before is table.initial
     }
@@ -182,67 +191,67 @@ def _way_to(table: Transitions[Status, Event], status: Status) -> list[Event]:
 # -- assignment ----------------------------------------------------------------------------------
 
 
-def test_an_assignment_says_who_how_urgent_and_why(rig: Rig) -> None:
+def test_assignment_records_worker_priority_reason_and_pin(rig: WorldRig) -> None:
     ada = rig.runtime.world(bank.Account, "ada")
     rig.store.transact(catalog.assign, "bank", rig.id(ada), "B", 3, "by hand", True)
-    assert rig.store.read(catalog.assignment, "bank", rig.id(ada)) == (
+    assert rig.store.read(catalog.find_assignment, "bank", rig.id(ada)) == (
         Assignment("B", 3, "by hand", True)
     )
-    assert rig.store.read(catalog.worlds_of, "bank", "B") == [rig.id(ada)]
+    assert rig.store.read(catalog.list_assigned, "bank", "B") == [rig.id(ada)]
 
 
-def test_assigning_the_same_again_changes_nothing(rig: Rig) -> None:
+def test_repeated_assign_changes_nothing(rig: WorldRig) -> None:
     ada = rig.world()
     before = rig.rows()
     rig.assign(ada)
     assert rig.rows() == before
 
 
-def test_unassigning_what_is_not_assigned_answers_no(rig: Rig) -> None:
+def test_unassign_of_an_unassigned_world_returns_false(rig: WorldRig) -> None:
     ada = rig.world()
     assert rig.store.transact(catalog.unassign, "bank", rig.id(ada)) is True
     assert rig.store.transact(catalog.unassign, "bank", rig.id(ada)) is False
 
 
-def test_an_unknown_world_is_not_assigned(rig: Rig) -> None:
+def test_assign_of_an_unknown_world_is_not_found(rig: WorldRig) -> None:
     before = rig.rows()
     with pytest.raises(NotFound):
         rig.store.transact(catalog.assign, "bank", "nobody", "A")
     assert rig.rows() == before
 
 
-# -- hints ---------------------------------------------------------------------------------------
+# -- runnable marks ------------------------------------------------------------------------------
 
 
-def test_a_message_leaves_a_hint_with_the_worker_and_two_leave_one(rig: Rig) -> None:
+def test_message_marks_its_world_runnable_once(rig: WorldRig) -> None:
     ada = rig.world()
     ada.send(bank.Deposited(1))
     ada.send(bank.Deposited(1))
-    assert rig.hints("A") == [rig.id(ada)]
+    assert rig.runnable("A") == [rig.id(ada)]
 
 
-def test_a_message_for_a_world_without_a_worker_leaves_a_hint_with_nobody(rig: Rig) -> None:
+def test_message_to_an_unassigned_world_marks_it_as_unassigned_work(rig: WorldRig) -> None:
     ada = rig.runtime.world(bank.Account, "ada")
     ada.send(bank.Deposited(1))
-    assert rig.hints(NOBODY) == [rig.id(ada)]
+    assert rig.runnable(UNASSIGNED) == [rig.id(ada)]
 
 
-def test_hints_come_by_priority(rig: Rig) -> None:
+def test_runnable_worlds_are_ordered_by_priority(rig: WorldRig) -> None:
     handles = [rig.world(name=f"w{n}") for n in range(3)]
     for priority, handle in enumerate(handles):
         rig.assign(handle, "A", priority)
         handle.send(bank.Deposited(1))
-    assert rig.hints("A") == [rig.id(handle) for handle in reversed(handles)]
+    assert rig.runnable("A") == [rig.id(handle) for handle in reversed(handles)]
 
 
-def test_a_drained_inbox_leaves_no_hint(rig: Rig) -> None:
+def test_drained_inbox_clears_the_runnable_mark(rig: WorldRig) -> None:
     ada = rig.world()
     ada.send(bank.Deposited(1))
     rig.run()
-    assert rig.hints("A") == []
+    assert rig.runnable("A") == []
 
 
-def test_a_hint_is_not_taken_away_from_under_a_message_that_came_meanwhile(rig: Rig) -> None:
+def test_commit_keeps_the_runnable_mark_when_a_new_message_arrived(rig: WorldRig) -> None:
     ada = rig.world()
     ada.send(bank.Deposited(1))
     worker = rig.run()
@@ -253,31 +262,31 @@ def test_a_hint_is_not_taken_away_from_under_a_message_that_came_meanwhile(rig: 
     assert cycle.drained
     ada.send(bank.Deposited(1))
     rig.store.transact(host.commit, cycle)
-    assert rig.hints("A") == [rig.id(ada)]
+    assert rig.runnable("A") == [rig.id(ada)]
 
 
 WORKERS = ("A", "B")
 NAMES = ("x", "y")
 
 
-class Hints(RuleBasedStateMachine):
-    """Whatever is done in whatever order: an active world with unread messages has a hint where its
-    worker, or the orchestrator, will look for it."""
+class RunnableMarks(RuleBasedStateMachine):
+    """Invariant under any order of operations: an active world with unread messages has a runnable
+    mark under its assigned worker, or under UNASSIGNED for the orchestrator."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rig = Rig()
+        self.rig = WorldRig()
         self.store = self.rig.store
         for name in NAMES:
             self._deliver(name)
 
     def _deliver(self, name: str) -> str:
-        to = Address("bank", "Account", name, self.rig.runtime.mint())
+        to = WorldAddress("bank", "Account", name, self.rig.runtime.mint())
         world_id: str = self.store.transact(deliver, to, None, INGRESS).world_id
         return world_id
 
     def _id(self, name: str) -> str | None:
-        return self.store.read(catalog.find, "bank", "Account", name)
+        return self.store.read(catalog.find_id, "bank", "Account", name)
 
     @rule(name=st.sampled_from(NAMES))
     def deliver(self, name: str) -> None:
@@ -295,9 +304,9 @@ class Hints(RuleBasedStateMachine):
         self.store.transact(consume)
 
     @rule(name=st.sampled_from(NAMES), worker=st.sampled_from(WORKERS))
-    def settle(self, name: str, worker: str) -> None:
+    def clear_runnable(self, name: str, worker: str) -> None:
         if (world_id := self._id(name)) is not None:
-            self.store.transact(catalog.settle, "bank", world_id, worker)
+            self.store.transact(catalog.clear_runnable, "bank", world_id, worker)
 
     @rule(name=st.sampled_from(NAMES), worker=st.sampled_from(WORKERS), priority=st.integers(-1, 2))
     def assign(self, name: str, worker: str, priority: int) -> None:
@@ -309,35 +318,35 @@ class Hints(RuleBasedStateMachine):
         if (world_id := self._id(name)) is not None:
             self.store.transact(catalog.unassign, "bank", world_id)
 
-    @rule(name=st.sampled_from(NAMES), event=st.sampled_from(Event))
-    def change(self, name: str, event: Event) -> None:
+    @rule(name=st.sampled_from(NAMES), event=st.sampled_from(WorldEvent))
+    def change_status(self, name: str, event: WorldEvent) -> None:
         if (world_id := self._id(name)) is None:
             return
-        status = self.store.read(catalog.record, "bank", world_id).status
-        if WORLD.allows(status, event):
-            self.store.transact(catalog.change, "bank", world_id, event)
+        status = self.store.read(catalog.get_record, "bank", world_id).status
+        if WORLD_TRANSITIONS.allows(status, event):
+            self.store.transact(catalog.change_status, "bank", world_id, event)
 
     @invariant()
-    def work_is_hinted_where_it_is_looked_for(self) -> None:
-        for record in self.store.read(catalog.worlds, "bank"):
-            assigned = self.store.read(catalog.assignment, "bank", record.world_id)
-            worker = NOBODY if assigned is None else assigned.desired_worker_id
+    def active_world_with_mail_is_marked_runnable(self) -> None:
+        for record in self.store.read(catalog.list_worlds, "bank"):
+            assigned = self.store.read(catalog.find_assignment, "bank", record.world_id)
+            worker = UNASSIGNED if assigned is None else assigned.desired_worker_id
             depth = self.store.read(inbox.depth, subject_of("bank", record.world_id))
-            if record.status is Status.ACTIVE and depth:
-                assert record.world_id in self.rig.hints(worker)
-            if record.status is Status.DELETED:
-                assert record.world_id not in self.rig.hints(NOBODY)
+            if record.status is WorldStatus.ACTIVE and depth:
+                assert record.world_id in self.rig.runnable(worker)
+            if record.status is WorldStatus.DELETED:
+                assert record.world_id not in self.rig.runnable(UNASSIGNED)
 
     @invariant()
-    def every_worker_can_get_rid_of_its_hints(self) -> None:
-        """What is not its work goes when it is settled: no hint stays for ever."""
+    def stale_marks_can_be_cleared(self) -> None:
+        """`clear_runnable` removes marks of worlds that are not assigned to the worker."""
         for worker in WORKERS:
-            for world_id in self.rig.hints(worker):
-                assigned = self.store.read(catalog.assignment, "bank", world_id)
+            for world_id in self.rig.runnable(worker):
+                assigned = self.store.read(catalog.find_assignment, "bank", world_id)
                 if assigned is None or assigned.desired_worker_id != worker:
-                    self.store.transact(catalog.settle, "bank", world_id, worker)
-                    assert world_id not in self.rig.hints(worker)
+                    self.store.transact(catalog.clear_runnable, "bank", world_id, worker)
+                    assert world_id not in self.rig.runnable(worker)
 
 
-TestHints = Hints.TestCase
-TestHints.settings = settings(max_examples=60, stateful_step_count=30)
+TestRunnableMarks = RunnableMarks.TestCase
+TestRunnableMarks.settings = settings(max_examples=60, stateful_step_count=30)

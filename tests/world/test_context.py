@@ -1,4 +1,5 @@
-"""What a reducer sees and wants: equal in replay, bounded, and wrong where it is said, not later."""
+"""The reducer context: deterministic inputs, intent identities, limits, and errors raised at the
+call."""
 
 from __future__ import annotations
 
@@ -19,31 +20,31 @@ from holdfast.messages import (
     TimerSet,
     WorldName,
 )
-from holdfast.world.context import Context, Frame
+from holdfast.world.context import Context, ReducerInputs
 from tests.world import bank
-from tests.world.rig import Rig
+from tests.world.rig import WorldRig
 
 MODULES = ("holdfast.world.context",)
 
-FRAME = Frame("bank", "w1", "ada", 7, 1_700_000_000_000_000_000, b"e" * 16, 1, "c-1")
+INPUTS = ReducerInputs("bank", "w1", "ada", 7, 1_700_000_000_000_000_000, b"e" * 16, 1, "c-1")
 
 
 @pytest.fixture
 def cx() -> Context:
-    return Context(FRAME, bank.app)
+    return Context(INPUTS, bank.app)
 
 
-def framed(**fields: object) -> Context:
+def context_with(**fields: object) -> Context:
     import msgspec
 
-    return Context(msgspec.structs.replace(FRAME, **fields), bank.app)
+    return Context(msgspec.structs.replace(INPUTS, **fields), bank.app)
 
 
-# -- what is given -------------------------------------------------------------------------------
+# -- inputs --------------------------------------------------------------------------------------
 
 
-def test_time_random_and_uuids_follow_from_the_frame_alone(cx: Context) -> None:
-    again = Context(FRAME, bank.app)
+def test_time_random_and_uuids_derive_from_reducer_inputs(cx: Context) -> None:
+    again = Context(INPUTS, bank.app)
     assert cx.now == again.now == datetime.fromtimestamp(1_700_000_000, UTC)
     assert [cx.uuid(), cx.uuid()] == [again.uuid(), again.uuid()]
     assert cx.random.random() == again.random.random()
@@ -56,109 +57,112 @@ def test_uuids_of_one_step_differ_and_are_version_4(cx: Context) -> None:
 
 
 def test_other_entropy_gives_other_uuids_and_numbers(cx: Context) -> None:
-    other = framed(entropy=b"f" * 16)
+    other = context_with(entropy=b"f" * 16)
     assert cx.uuid() != other.uuid()
     assert cx.random.random() != other.random.random()
 
 
 def test_uuids_do_not_depend_on_how_much_randomness_was_used(cx: Context) -> None:
-    first = Context(FRAME, bank.app)
+    first = Context(INPUTS, bank.app)
     first.random.random()
     assert first.uuid() == cx.uuid()
 
 
-def test_replay_gives_a_reducer_the_same_time_and_randomness(rig: Rig) -> None:
+def test_replay_gives_a_reducer_the_same_time_and_randomness(rig: WorldRig) -> None:
     ada = rig.world()
     for _ in range(3):
         ada.send(bank.Rolled())
     rig.run()
     seen = ada.state().notes
     assert len(set(seen)) == 3
-    rig.expire()
+    rig.advance_clock()
     assert ada.state().notes == seen
 
 
 # -- identities ----------------------------------------------------------------------------------
 
 
-def test_an_intents_identity_is_where_it_was_born(cx: Context) -> None:
+def test_intent_hash_is_its_position_in_the_journal(cx: Context) -> None:
     first, second = cx.do(bank.quote, "EUR"), cx.do(bank.quote, "EUR")
     assert first.intent_hash != second.intent_hash
-    assert Context(FRAME, bank.app).do(bank.quote, "USD").intent_hash == first.intent_hash
+    assert Context(INPUTS, bank.app).do(bank.quote, "USD").intent_hash == first.intent_hash
 
 
 @pytest.mark.parametrize("field", [{"height": 8}, {"world_id": "w2"}, {"generation": 2}])
-def test_another_height_world_or_generation_is_another_intent(
+def test_intent_hash_depends_on_height_world_and_generation(
     cx: Context, field: dict[str, object]
 ) -> None:
-    assert framed(**field).do(bank.quote, "EUR").intent_hash != cx.do(bank.quote, "EUR").intent_hash
+    assert (
+        context_with(**field).do(bank.quote, "EUR").intent_hash
+        != cx.do(bank.quote, "EUR").intent_hash
+    )
 
 
-def test_a_key_takes_the_place_of_height_and_index(cx: Context) -> None:
+def test_keyed_intent_hash_ignores_height_and_index(cx: Context) -> None:
     keyed = bank.quote.options(key="k")
     cx.do(bank.quote, "EUR")
     first = cx.do(keyed, "EUR")
-    assert framed(height=9).do(keyed, "EUR").intent_hash == first.intent_hash
-    assert framed(world_id="w2").do(keyed, "EUR").intent_hash != first.intent_hash
+    assert context_with(height=9).do(keyed, "EUR").intent_hash == first.intent_hash
+    assert context_with(world_id="w2").do(keyed, "EUR").intent_hash != first.intent_hash
 
 
-def test_kind_and_parameters_are_beside_the_identity_not_in_it(cx: Context) -> None:
+def test_keyed_intent_hash_ignores_parameters_but_digests_differ(cx: Context) -> None:
     euros = cx.do(bank.quote.options(key="k"), "EUR")
-    dollars = Context(FRAME, bank.app).do(bank.quote.options(key="k"), "USD")
+    dollars = Context(INPUTS, bank.app).do(bank.quote.options(key="k"), "USD")
     assert euros.intent_hash == dollars.intent_hash
-    assert euros.wanted() != dollars.wanted()
-    assert euros.content() != dollars.content()
+    assert euros.idempotency_digest() != dollars.idempotency_digest()
+    assert euros.replay_digest() != dollars.replay_digest()
 
 
-def test_a_key_names_the_same_intent_in_every_generation(cx: Context) -> None:
+def test_keyed_intent_hash_ignores_the_generation(cx: Context) -> None:
     keyed = bank.quote.options(key="k")
-    again = framed(generation=2).do(keyed, "EUR")
+    again = context_with(generation=2).do(keyed, "EUR")
     assert again.intent_hash == cx.do(keyed, "EUR").intent_hash
     assert again.generation == 2
 
 
-def test_each_use_of_a_key_has_a_place_of_its_own(cx: Context) -> None:
+def test_positional_id_differs_for_each_use_of_a_key(cx: Context) -> None:
     keyed = bank.quote.options(key="k")
-    uses = [cx.do(keyed, "EUR") for _ in range(2)] + [framed(height=8).do(keyed, "EUR")]
-    assert len({use.place_hash() for use in uses}) == 3
-    assert cx.do(bank.quote, "EUR").place_hash() == cx.intents[2].intent_hash
+    uses = [cx.do(keyed, "EUR") for _ in range(2)] + [context_with(height=8).do(keyed, "EUR")]
+    assert len({use.positional_id() for use in uses}) == 3
+    assert cx.do(bank.quote, "EUR").positional_id() == cx.intents[2].intent_hash
 
 
-def test_the_clock_is_no_part_of_what_replay_compares(cx: Context) -> None:
-    later = framed(wall_ns=FRAME.wall_ns + 1)
-    assert cx.do(bank.quote, "EUR").content() == later.do(bank.quote, "EUR").content()
+def test_replay_digest_ignores_the_clock(cx: Context) -> None:
+    later = context_with(wall_ns=INPUTS.wall_ns + 1)
+    assert cx.do(bank.quote, "EUR").replay_digest() == later.do(bank.quote, "EUR").replay_digest()
 
 
-def test_an_intent_has_all_that_its_dispatch_needs(cx: Context) -> None:
+def test_intent_carries_all_fields_for_its_dispatch(cx: Context) -> None:
     intent = cx.do(bank.quote.options(priority=3, timeout_s=5), "EUR", tag="t")
     assert (intent.universe_id, intent.world_id, intent.origin_name) == ("bank", "w1", "ada")
     assert (intent.effect_kind, codec.unpack(intent.params)) == ("fx.quote", ["EUR"])
     assert (intent.priority, intent.timeout_ns, intent.tag) == (3, 5_000_000_000, "t")
     assert (intent.correlation_id, intent.from_height) == ("c-1", 7)
-    assert intent.enqueued_at_ns == FRAME.wall_ns
+    assert intent.enqueued_at_ns == INPUTS.wall_ns
 
 
-# -- what is wanted ------------------------------------------------------------------------------
+# -- emitted intents -----------------------------------------------------------------------------
 
 
-def test_a_timer_without_a_key_has_a_slot_of_its_own(cx: Context) -> None:
+def test_timers_without_a_key_get_separate_slots(cx: Context) -> None:
     slots = [codec.unpack_as(TimerSet, cx.after(1, bank.Seen()).params).key for _ in range(2)]
     assert len(set(slots)) == 2
 
 
-def test_a_timer_says_when_by_delay_or_by_calendar(cx: Context) -> None:
+def test_timer_stores_a_delay_or_a_calendar_time(cx: Context) -> None:
     after = codec.unpack_as(TimerSet, cx.after(1.5, bank.Seen(), key="k").params)
     at = codec.unpack_as(TimerSet, cx.at(datetime(2030, 1, 1, tzinfo=UTC), bank.Seen()).params)
     assert (after.key, after.delay_ns, after.wall_ns) == ("k", 1_500_000_000, None)
     assert (at.delay_ns, at.wall_ns) == (None, 1_893_456_000_000_000_000)
 
 
-def test_a_timer_is_cancelled_by_its_slot(cx: Context) -> None:
+def test_cancel_timer_names_the_timer_key(cx: Context) -> None:
     intent = cx.cancel_timer("k")
     assert (intent.effect_kind, codec.unpack(intent.params)) == (TIMER_CANCEL, "k")
 
 
-def test_a_message_carries_its_cause(cx: Context) -> None:
+def test_sent_message_carries_headers_and_correlation_id(cx: Context) -> None:
     intent = cx.send(bank.Audit, "main", bank.Seen(3), trace="t")
     mail = codec.unpack_as(FabricSendParams, intent.params)
     assert intent.effect_kind == FABRIC_SEND
@@ -166,28 +170,28 @@ def test_a_message_carries_its_cause(cx: Context) -> None:
     assert (mail.headers, mail.correlation_id) == ({"trace": "t"}, "c-1")
 
 
-def test_the_last_reply_counts(cx: Context) -> None:
+def test_last_reply_wins(cx: Context) -> None:
     cx.reply(1)
     cx.reply({"b": 1, "a": 2})
     assert codec.unpack(cx.replied or b"") == {"a": 2, "b": 1}
 
 
-def test_an_effect_is_cancelled_by_its_intent(cx: Context) -> None:
-    wanted = cx.do(bank.quote, "EUR")
-    assert cx.cancel(wanted).params == wanted.intent_hash
+def test_cancel_names_the_intent_hash(cx: Context) -> None:
+    intent = cx.do(bank.quote, "EUR")
+    assert cx.cancel(intent).params == intent.intent_hash
 
 
 # -- limits --------------------------------------------------------------------------------------
 
 
-def test_one_event_may_want_so_much_and_no_more(cx: Context) -> None:
+def test_event_emissions_are_limited_in_number(cx: Context) -> None:
     for _ in range(EMISSIONS_MAX):
         cx.cancel_timer("k")
     with pytest.raises(Invalid):
         cx.cancel_timer("k")
 
 
-def test_one_event_may_want_so_many_bytes_and_no_more(cx: Context) -> None:
+def test_event_emissions_are_limited_in_bytes(cx: Context) -> None:
     large = "x" * (MESSAGE_BYTES_MAX - 100)
     for _ in range(CYCLE_BYTES_MAX // MESSAGE_BYTES_MAX):
         cx.do(bank.quote, large)
@@ -196,9 +200,9 @@ def test_one_event_may_want_so_many_bytes_and_no_more(cx: Context) -> None:
 
 
 LARGE = "x" * (MESSAGE_BYTES_MAX + 1)
-Wish = Callable[[Context], object]
+ContextCall = Callable[[Context], object]
 
-WRONG: dict[str, Wish] = {
+INVALID_CALLS: dict[str, ContextCall] = {
     "an effect that is none": lambda cx: cx.do(print, "EUR"),
     "too few arguments": lambda cx: cx.do(bank.quote),
     "arguments that cannot be stored": lambda cx: cx.do(bank.quote, object()),
@@ -232,8 +236,8 @@ WRONG: dict[str, Wish] = {
 }
 
 
-@pytest.mark.parametrize("wish", WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_fails_where_it_is_said_and_is_not_wanted(cx: Context, wish: Wish) -> None:
+@pytest.mark.parametrize("wish", INVALID_CALLS.values(), ids=INVALID_CALLS.keys())
+def test_invalid_context_call_raises_and_emits_nothing(cx: Context, wish: ContextCall) -> None:
     with pytest.raises(Invalid) as raised:
         wish(cx)
     assert "\n" not in str(raised.value)
@@ -250,14 +254,14 @@ def test_what_is_wrong_fails_where_it_is_said_and_is_not_wanted(cx: Context, wis
     ],
     ids=["parameters", "reply", "event"],
 )
-def test_what_is_too_large_fails_in_the_reducer_not_at_the_commit(cx: Context, wish: Wish) -> None:
+def test_oversized_context_call_raises_in_the_reducer(cx: Context, wish: ContextCall) -> None:
     with pytest.raises(ValueTooLarge):
         wish(cx)
     assert cx.intents == []
 
 
-@pytest.mark.parametrize("wish", WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_wish_fails_its_event_and_never_parks_the_world(wish: Wish) -> None:
+@pytest.mark.parametrize("wish", INVALID_CALLS.values(), ids=INVALID_CALLS.keys())
+def test_invalid_context_call_fails_its_event_without_parking_the_world(wish: ContextCall) -> None:
     class Sent(hf.Event):
         pass
 
@@ -270,15 +274,15 @@ def test_a_wrong_wish_fails_its_event_and_never_parks_the_world(wish: Wish) -> N
             if self.n == 2:
                 wish(cx)
 
-    rig = Rig(hf.App("bank", worlds=[Wishing, bank.Audit]))
+    rig = WorldRig(hf.App("bank", worlds=[Wishing, bank.Audit]))
     world = rig.world(Wishing, "w")
     for _ in range(3):
         world.send(Sent())
     rig.run()
     assert [one.outcome for one in world.journal()] == ["ok", "failed", "failed"]
-    assert rig.blocker(world) == ""
+    assert rig.blocker_code(world) == ""
 
 
-def test_a_timer_far_ahead_is_allowed(cx: Context) -> None:
+def test_timer_ten_years_ahead_is_allowed(cx: Context) -> None:
     cx.at(datetime.now(UTC) + timedelta(days=3650), bank.Seen())
     assert cx.intents[0].effect_kind == TIMER_SET

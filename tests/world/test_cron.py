@@ -1,4 +1,4 @@
-"""Calendar rules: strict to read, and right on days when the clock is set."""
+"""Cron rules: strict parsing, and correct instants on days of DST changes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from holdfast.errors import Invalid
-from holdfast.world.cron import NoZone, parse, zone_of
+from holdfast.world.cron import UnknownTimeZone, parse, zone_of
 
 MODULES = ("holdfast.world.cron",)
 
 
 def instants(rule: str, start: str, zone: str = "Europe/Berlin") -> list[str]:
-    """The next four, as the clock on the wall shows them, with its offset from UTC."""
+    """Return the next four instants as local wall time with UTC offset."""
 
-    def go_on() -> object:
+    def iterate() -> object:
         at_ns = int(datetime.fromisoformat(start).timestamp()) * 10**9
         while True:
             at_ns = parse(rule).next_ns(at_ns, zone)
             yield datetime.fromtimestamp(at_ns // 10**9, zone_of(zone)).strftime("%m-%d %H:%M %z")
 
-    return list(islice(go_on(), 4))  # type: ignore[call-overload]
+    return list(islice(iterate(), 4))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,12 @@ def instants(rule: str, start: str, zone: str = "Europe/Berlin") -> list[str]:
         ("0 0 13 * fri", ["11-20 00:00", "11-27 00:00", "12-04 00:00", "12-11 00:00"]),
         ("0 0 31 * *", ["12-31 00:00", "01-31 00:00", "03-31 00:00", "05-31 00:00"]),
         ("0 0 29 2 *", ["02-29 00:00"] * 4),
-        # A step of a star restricts no day: both have to match. 1 and 31 January, if a Sunday.
+        # `*/n` does not restrict a day field, so both day fields must match: 1 and 31 January, if a
+        # Sunday.
         ("0 0 */30 1 */7", ["01-31 00:00", "01-01 00:00", "01-31 00:00", "01-01 00:00"]),
     ],
 )
-def test_a_rule_names_its_times(rule: str, expected: list[str]) -> None:
+def test_cron_rule_matches_its_times(rule: str, expected: list[str]) -> None:
     found = instants(rule, "2026-11-13T12:00+00:00", "UTC")
     assert [text.removesuffix(" +0000") for text in found] == expected
 
@@ -59,7 +60,7 @@ def test_a_rule_names_its_times(rule: str, expected: list[str]) -> None:
         "*/ * * * *", "/5 * * * *", "mon * * * *",
     ],
 )  # fmt: skip
-def test_what_is_no_rule_is_refused(rule: str) -> None:
+def test_invalid_cron_rule_is_refused(rule: str) -> None:
     with pytest.raises(Invalid):
         parse(rule)
 
@@ -69,14 +70,14 @@ def test_what_is_no_rule_is_refused(rule: str) -> None:
     ["0 0 29 2 *", "0 0 29 2 */7", "0 0 */28 2 */7", "0 0 */30 1 */7", "59 23 31 12 *"],
 )
 @pytest.mark.parametrize("start", ["1999-12-31", "2024-02-29", "2096-03-01", "2099-12-31"])
-def test_the_rarest_day_is_found_over_a_centurys_end(rule: str, start: str) -> None:
+def test_cron_rule_finds_rare_dates_across_a_century(rule: str, start: str) -> None:
     after_ns = int(datetime.fromisoformat(f"{start}T12:00+00:00").timestamp()) * 10**9
     found_ns = parse(rule).next_ns(after_ns, "UTC")
     assert found_ns > after_ns
-    assert parse(rule).names(datetime.fromtimestamp(found_ns // 10**9, UTC).date())
+    assert parse(rule).matches(datetime.fromtimestamp(found_ns // 10**9, UTC).date())
 
 
-# -- days on which the clock is set --------------------------------------------------------------
+# -- DST changes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -86,24 +87,24 @@ def test_the_rarest_day_is_found_over_a_centurys_end(rule: str, start: str) -> N
          ["03-28 02:30 +0100", "03-29 03:00 +0200", "03-30 02:30 +0200"]),
         ("America/New_York", "30 2 * * *", "2026-03-07T12:00",
          ["03-08 03:00 -0400", "03-09 02:30 -0400", "03-10 02:30 -0400"]),
-        # By half an hour: from 02:00 to 02:30.
+        # A change of half an hour: from 02:00 to 02:30.
         ("Australia/Lord_Howe", "15 2 * * *", "2026-10-03T00:00",
          ["10-04 02:30 +1100", "10-05 02:15 +1100", "10-06 02:15 +1100"]),
-        # At midnight: the day begins at one.
+        # A change at midnight: the day begins at 01:00.
         ("America/Santiago", "30 0 * * *", "2026-09-05T12:00",
          ["09-06 01:00 -0300", "09-07 00:30 -0300", "09-08 00:30 -0300"]),
-        # A whole day that there was not: it is named at the jump, once for all its times.
+        # A skipped day: all its times run once, at the jump.
         ("Pacific/Apia", "0 */6 30 * *", "2011-12-30T00:00",
          ["12-31 00:00 +1400", "01-30 00:00 +1400", "01-30 06:00 +1400"]),
     ],
 )  # fmt: skip
-def test_a_time_that_the_clock_jumps_over_is_taken_at_the_jump(
+def test_cron_time_skipped_by_dst_runs_at_the_jump(
     zone: str, rule: str, start: str, expected: list[str]
 ) -> None:
     assert instants(rule, f"{start}+00:00", zone)[:3] == expected
 
 
-def test_times_that_are_jumped_over_together_are_one() -> None:
+def test_cron_times_skipped_together_run_once() -> None:
     assert instants("*/20 * * * *", "2026-03-29T00:30+00:00") == [
         "03-29 01:40 +0100", "03-29 03:00 +0200", "03-29 03:20 +0200", "03-29 03:40 +0200",
     ]  # fmt: skip
@@ -116,40 +117,40 @@ def test_times_that_are_jumped_over_together_are_one() -> None:
          ["10-24 02:30 +0200", "10-25 02:30 +0200", "10-26 02:30 +0100"]),
         ("America/New_York", "30 1 * * *", "2026-10-31T12:00",
          ["11-01 01:30 -0400", "11-02 01:30 -0500", "11-03 01:30 -0500"]),
-        # By half an hour: 01:30 to 02:00 is shown twice.
+        # A change of half an hour: 01:30 to 02:00 occurs twice.
         ("Australia/Lord_Howe", "45 1 * * *", "2026-04-03T20:00",
          ["04-05 01:45 +1100", "04-06 01:45 +1030", "04-07 01:45 +1030"]),
-        # Each hour of the day it is, once.
+        # Each wall-clock hour runs once.
         ("America/New_York", "0 * * * *", "2026-11-01T03:30",
          ["11-01 00:00 -0400", "11-01 01:00 -0400", "11-01 02:00 -0500"]),
-        # Set back at midnight: the day before has its last hour twice.
+        # A change at midnight: the last hour of the previous day occurs twice.
         ("America/Santiago", "30 23 * * *", "2026-04-04T12:00",
          ["04-04 23:30 -0300", "04-05 23:30 -0400", "04-06 23:30 -0400"]),
     ],
 )  # fmt: skip
-def test_a_time_that_the_clock_shows_twice_is_taken_the_first_time(
+def test_cron_time_repeated_by_dst_runs_the_first_time(
     zone: str, rule: str, start: str, expected: list[str]
 ) -> None:
     assert instants(rule, f"{start}+00:00", zone)[:3] == expected
 
 
-def test_an_offset_of_quarters_of_an_hour_is_kept() -> None:
+def test_cron_keeps_quarter_hour_offsets() -> None:
     assert instants("0 9 * * *", "2026-11-13T12:00+00:00", "Asia/Kathmandu")[:2] == [
         "11-14 09:00 +0545", "11-15 09:00 +0545",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", [None, 5, b"* * * * *", ["* * * * *"], {}])
-def test_what_is_no_text_is_no_rule_and_no_zone(wrong: Any) -> None:
+def test_non_text_is_no_cron_rule_and_no_time_zone(wrong: Any) -> None:
     with pytest.raises(Invalid):
         parse(wrong)
-    with pytest.raises(NoZone):
+    with pytest.raises(UnknownTimeZone):
         zone_of(wrong)
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "", "../etc/passwd", "/etc/localtime"])
-def test_an_unknown_zone_says_what_to_install(zone: str) -> None:
-    with pytest.raises(NoZone, match="tzdata"):
+def test_unknown_time_zone_error_mentions_tzdata(zone: str) -> None:
+    with pytest.raises(UnknownTimeZone, match="tzdata"):
         zone_of(zone)
 
 
@@ -162,7 +163,7 @@ RULES = some.sampled_from(
 
 
 @given(some.datetimes(datetime(2000, 1, 1), datetime(2050, 1, 1)), RULES, ZONES)
-def test_instants_go_on_and_each_is_named_by_the_rule_or_by_a_jump(
+def test_cron_instants_increase_and_match_the_rule_or_a_dst_jump(
     start: datetime, text: str, zone: str
 ) -> None:
     rule, tz = parse(text), zone_of(zone)
@@ -175,7 +176,7 @@ def test_instants_go_on_and_each_is_named_by_the_rule_or_by_a_jump(
         before = datetime.fromtimestamp(at_ns // 10**9 - 1, tz)
         jumped = shown.replace(tzinfo=None) - before.replace(tzinfo=None) > timedelta(seconds=1)
         named = shown.minute in rule.minutes and shown.hour in rule.hours
-        assert jumped or (named and rule.names(shown.date()))
+        assert jumped or (named and rule.matches(shown.date()))
 
 
 @given(
@@ -183,8 +184,8 @@ def test_instants_go_on_and_each_is_named_by_the_rule_or_by_a_jump(
     some.sampled_from(["*/7 * * * *", "15,45 1-3 * * *", "0 0 * * *", "30 23 * * sat,sun"]),
     ZONES,
 )
-def test_no_instant_is_left_out(start: datetime, text: str, zone: str) -> None:
-    """Against a search minute by minute, over the two days around the next one."""
+def test_cron_misses_no_instant(start: datetime, text: str, zone: str) -> None:
+    """Compare with a minute-by-minute search over the day before the next instant."""
     rule, tz = parse(text), zone_of(zone)
     after = start.replace(tzinfo=UTC, second=0, microsecond=0)
     found = datetime.fromtimestamp(rule.next_ns(_ns(after), zone) // 10**9, UTC)
@@ -192,7 +193,7 @@ def test_no_instant_is_left_out(start: datetime, text: str, zone: str) -> None:
     while (minute := minute + timedelta(minutes=1)) < found:
         shown = minute.astimezone(tz)
         named = shown.minute in rule.minutes and shown.hour in rule.hours
-        assert shown.fold or not (named and rule.names(shown.date())), shown
+        assert shown.fold or not (named and rule.matches(shown.date())), shown
 
 
 def _ns(when: datetime) -> int:

@@ -1,4 +1,5 @@
-"""Many cycles in one commit: each is all or nothing, and none takes another along."""
+"""Commit of many cycles in one transaction: each cycle is atomic, and a failed cycle does not
+affect others."""
 
 from __future__ import annotations
 
@@ -16,26 +17,26 @@ from holdfast.durable import lease as leases
 from holdfast.durable import queue
 from holdfast.durable.lease import Lease
 from holdfast.errors import Fenced, HeadMoved, HoldfastError, Invalid, from_wire
-from holdfast.roles.world_worker import WorldWorker, _batches
-from holdfast.world import publish
+from holdfast.workers.world.worker import WorldWorker, _batches
+from holdfast.world import intents
 from holdfast.world.cycle import Cycle, commit
 from tests.world import bank
-from tests.world.rig import Rig
+from tests.world.rig import WorldRig
 
-MODULES = ("holdfast.world.cycle", "holdfast.roles.world_worker")
+MODULES = ("holdfast.world.cycle", "holdfast.workers.world.worker")
 
 NEVER = 1e6
-QUOTES = publish.effects("bank", "fx.quote")
+QUOTES = intents.effect_queue("bank", "fx.quote")
 
-Handle = hf.WorldHandle[bank.Account]
+AccountHandle = hf.WorldHandle[bank.Account]
 
 
-class Town:
-    """Worlds that a worker hosts, and that have something to do each."""
+class HostedWorlds:
+    """Worlds hosted by one worker, each with events in its inbox."""
 
-    def __init__(self, rig: Rig, count: int) -> None:
+    def __init__(self, rig: WorldRig, count: int) -> None:
         self.rig = rig
-        self.handles: list[Handle] = [rig.world(name=f"w{n}") for n in range(count)]
+        self.handles: list[AccountHandle] = [rig.world(name=f"w{n}") for n in range(count)]
         self.send(bank.Deposited(1))
         self.worker: WorldWorker = rig.run(rig.worker(idle_s=NEVER))
 
@@ -48,12 +49,12 @@ class Town:
         assert all(cycle is not None for cycle in made)
         return [cycle for cycle in made if cycle is not None]
 
-    def host(self, handle: Handle) -> Any:
+    def host(self, handle: AccountHandle) -> Any:
         return self.worker._hosted[self.rig.id(handle)].host
 
     def commit(self, cycles: list[Cycle]) -> list[HoldfastError | None]:
-        told = self.rig.store.transact(commit, cycles)
-        return [None if one is None else from_wire(one) for one in told]
+        wire_errors = self.rig.store.transact(commit, cycles)
+        return [None if one is None else from_wire(one) for one in wire_errors]
 
     def heights(self) -> list[int]:
         return [handle.height() for handle in self.handles]
@@ -62,55 +63,55 @@ class Town:
         return self.rig.store.read(queue.counts, QUOTES).ready
 
 
-def test_cycles_of_many_worlds_are_committed_by_one_call(any_rig: Rig) -> None:
-    town = Town(any_rig, CYCLES_MAX)
-    town.send(bank.Deposited(1), bank.Paid("EUR"))
-    cycles = town.cycles()
-    assert town.commit(cycles) == [None] * CYCLES_MAX
-    assert town.heights() == [3] * CYCLES_MAX
-    assert town.quotes() == CYCLES_MAX
-    assert {handle.state().balance for handle in town.handles} == {2}
+def test_cycles_of_many_worlds_commit_in_one_call(any_rig: WorldRig) -> None:
+    hosted = HostedWorlds(any_rig, CYCLES_MAX)
+    hosted.send(bank.Deposited(1), bank.Paid("EUR"))
+    cycles = hosted.cycles()
+    assert hosted.commit(cycles) == [None] * CYCLES_MAX
+    assert hosted.heights() == [3] * CYCLES_MAX
+    assert hosted.quotes() == CYCLES_MAX
+    assert {handle.state().balance for handle in hosted.handles} == {2}
 
 
-def test_no_cycles_are_no_trouble(rig: Rig) -> None:
-    assert Town(rig, 1).commit([]) == []
+def test_commit_of_no_cycles_returns_no_results(rig: WorldRig) -> None:
+    assert HostedWorlds(rig, 1).commit([]) == []
 
 
-# -- one that is bad -------------------------------------------------------------------------------
+# -- bad cycles ------------------------------------------------------------------------------------
 
 
-def fenced(town: Town, cycle: Cycle) -> Cycle:
-    town.rig.store.transact(leases.force_release, town.rig.subject(town.handles[17]), "test")
+def fenced(hosted: HostedWorlds, cycle: Cycle) -> Cycle:
+    hosted.rig.store.transact(leases.force_release, hosted.rig.subject(hosted.handles[17]), "test")
     return cycle
 
 
-def another_epoch(town: Town, cycle: Cycle) -> Cycle:
+def another_epoch(hosted: HostedWorlds, cycle: Cycle) -> Cycle:
     held: Lease = cycle.lease
     return replace(cycle, lease=replace(held, epoch=held.epoch + 1))
 
 
-def head_moved(town: Town, cycle: Cycle) -> Cycle:
+def head_moved(hosted: HostedWorlds, cycle: Cycle) -> Cycle:
     return replace(cycle, expected_head=cycle.expected_head + 1)
 
 
-def head_behind(town: Town, cycle: Cycle) -> Cycle:
+def head_behind(hosted: HostedWorlds, cycle: Cycle) -> Cycle:
     return replace(cycle, expected_head=0)
 
 
-def bad_intent(town: Town, cycle: Cycle) -> Cycle:
-    """It is found out when most of the cycle, and of the others, is written."""
+def bad_intent(hosted: HostedWorlds, cycle: Cycle) -> Cycle:
+    """The commit detects it after most rows of this and other cycles are written."""
     last = cycle.intents[-1]
     bad = replace(last, intent_hash=b"x" * 32, priority=QUEUE_PRIORITY_MAX + 1)
     return replace(cycle, intents=[*cycle.intents, bad])
 
 
-def bad_cancel(town: Town, cycle: Cycle) -> Cycle:
-    """What raises something that is no error of ours."""
+def bad_cancel(hosted: HostedWorlds, cycle: Cycle) -> Cycle:
+    """The effect kind is too long for a store key, so the store raises the error."""
     last = cycle.intents[-1]
     return replace(cycle, intents=[replace(last, effect_kind="x" * 5000), *cycle.intents])
 
 
-BAD: dict[str, tuple[Callable[[Town, Cycle], Cycle], type[HoldfastError]]] = {
+BAD_CYCLES: dict[str, tuple[Callable[[HostedWorlds, Cycle], Cycle], type[HoldfastError]]] = {
     "fenced": (fenced, Fenced),
     "a lease of another time": (another_epoch, Fenced),
     "a head that moved": (head_moved, HeadMoved),
@@ -120,139 +121,139 @@ BAD: dict[str, tuple[Callable[[Town, Cycle], Cycle], type[HoldfastError]]] = {
 }
 
 
-def rows_about(rig: Rig, handle: Handle) -> dict[bytes, bytes]:
-    """Journal, inbox and cursor, and all else that has the world's name in its key."""
+def rows_of_world(rig: WorldRig, handle: AccountHandle) -> dict[bytes, bytes]:
+    """Return journal, inbox, cursor and all other rows with the world id in their key."""
     world_id = rig.id(handle).encode()
     return {key: row for key, row in rig.rows().items() if world_id in key}
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_of_a_full_batch_with_one_bad_cycle_all_others_are_committed(rig: Rig, name: str) -> None:
-    town = Town(rig, CYCLES_MAX)
-    town.send(bank.Deposited(1), bank.Paid("EUR"))
-    cycles = town.cycles()
-    spoil, error = BAD[name]
-    cycles[17] = spoil(town, cycles[17])
-    before = rows_about(rig, town.handles[17])
-    answers = town.commit(cycles)
+@pytest.mark.parametrize("name", BAD_CYCLES)
+def test_bad_cycle_does_not_stop_other_cycles_of_its_commit(rig: WorldRig, name: str) -> None:
+    hosted = HostedWorlds(rig, CYCLES_MAX)
+    hosted.send(bank.Deposited(1), bank.Paid("EUR"))
+    cycles = hosted.cycles()
+    spoil, error = BAD_CYCLES[name]
+    cycles[17] = spoil(hosted, cycles[17])
+    before = rows_of_world(rig, hosted.handles[17])
+    answers = hosted.commit(cycles)
     assert isinstance(answers.pop(17), error)
     assert answers == [None] * (CYCLES_MAX - 1)
-    assert rows_about(rig, town.handles[17]) == before, "nothing of it is left behind"
-    heights = town.heights()
+    assert rows_of_world(rig, hosted.handles[17]) == before, "nothing of it is left behind"
+    heights = hosted.heights()
     assert (heights.pop(17), set(heights)) == (1, {3})
-    assert town.quotes() == CYCLES_MAX - 1
+    assert hosted.quotes() == CYCLES_MAX - 1
 
 
-def test_a_batch_in_which_all_are_bad_changes_nothing(rig: Rig) -> None:
-    town = Town(rig, len(BAD))
-    town.send(bank.Paid("EUR"))
-    spoilers = [spoil for spoil, _ in BAD.values() if spoil is not fenced]
-    cycles = [spoil(town, one) for spoil, one in zip(spoilers, town.cycles(), strict=False)]
+def test_commit_of_only_bad_cycles_changes_nothing(rig: WorldRig) -> None:
+    hosted = HostedWorlds(rig, len(BAD_CYCLES))
+    hosted.send(bank.Paid("EUR"))
+    spoilers = [spoil for spoil, _ in BAD_CYCLES.values() if spoil is not fenced]
+    cycles = [spoil(hosted, one) for spoil, one in zip(spoilers, hosted.cycles(), strict=False)]
     before = rig.rows()
-    assert all(answer is not None for answer in town.commit(cycles))
+    assert all(answer is not None for answer in hosted.commit(cycles))
     assert rig.rows() == before
 
 
-def test_an_intent_that_cannot_be_put_takes_its_entry_with_it(rig: Rig) -> None:
-    town = Town(rig, 1)
-    town.send(bank.Paid("EUR"))
-    [cycle] = town.cycles()
+def test_cycle_with_a_bad_intent_commits_nothing(rig: WorldRig) -> None:
+    hosted = HostedWorlds(rig, 1)
+    hosted.send(bank.Paid("EUR"))
+    [cycle] = hosted.cycles()
     before = rig.rows()
-    [answer] = town.commit([bad_intent(town, cycle)])
+    [answer] = hosted.commit([bad_intent(hosted, cycle)])
     assert isinstance(answer, Invalid)
     assert rig.rows() == before
-    assert town.commit([cycle]) == [None]
+    assert hosted.commit([cycle]) == [None]
 
 
-def test_of_two_cycles_of_one_world_the_first_counts(rig: Rig) -> None:
-    town = Town(rig, 2)
-    town.send(bank.Paid("EUR"))
-    one, two = town.cycles()
-    first, second, other = town.commit([one, one, two])
+def test_second_cycle_of_one_world_in_a_commit_fails_with_head_moved(rig: WorldRig) -> None:
+    hosted = HostedWorlds(rig, 2)
+    hosted.send(bank.Paid("EUR"))
+    one, two = hosted.cycles()
+    first, second, other = hosted.commit([one, one, two])
     assert first is None
     assert isinstance(second, HeadMoved)
     assert other is None
-    assert (town.heights(), town.quotes()) == ([2, 2], 2)
+    assert (hosted.heights(), hosted.quotes()) == ([2, 2], 2)
 
 
-def test_a_lease_is_judged_by_the_time_of_the_commit(rig: Rig) -> None:
-    town = Town(rig, 3)
-    town.send(bank.Deposited(1))
-    cycles = town.cycles()
-    rig.expire()
-    assert all(isinstance(answer, Fenced) for answer in town.commit(cycles))
-    assert town.heights() == [1, 1, 1]
+def test_cycle_lease_is_checked_at_commit_time(rig: WorldRig) -> None:
+    hosted = HostedWorlds(rig, 3)
+    hosted.send(bank.Deposited(1))
+    cycles = hosted.cycles()
+    rig.advance_clock()
+    assert all(isinstance(answer, Fenced) for answer in hosted.commit(cycles))
+    assert hosted.heights() == [1, 1, 1]
 
 
-def test_more_cycles_than_a_batch_may_hold_are_refused(rig: Rig) -> None:
-    town = Town(rig, 1)
-    town.send(bank.Deposited(1))
+def test_commit_refuses_more_cycles_than_a_batch_holds(rig: WorldRig) -> None:
+    hosted = HostedWorlds(rig, 1)
+    hosted.send(bank.Deposited(1))
     with pytest.raises(Invalid):
-        town.commit(town.cycles() * (BATCH_MAX + 1))
+        hosted.commit(hosted.cycles() * (BATCH_MAX + 1))
 
 
-# -- hints -----------------------------------------------------------------------------------------
+# -- runnable marks --------------------------------------------------------------------------------
 
 
-def test_a_world_whose_inbox_is_drained_leaves_no_hint(rig: Rig) -> None:
-    town = Town(rig, 2)
-    town.send(bank.Deposited(1))
-    town.commit(town.cycles())
-    assert rig.hints() == []
+def test_drained_inbox_clears_the_runnable_mark(rig: WorldRig) -> None:
+    hosted = HostedWorlds(rig, 2)
+    hosted.send(bank.Deposited(1))
+    hosted.commit(hosted.cycles())
+    assert rig.runnable() == []
 
 
 @pytest.mark.parametrize("sender_first", [True, False])
-def test_mail_from_another_cycle_of_the_same_commit_leaves_a_hint(
-    rig: Rig, sender_first: bool
+def test_mail_from_a_cycle_of_the_same_commit_sets_the_runnable_mark(
+    rig: WorldRig, sender_first: bool
 ) -> None:
-    """The one to whom it is sent was drained in the same commit."""
+    """The inbox of the recipient is drained in the same commit."""
     main = rig.world(bank.Audit, "main")
-    town = Town(rig, 1)
+    hosted = HostedWorlds(rig, 1)
     main.send(bank.Seen(1))
-    rig.run(town.worker)
+    rig.run(hosted.worker)
     main.send(bank.Seen(1))
-    town.send(bank.Told("main", 5))
-    cycles = [*town.cycles(), town.host(main).prepare(rig.store)]
-    assert town.commit(cycles if sender_first else cycles[::-1]) == [None, None]
-    assert rig.hints() == [rig.id(main)]
-    town.host(main).settle(cycles[1])
-    rig.run(town.worker)
+    hosted.send(bank.Told("main", 5))
+    cycles = [*hosted.cycles(), hosted.host(main).prepare(rig.store)]
+    assert hosted.commit(cycles if sender_first else cycles[::-1]) == [None, None]
+    assert rig.runnable() == [rig.id(main)]
+    hosted.host(main).on_committed(cycles[1])
+    rig.run(hosted.worker)
     assert main.state().total == 7
 
 
-def test_what_came_between_the_look_and_the_commit_keeps_its_hint(rig: Rig) -> None:
-    town = Town(rig, 1)
-    town.send(bank.Deposited(1))
-    cycles = town.cycles()
-    town.send(bank.Deposited(1))
-    assert town.commit(cycles) == [None]
-    assert rig.hints() == [rig.id(town.handles[0])]
+def test_message_between_prepare_and_commit_keeps_the_runnable_mark(rig: WorldRig) -> None:
+    hosted = HostedWorlds(rig, 1)
+    hosted.send(bank.Deposited(1))
+    cycles = hosted.cycles()
+    hosted.send(bank.Deposited(1))
+    assert hosted.commit(cycles) == [None]
+    assert rig.runnable() == [rig.id(hosted.handles[0])]
 
 
-# -- how many to a commit --------------------------------------------------------------------------
+# -- batch limits ----------------------------------------------------------------------------------
 
 
-def sized(world_id: str, size: int) -> tuple[str, Cycle]:
+def cycle_of_size(world_id: str, size: int) -> tuple[str, Cycle]:
     held: Any = None
     return world_id, Cycle("bank", world_id, held, 0, 1, [bytes(size)], [], [], None, 2, False)
 
 
-def test_the_size_of_a_cycle_is_that_of_its_entries_parameters_and_snapshot(rig: Rig) -> None:
-    town = Town(rig, 1)
-    town.send(bank.Paid("EUR", times=3))
-    [cycle] = town.cycles()
+def test_cycle_size_counts_entries_parameters_and_snapshot(rig: WorldRig) -> None:
+    hosted = HostedWorlds(rig, 1)
+    hosted.send(bank.Paid("EUR", times=3))
+    [cycle] = hosted.cycles()
     entries = sum(len(body) for body in cycle.bodies)
     wanted = sum(len(intent.params) for intent in cycle.intents)
     assert replace(cycle, snapshot=b"12345").size == entries + wanted + 5
 
 
-def test_a_batch_holds_so_many_cycles_at_most() -> None:
-    cycles = [sized(str(n), 1) for n in range(2 * CYCLES_MAX + 1)]
+def test_cycle_batches_are_limited_in_number() -> None:
+    cycles = [cycle_of_size(str(n), 1) for n in range(2 * CYCLES_MAX + 1)]
     assert [len(some) for some in _batches(cycles)] == [CYCLES_MAX, CYCLES_MAX, 1]
 
 
-def test_a_cycle_that_is_larger_than_a_batch_goes_by_itself() -> None:
-    small, large = sized("small", 10), sized("large", CYCLES_BYTES_MAX + 1)
+def test_cycle_above_the_batch_size_is_committed_alone() -> None:
+    small, large = cycle_of_size("small", 10), cycle_of_size("large", CYCLES_BYTES_MAX + 1)
     assert list(_batches([small, large, small])) == [[small], [large], [small]]
 
 
@@ -262,8 +263,8 @@ def test_a_cycle_that_is_larger_than_a_batch_goes_by_itself() -> None:
         max_size=12,
     )
 )
-def test_batches_keep_every_cycle_in_order_and_their_bound(sizes: list[int]) -> None:
-    cycles = [sized(str(n), size) for n, size in enumerate(sizes)]
+def test_cycle_batches_keep_order_and_size_limit(sizes: list[int]) -> None:
+    cycles = [cycle_of_size(str(n), size) for n, size in enumerate(sizes)]
     batches = list(_batches(cycles))
     assert [one for some in batches for one in some] == cycles
     for some in batches:

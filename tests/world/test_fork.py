@@ -1,4 +1,4 @@
-"""Fork: the parent's state at a height, an empty inbox, none of the parent's wishes."""
+"""Fork: the parent's state at a height, an empty inbox, none of the parent's pending intents."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from holdfast.config import BLOB_THRESHOLD_BYTES
 from holdfast.durable import inbox, journal, queue, snapshot
 from holdfast.errors import Invalid, NotFound, ReplayDiverged
 from holdfast.world import catalog
-from holdfast.world.fork import cut, plant
+from holdfast.world.fork import create_fork, plan_fork
 from holdfast.world.host import Budgets, SnapshotPolicy
-from holdfast.world.publish import effects
-from holdfast.world.timers import delays
+from holdfast.world.intents import effect_queue
+from holdfast.world.timers import delay_queue
 from tests.world import bank
-from tests.world.rig import Rig
+from tests.world.rig import WorldRig
 
 MODULES = ("holdfast.world.fork",)
 
 
 @pytest.fixture
-def rig(any_rig: Rig) -> Rig:
+def rig(any_rig: WorldRig) -> WorldRig:
     return any_rig
 
 
-Handle = hf.WorldHandle[bank.Account]
+AccountHandle = hf.WorldHandle[bank.Account]
 
 
 @pytest.fixture
-def ada(rig: Rig) -> Handle:
-    """25 deposits of 1, 2, 3, ...; snapshots at 10 and 20."""
+def ada(rig: WorldRig) -> AccountHandle:
+    """A world with 25 deposits of 1, 2, 3, ... and snapshots at 10 and 20."""
     handle = rig.world()
     rig.runtime.send_many([(handle, bank.Deposited(n)) for n in range(1, 26)])
     rig.run(
@@ -40,28 +40,28 @@ def ada(rig: Rig) -> Handle:
     return handle
 
 
-def total(height: int) -> int:
+def balance_at(height: int) -> int:
     return height * (height + 1) // 2
 
 
-# -- what a child is -----------------------------------------------------------------------------
+# -- the child -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", [0, 1, 9, 10, 11, 20, 24, 25])
-def test_a_child_starts_with_the_parents_state_at_any_height(
-    rig: Rig, ada: Handle, at: int
+def test_child_starts_with_the_parent_state_at_any_height(
+    rig: WorldRig, ada: AccountHandle, at: int
 ) -> None:
     child = ada.fork("child", at=at)
-    assert child.state() == ada.state(at=at) == bank.Account(balance=total(at))
+    assert child.state() == ada.state(at=at) == bank.Account(balance=balance_at(at))
     assert child.height() == at
     assert rig.baseline(child) == at
 
 
-def test_without_a_height_the_latest_state_is_forked(rig: Rig, ada: Handle) -> None:
-    assert ada.fork("child").state().balance == total(25)
+def test_fork_without_a_height_takes_the_latest_state(rig: WorldRig, ada: AccountHandle) -> None:
+    assert ada.fork("child").state().balance == balance_at(25)
 
 
-def test_a_childs_inbox_is_empty_though_the_parents_is_not(rig: Rig, ada: Handle) -> None:
+def test_fork_starts_with_an_empty_inbox(rig: WorldRig, ada: AccountHandle) -> None:
     ada.send(bank.Deposited(100))
     child = ada.fork("child")
     subject = rig.subject(child)
@@ -69,45 +69,45 @@ def test_a_childs_inbox_is_empty_though_the_parents_is_not(rig: Rig, ada: Handle
     assert child.journal() == []
 
 
-def test_a_child_goes_its_own_way_and_the_parent_does_not_notice(rig: Rig, ada: Handle) -> None:
+def test_fork_does_not_change_its_parent(rig: WorldRig, ada: AccountHandle) -> None:
     child = ada.fork("child", at=10)
     rig.assign(child)
     before = {key: row for key, row in rig.rows().items() if rig.id(ada).encode() in key}
     child.send(bank.Deposited(1000))
     rig.run(rig.worker("A", "2", idle_s=1e6))
-    assert child.state().balance == total(10) + 1000
+    assert child.state().balance == balance_at(10) + 1000
     assert child.height() == 11
-    assert ada.state().balance == total(25)
+    assert ada.state().balance == balance_at(25)
     after = {key: row for key, row in rig.rows().items() if rig.id(ada).encode() in key}
     assert after == before
 
 
-def test_the_parent_goes_on_and_the_child_does_not_notice(rig: Rig, ada: Handle) -> None:
+def test_fork_does_not_follow_its_parent(rig: WorldRig, ada: AccountHandle) -> None:
     child = ada.fork("child", at=10)
     ada.send(bank.Deposited(1))
-    rig.expire()
+    rig.advance_clock()
     rig.run(rig.worker("A", "2"))
-    assert child.state().balance == total(10)
+    assert child.state().balance == balance_at(10)
 
 
-def test_keys_of_the_parent_are_new_to_the_child(rig: Rig, ada: Handle) -> None:
+def test_fork_does_not_inherit_dedupe_keys(rig: WorldRig, ada: AccountHandle) -> None:
     ada.send(bank.Deposited(5), key="k")
     child = ada.fork("child")
     assert child.send(bank.Deposited(6), key="k") == 1
 
 
-def test_the_hash_chain_of_a_child_stands_on_the_parents_entry(rig: Rig, ada: Handle) -> None:
+def test_fork_hash_chain_continues_the_parent_entry(rig: WorldRig, ada: AccountHandle) -> None:
     child = ada.fork("child", at=7)
     rig.assign(child)
     child.send(bank.Deposited(1))
     rig.run(rig.worker("A", "2"))
     rig.store.read(journal.verify, rig.subject(child))
     parent_hash = rig.store.read(journal.hash_at, rig.subject(ada), 7)
-    assert rig.head(child).below == parent_hash
+    assert rig.head(child).hash_below_floor == parent_hash
     assert child.journal()[0].height == 8
 
 
-def test_a_fork_of_a_fork_knows_where_it_comes_from(rig: Rig, ada: Handle) -> None:
+def test_fork_of_a_fork_records_its_lineage(rig: WorldRig, ada: AccountHandle) -> None:
     child = ada.fork("child", at=20)
     grandchild = child.fork("grandchild")
     [own, parents] = grandchild.lineage()
@@ -119,14 +119,14 @@ def test_a_fork_of_a_fork_knows_where_it_comes_from(rig: Rig, ada: Handle) -> No
     assert ada.lineage() == []
 
 
-def test_a_state_below_the_fork_is_not_the_childs(rig: Rig, ada: Handle) -> None:
+def test_state_below_the_fork_height_is_not_found(rig: WorldRig, ada: AccountHandle) -> None:
     child = ada.fork("child", at=20)
     with pytest.raises(NotFound):
         child.state(at=19)
-    assert child.state(at=20).balance == total(20)
+    assert child.state(at=20).balance == balance_at(20)
 
 
-def test_a_large_state_is_shared_and_survives_the_parents_pruning(rig: Rig) -> None:
+def test_fork_shares_a_large_state_and_survives_parent_pruning(rig: WorldRig) -> None:
     ada = rig.world()
     ada.send(bank.Noted("x" * (BLOB_THRESHOLD_BYTES + 1), []))
     worker = rig.run(rig.worker(snapshots=SnapshotPolicy(1, keep=1)))
@@ -141,10 +141,10 @@ def test_a_large_state_is_shared_and_survives_the_parents_pruning(rig: Rig) -> N
     assert len(child.state().notes[0]) == BLOB_THRESHOLD_BYTES + 1
 
 
-# -- what it does not inherit --------------------------------------------------------------------
+# -- pending intents -----------------------------------------------------------------------------
 
 
-def test_pending_effects_and_timers_stay_with_the_parent(rig: Rig) -> None:
+def test_fork_does_not_inherit_pending_effects_and_timers(rig: WorldRig) -> None:
     ada = rig.world()
     for event in (bank.Paid("EUR", key="k"), bank.Waited(60)):
         ada.send(event)
@@ -152,46 +152,50 @@ def test_pending_effects_and_timers_stay_with_the_parent(rig: Rig) -> None:
     child = ada.fork("child")
     rig.assign(child)
     rig.run(worker)
-    assert len(rig.queued(effects("bank", "fx.quote"))) == 1
-    assert rig.store.read(queue.counts, delays("bank")).delayed == 1
-    # Its own intent under the same key is another one: the cache of keys was not inherited.
+    assert len(rig.queued(effect_queue("bank", "fx.quote"))) == 1
+    assert rig.store.read(queue.counts, delay_queue("bank")).delayed == 1
+    # An intent of the child under the same key is a new one: dedupe records are not inherited.
     child.send(bank.Paid("USD", key="k"))
     rig.run(worker)
-    assert len(rig.queued(effects("bank", "fx.quote"))) == 2
+    assert len(rig.queued(effect_queue("bank", "fx.quote"))) == 2
     assert child.state().receipts == []
 
 
 @pytest.mark.parametrize("policy", [{"effects": "maybe"}, {"timers": "fail"}])
-def test_a_policy_that_is_unknown_is_refused(rig: Rig, ada: Handle, policy: dict[str, str]) -> None:
+def test_unknown_fork_policy_is_refused(
+    rig: WorldRig, ada: AccountHandle, policy: dict[str, str]
+) -> None:
     before = rig.rows()
     with pytest.raises(Invalid):
         ada.fork("child", **policy)
     assert rig.rows() == before
 
 
-# -- by name -------------------------------------------------------------------------------------
+# -- names ---------------------------------------------------------------------------------------
 
 
-def test_forking_again_under_the_same_name_gives_the_same_child(rig: Rig, ada: Handle) -> None:
+def test_fork_under_the_same_name_is_idempotent(rig: WorldRig, ada: AccountHandle) -> None:
     first = ada.fork("child", at=10)
     rows = rig.rows()
     assert rig.id(ada.fork("child", at=10)) == rig.id(first)
     assert rig.rows() == rows
 
 
-def test_a_fork_of_the_latest_state_is_the_same_when_the_parent_has_gone_on(
-    rig: Rig, ada: Handle
+def test_fork_of_the_latest_state_is_idempotent_after_the_parent_advances(
+    rig: WorldRig, ada: AccountHandle
 ) -> None:
     first = rig.id(ada.fork("child"))
     ada.send(bank.Deposited(1))
-    rig.expire()
+    rig.advance_clock()
     rig.run(rig.worker("A", "2"))
     assert ada.height() == 26
     assert rig.id(ada.fork("child")) == first
 
 
 @pytest.mark.parametrize("taken", ["another height", "another parent", "no fork", "itself"])
-def test_a_name_that_is_another_worlds_is_refused(rig: Rig, ada: Handle, taken: str) -> None:
+def test_fork_name_of_another_world_is_refused(
+    rig: WorldRig, ada: AccountHandle, taken: str
+) -> None:
     name = "child"
     if taken == "another height":
         ada.fork(name, at=10)
@@ -207,26 +211,24 @@ def test_a_name_that_is_another_worlds_is_refused(rig: Rig, ada: Handle, taken: 
     assert rig.rows() == before
 
 
-def test_a_child_that_was_deleted_can_be_made_again(rig: Rig, ada: Handle) -> None:
+def test_deleted_fork_can_be_recreated(rig: WorldRig, ada: AccountHandle) -> None:
     first = rig.id(ada.fork("child", at=10))
     rig.runtime.world(bank.Account, "child").delete()
     assert rig.id(ada.fork("child", at=20)) != first
 
 
-# -- from what ----------------------------------------------------------------------------------
+# -- the parent ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", [-1, 26, 1000])
-def test_a_height_that_the_parent_does_not_have_is_not_found(
-    rig: Rig, ada: Handle, at: int
-) -> None:
+def test_fork_at_a_missing_height_is_not_found(rig: WorldRig, ada: AccountHandle, at: int) -> None:
     before = rig.rows()
     with pytest.raises(NotFound):
         ada.fork("child", at=at)
     assert rig.rows() == before
 
 
-def test_a_height_that_was_cut_off_is_not_found_and_the_baseline_is(rig: Rig, ada: Handle) -> None:
+def test_fork_at_a_truncated_height_is_not_found(rig: WorldRig, ada: AccountHandle) -> None:
     while rig.store.transact(journal.truncate, rig.subject(ada), 100):
         pass
     rig.store.transact(snapshot.prune, rig.subject(ada), 1)
@@ -235,47 +237,47 @@ def test_a_height_that_was_cut_off_is_not_found_and_the_baseline_is(rig: Rig, ad
         with pytest.raises(NotFound):
             ada.fork("child", at=at)
     assert rig.rows() == before
-    assert ada.fork("child", at=20).state().balance == total(20)
-    assert ada.fork("later", at=23).state().balance == total(23)
+    assert ada.fork("child", at=20).state().balance == balance_at(20)
+    assert ada.fork("later", at=23).state().balance == balance_at(23)
 
 
-def test_a_deleted_parent_is_not_found(rig: Rig, ada: Handle) -> None:
-    parent = rig.kernel(ada)
+def test_fork_of_a_deleted_parent_is_not_found(rig: WorldRig, ada: AccountHandle) -> None:
+    parent = rig.world_spec(ada)
     ada.delete()
     before = rig.rows()
     with pytest.raises(NotFound):
         ada.fork("child")
     with pytest.raises(NotFound):
-        rig.store.read(cut, parent)
+        rig.store.read(plan_fork, parent)
     assert rig.rows() == before
 
 
-def test_a_parent_that_is_deleted_between_cutting_and_planting_is_not_found(
-    rig: Rig, ada: Handle
+def test_create_fork_after_the_parent_was_deleted_is_not_found(
+    rig: WorldRig, ada: AccountHandle
 ) -> None:
-    cutting = rig.store.read(cut, rig.kernel(ada), 10)
+    plan = rig.store.read(plan_fork, rig.world_spec(ada), 10)
     ada.delete()
     with pytest.raises(NotFound):
-        rig.store.transact(plant, cutting, "child", "fresh")
+        rig.store.transact(create_fork, plan, "child", "fresh")
 
 
-def test_a_cutting_of_a_parent_that_goes_on_all_the_time_is_planted_all_the_same(
-    rig: Rig, ada: Handle
+def test_create_fork_succeeds_although_the_parent_advanced(
+    rig: WorldRig, ada: AccountHandle
 ) -> None:
-    cutting = rig.store.read(cut, rig.kernel(ada), 24)
+    plan = rig.store.read(plan_fork, rig.world_spec(ada), 24)
     ada.send(bank.Deposited(1))
-    rig.expire()
+    rig.advance_clock()
     rig.run(rig.worker("A", "2"))
-    rig.store.transact(plant, cutting, "child", "fresh")
-    assert rig.runtime.world(bank.Account, "child").state().balance == total(24)
+    rig.store.transact(create_fork, plan, "child", "fresh")
+    assert rig.runtime.world(bank.Account, "child").state().balance == balance_at(24)
 
 
-def test_a_paused_or_parked_world_can_be_forked_at_a_snapshot(rig: Rig, ada: Handle) -> None:
+def test_paused_world_can_be_forked_at_a_snapshot(rig: WorldRig, ada: AccountHandle) -> None:
     ada.pause()
-    assert ada.fork("child", at=20).record().status is catalog.Status.ACTIVE
+    assert ada.fork("child", at=20).record().status is catalog.WorldStatus.ACTIVE
 
 
-def test_code_that_does_not_repeat_the_journal_makes_no_child(rig: Rig, ada: Handle) -> None:
+def test_diverging_code_creates_no_fork(rig: WorldRig, ada: AccountHandle) -> None:
     class Account(hf.World):
         balance: int = 0
 
@@ -290,10 +292,11 @@ def test_code_that_does_not_repeat_the_journal_makes_no_child(rig: Rig, ada: Han
     assert rig.rows() == before
 
 
-def test_a_fork_is_as_cheap_from_a_long_journal_as_from_a_short_one(rig: Rig, ada: Handle) -> None:
-    """At a snapshot nothing is replayed: it reads as many rows whatever lies below."""
+def test_fork_cost_does_not_depend_on_journal_length(rig: WorldRig, ada: AccountHandle) -> None:
+    """A fork at a snapshot replays no entry. It writes the same number of rows for any journal
+    length."""
     read: list[int] = []
-    for handle in (ada, _long(rig)):
+    for handle in (ada, _long_world(rig)):
         height = rig.baseline(handle)
         before = rig.rows()
         handle.fork(f"child-of-{handle.name}", at=height)
@@ -301,7 +304,7 @@ def test_a_fork_is_as_cheap_from_a_long_journal_as_from_a_short_one(rig: Rig, ad
     assert read[0] == read[1]
 
 
-def _long(rig: Rig) -> Handle:
+def _long_world(rig: WorldRig) -> AccountHandle:
     handle = rig.world(name="long")
     rig.runtime.send_many([(handle, bank.Deposited(1)) for _ in range(1000)])
     rig.run(rig.worker("A", "2", idle_s=1e6))

@@ -1,4 +1,4 @@
-"""`keep`: the history of a world type is bounded, and what is left of it still holds."""
+"""`keep`: trimming the journal of a world type, and reads of the remaining entries."""
 
 from __future__ import annotations
 
@@ -9,42 +9,46 @@ import pytest
 
 import holdfast as hf
 from holdfast import codec
-from holdfast.app.handle import WorldHandle
+from holdfast.app.world_handle import WorldHandle
 from holdfast.clock import S
 from holdfast.durable import journal, snapshot
 from holdfast.errors import Invalid, KeyExpired, NoReply, NotFound, UnknownEvent
-from holdfast.roles.orchestrator import Orchestrator
 from holdfast.store import blobs, schema, tuples
-from holdfast.world import history, unknown
+from holdfast.workers.orchestrator import Orchestrator
+from holdfast.world import history, unknown_events
 from holdfast.world.catalog import subject_of
-from holdfast.world.history import Bound
+from holdfast.world.history import HistoryBound
 from holdfast.world.host import Budgets, SnapshotPolicy
 from holdfast.world.restore import check_snapshots
 from tests.world import bank
-from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, Crash, Rig, rows_on
+from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, Crash, WorldRig, make_backend
 
-MODULES = ("holdfast.world.history", "holdfast.app.keep", "holdfast.roles.upkeep")
+MODULES = (
+    "holdfast.world.history",
+    "holdfast.app.history_limit",
+    "holdfast.workers.history_upkeep",
+)
 
 DAY_S = 24 * 3600
 EVERY_5 = SnapshotPolicy(entries=5, keep=2)
-ON = [
+STORES = [
     pytest.param("memory", id="memory"),
     pytest.param("postgres", id="postgres", marks=pytest.mark.postgresql),
 ]
 
 
-def app(keep: hf.Keep | None) -> hf.App:
+def app_with_keep(keep: hf.Keep | None) -> hf.App:
     bounded = {} if keep is None else {bank.Account: keep}
     return hf.App(
         "bank", worlds=[bank.Account, bank.Audit], events=[bank.Unheard, bank.Seen], keep=bounded
     )
 
 
-def rig_of(keep: hf.Keep | None, on: str = "memory") -> Rig:
-    return Rig(app(keep), rows_on(on))
+def rig_with_keep(keep: hf.Keep | None, on: str = "memory") -> WorldRig:
+    return WorldRig(app_with_keep(keep), make_backend(on))
 
 
-def leader_of(rig: Rig, incarnation: str = "1") -> Orchestrator:
+def leader_of(rig: WorldRig, incarnation: str = "1") -> Orchestrator:
     return Orchestrator(
         rig.store,
         universe="bank",
@@ -55,8 +59,8 @@ def leader_of(rig: Rig, incarnation: str = "1") -> Orchestrator:
     )
 
 
-def deposits(
-    rig: Rig, ada: WorldHandle[bank.Account], n: int, *, large: bool = False, packed: int = 4
+def make_deposits(
+    rig: WorldRig, ada: WorldHandle[bank.Account], n: int, *, large: bool = False, packed: int = 4
 ) -> None:
     event = bank.Noted("x" * 6000, []) if large else bank.Deposited(1)
     for _ in range(n):
@@ -65,47 +69,47 @@ def deposits(
     rig.run(rig.worker(snapshots=EVERY_5, budgets=budgets, compacted_per_tick=packed))
 
 
-def lead(rig: Rig, leader: Orchestrator | None = None, ticks_max: int = 1000) -> None:
+def run_leader(rig: WorldRig, leader: Orchestrator | None = None, ticks_max: int = 1000) -> None:
     leader = leader or leader_of(rig)
-    rig.expire(2)
+    rig.advance_clock(2)
     for _ in range(ticks_max):
         if not leader.tick():
-            leader.finish()
+            leader.shut_down()
             return
     raise AssertionError("there is always more to cut")
 
 
-def rows_below(rig: Rig, ada: WorldHandle[bank.Account]) -> int:
-    """Rows of entries, and of segments, that lie below the floor."""
+def rows_below_floor(rig: WorldRig, ada: WorldHandle[bank.Account]) -> int:
+    """Count the entry rows below the floor."""
     head = rig.head(ada)
-    prefix = schema.prefix(schema.Space.JOURNAL, rig.subject(ada), "e")
+    prefix = schema.key_prefix(schema.Space.JOURNAL, rig.subject(ada), "e")
     return len(rig.read(lambda txn: txn.scan(prefix, prefix + tuples.pack_int(head.floor), 10_000)))
 
 
-@pytest.mark.parametrize("on", ON)
-def test_entries_beyond_the_bound_go_and_the_rest_still_replays(on: str) -> None:
-    rig = rig_of(hf.Keep(entries=20), on)
+@pytest.mark.parametrize("on", STORES)
+def test_entries_beyond_keep_are_trimmed_and_the_rest_replays(on: str) -> None:
+    rig = rig_with_keep(hf.Keep(entries=20), on)
     ada = rig.world()
-    deposits(rig, ada, 100)
+    make_deposits(rig, ada, 100)
     hash_before = rig.read(journal.hash_at, rig.subject(ada), 80)
-    lead(rig)
+    run_leader(rig)
     head = rig.head(ada)
     assert head.height == 100
-    # The last 20 stay: there is a snapshot right below them.
-    assert rows_below(rig, ada) == 0
-    assert (head.floor, head.below) == (81, hash_before)
+    # The last 20 entries are kept: a snapshot exists directly below them.
+    assert rows_below_floor(rig, ada) == 0
+    assert (head.floor, head.hash_below_floor) == (81, hash_before)
     rig.read(journal.verify, rig.subject(ada))
-    assert rig.read(check_snapshots, rig.kernel(ada)) == 100 - head.floor + 1
+    assert rig.read(check_snapshots, rig.world_spec(ada)) == 100 - head.floor + 1
     for at in range(head.floor - 1, 101):
         assert ada.state(at=at).balance == at
     assert [one.height for one in ada.journal()] == list(range(head.floor, 101))
 
 
-def test_below_the_floor_everything_answers_not_found_with_the_floor() -> None:
-    rig = rig_of(hf.Keep(entries=20))
+def test_reads_below_the_floor_raise_not_found_with_the_floor() -> None:
+    rig = rig_with_keep(hf.Keep(entries=20))
     ada = rig.world()
-    deposits(rig, ada, 100)
-    lead(rig)
+    make_deposits(rig, ada, 100)
+    run_leader(rig)
     floor = rig.head(ada).floor
     for ask in (
         lambda: ada.state(at=0),
@@ -120,45 +124,45 @@ def test_below_the_floor_everything_answers_not_found_with_the_floor() -> None:
     assert ada.fork("child", at=floor - 1).state().balance == floor - 1
 
 
-def test_without_a_bound_nothing_goes() -> None:
-    rig = rig_of(None)
+def test_world_without_keep_is_not_trimmed() -> None:
+    rig = rig_with_keep(None)
     ada = rig.world()
-    deposits(rig, ada, 60)
-    lead(rig)
+    make_deposits(rig, ada, 60)
+    run_leader(rig)
     assert rig.head(ada).floor == 1
     assert ada.state(at=1).balance == 1
 
 
-def test_what_is_younger_than_its_days_stays_however_much_it_is() -> None:
-    rig = rig_of(hf.Keep(entries=10, days=30))
+def test_keep_days_protects_young_entries_beyond_the_count() -> None:
+    rig = rig_with_keep(hf.Keep(entries=10, days=30))
     ada = rig.world()
-    deposits(rig, ada, 60)
-    lead(rig)
+    make_deposits(rig, ada, 60)
+    run_leader(rig)
     assert rig.head(ada).floor == 1
-    rig.expire(31 * DAY_S)
-    lead(rig)
-    # Nothing was sent since: the bound in days alone has brought it here.
+    rig.advance_clock(31 * DAY_S)
+    run_leader(rig)
+    # No event was sent since then: the age limit alone triggered the trim.
     assert 45 <= rig.head(ada).floor <= 51
     assert ada.state().balance == 60
 
 
-def test_what_is_among_the_last_entries_stays_however_old_it_is() -> None:
-    rig = rig_of(hf.Keep(entries=1000, days=1))
+def test_keep_entries_protects_old_entries_within_the_count() -> None:
+    rig = rig_with_keep(hf.Keep(entries=1000, days=1))
     ada = rig.world()
-    deposits(rig, ada, 60)
-    rig.expire(400 * DAY_S)
-    lead(rig)
+    make_deposits(rig, ada, 60)
+    rig.advance_clock(400 * DAY_S)
+    run_leader(rig)
     assert rig.head(ada).floor == 1
 
 
-def test_days_alone_bound_a_world_that_sleeps_and_leave_its_last_snapshot() -> None:
-    rig = rig_of(hf.Keep(days=7))
+def test_keep_days_trims_an_idle_world_down_to_its_last_snapshot() -> None:
+    rig = rig_with_keep(hf.Keep(days=7))
     ada = rig.world()
-    deposits(rig, ada, 23)
-    rig.expire(30)
-    rig.run()  # it is released, with a last snapshot
-    rig.expire(8 * DAY_S)
-    lead(rig)
+    make_deposits(rig, ada, 23)
+    rig.advance_clock(30)
+    rig.run()  # the worker releases the world with a final snapshot
+    rig.advance_clock(8 * DAY_S)
+    run_leader(rig)
     head = rig.head(ada)
     assert head.floor <= head.height + 1
     assert head.floor > 20
@@ -168,66 +172,66 @@ def test_days_alone_bound_a_world_that_sleeps_and_leave_its_last_snapshot() -> N
     assert ada.state().balance == 24
 
 
-def test_snapshots_that_are_kept_for_cutting_are_few() -> None:
-    rig = rig_of(hf.Keep(entries=80))
+def test_snapshots_kept_for_trimming_are_few() -> None:
+    rig = rig_with_keep(hf.Keep(entries=80))
     ada = rig.world()
-    deposits(rig, ada, 400)
+    make_deposits(rig, ada, 400)
     heights = rig.read(snapshot.heights, rig.subject(ada), 1000)
-    # One for each eighth of the bound up to the floor, and the last ones.
+    # One snapshot per eighth of the limit up to the floor, plus the latest ones.
     assert len(heights) <= 400 // 10 + 3
-    lead(rig)
+    run_leader(rig)
     heights = rig.read(snapshot.heights, rig.subject(ada), 1000)
     assert len(heights) <= 8 + 4
     assert min(heights) == rig.head(ada).floor - 1
 
 
-def test_packed_entries_are_cut_within_their_segment() -> None:
-    rig = rig_of(hf.Keep(entries=12))
+def test_trim_cuts_inside_a_compacted_segment() -> None:
+    rig = rig_with_keep(hf.Keep(entries=12))
     ada = rig.world()
-    deposits(rig, ada, 100, large=True)
+    make_deposits(rig, ada, 100, large=True)
     subject = rig.subject(ada)
-    assert rig.head(ada).packed > 0
-    lead(rig)
+    assert rig.head(ada).packed_to > 0
+    run_leader(rig)
     head = rig.head(ada)
     assert head.floor > 80
     rig.read(journal.verify, subject)
-    assert rig.read(check_snapshots, rig.kernel(ada)) > 0
+    assert rig.read(check_snapshots, rig.world_spec(ada)) > 0
     entries = rig.read(journal.read, subject, head.floor, head.height + 1, 1000)
     assert [one.height for one in entries] == list(range(head.floor, 101))
-    assert head.floor <= head.packed
-    segments = schema.prefix(schema.Space.JOURNAL, subject, "s")
+    assert head.floor <= head.packed_to
+    segments = schema.key_prefix(schema.Space.JOURNAL, subject, "s")
     [row] = [row for key, row in rig.rows().items() if key.startswith(segments)]
-    # What lay below the floor is not in the segment any more.
+    # The segment holds no entry below the floor.
     [first, kept] = codec.unpack(zlib.decompress(row))
-    assert (first, len(kept)) == (head.floor, head.packed - head.floor + 1)
+    assert (first, len(kept)) == (head.floor, head.packed_to - head.floor + 1)
 
 
-def test_blobs_of_entries_that_are_cut_go_and_those_of_a_fork_stay() -> None:
-    rig = rig_of(hf.Keep(entries=5))
+def test_trim_removes_blobs_of_entries_but_not_those_of_a_fork() -> None:
+    rig = rig_with_keep(hf.Keep(entries=5))
     ada = rig.world()
     for n in range(40):
         ada.send(bank.Noted(str(n) * 6000, []))
     rig.run(rig.worker(snapshots=EVERY_5, budgets=Budgets(max_inbox_batch=5)))
     child = ada.fork("child", at=20)
     notes = list(child.state().notes)
-    lead(rig)
+    run_leader(rig)
     assert rig.head(ada).floor > 30
-    rig.expire(2 * 3600)
+    rig.advance_clock(2 * 3600)
     while rig.store.transact(blobs.collect, 3600 * S, 1000):
         pass
     assert child.state().notes == notes
     assert len(ada.state().notes) == 40
-    data = schema.prefix(schema.Space.BLOB, "data")
+    data = schema.key_prefix(schema.Space.BLOB, "data")
     kept = sum(1 for key in rig.rows() if key.startswith(data))
     assert kept <= 20
 
 
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
 @pytest.mark.parametrize("at", range(2, 9))
-def test_a_leader_that_dies_while_it_cuts_is_continued_by_the_next(at: int, fault: str) -> None:
-    rig = rig_of(hf.Keep(entries=20))
+def test_next_leader_continues_an_interrupted_trim(at: int, fault: str) -> None:
+    rig = rig_with_keep(hf.Keep(entries=20))
     ada = rig.world()
-    deposits(rig, ada, 300)
+    make_deposits(rig, ada, 300)
     first = leader_of(rig)
     rig.backend.arm({at: fault})
     with contextlib.suppress(Crash):
@@ -236,92 +240,92 @@ def test_a_leader_that_dies_while_it_cuts_is_continued_by_the_next(at: int, faul
     rig.backend.arm({})
     assert ada.state().balance == 300
     rig.read(journal.verify, rig.subject(ada))
-    rig.expire(60)
-    lead(rig, leader_of(rig, "2"))
+    rig.advance_clock(60)
+    run_leader(rig, leader_of(rig, "2"))
     assert rig.head(ada).floor > 270
-    assert rows_below(rig, ada) == 0
+    assert rows_below_floor(rig, ada) == 0
     rig.read(journal.verify, rig.subject(ada))
 
 
-def test_a_commit_that_cuts_removes_a_bounded_number_of_rows_and_is_continued() -> None:
-    rig = rig_of(hf.Keep(entries=20))
+def test_trim_removes_a_bounded_number_of_rows_per_commit() -> None:
+    rig = rig_with_keep(hf.Keep(entries=20))
     ada = rig.world()
-    deposits(rig, ada, 200, packed=0)
+    make_deposits(rig, ada, 200, packed=0)
     commits = 0
     while rig.store.transact(history.trim, "bank", 30):
         commits += 1
         head = rig.head(ada)
-        # The floor is there from the first commit on: no reader sees half of it.
+        # The first commit sets the floor, so no reader sees a partial trim.
         assert head.floor > 170
         assert ada.state(at=head.floor - 1).balance == head.floor - 1
-        assert rig.read(check_snapshots, rig.kernel(ada)) == 200 - head.floor + 1
+        assert rig.read(check_snapshots, rig.world_spec(ada)) == 200 - head.floor + 1
     assert commits >= 2
-    assert rows_below(rig, ada) == 0
+    assert rows_below_floor(rig, ada) == 0
 
 
-def test_a_snapshot_while_rows_are_removed_does_not_end_the_removal() -> None:
-    rig = rig_of(hf.Keep(entries=20))
+def test_snapshot_during_a_trim_does_not_end_it() -> None:
+    rig = rig_with_keep(hf.Keep(entries=20))
     ada = rig.world()
-    deposits(rig, ada, 200, packed=0)
+    make_deposits(rig, ada, 200, packed=0)
     assert rig.store.transact(history.trim, "bank", 30)
-    left = rows_below(rig, ada)
+    left = rows_below_floor(rig, ada)
     assert left > 0
     floor = rig.head(ada).floor
     for _ in range(3):
         ada.send(bank.Deposited(1))
     rig.run(rig.worker(snapshots=SnapshotPolicy(entries=3, keep=2), compacted_per_tick=0))
-    # There is a new snapshot, and none to cut at: the rows that are left are due all the same.
+    # There is a new snapshot and no new cut point. The remaining rows are still due.
     assert rig.baseline(ada) == 203
-    assert rows_below(rig, ada) == left
-    lead(rig)
-    assert rows_below(rig, ada) == 0
+    assert rows_below_floor(rig, ada) == left
+    run_leader(rig)
+    assert rows_below_floor(rig, ada) == 0
     assert rig.head(ada).floor == floor
     assert ada.state().balance == 203
 
 
-def test_a_journal_is_never_cut_above_its_baseline() -> None:
-    rig = rig_of(hf.Keep(entries=1))
+def test_trim_never_cuts_above_the_baseline() -> None:
+    rig = rig_with_keep(hf.Keep(entries=1))
     ada = rig.world()
-    deposits(rig, ada, 13)
-    lead(rig)
+    make_deposits(rig, ada, 13)
+    run_leader(rig)
     assert rig.head(ada).floor <= rig.baseline(ada) + 1
     with pytest.raises(Invalid):
-        rig.store.transact(journal.cut, rig.subject(ada), rig.head(ada).checkpoint + 1)
+        rig.store.transact(journal.raise_floor, rig.subject(ada), rig.head(ada).checkpoint + 1)
     assert ada.state().balance == 13
 
 
-def test_a_bound_that_is_declared_later_counts_for_worlds_that_sleep() -> None:
-    rig = rig_of(None)
+def test_keep_declared_later_applies_to_idle_worlds() -> None:
+    rig = rig_with_keep(None)
     ada = rig.world()
-    deposits(rig, ada, 60)
-    lead(rig)
+    make_deposits(rig, ada, 60)
+    run_leader(rig)
     assert rig.head(ada).floor == 1
-    rig.app = app(hf.Keep(entries=5))
-    lead(rig, leader_of(rig, "2"))
+    rig.app = app_with_keep(hf.Keep(entries=5))
+    run_leader(rig, leader_of(rig, "2"))
     assert rig.head(ada).floor == 56
     assert ada.state().balance == 60
 
 
-def test_a_bound_that_is_taken_back_counts_from_the_next_snapshot_on() -> None:
-    rig = rig_of(hf.Keep(entries=20))
+def test_keep_removed_later_applies_from_the_next_snapshot() -> None:
+    rig = rig_with_keep(hf.Keep(entries=20))
     ada = rig.world()
-    deposits(rig, ada, 50)
-    rig.runtime.app = rig.app = app(None)
-    deposits(rig, ada, 50)
-    lead(rig)
+    make_deposits(rig, ada, 50)
+    rig.runtime.app = rig.app = app_with_keep(None)
+    make_deposits(rig, ada, 50)
+    run_leader(rig)
     assert rig.head(ada).floor == 1
-    assert rig.read(history.planned, "bank", rig.id(ada)) is None
+    assert rig.read(history.find_plan, "bank", rig.id(ada)) is None
 
 
-def test_a_key_whose_entry_was_removed_is_not_answered_as_handled() -> None:
-    rig = rig_of(hf.Keep(entries=5))
+def test_send_with_a_key_of_a_trimmed_entry_reports_removed() -> None:
+    rig = rig_with_keep(hf.Keep(entries=5))
     ada = rig.world()
     ada.send(bank.Failing("x"), key="k")
-    deposits(rig, ada, 60)
+    make_deposits(rig, ada, 60)
     assert ada.send(bank.Failing("x"), key="k").status == "failed"
-    lead(rig)
+    run_leader(rig)
     assert rig.head(ada).floor > 1
-    assert len(rig.dead()) == 1
+    assert len(rig.failed_events()) == 1
     assert ada.send(bank.Failing("x"), key="k").status == "removed"
     with pytest.raises(KeyExpired) as raised:
         ada.ask(bank.Failing("x"), key="k", timeout=0)
@@ -330,16 +334,16 @@ def test_a_key_whose_entry_was_removed_is_not_answered_as_handled() -> None:
     assert raised.value.code == "key_expired"
 
 
-def test_an_answer_that_is_removed_before_it_is_read_is_no_reply() -> None:
-    """Without a key: the event was handled, and there is nothing to repeat it under."""
-    rig = rig_of(hf.Keep(entries=5))
+def test_ask_raises_no_reply_when_its_entry_is_trimmed_before_reading() -> None:
+    """The event was handled without a key, so the caller cannot repeat the call."""
+    rig = rig_with_keep(hf.Keep(entries=5))
     ada = rig.world()
     wait = rig.store.wait
 
     def late(topic: str, since: int, seconds: float) -> int:
         if seconds:
-            deposits(rig, ada, 60)
-            lead(rig)
+            make_deposits(rig, ada, 60)
+            run_leader(rig)
         return wait(topic, since, 0.0)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -348,68 +352,68 @@ def test_an_answer_that_is_removed_before_it_is_read_is_no_reply() -> None:
             ada.ask(bank.Deposited(1))
 
 
-def test_an_item_that_was_given_up_is_told_of_when_its_entry_is_removed() -> None:
-    rig = rig_of(hf.Keep(entries=5))
+def test_given_up_event_is_reported_after_its_entry_is_trimmed() -> None:
+    rig = rig_with_keep(hf.Keep(entries=5))
     ada = rig.world()
     ada.send(bank.Deposited(1), key="k")
-    deposits(rig, ada, 60)
-    lead(rig)
+    make_deposits(rig, ada, 60)
+    run_leader(rig)
     world_id = rig.id(ada)
-    rig.store.transact(unknown.keep, "bank", world_id, 1, "Deposited", 7)
+    rig.store.transact(unknown_events.record_given_up, "bank", world_id, 1, "Deposited", 7)
     with pytest.raises(UnknownEvent):
         ada.ask(bank.Deposited(1), key="k", timeout=0)
-    rig.store.transact(unknown.redriven, "bank", world_id, 1, rig.head(ada).height)
+    rig.store.transact(unknown_events.record_redrive, "bank", world_id, 1, rig.head(ada).height)
     assert ada.ask(bank.Deposited(1), key="k", timeout=0) == 61
 
 
-def test_a_bound_that_is_taken_back_counts_for_worlds_that_sleep() -> None:
-    rig = rig_of(hf.Keep(days=30))
+def test_keep_removed_later_applies_to_idle_worlds() -> None:
+    rig = rig_with_keep(hf.Keep(days=30))
     ada = rig.world()
-    deposits(rig, ada, 60)
-    lead(rig)
+    make_deposits(rig, ada, 60)
+    run_leader(rig)
     assert rig.head(ada).floor == 1
-    rig.app = app(None)
-    rig.expire(31 * DAY_S)
-    lead(rig, leader_of(rig, "2"))
+    rig.app = app_with_keep(None)
+    rig.advance_clock(31 * DAY_S)
+    run_leader(rig, leader_of(rig, "2"))
     assert rig.head(ada).floor == 1
-    assert rig.read(history.planned, "bank", rig.id(ada)) is None
+    assert rig.read(history.find_plan, "bank", rig.id(ada)) is None
 
 
-def test_nothing_is_cut_by_a_bound_that_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are due when the new code begins, and it looks at one world a turn."""
-    monkeypatch.setattr("holdfast.roles.upkeep.SCAN_PAGE", 1)
-    rig = rig_of(hf.Keep(days=30))
+def test_keep_raised_later_trims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All worlds are due when the new code starts, and it scans one world per tick."""
+    monkeypatch.setattr("holdfast.workers.history_upkeep.SCAN_PAGE", 1)
+    rig = rig_with_keep(hf.Keep(days=30))
     worlds = [rig.world(name=f"w{n}") for n in range(4)]
     for one in worlds:
-        deposits(rig, one, 20)
-    lead(rig)
-    rig.app = app(hf.Keep(days=3650))
-    rig.expire(31 * DAY_S)
-    lead(rig, leader_of(rig, "2"))
+        make_deposits(rig, one, 20)
+    run_leader(rig)
+    rig.app = app_with_keep(hf.Keep(days=3650))
+    rig.advance_clock(31 * DAY_S)
+    run_leader(rig, leader_of(rig, "2"))
     assert [rig.head(one).floor for one in worlds] == [1] * 4
 
 
-def test_a_leader_without_a_world_type_leaves_its_bound_alone() -> None:
-    rig = rig_of(hf.Keep(days=30))
+def test_leader_without_the_world_type_keeps_its_trim_plan() -> None:
+    rig = rig_with_keep(hf.Keep(days=30))
     ada = rig.world()
-    deposits(rig, ada, 60)
-    planned = rig.read(history.planned, "bank", rig.id(ada))
+    make_deposits(rig, ada, 60)
+    planned = rig.read(history.find_plan, "bank", rig.id(ada))
     assert planned is not None
     rig.app = hf.App("bank", worlds=[bank.Audit], events=[bank.Unheard, bank.Seen])
-    lead(rig, leader_of(rig, "2"))
-    assert rig.read(history.planned, "bank", rig.id(ada)) == planned
+    run_leader(rig, leader_of(rig, "2"))
+    assert rig.read(history.find_plan, "bank", rig.id(ada)) == planned
 
 
-def test_a_deleted_world_is_not_cut() -> None:
-    rig = rig_of(hf.Keep(entries=5))
+def test_deleted_world_is_not_trimmed() -> None:
+    rig = rig_with_keep(hf.Keep(entries=5))
     ada = rig.world()
-    deposits(rig, ada, 50)
+    make_deposits(rig, ada, 50)
     world_id = rig.id(ada)
     ada.delete()
     while rig.store.transact(history.trim, "bank", 100):
         pass
     assert rig.read(journal.head, subject_of("bank", world_id)).floor == 1
-    assert rig.read(history.planned, "bank", world_id) is None
+    assert rig.read(history.find_plan, "bank", world_id) is None
 
 
 @pytest.mark.parametrize(
@@ -428,11 +432,11 @@ def test_a_deleted_world_is_not_cut() -> None:
         lambda: hf.App("bank", worlds=[bank.Account], keep={bank.Account: 30}),  # type: ignore[dict-item]
     ],
 )
-def test_a_bound_that_means_nothing_is_refused(make: object) -> None:
+def test_invalid_keep_is_refused(make: object) -> None:
     with pytest.raises(Invalid):
         make()  # type: ignore[operator]
 
 
-def test_a_bound_is_entries_and_store_time() -> None:
-    assert hf.Keep(entries=100_000, days=30).bound == Bound(100_000, 30 * DAY_S * S)
-    assert hf.Keep(days=0.5).bound == Bound(0, DAY_S * S // 2)
+def test_keep_converts_to_entries_and_store_time() -> None:
+    assert hf.Keep(entries=100_000, days=30).bound == HistoryBound(100_000, 30 * DAY_S * S)
+    assert hf.Keep(days=0.5).bound == HistoryBound(0, DAY_S * S // 2)

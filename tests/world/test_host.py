@@ -1,5 +1,5 @@
-"""A world while it is hosted: budgets, one transaction a cycle, snapshots, restore, and what a commit
-that went wrong leaves behind."""
+"""The world host: cycle budgets, one transaction per cycle, snapshots, restore, and recovery from
+failed commits."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ from holdfast.errors import (
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.store.schema import Space
-from holdfast.world import publish, redrive, restore
-from holdfast.world.host import Budgets, Host, SnapshotPolicy
+from holdfast.world import intents, redrive, restore
+from holdfast.world.host import Budgets, SnapshotPolicy, WorldHost
 from tests.world import bank
-from tests.world.rig import Rig
+from tests.world.rig import WorldRig
 
-MODULES = ("holdfast.world.host", "holdfast.world.restore", "holdfast.roles.world_worker")
+MODULES = ("holdfast.world.host", "holdfast.world.restore", "holdfast.workers.world.worker")
 
 EVERY_10 = SnapshotPolicy(entries=10)
-Diverged = tuple[Rig, hf.WorldHandle[bank.Account]]
-# Longer than any test: nothing is released for being idle.
+DivergedWorld = tuple[WorldRig, hf.WorldHandle[bank.Account]]
+# An idle timeout longer than any test: no world is released as idle.
 NEVER = 1e6
 
 
-def deposits(rig: Rig, count: int, name: str = "ada") -> hf.WorldHandle[bank.Account]:
+def world_with_deposits(
+    rig: WorldRig, count: int, name: str = "ada"
+) -> hf.WorldHandle[bank.Account]:
     handle = rig.world(name=name)
     rig.runtime.send_many([(handle, bank.Deposited(n)) for n in range(1, count + 1)])
     return handle
@@ -50,8 +52,8 @@ def deposits(rig: Rig, count: int, name: str = "ada") -> hf.WorldHandle[bank.Acc
 
 
 @pytest.mark.parametrize("budget", ["max_inbox_batch", "max_tick_steps_per_cycle"])
-def test_a_cycle_takes_so_many_messages_at_most(rig: Rig, budget: str) -> None:
-    ada = deposits(rig, 10)
+def test_cycle_takes_at_most_its_budget_of_messages(rig: WorldRig, budget: str) -> None:
+    ada = world_with_deposits(rig, 10)
     worker = rig.worker(budgets=Budgets(**{budget: 3}))
     heights = []
     while worker.tick():
@@ -60,7 +62,7 @@ def test_a_cycle_takes_so_many_messages_at_most(rig: Rig, budget: str) -> None:
     assert ada.state().balance == 55
 
 
-def test_a_cycle_ends_with_the_event_that_reaches_the_budget_of_effects(rig: Rig) -> None:
+def test_cycle_ends_at_the_effects_budget(rig: WorldRig) -> None:
     ada = rig.world()
     for _ in range(5):
         ada.send(bank.Paid("EUR", times=3))
@@ -72,7 +74,7 @@ def test_a_cycle_ends_with_the_event_that_reaches_the_budget_of_effects(rig: Rig
     assert len(rig.queued("bank/effects/fx.quote")) == 15
 
 
-def timed(clock: SimClock) -> hf.App:
+def timed_app(clock: SimClock) -> hf.App:
     class Clocked(hf.World):
         n: int = 0
 
@@ -84,13 +86,13 @@ def timed(clock: SimClock) -> hf.App:
     return hf.App("bank", worlds=[Clocked])
 
 
-def timed_rig() -> tuple[Rig, type[hf.World]]:
+def timed_rig() -> tuple[WorldRig, type[hf.World]]:
     clock = SimClock()
-    rig = Rig(timed(clock), clock=clock)
+    rig = WorldRig(timed_app(clock), clock=clock)
     return rig, rig.app.programs["Clocked"].state
 
 
-def test_a_cycle_ends_when_its_time_is_up(rig: Rig) -> None:
+def test_cycle_ends_at_its_wall_time_budget(rig: WorldRig) -> None:
     rig, Clocked = timed_rig()
     world = rig.world(Clocked, "w")
     for _ in range(5):
@@ -100,17 +102,17 @@ def test_a_cycle_ends_when_its_time_is_up(rig: Rig) -> None:
     assert world.height() == 3
 
 
-def test_what_is_journaled_does_not_depend_on_the_budgets() -> None:
+def test_journal_does_not_depend_on_budgets() -> None:
     def journaled(**budgets: int) -> list[tuple[str, bytes | None]]:
-        rig = Rig()
-        ada = deposits(rig, 20)
+        rig = WorldRig()
+        ada = world_with_deposits(rig, 20)
         rig.run(rig.worker(budgets=Budgets(**budgets)))
         return [(one.type, one.step.reply) for one in ada.journal()]
 
     assert journaled() == journaled(max_inbox_batch=1) == journaled(max_effects_per_cycle=1)
 
 
-def test_a_cycle_of_large_events_ends_before_it_is_too_large_for_a_commit(rig: Rig) -> None:
+def test_cycle_of_large_events_stays_below_the_commit_size_limit(rig: WorldRig) -> None:
     ada = rig.world()
     for _ in range(6):
         ada.send(bank.Noted("x" * (CYCLE_BYTES_MAX // 4 - 1000), []))
@@ -118,7 +120,7 @@ def test_a_cycle_of_large_events_ends_before_it_is_too_large_for_a_commit(rig: R
     assert 4 <= ada.height() <= 5
 
 
-def test_a_cycle_of_large_intents_ends_before_it_is_too_large_for_a_commit(rig: Rig) -> None:
+def test_cycle_of_large_intents_stays_below_the_commit_size_limit(rig: WorldRig) -> None:
     ada = rig.world()
     large = "x" * (CYCLE_BYTES_MAX // 8)
     for _ in range(6):
@@ -127,7 +129,7 @@ def test_a_cycle_of_large_intents_ends_before_it_is_too_large_for_a_commit(rig: 
     assert 1 <= ada.height() <= 2
 
 
-def test_a_tick_that_takes_long_commits_what_it_has_and_goes_on_with_the_next_world() -> None:
+def test_long_tick_commits_and_continues_in_the_next_tick() -> None:
     rig, Clocked = timed_rig()
     worlds = [rig.world(Clocked, f"w{n}") for n in range(6)]
     for world in worlds:
@@ -139,7 +141,7 @@ def test_a_tick_that_takes_long_commits_what_it_has_and_goes_on_with_the_next_wo
     assert done == [3, 6]
 
 
-def test_leases_survive_a_backlog_that_takes_longer_than_they_last() -> None:
+def test_leases_survive_a_backlog_longer_than_their_ttl() -> None:
     rig, Clocked = timed_rig()
     worlds = [rig.world(Clocked, f"w{n}") for n in range(100)]
     for world in worlds:
@@ -153,8 +155,8 @@ def test_leases_survive_a_backlog_that_takes_longer_than_they_last() -> None:
 # -- one transaction -----------------------------------------------------------------------------
 
 
-def test_a_cycle_is_one_transaction(rig: Rig) -> None:
-    ada = deposits(rig, 1)
+def test_cycle_is_one_transaction(rig: WorldRig) -> None:
+    ada = world_with_deposits(rig, 1)
     worker = rig.run()
     for event in (bank.Deposited(1), bank.Paid("EUR"), bank.Told("main"), bank.Failing()):
         ada.send(event)
@@ -164,7 +166,8 @@ def test_a_cycle_is_one_transaction(rig: Rig) -> None:
     assert rig.backend.commits == 1
     changed = [key for key, row in rig.rows().items() if before.get(key) != row]
     spaces = {Space(tuples.unpack(key)[0]) for key in changed}
-    # Entries, cursor and mail, intents and dead letters, identities, the new world, its hint.
+    # Entries, cursor and mail, intents and dead letters, dedupe records, the new world, its
+    # runnable mark.
     assert spaces >= {
         Space.JOURNAL,
         Space.INBOX,
@@ -175,8 +178,8 @@ def test_a_cycle_is_one_transaction(rig: Rig) -> None:
     }
 
 
-def test_many_worlds_share_a_tick_and_one_that_is_fenced_aborts_alone(rig: Rig) -> None:
-    handles = [deposits(rig, 3, f"w{n}") for n in range(4)]
+def test_fenced_world_aborts_alone_in_a_shared_tick(rig: WorldRig) -> None:
+    handles = [world_with_deposits(rig, 3, f"w{n}") for n in range(4)]
     worker = rig.worker()
     worker.tick()
     for handle in handles:
@@ -187,12 +190,12 @@ def test_many_worlds_share_a_tick_and_one_that_is_fenced_aborts_alone(rig: Rig) 
     assert rig.id(handles[2]) not in worker.hosted
 
 
-def test_nothing_is_applied_when_the_world_is_fenced(rig: Rig) -> None:
-    ada = deposits(rig, 1)
+def test_fenced_cycle_changes_nothing(rig: WorldRig) -> None:
+    ada = world_with_deposits(rig, 1)
     worker = rig.run()
     ada.send(bank.Paid("EUR"))
     ada.send(bank.Told("main"))
-    rig.expire()
+    rig.advance_clock()
     host = worker._hosted[rig.id(ada)].host
     cycle = host.prepare(rig.store)
     assert cycle is not None
@@ -202,7 +205,7 @@ def test_nothing_is_applied_when_the_world_is_fenced(rig: Rig) -> None:
     assert rig.rows() == before
 
 
-# -- when a commit goes wrong --------------------------------------------------------------------
+# -- failed commits ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -210,11 +213,11 @@ def test_nothing_is_applied_when_the_world_is_fenced(rig: Rig) -> None:
     [CommitUnknown(), Busy(), StoreFull(), HeadMoved(), Conflict()],
     ids=lambda error: error.code,
 )
-def test_a_commit_that_failed_leaves_the_world_to_be_restored_and_tried_again(
+def test_failed_commit_reloads_the_world_and_retries(
     error: Exception,
 ) -> None:
-    rig = Rig()
-    ada = deposits(rig, 3)
+    rig = WorldRig()
+    ada = world_with_deposits(rig, 3)
     worker = rig.run()
     ada.send(bank.Deposited(100))
     rig.backend.arm({1: error})
@@ -223,12 +226,12 @@ def test_a_commit_that_failed_leaves_the_world_to_be_restored_and_tried_again(
     assert ada.height() == 3
     rig.run(worker)
     assert ada.state().balance == 106
-    assert rig.blocker(ada) == ""
+    assert rig.blocker_code(ada) == ""
     assert [one.step.reply for one in ada.journal()] == [b"\x01", b"\x03", b"\x06", b"\x6a"]
 
 
-def test_a_full_disk_is_no_fault_of_the_world(rig: Rig) -> None:
-    ada = deposits(rig, 1)
+def test_full_store_does_not_park_the_world(rig: WorldRig) -> None:
+    ada = world_with_deposits(rig, 1)
     worker = rig.worker()
     worker.tick()
     ada.send(bank.Deposited(1))
@@ -237,11 +240,12 @@ def test_a_full_disk_is_no_fault_of_the_world(rig: Rig) -> None:
         worker.tick()
     rig.backend.arm({})
     rig.run(worker)
-    assert (ada.state().balance, rig.blocker(ada)) == (2, "")
+    assert (ada.state().balance, rig.blocker_code(ada)) == (2, "")
 
 
-def test_an_error_between_running_and_committing_never_runs_an_event_twice() -> None:
-    """One world's trouble ends the tick when others' reducers have run: their states are void."""
+def test_interrupt_before_commit_never_runs_an_event_twice() -> None:
+    """An interrupt in one world ends the tick after reducers of other worlds ran. Their states are
+    discarded."""
     ran: list[int] = []
 
     class Fragile(hf.World):
@@ -255,7 +259,7 @@ def test_an_error_between_running_and_committing_never_runs_an_event_twice() -> 
             if event.amount == 5 and ran.count(5) == 4:
                 raise KeyboardInterrupt
 
-    rig = Rig(hf.App("bank", worlds=[Fragile]))
+    rig = WorldRig(hf.App("bank", worlds=[Fragile]))
     worlds = [rig.world(Fragile, name) for name in "abcdef"]
     for world in worlds:
         world.send(bank.Deposited(1))
@@ -270,11 +274,11 @@ def test_an_error_between_running_and_committing_never_runs_an_event_twice() -> 
     assert [world.state().n for world in worlds] == [6] * 6
 
 
-def test_the_loser_of_a_race_for_the_head_forgets_what_it_computed(rig: Rig) -> None:
-    ada = deposits(rig, 2)
+def test_host_that_loses_a_head_race_discards_its_state(rig: WorldRig) -> None:
+    ada = world_with_deposits(rig, 2)
     worker = rig.run()
     host = worker._hosted[rig.id(ada)].host
-    rival = Host(
+    rival = WorldHost(
         host.world, host.lease, clock=rig.clock, budgets=Budgets(), policy=SnapshotPolicy()
     )
     ada.send(bank.Deposited(7))
@@ -293,8 +297,8 @@ def test_the_loser_of_a_race_for_the_head_forgets_what_it_computed(rig: Rig) -> 
 # -- snapshots -----------------------------------------------------------------------------------
 
 
-def test_a_snapshot_is_due_after_so_many_entries(rig: Rig) -> None:
-    ada = deposits(rig, 25)
+def test_snapshot_is_due_after_a_number_of_entries(rig: WorldRig) -> None:
+    ada = world_with_deposits(rig, 25)
     worker = rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5))
     baselines = []
     while worker.tick():
@@ -302,7 +306,7 @@ def test_a_snapshot_is_due_after_so_many_entries(rig: Rig) -> None:
     assert baselines == [0, 10, 10, 20, 20]
 
 
-def test_a_snapshot_is_due_after_so_many_bytes(rig: Rig) -> None:
+def test_snapshot_is_due_after_a_number_of_bytes(rig: WorldRig) -> None:
     ada = rig.world()
     worker = rig.worker(snapshots=SnapshotPolicy(bytes=3000))
     for _ in range(3):
@@ -311,29 +315,29 @@ def test_a_snapshot_is_due_after_so_many_bytes(rig: Rig) -> None:
     assert rig.baseline(ada) == 2
 
 
-def test_bytes_since_the_snapshot_are_counted_across_hosts(rig: Rig) -> None:
+def test_snapshot_bytes_are_counted_across_hosts(rig: WorldRig) -> None:
     ada = rig.world()
     for n in range(3):
         ada.send(bank.Noted("x" * 1400, []))
-        # Each host sees one entry and dies; none of them alone has seen enough.
+        # Each host processes one entry and dies. No single host reaches the limit.
         rig.worker("A", str(n), snapshots=SnapshotPolicy(bytes=3000)).tick()
-        rig.expire()
+        rig.advance_clock()
     assert rig.baseline(ada) == 2
 
 
-def test_old_snapshots_go_and_the_baseline_stays(rig: Rig) -> None:
-    ada = deposits(rig, 50)
+def test_old_snapshots_are_pruned_and_the_baseline_is_kept(rig: WorldRig) -> None:
+    ada = world_with_deposits(rig, 50)
     rig.run(rig.worker(snapshots=SnapshotPolicy(10, keep=2), budgets=Budgets(max_inbox_batch=5)))
     assert rig.read(snapshot.heights, rig.subject(ada), 100) == [50, 40]
     assert rig.baseline(ada) == 50
 
 
-def test_a_world_that_is_given_back_leaves_a_snapshot_so_that_newer_code_repeats_nothing(
-    rig: Rig,
+def test_released_world_leaves_a_snapshot_for_newer_code(
+    rig: WorldRig,
 ) -> None:
-    ada = deposits(rig, 3)
+    ada = world_with_deposits(rig, 3)
     worker = rig.run()
-    worker.finish()
+    worker.shut_down()
     assert rig.baseline(ada) == 3
 
     class Account(hf.World):
@@ -346,7 +350,7 @@ def test_a_world_that_is_given_back_leaves_a_snapshot_so_that_newer_code_repeats
     newer = hf.App("bank", worlds=[Account])
     ada.send(bank.Deposited(1))
     rig.run(rig.worker("A", "2", app=newer))
-    assert rig.blocker(ada) == ""
+    assert rig.blocker_code(ada) == ""
     assert (
         newer.open(rig.store, roles=(), clock=rig.clock).world(Account, "ada").state().balance
         == 1006
@@ -357,9 +361,7 @@ def test_a_world_that_is_given_back_leaves_a_snapshot_so_that_newer_code_repeats
     "value", [1 << 70, "\ud800", object()], ids=["huge", "surrogate", "object"]
 )
 @pytest.mark.parametrize("batch", [1, 3, 256])
-def test_an_event_that_leaves_a_state_that_cannot_be_stored_fails_by_itself(
-    value: object, batch: int
-) -> None:
+def test_event_that_makes_the_state_unstorable_fails_alone(value: object, batch: int) -> None:
     class Storing(hf.World):
         value: object = None
         seen_so_far: int = 0
@@ -372,20 +374,20 @@ def test_an_event_that_leaves_a_state_that_cannot_be_stored_fails_by_itself(
                 cx.do(bank.quote, "EUR")
                 self.value = value
 
-    rig = Rig(hf.App("bank", worlds=[Storing, bank.Account]))
+    rig = WorldRig(hf.App("bank", worlds=[Storing, bank.Account]))
     bad, good = rig.world(Storing, "bad"), rig.world(bank.Account, "good")
     for n in range(10):
         bad.send(bank.Seen(13 if n in (3, 4, 9) else n))
         good.send(bank.Deposited(1))
     rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=batch)))
-    assert rig.blocker(bad) == ""
+    assert rig.blocker_code(bad) == ""
     assert [one.height for one in bad.journal() if one.outcome == "failed"] == [4, 5, 10]
-    assert [one.code for one in rig.dead()] == ["reducer_failed"] * 3
-    assert all("state" in one.error for one in rig.dead())
-    # Nothing of a failed step stays: neither what it wanted, nor what it changed.
-    assert rig.queued(publish.effects("bank", "fx.quote")) == []
+    assert [one.code for one in rig.failed_events()] == ["reducer_failed"] * 3
+    assert all("state" in one.error for one in rig.failed_events())
+    # A failed step leaves neither intents nor state changes.
+    assert rig.queued(intents.effect_queue("bank", "fx.quote")) == []
     assert bad.state().seen_so_far == 7
-    assert rig.read(restore.check_snapshots, rig.kernel(bad)) == 10
+    assert rig.read(restore.check_snapshots, rig.world_spec(bad)) == 10
     assert good.state().balance == 10
 
 
@@ -397,12 +399,12 @@ def test_a_state_of_the_wrong_type_never_becomes_the_baseline() -> None:
         def seen(self, event: bank.Seen, cx: hf.Context) -> None:
             self.n = "much"  # type: ignore[assignment]
 
-    rig = Rig(hf.App("bank", worlds=[Wrong]))
+    rig = WorldRig(hf.App("bank", worlds=[Wrong]))
     world = rig.world(Wrong, "w")
     for _ in range(10):
         world.send(bank.Seen())
     rig.run(rig.worker(snapshots=EVERY_10))
-    assert (rig.blocker(world), len(rig.dead())) == ("", 10)
+    assert (rig.blocker_code(world), len(rig.failed_events())) == ("", 10)
     assert rig.baseline(world) == 10
     assert world.state().n == 0
 
@@ -415,46 +417,48 @@ def test_a_state_of_the_wrong_type_never_becomes_the_baseline() -> None:
 
     Mended.__name__ = "Wrong"
     mended = hf.App("bank", worlds=[Mended])
-    rig.expire()
-    rig.store.transact(queue.redrive, redrive.failures("bank"), [one.seq for one in rig.dead()])
+    rig.advance_clock()
+    rig.store.transact(
+        queue.redrive, redrive.failed_events_queue("bank"), [one.seq for one in rig.failed_events()]
+    )
     rig.run(rig.worker("A", "2", app=mended, snapshots=EVERY_10))
     assert world.state().n == 10
 
 
-def test_a_world_whose_state_is_larger_than_a_value_goes_on_and_shrinks() -> None:
-    rig = Rig(hf.App("bank", worlds=[Hoard]))
+def test_world_with_a_state_above_the_value_limit_can_be_snapshotted() -> None:
+    rig = WorldRig(hf.App("bank", worlds=[Hoard]))
     world = rig.world(Hoard, "h")
     for n in range(1, 8):
         world.send(Grown(n, 3 << 20))
     rig.run(rig.worker(snapshots=SnapshotPolicy(entries=3)))
-    assert rig.blocker(world) == ""
+    assert rig.blocker_code(world) == ""
     assert rig.baseline(world) >= 6
     assert len(world.state().held) == 7
-    # A restart, and another worker, start from the parts.
-    rig.expire()
+    # Another worker restores the state from its snapshot chunks.
+    rig.advance_clock()
     world.send(Grown(1, 1))
     rig.run(rig.worker("A", "2"))
-    assert rig.read(restore.check_snapshots, rig.kernel(world)) > 0
+    assert rig.read(restore.check_snapshots, rig.world_spec(world)) > 0
     assert [len(one) for one in world.state().held.values()] == [1] + [3 << 20] * 6
 
 
 @pytest.mark.parametrize("batch", [1, 256])
-def test_an_event_that_makes_a_state_too_large_fails_and_one_that_shrinks_it_runs(
+def test_event_that_makes_the_state_too_large_fails(
     monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
-    monkeypatch.setattr("holdfast.world.program.STATE_BYTES_MAX", 5000)
-    rig = Rig(hf.App("bank", worlds=[Hoard]))
+    monkeypatch.setattr("holdfast.world.definition.STATE_BYTES_MAX", 5000)
+    rig = WorldRig(hf.App("bank", worlds=[Hoard]))
     world = rig.world(Hoard, "h")
     for n in range(1, 9):
         world.send(Grown(n, 1000))
     world.send(Grown(1, 1))
     world.send(Grown(9, 900))
     rig.run(rig.worker(snapshots=SnapshotPolicy(3), budgets=Budgets(max_inbox_batch=batch)))
-    assert rig.blocker(world) == ""
+    assert rig.blocker_code(world) == ""
     assert [one.outcome for one in world.journal()] == ["ok"] * 4 + ["failed"] * 4 + ["ok"] * 2
-    assert all("5,000 at most" in one.error for one in rig.dead())
+    assert all("5,000 at most" in one.error for one in rig.failed_events())
     assert sorted(world.state().held) == list("12349")
-    assert rig.read(restore.check_snapshots, rig.kernel(world)) == 10
+    assert rig.read(restore.check_snapshots, rig.world_spec(world)) == 10
 
 
 class Grown(hf.Event):
@@ -473,45 +477,48 @@ class Hoard(hf.World):
 # -- restore -------------------------------------------------------------------------------------
 
 
-def test_a_restored_state_is_baseline_and_tail(any_rig: Rig) -> None:
+def test_restored_state_is_baseline_plus_tail(any_rig: WorldRig) -> None:
     rig = any_rig
-    ada = deposits(rig, 25)
+    ada = world_with_deposits(rig, 25)
     rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5)))
-    found = rig.store.read(restore.restore, rig.kernel(ada))
+    found = rig.store.read(restore.restore, rig.world_spec(ada))
     assert (found.state.balance, found.height, found.snapshot_height) == (325, 25, 20)
-    assert (found.cursor, found.tail_bytes) == (25, sum(len(body) for body in rig.bodies(ada)[20:]))
+    assert (found.cursor, found.tail_bytes) == (
+        25,
+        sum(len(body) for body in rig.entry_bodies(ada)[20:]),
+    )
 
 
-def test_baseline_and_tail_give_what_the_whole_journal_gives(rig: Rig) -> None:
-    plain, snapped = Rig(), Rig()
+def test_restore_from_baseline_equals_full_replay(rig: WorldRig) -> None:
+    plain, snapped = WorldRig(), WorldRig()
     states = []
     for each, policy in ((plain, SnapshotPolicy()), (snapped, SnapshotPolicy(3))):
         ada = each.world()
         for n in range(20):
             ada.send([bank.Deposited(n), bank.Rated(n), bank.Queried(), bank.Failing()][n % 4])
         each.run(each.worker(snapshots=policy, budgets=Budgets(max_inbox_batch=2)))
-        states.append(each.kernel(ada).program.dump(ada.state()))
+        states.append(each.world_spec(ada).definition.dump_state(ada.state()))
     assert states[0] == states[1]
 
 
 @pytest.mark.parametrize("at", range(26))
-def test_the_state_at_every_height_is_the_sum_so_far(at: int) -> None:
-    rig = Rig()
-    ada = deposits(rig, 25)
+def test_state_at_every_height_is_correct(at: int) -> None:
+    rig = WorldRig()
+    ada = world_with_deposits(rig, 25)
     rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5)))
     assert ada.state(at=at).balance == at * (at + 1) // 2
 
 
 @pytest.mark.parametrize("at", [-1, 4, 1000])
-def test_a_height_that_is_not_there_is_not_found(rig: Rig, at: int) -> None:
-    ada = deposits(rig, 3)
+def test_state_at_a_missing_height_is_not_found(rig: WorldRig, at: int) -> None:
+    ada = world_with_deposits(rig, 3)
     rig.run()
     with pytest.raises(NotFound):
         ada.state(at=at)
 
 
-def test_a_state_below_what_was_cut_off_is_not_found_and_above_it_is(rig: Rig) -> None:
-    ada = deposits(rig, 25)
+def test_state_below_the_truncated_floor_is_not_found(rig: WorldRig) -> None:
+    ada = world_with_deposits(rig, 25)
     rig.run(rig.worker(snapshots=SnapshotPolicy(10, keep=1), budgets=Budgets(max_inbox_batch=5)))
     while rig.store.transact(journal.truncate, rig.subject(ada), 100):
         pass
@@ -526,8 +533,9 @@ def test_a_state_below_what_was_cut_off_is_not_found_and_above_it_is(rig: Rig) -
         ada.journal(lo=5)
 
 
-def test_an_int_in_a_floats_place_does_not_diverge_whoever_goes_on_from_where(rig: Rig) -> None:
-    """Stored and read again, 5 has become 5.0: a reply made of it must be the same in every replay."""
+def test_int_in_a_float_field_does_not_diverge_in_replay(rig: WorldRig) -> None:
+    """After a round trip through the store, 5 becomes 5.0. A reply made from it must be equal in
+    every replay."""
     ada = rig.world()
     worker = rig.worker(snapshots=SnapshotPolicy(4, keep=100), budgets=Budgets(max_inbox_batch=1))
     for _ in range(3):
@@ -540,23 +548,23 @@ def test_an_int_in_a_floats_place_does_not_diverge_whoever_goes_on_from_where(ri
         ):
             ada.send(event)
     rig.run(worker)
-    rig.expire()
+    rig.advance_clock()
     ada.send(bank.Queried())
     rig.run(rig.worker("A", "2"))
-    assert rig.blocker(ada) == ""
-    assert rig.store.read(restore.check_snapshots, rig.kernel(ada)) == 16
-    # Without its snapshots the world is the same.
+    assert rig.blocker_code(ada) == ""
+    assert rig.store.read(restore.check_snapshots, rig.world_spec(ada)) == 16
+    # A full replay without snapshots gives the same state.
     rig.store.transact(_drop_snapshots, rig.subject(ada))
     assert ada.state() == bank.Account(rate=5.0)
 
 
 def _drop_snapshots(txn: Txn, subject: str) -> None:
-    prefix = schema.prefix(schema.Space.SNAPSHOT, subject)
+    prefix = schema.key_prefix(schema.Space.SNAPSHOT, subject)
     for key, _ in txn.scan(prefix, prefix + b"\xff"):
         txn.delete(key)
 
 
-def test_a_default_of_another_type_does_not_diverge() -> None:
+def test_default_of_another_type_does_not_diverge() -> None:
     class Defaulted(hf.World):
         rate: float = 0
 
@@ -564,14 +572,14 @@ def test_a_default_of_another_type_does_not_diverge() -> None:
         def queried(self, event: bank.Queried, cx: hf.Context) -> None:
             cx.reply(self.rate)
 
-    rig = Rig(hf.App("bank", worlds=[Defaulted]))
+    rig = WorldRig(hf.App("bank", worlds=[Defaulted]))
     world = rig.world(Defaulted, "w")
     world.send(bank.Queried())
     rig.run()
     assert world.state() == Defaulted(0.0)
 
 
-def test_a_state_has_the_types_that_it_says_whether_it_was_stored_or_not(rig: Rig) -> None:
+def test_state_has_its_declared_types_with_or_without_snapshot(rig: WorldRig) -> None:
     ada = rig.world()
     ada.send(bank.Rated(5))
     rig.run()
@@ -579,65 +587,67 @@ def test_a_state_has_the_types_that_it_says_whether_it_was_stored_or_not(rig: Ri
     assert type(ada.state().rate) is float
 
 
-def test_an_entry_that_is_missing_is_not_found_and_nothing_waits_for_it(rig: Rig) -> None:
-    ada = deposits(rig, 5)
+def test_missing_journal_entry_is_not_found(rig: WorldRig) -> None:
+    ada = world_with_deposits(rig, 5)
     rig.run()
     rig.store.transact(
-        lambda txn: txn.delete(schema.prefix(schema.Space.JOURNAL, rig.subject(ada), "e", 5))
+        lambda txn: txn.delete(schema.key_prefix(schema.Space.JOURNAL, rig.subject(ada), "e", 5))
     )
     with pytest.raises(NotFound):
         ada.state()
     with pytest.raises(NotFound):
-        rig.store.read(restore.check_snapshots, rig.kernel(ada))
+        rig.store.read(restore.check_snapshots, rig.world_spec(ada))
 
 
-def test_rows_that_cannot_be_read_park_the_world(rig: Rig) -> None:
-    ada, bob = deposits(rig, 1), deposits(rig, 1, "bob")
+def test_undecodable_inbox_row_parks_the_world(rig: WorldRig) -> None:
+    ada, bob = world_with_deposits(rig, 1), world_with_deposits(rig, 1, "bob")
     rig.store.transact(inbox.put, rig.subject(ada), None, b"junk")
     rig.run()
-    assert rig.blocker(ada) == StoreCorrupt.code
+    assert rig.blocker_code(ada) == StoreCorrupt.code
     assert bob.state().balance == 1
 
 
 # -- checking a journal against its snapshots ----------------------------------------------------
 
 
-def checked(rig: Rig, ada: hf.WorldHandle[bank.Account], since: int = 0) -> int:
+def check_from(rig: WorldRig, ada: hf.WorldHandle[bank.Account], since: int = 0) -> int:
     return rig.store.read(
-        lambda txn: restore.check_snapshots(txn, rig.kernel_in(txn, ada), since=since)
+        lambda txn: restore.check_snapshots(txn, rig.world_spec_in(txn, ada), since=since)
     )
 
 
-def test_a_journal_is_checked_against_every_snapshot_from_the_first_entry(rig: Rig) -> None:
-    ada = deposits(rig, 25)
+def test_check_snapshots_replays_from_the_first_entry(rig: WorldRig) -> None:
+    ada = world_with_deposits(rig, 25)
     rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5)))
-    assert checked(rig, ada) == 25
-    assert checked(rig, ada, since=12) == 15
+    assert check_from(rig, ada) == 25
+    assert check_from(rig, ada, since=12) == 15
 
 
-def test_a_cut_off_journal_is_checked_from_the_snapshot_that_it_goes_on_from(rig: Rig) -> None:
-    ada = deposits(rig, 25)
+def test_check_snapshots_starts_at_the_oldest_snapshot_of_a_truncated_journal(
+    rig: WorldRig,
+) -> None:
+    ada = world_with_deposits(rig, 25)
     rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5)))
     while rig.store.transact(journal.truncate, rig.subject(ada), 100):
         pass
-    assert checked(rig, ada) == 5
+    assert check_from(rig, ada) == 5
 
 
-def test_a_snapshot_that_holds_another_state_is_found_with_its_height(rig: Rig) -> None:
-    ada = deposits(rig, 25)
+def test_check_snapshots_reports_the_height_of_a_wrong_snapshot(rig: WorldRig) -> None:
+    ada = world_with_deposits(rig, 25)
     rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5)))
     rig.store.transact(_drop_snapshots, rig.subject(ada))
-    wrong = rig.kernel(ada).program.dump(bank.Account(balance=1))
+    wrong = rig.world_spec(ada).definition.dump_state(bank.Account(balance=1))
     rig.store.transact(snapshot.save, rig.subject(ada), 10, wrong)
     with pytest.raises(ReplayDiverged) as raised:
-        checked(rig, ada)
+        check_from(rig, ada)
     assert (raised.value.height, raised.value.what) == (10, "state")
 
 
-# -- code that does not repeat its journal -------------------------------------------------------
+# -- diverging code ------------------------------------------------------------------------------
 
 
-def doubling() -> hf.App:
+def diverging_app() -> hf.App:
     class Account(hf.World):
         balance: int = 0
         rate: float = 0.0
@@ -653,17 +663,17 @@ def doubling() -> hf.App:
 
 
 @pytest.fixture
-def diverged(rig: Rig) -> Diverged:
-    ada = deposits(rig, 5)
+def diverged(rig: WorldRig) -> DivergedWorld:
+    ada = world_with_deposits(rig, 5)
     rig.run()
-    rig.expire()
+    rig.advance_clock()
     ada.send(bank.Deposited(1))
-    rig.run(rig.worker("A", "2", app=doubling()))
+    rig.run(rig.worker("A", "2", app=diverging_app()))
     return rig, ada
 
 
-def test_code_that_does_not_repeat_the_journal_parks_the_world_and_names_the_height(
-    diverged: Diverged,
+def test_diverging_code_parks_the_world_and_names_the_height(
+    diverged: DivergedWorld,
 ) -> None:
     rig, ada = diverged
     record = rig.record(ada)
@@ -674,9 +684,9 @@ def test_code_that_does_not_repeat_the_journal_parks_the_world_and_names_the_hei
     assert ada.height() == 5
 
 
-def test_a_parked_world_is_not_tried_again_and_again(diverged: Diverged) -> None:
+def test_parked_world_is_not_retried(diverged: DivergedWorld) -> None:
     rig, _ = diverged
-    worker = rig.run(rig.worker("A", "3", app=doubling()))
+    worker = rig.run(rig.worker("A", "3", app=diverging_app()))
     before = rig.rows()
     rig.backend.arm({})
     for _ in range(5):
@@ -686,8 +696,8 @@ def test_a_parked_world_is_not_tried_again_and_again(diverged: Diverged) -> None
     assert worker.hosted == []
 
 
-def test_a_parked_world_takes_messages_and_goes_on_when_the_code_is_back(
-    diverged: Diverged,
+def test_parked_world_accepts_messages_and_continues_after_resume(
+    diverged: DivergedWorld,
 ) -> None:
     rig, ada = diverged
     worker = rig.run(rig.worker("A", "3"))
@@ -700,23 +710,24 @@ def test_a_parked_world_takes_messages_and_goes_on_when_the_code_is_back(
     assert rig.record(ada).blocker is None
 
 
-def test_resuming_with_the_wrong_code_parks_it_again(diverged: Diverged) -> None:
+def test_resume_with_diverging_code_parks_the_world_again(diverged: DivergedWorld) -> None:
     rig, ada = diverged
-    worker = rig.run(rig.worker("A", "3", app=doubling()))
+    worker = rig.run(rig.worker("A", "3", app=diverging_app()))
     for _ in range(3):
         ada.resume()
         rig.run(worker)
-        assert rig.blocker(ada) == "replay_diverged"
+        assert rig.blocker_code(ada) == "replay_diverged"
 
 
-def test_a_worker_that_lost_the_world_does_not_park_it(rig: Rig) -> None:
-    """A zombie with the wrong code, or an old state, finds a divergence that is its own."""
-    ada = deposits(rig, 5)
-    zombie = rig.worker("A", "1", app=doubling())
+def test_worker_that_lost_its_lease_does_not_park_the_world(rig: WorldRig) -> None:
+    """A zombie worker with other code or an old state finds a divergence that does not concern the
+    world."""
+    ada = world_with_deposits(rig, 5)
+    zombie = rig.worker("A", "1", app=diverging_app())
     zombie.tick()
     assert zombie.hosted
-    rig.expire()
+    rig.advance_clock()
     rig.assign(ada, "B")
     ada.send(bank.Deposited(1))
-    zombie._park(rig.id(ada), Invalid(what="test"))
+    zombie._park_world(rig.id(ada), Invalid(what="test"))
     assert rig.record(ada).status.value == "active"

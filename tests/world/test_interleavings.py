@@ -1,5 +1,5 @@
-"""Two workers, a few worlds, and everything that can happen to them, in any order: what was
-acknowledged is journaled once, in order, and replay agrees."""
+"""Random interleavings of two workers and three worlds with crashes, moves and pauses: acknowledged
+events are journaled once and in order, and the replay does not diverge."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from holdfast.clock import S
 from holdfast.durable import journal, queue
 from holdfast.errors import CommitUnknown, IllegalTransition
-from holdfast.roles.world_worker import WorldWorker
+from holdfast.workers.world.worker import WorldWorker
 from holdfast.world import catalog, restore
 from holdfast.world.host import Budgets, SnapshotPolicy
-from holdfast.world.publish import effects
+from holdfast.world.intents import effect_queue
 from tests.world import bank
-from tests.world.rig import FAULTS, Crash, Rig
+from tests.world.rig import FAULTS, Crash, WorldRig
 
-MODULES = ("holdfast.roles.world_worker", "holdfast.world.host", "holdfast.world.tenure")
+MODULES = ("holdfast.workers.world.worker", "holdfast.world.host", "holdfast.world.hosting_lease")
 
 NAMES = ("x", "y", "z")
 WORKERS = ("A", "B")
@@ -25,7 +25,7 @@ POLICY = {
     "snapshots": SnapshotPolicy(3),
     "budgets": Budgets(max_inbox_batch=2),
     "worlds_per_tick": 2,
-    # Workers die here all the time, and of nothing that a reducer did.
+    # Workers are killed often, but never by a reducer.
     "stuck_max": 1000,
 }
 
@@ -36,19 +36,19 @@ workers = st.sampled_from(WORKERS)
 class Interleavings(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.rig = Rig()
+        self.rig = WorldRig()
         self.worlds = {name: self.rig.world(name=name) for name in NAMES}
-        self.born = 0
+        self.incarnations = 0
         self.workers: dict[str, WorldWorker] = {}
         for name in WORKERS:
             self.restart(name)
-        # What was sent, in the order of acknowledgement, by world.
+        # Sent events by world, in the order of acknowledgement.
         self.sent: dict[str, list[bytes]] = {name: [] for name in NAMES}
         self.number = 0
 
     def restart(self, name: str) -> None:
-        self.born += 1
-        self.workers[name] = self.rig.worker(name, str(self.born), **POLICY)
+        self.incarnations += 1
+        self.workers[name] = self.rig.worker(name, str(self.incarnations), **POLICY)
 
     @rule(name=names, kind=st.sampled_from(["deposit", "pay", "fail", "rate", "query"]))
     def send(self, name: str, kind: str) -> None:
@@ -81,7 +81,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(worker=workers)
     def leave(self, worker: str) -> None:
-        self.workers[worker].finish()
+        self.workers[worker].shut_down()
         self.restart(worker)
 
     @rule(seconds=st.sampled_from([0.2, 3, 6, 11]))
@@ -92,18 +92,18 @@ class Interleavings(RuleBasedStateMachine):
     def move(self, name: str, worker: str, priority: int) -> None:
         self.rig.assign(self.worlds[name], worker, priority)
 
-    @rule(name=names, event=st.sampled_from([catalog.Event.PAUSE, catalog.Event.RESUME]))
-    def operate(self, name: str, event: catalog.Event) -> None:
+    @rule(name=names, event=st.sampled_from([catalog.WorldEvent.PAUSE, catalog.WorldEvent.RESUME]))
+    def operate(self, name: str, event: catalog.WorldEvent) -> None:
         world_id = self.rig.id(self.worlds[name])
         try:
-            self.rig.store.transact(catalog.change, "bank", world_id, event)
+            self.rig.store.transact(catalog.change_status, "bank", world_id, event)
         except IllegalTransition:
             raise AssertionError("nothing parks here") from None
 
     def teardown(self) -> None:
         for handle in self.worlds.values():
             handle.resume()
-        # Faults have stopped: within a bound of rounds all is done.
+        # Without faults, a bounded number of rounds completes all work.
         for _ in range(60):
             self.rig.clock.advance(1 * S)
             for worker in self.workers.values():
@@ -112,7 +112,7 @@ class Interleavings(RuleBasedStateMachine):
         for name, handle in self.worlds.items():
             self.check(name)
             paid += sum(one.type == "Paid" for one in handle.journal())
-        queued = self.rig.store.read(queue.counts, effects("bank", "fx.quote"))
+        queued = self.rig.store.read(queue.counts, effect_queue("bank", "fx.quote"))
         assert queued.ready == paid
 
     def check(self, name: str) -> None:
@@ -121,10 +121,10 @@ class Interleavings(RuleBasedStateMachine):
         assert [one.step.ingress.value for one in entries] == self.sent[name]
         assert [one.height for one in entries] == list(range(1, len(entries) + 1))
         rig.store.read(journal.verify, rig.subject(handle))
-        rig.store.read(lambda txn: restore.check_snapshots(txn, rig.kernel_in(txn, handle)))
+        rig.store.read(lambda txn: restore.check_snapshots(txn, rig.world_spec_in(txn, handle)))
         deposits = [one.event.amount for one in entries if one.type == "Deposited"]
         assert handle.state().balance == sum(deposits)
-        assert rig.blocker(handle) == ""
+        assert rig.blocker_code(handle) == ""
 
 
 TestInterleavings = Interleavings.TestCase

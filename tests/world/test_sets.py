@@ -1,5 +1,5 @@
-"""Sets are refused where a type names them: their order is not the same in two processes, so no replay
-could repeat it. A set inside a value of any type has the same bytes in every process."""
+"""Sets in declared types are refused: their iteration order differs between processes, so a replay
+would diverge. A set inside an `Any` value is encoded to the same bytes in every process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def world_of(annotation: Any, default: Any) -> type[hf.World]:
 
 
 @pytest.mark.parametrize("annotation", [set[str], frozenset[int], dict[str, set[int]], "set[str]"])
-def test_a_state_with_a_set_in_it_is_refused(annotation: Any) -> None:
+def test_state_with_a_set_is_refused(annotation: Any) -> None:
     default: Any = (
         {} if "dict" in str(annotation) else frozenset() if "frozen" in str(annotation) else set()
     )
@@ -49,16 +49,16 @@ def test_a_state_with_a_set_in_it_is_refused(annotation: Any) -> None:
         hf.App("club", worlds=[world_of(annotation, default)])
 
 
-def test_an_event_with_a_set_deep_inside_is_refused() -> None:
+def test_event_with_a_nested_set_is_refused() -> None:
     with pytest.raises(Invalid, match="order"):
         hf.App("club", events=[Joined])
 
 
-def test_lists_tuples_and_dicts_are_welcome() -> None:
+def test_lists_tuples_and_dicts_are_accepted() -> None:
     hf.App("club", events=[Plain])
 
 
-# -- inside values of any type ---------------------------------------------------------------------
+# -- sets inside `Any` values ----------------------------------------------------------------------
 
 
 class Suit(enum.Enum):
@@ -94,25 +94,25 @@ VALUES: dict[str, Any] = {
 }
 
 
-def test_a_set_inside_any_value_has_the_same_bytes_under_every_hash_seed() -> None:
-    """In processes of their own: the seed of a process is settled when it starts."""
+def test_set_in_an_any_value_encodes_equally_under_every_hash_seed() -> None:
+    """Separate processes are used because the hash seed is fixed at process start."""
     code = """
         from holdfast import codec
         from tests.world.test_sets import VALUES
         for name, value in VALUES.items():
             print(name, codec.pack_value(value).hex())
     """
-    told: list[list[str]] = []
+    outputs: list[list[str]] = []
     for seed in ("1", "2", "3"):
         with python_proc(code, ready=None, env={"PYTHONHASHSEED": seed}) as proc:
             assert proc.wait() == 0
-            told.append(proc.lines)
-    assert len(told[0]) == len(VALUES)
-    assert told[0] == told[1] == told[2]
+            outputs.append(proc.lines)
+    assert len(outputs[0]) == len(VALUES)
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
-def test_a_set_is_read_back_as_a_list_of_its_elements(value: Any) -> None:
+def test_encoded_set_decodes_as_a_list(value: Any) -> None:
     codec.unpack(codec.pack_value(value))
 
 
@@ -130,13 +130,13 @@ def test_a_set_is_read_back_as_a_list_of_its_elements(value: Any) -> None:
     ],
     ids=["texts", "numbers", "fractions", "bytes", "dict", "record", "none", "number"],
 )
-def test_a_set_of_one_plain_type_is_in_the_order_of_its_values(value: Any) -> None:
+def test_set_of_one_plain_type_is_encoded_in_sorted_order(value: Any) -> None:
     assert codec.pack_value(value) == codec.pack(value)
 
 
-def test_what_cannot_be_written_is_told_as_before() -> None:
+def test_pack_value_raises_encode_errors_for_unencodable_values() -> None:
     knot: list[Any] = [NESTED]
     knot.append(knot)
     for value in (knot, [NESTED, object()], {"a": NESTED, 1: 2}):
-        with pytest.raises(codec.UNWRITABLE):
+        with pytest.raises(codec.ENCODE_ERRORS):
             codec.pack_value(value)

@@ -1,4 +1,4 @@
-"""Typed end to end: what a handle's state has is known to a type checker."""
+"""Static types of the public API: mypy infers the state type of a world handle."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ("holdfast.app.app", "holdfast.app.handle")
+MODULES = ("holdfast.app.app", "holdfast.app.world_handle")
 
-# What mypy must say of a line stands behind it.
+# The text after `#:` is the expected mypy message for that line.
 PROGRAM = """
 import holdfast as hf
 
@@ -30,7 +30,7 @@ with app.open("./data") as rt:
     ada = rt.world(Account, "ada")
     reveal_type(ada.state().balance)                    #: Revealed type is "int"
     reveal_type(ada.state(at=3))                        #: Revealed type is "bank.Account"
-    reveal_type(ada.send(Deposited(5)))                 #: Revealed type is "holdfast.app.handle.Delivery"
+    reveal_type(ada.send(Deposited(5)))                 #: Revealed type is "holdfast.app.world_handle.Delivery"
     reveal_type(ada.fork("what-if").state().balance)    #: Revealed type is "int"
     ada.state().balanec                                 #: "Account" has no attribute "balanec"
     Deposited("5")                                      #: incompatible type "str"; expected "int"
@@ -59,24 +59,24 @@ reveal_type(both)                                       #: what: str], int]"
 
 
 @pytest.mark.slow
-def test_a_type_checker_knows_the_state_of_a_world(tmp_path: Path) -> None:
+def test_mypy_infers_world_state_types(tmp_path: Path) -> None:
     from mypy import api
 
     program = tmp_path / "bank.py"
     program.write_text(PROGRAM)
-    told, errors, _ = api.run(
+    output, errors, _ = api.run(
         ["--strict", "--no-error-summary", "--cache-dir", str(tmp_path / "cache"), str(program)]
     )
     assert not errors
-    said = {
+    messages_by_line = {
         int(found[1]): found[2].replace("builtins.", "")
-        for found in re.finditer(r"bank\.py:(\d+): \w+: (.*)", told)
+        for found in re.finditer(r"bank\.py:(\d+): \w+: (.*)", output)
     }
     expected = {
         number: line.partition("#: ")[2]
         for number, line in enumerate(PROGRAM.splitlines(), start=1)
         if "#: " in line
     }
-    assert said.keys() == expected.keys(), told
+    assert messages_by_line.keys() == expected.keys(), output
     for number, text in expected.items():
-        assert text in said[number], said[number]
+        assert text in messages_by_line[number], messages_by_line[number]

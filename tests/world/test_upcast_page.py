@@ -1,4 +1,5 @@
-"""The example of docs/events.md, as it stands there, on a journal of the release before it."""
+"""Runs the example of docs/events.md on a journal written by the previous release of the sample
+app."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ from typing import Any
 
 import holdfast as hf
 from holdfast.world.restore import check_snapshots
-from tests.world.rig import Rig
+from tests.world.rig import WorldRig
 
-MODULES = ("holdfast.app.declare",)
+MODULES = ("holdfast.app.definitions",)
 
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
 
 
 class Deposited(hf.Event):
-    """As the release before declared it."""
+    """The event as the previous release declared it."""
 
     euros: float
 
@@ -28,27 +29,27 @@ class Account(hf.World):
         self.cents += round(event.euros * 100)
 
 
-def example() -> dict[str, Any]:
+def run_page_example() -> dict[str, Any]:
     [code] = PAGE.read_text().split("```python\n")[1:]
-    found: dict[str, Any] = {"__name__": "example"}
-    exec(code.partition("```")[0], found)
-    return found
+    namespace: dict[str, Any] = {"__name__": "example"}
+    exec(code.partition("```")[0], namespace)
+    return namespace
 
 
-def test_the_example_reads_what_the_release_before_has_stored() -> None:
-    rig = Rig(hf.App("bank", worlds=[Account]))
+def test_docs_upcast_example_reads_events_of_the_previous_release() -> None:
+    rig = WorldRig(hf.App("bank", worlds=[Account]))
     old = rig.world(Account, "ada")
     old.send(Deposited(1.5))
     rig.run()
-    # This one is not handled before the deploy.
+    # This event is still in the inbox at the deploy.
     old.send(Deposited(2.25))
-    page = example()
-    new = Rig(page["app"], rig.backend, rig.clock)
+    page = run_page_example()
+    new = WorldRig(page["app"], rig.backend, rig.clock)
     ada = new.world(page["Account"], "ada")
-    rig.expire()
+    rig.advance_clock()
     ada.send(page["Deposited"](100))
     new.run(new.worker("A", "2"))
     assert ada.state().cents == 475
     assert [one.event.cents for one in ada.journal()] == [150, 225, 100]
     assert [one.step.ingress.value[0] for one in ada.journal()] == [1, 1, 2]
-    assert new.read(check_snapshots, new.kernel(ada)) == 3
+    assert new.read(check_snapshots, new.world_spec(ada)) == 3

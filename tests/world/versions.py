@@ -1,5 +1,5 @@
-"""Two versions of one application: each knows an event, an effect, a timer, an inbox and a world type
-that the other does not."""
+"""Two versions of one application. Each declares an event, an effect and an inbox that the other
+version does not declare. Only the second version has the world type `Extra`."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from holdfast import errors as hf_errors
 
 
 class Kept(hf.Event):
-    """Both versions handle it."""
+    """Handled by both versions."""
 
     text: str = ""
 
 
 class Named(hf.Event):
-    """Both versions name it in `events=`, and no world handles it."""
+    """Declared in `events=` by both versions. No world handles it."""
 
 
 class Asked(hf.Event):
-    """Both versions handle it: it wants what only its own version knows."""
+    """Handled by both versions. The handler emits an item that only its own version declares."""
 
     what: str
 
 
 class Old(hf.Event):
-    """The first version handles it."""
+    """Handled by the first version only."""
 
     text: str = ""
 
 
 class New(hf.Event):
-    """The second version handles it."""
+    """Handled by the second version only."""
 
     text: str = ""
 
@@ -50,7 +50,7 @@ def new_effect(call: hf.Call) -> str:
     return "new"
 
 
-def _version(mark: str, own: type[hf.Event], effect: Any, inbox: str) -> SimpleNamespace:
+def _version(version: str, own_event: type[hf.Event], effect: Any, inbox: str) -> SimpleNamespace:
     class Desk(hf.World):
         seen: list[str] = msgspec.field(default_factory=list)
 
@@ -59,49 +59,49 @@ def _version(mark: str, own: type[hf.Event], effect: Any, inbox: str) -> SimpleN
             self.seen.append(f"kept {event.text}")
             cx.reply(event.text)
 
-        @hf.on(own)
+        @hf.on(own_event)
         def mine(self, event: Any, cx: hf.Context) -> None:
-            self.seen.append(f"{mark} {event.text}")
-            cx.reply(f"{mark} {event.text}")
+            self.seen.append(f"{version} {event.text}")
+            cx.reply(f"{version} {event.text}")
 
         @hf.on(hf.inbox(inbox))
         def posted(self, mail: hf.Mail[Any], cx: hf.Context) -> None:
-            self.seen.append(f"{mark} mail {mail.payload}")
+            self.seen.append(f"{version} mail {mail.payload}")
 
         @hf.on(Asked)
         def asked(self, event: Asked, cx: hf.Context) -> None:
             if event.what == "timer":
-                cx.after(1, own("timer"))
+                cx.after(1, own_event("timer"))
             elif event.what == "effect":
                 cx.do(effect)
             elif event.what == "mail":
-                cx.send(Desk, "other", own("mail"))
+                cx.send(Desk, "other", own_event("mail"))
             elif event.what == "post":
                 cx.post(Desk, "other", inbox, 7)
             elif event.what == "wrong mail":
-                cx.send(Desk, "other", New() if own is Old else Old())
+                cx.send(Desk, "other", New() if own_event is Old else Old())
             elif event.what == "wrong timer":
-                cx.after(1, New() if own is Old else Old())
+                cx.after(1, New() if own_event is Old else Old())
             elif event.what == "wrong post":
                 cx.post(Desk, "other", "nowhere", 1)
             elif event.what == "wrong effect":
-                cx.do(new_effect if own is Old else old_effect)
+                cx.do(new_effect if own_event is Old else old_effect)
             elif event.what.startswith("send_to "):
-                cx.send_to(event.what[8:], own("by id"))
+                cx.send_to(event.what[8:], own_event("by id"))
             elif event.what.startswith("fabric.send "):
-                cx.do(hf.fabric.send, _mail_to(event.what[12:], own))
+                cx.do(hf.fabric.send, _mail_to(event.what[12:], own_event))
             elif event.what == "caught":
                 try:
-                    cx.send(Desk, "other", New() if own is Old else Old())
+                    cx.send(Desk, "other", New() if own_event is Old else Old())
                 except hf_errors.Invalid:
                     self.seen.append("caught")
 
         @hf.on(effect)
         def done(self, receipt: hf.Receipt[str], cx: hf.Context) -> None:
-            self.seen.append(f"{mark} {receipt.value}")
+            self.seen.append(f"{version} {receipt.value}")
 
     class Extra(hf.World):
-        """A world type of one version."""
+        """Declared by the second version only."""
 
         count: int = 0
 
@@ -109,8 +109,8 @@ def _version(mark: str, own: type[hf.Event], effect: Any, inbox: str) -> SimpleN
         def kept(self, event: Kept, cx: hf.Context) -> None:
             self.count += 1
 
-    worlds: list[type[hf.World]] = [Desk, Extra] if own is New else [Desk]
-    app = hf.App("desk", worlds=worlds, events=[Named], version=mark)
+    worlds: list[type[hf.World]] = [Desk, Extra] if own_event is New else [Desk]
+    app = hf.App("desk", worlds=worlds, events=[Named], version=version)
     return SimpleNamespace(app=app, Desk=Desk, Extra=Extra)
 
 

@@ -1,15 +1,16 @@
-"""The effects that are shipped, as plain functions: `app.shipped` declares them for users.
+"""The built-in effects as plain functions. `app.builtin_effects` declares them for users.
 
-    guard          where a request may go: names, ports, addresses
-    connection     a connection to an address that the guard has seen, and a body with a bound
-    http           any request, guarded
-    llm            chat with any OpenAI-compatible endpoint
-    email          a mail: its headers and text, checked
-    header_fields  header fields of a mail: encoded words, folding, comparison
-    smtp           the conversation with a mail server
-    tmux           panes: found, read, typed into
-    agent          a text into a pane, once, submitted and confirmed
-    dispatching    the same, with its record in the dispatch log
+    address_guard       the allow-list of a request: names, ports, addresses (SSRF protection)
+    pinned_connection   a connection to an address that the guard has checked, and a bounded body
+    http                any request, guarded
+    llm                 chat with any OpenAI-compatible endpoint
+    email               a mail: its headers and text, checked
+    header_fields       header fields of a mail: encoded words, folding, comparison
+    smtp                the session with a mail server
+    tmux                panes: finding, reading, typing
+    pane_prompter       a prompt in a pane, typed once, submitted and confirmed
+    dispatch_protocol   the same, with its record in the dispatch log
 
-Extras are imported inside functions: a missing one is `NotInstalled`, which says what to install.
+Extras are imported inside functions. A missing extra raises `NotInstalled` with the install
+command.
 """

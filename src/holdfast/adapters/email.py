@@ -1,15 +1,15 @@
 """One mail by SMTP.
 
-- The Message-ID is made of the intent's idempotency key, so the copies of a repeated attempt are one
-  message to whoever drops duplicates. SMTP itself knows no idempotency: a connection that breaks
-  after the text was sent is tried again, and the docs say so.
-- Text for a header may not hold a line break or another control character. It is refused, never
-  cleaned. A reader sees exactly the text that was given: an encoded word in it (`=?utf-8?q?…?=`) is
-  text, not an instruction (`header_fields`). Addresses are bare addresses, and are checked.
-- The finished mail is parsed again before it is sent. Other header fields or texts than those that
-  went in are refused.
+- The Message-ID is derived from the intent's idempotency key, so receivers that drop duplicates see
+  the copies of a repeated attempt as one message. SMTP has no idempotency: a connection that breaks
+  after the text was sent is retried, as the docs state.
+- Header text must not contain a line break or another control character. It is refused, never
+  sanitized. A reader sees exactly the given text: an encoded word in it (`=?utf-8?q?…?=`) is text,
+  not an instruction (`header_fields`). Addresses are plain addresses and are checked.
+- The finished mail is parsed again before it is sent. It is refused if its header fields or texts
+  differ from the input.
 
-The conversation with the server is in `smtp`.
+The session with the server is in `smtp`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _ADDRESS = re.compile(
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,75}")
-# Those that the adapter writes, or that would change who gets the mail or how it is read.
-_NOT_YOURS = frozenset(
+# Headers that the adapter sets, or that would change the recipients or the decoding of the mail.
+_RESERVED_HEADERS = frozenset(
     {"from", "to", "cc", "bcc", "subject", "date", "message-id", "sender", "reply-to", "return-path",
      "received", "mime-version", "content-type", "content-transfer-encoding", "content-disposition"}
 )  # fmt: skip
 
 
 class Mail(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a mail may have besides recipients, subject and text."""
+    """The options of a mail besides recipients, subject and text."""
 
     sender: str = ""
     cc: tuple[str, ...] = ()
@@ -61,7 +61,8 @@ class Mail(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """The server took it. Recipients that it did not take are in `refused`, with its words."""
+    """The server accepted the mail. `refused` has the rejected recipients with the server's
+    responses."""
 
     message_id: str
     refused: dict[str, str] = {}
@@ -76,18 +77,19 @@ def send(
     *,
     key: str,
 ) -> Sent:
-    mail = _mail_of(options)
+    """Compose a mail and submit it to the server."""
+    mail = _parse_options(options)
     sender = mail.sender or server.sender
-    everyone = [*_listed(to), *mail.cc, *mail.bcc]
-    text = compose(sender, _listed(to), subject, body, mail, key=key)
+    recipients = [*_as_list(to), *mail.cc, *mail.bcc]
+    text = compose(sender, _as_list(to), subject, body, mail, key=key)
     if len(text) > MAIL_BYTES_MAX:
         raise ValueTooLarge(what="mail", bytes=len(text), bytes_max=MAIL_BYTES_MAX)
-    refused = smtp.hand_in(server, sender, everyone, text, mail.timeout_s)
+    refused = smtp.submit_mail(server, sender, recipients, text, mail.timeout_s)
     return Sent(message_id(key, sender), refused)
 
 
 def compose(sender: str, to: list[str], subject: str, body: str, mail: Mail, *, key: str) -> bytes:
-    """The message as it is sent, checked. Blind copies are in the envelope and not in here."""
+    """Compose and check the message. Bcc recipients are only in the envelope."""
     _check_addresses([sender], "sender")
     _check_addresses([*to, *mail.cc, *mail.bcc], "to")
     if not to or len(to) + len(mail.cc) + len(mail.bcc) > RECIPIENTS_MAX:
@@ -101,27 +103,32 @@ def compose(sender: str, to: list[str], subject: str, body: str, mail: Mail, *, 
     fields.append(("Subject", _header_text("subject", subject)))
     fields.append(("Date", formatdate(SYSTEM.wall_ns() / S)))
     fields.append(("Message-ID", message_id(key, sender)))
-    taken = set(_NOT_YOURS)
+    taken = set(_RESERVED_HEADERS)
     for name, value in mail.headers.items():
         if not _HEADER_NAME.fullmatch(name) or name.lower() in taken:
-            raise Invalid(what="header", name=name[:100], why="not a header of yours")
+            raise Invalid(
+                what="header",
+                name=name[:100],
+                why="an invalid name, or a header that the adapter sets",
+            )
         taken.add(name.lower())
         fields.append((name, _header_text(name, value)))
     texts = [_text("body", body)] + ([] if mail.html is None else [_text("html", mail.html)])
-    message = b"".join(header_fields.field(*field) for field in fields) + _content(texts)
+    message = b"".join(header_fields.encode_field(*field) for field in fields) + _content(texts)
     header_fields.check_mail(message, fields, texts)
     return message
 
 
 def message_id(key: str, sender: str) -> str:
-    """One id for all attempts of an intent. Keys may hold anything, so it is a hash of them."""
+    """Return the Message-ID of an intent, the same for all attempts. It is a hash, because keys may
+    contain any character."""
     return f"<{hashlib.sha256(key.encode()).hexdigest()[:40]}@{sender.rpartition('@')[2]}>"
 
 
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _mail_of(options: Mail | Mapping[str, Any] | None) -> Mail:
+def _parse_options(options: Mail | Mapping[str, Any] | None) -> Mail:
     try:
         mail = (
             options
@@ -135,19 +142,20 @@ def _mail_of(options: Mail | Mapping[str, Any] | None) -> Mail:
     return mail
 
 
-def _listed(to: str | list[str]) -> list[str]:
+def _as_list(to: str | list[str]) -> list[str]:
     return [to] if isinstance(to, str) else list(to)
 
 
 def _check_addresses(addresses: list[str], what: str) -> None:
     for address in addresses:
-        # `=?` in a mailbox name is legal, and a reader may take it for the start of an encoded word.
+        # `=?` in a mailbox name is legal, but a reader may take it as the start of an encoded word.
         if not isinstance(address, str) or not _ADDRESS.fullmatch(address) or "=?" in address:
             raise Invalid(what=what, found=str(address)[:100], expected="name@host")
 
 
 def _content(texts: list[str]) -> bytes:
-    """The fields of MIME, the empty line, the text and its HTML. Nothing here takes a header text."""
+    """Encode the MIME fields, the empty line, the text and its HTML. No header text is passed to
+    this function."""
     content = EmailMessage(policy=SMTP)
     content.set_content(texts[0])
     for html in texts[1:]:

@@ -1,47 +1,48 @@
-"""How a shipped effect fails. The class says whether it is tried again, and whether it happened.
+"""Errors of built-in effects. The class determines whether the effect is retried, and whether it
+may have happened.
 
-    Refused                 (runner.faults) never tried again
-    ├── Forbidden           the guard does not let it out
-    ├── Answered            the other side answered with an error
-    ├── Untrusted           its certificate is not the one we trust
-    ├── BadAnswer           it was done, but the answer cannot be used
-    │   └── AnswerTooLarge
-    ├── OverBudget          there is no money left for it
-    ├── NotConfigured       an operator has to say where, or at what price
-    └── NotInstalled        an operator has to install an extra
-    Busy                    (errors) tried again
-    ├── Unavailable         nothing was done: no connection, or the other side asks to wait
-    ├── Interrupted         it broke off after it began: it may have been done
-    └── BudgetReserved      what is left is reserved by calls in flight
+    Refused                 (runner.error_policy) never retried
+    ├── ForbiddenAddress    the guard does not allow the request
+    ├── RejectedByServer    the server answered with an error
+    ├── TlsNotTrusted       the certificate is not trusted
+    ├── BadResponse         the effect happened, but the response is unusable
+    │   └── ResponseTooLarge
+    ├── OverBudget          the budget is exhausted
+    ├── NotConfigured       an operator must configure the endpoint or a price
+    └── NotInstalled        an operator must install an extra
+    Busy                    (errors) retried
+    ├── Unavailable         nothing happened: no connection, or the server asks to wait
+    ├── Interrupted         the connection broke after the start: the effect may have happened
+    └── BudgetReserved      the rest of the budget is reserved by running calls
 
-`Unavailable` carries `retry_after_s` when the other side named a time.
+`Unavailable` carries `retry_after_s` if the server sent a delay.
 """
 
 from __future__ import annotations
 
 from holdfast.errors import Busy
-from holdfast.runner.faults import Refused
+from holdfast.runner.error_policy import Refused
 
 
-class Forbidden(Refused):
+class ForbiddenAddress(Refused):
     code = "forbidden_address"
     hint = "an operator may allow it; see hf.http.Reach"
 
 
-class Answered(Refused):
+class RejectedByServer(Refused):
     code = "error_status"
 
 
-class Untrusted(Refused):
+class TlsNotTrusted(Refused):
     code = "untrusted_certificate"
-    hint = "if the certificate is right, name its authority in ca_file"
+    hint = "if the certificate is right, set ca_file to the certificate of its authority"
 
 
-class BadAnswer(Refused):
+class BadResponse(Refused):
     code = "bad_answer"
 
 
-class AnswerTooLarge(BadAnswer):
+class ResponseTooLarge(BadResponse):
     code = "answer_too_large"
 
 

@@ -1,13 +1,14 @@
 """One HTTP request, guarded: resolved once, checked, pinned, bounded in size and time.
 
-- Every hop of a redirect is judged like the first request. Of the caller's headers only those that
-  describe the request (`_DESCRIBING`), and those that `follow` names, go along to another origin:
-  any other header may carry a secret. Nothing goes from https to http.
+- Every redirect is checked like the first request. Only headers that describe the request
+  (`_FORWARDED_HEADERS`) and headers listed in `follow` are sent to another origin, because any
+  other header may contain a secret. A redirect from https to http is refused.
 - The intent's idempotency key is sent as `Idempotency-Key`, the same for every attempt.
-- 429, 502, 503, 504 and broken connections are raised to be tried again; any other status is the
-  result, or with `errors="raise"` an error from 400 on.
+- 429, 502, 503, 504 and broken connections are raised as retryable errors. Any other status is the
+  result, or an error from 400 on with `errors="raise"`.
 
-Each request has a connection of its own: what was checked for one call is never used by another.
+Each request has a separate connection: an address that was checked for one call is never used by
+another.
 """
 
 from __future__ import annotations
@@ -22,8 +23,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from holdfast import __version__, codec
-from holdfast.adapters.errors import Answered, BadAnswer, Forbidden, NotInstalled, Unavailable
-from holdfast.adapters.guard import Guard, Reach
+from holdfast.adapters.address_guard import AddressGuard, Reach
+from holdfast.adapters.errors import (
+    BadResponse,
+    ForbiddenAddress,
+    NotInstalled,
+    RejectedByServer,
+    Unavailable,
+)
 from holdfast.clock import SYSTEM, S
 from holdfast.errors import HoldfastError, Invalid, ValueTooLarge
 
@@ -33,9 +40,9 @@ if TYPE_CHECKING:
     import httpcore
     import httpx
 
-    from holdfast.adapters.connection import Resolve
+    from holdfast.adapters.pinned_connection import Resolve
 
-# A receipt with such a body still fits into a message (config.MESSAGE_BYTES_MAX).
+# A receipt with a body of this size still fits into a message (config.MESSAGE_BYTES_MAX).
 BODY_BYTES_MAX = 3 * 1024 * 1024
 TIMEOUT_S_MAX = 3600.0
 REDIRECTS_MAX = 20
@@ -43,42 +50,44 @@ URL_CHARS_MAX = 8192
 RETRY_AFTER_S_MAX = 24 * 3600.0
 ERROR_BODY_CHARS = 500
 
-RETRIED = (429, 502, 503, 504)
+RETRIED_STATUSES = (429, 502, 503, 504)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _METHOD = re.compile(r"[A-Z]{1,20}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}")
-# What goes over the line as it is: other text has no one encoding there, and spaces at the ends are lost.
+# Printable ASCII. Other text has no defined encoding in a header, and outer spaces are stripped.
 _HEADER_VALUE = re.compile(r"([\x21-\x7e]([\t\x20-\x7e]{0,8190}[\x21-\x7e])?)?")
-# The connection's own, and ours.
-_NOT_YOURS = frozenset(
+# Headers that the connection or this adapter sets.
+_RESERVED_HEADERS = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer",
      "keep-alive", "accept-encoding", "expect", "idempotency-key"}
 )  # fmt: skip
-# These follow a redirect to another origin. An API key may be in a header of any other name.
-_DESCRIBING = frozenset(
+# Headers that follow a redirect to another origin. A header of any other name may contain an API
+# key.
+_FORWARDED_HEADERS = frozenset(
     {"accept", "accept-encoding", "accept-language", "cache-control", "content-language",
      "content-type", "idempotency-key", "if-modified-since", "if-none-match", "range", "user-agent"}
 )  # fmt: skip
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a request may say besides method and URL. Plain data: a dict with these keys will do."""
+    """The options of a request besides method and URL. A dict with these keys is accepted too."""
 
     headers: dict[str, str] = {}
-    # Bytes or text; or json, anything that JSON can hold; or neither.
+    # Bytes or text. Alternatively `json`, any value that JSON can represent. Both are optional.
     body: Any = None
     json: Any = None
     timeout_s: float = 30.0
     bytes_max: int = 1024 * 1024
     redirects_max: int = 5
-    # Names of headers that go along when a redirect leads to another origin. Nothing secret.
+    # Names of additional headers that follow a redirect to another origin. They must not contain
+    # secrets.
     follow: tuple[str, ...] = ()
     errors: Literal["result", "raise"] = "result"
-    retried: tuple[int, ...] = RETRIED
+    retried: tuple[int, ...] = RETRIED_STATUSES
 
 
 class Response(msgspec.Struct, frozen=True):
-    """What came back. Names of headers are in lower case; repeated ones are joined by a comma."""
+    """The response. Header names are in lower case. Repeated headers are joined by a comma."""
 
     status: int
     url: str
@@ -104,8 +113,8 @@ class Response(msgspec.Struct, frozen=True):
             raise Invalid(what="json", why=str(error)) from None
 
 
-class Http:
-    """Requests within one `Reach`. The resolver and the connector may be injected."""
+class HttpClient:
+    """An HTTP client within one `Reach`. The resolver and the connector can be injected."""
 
     def __init__(
         self,
@@ -114,58 +123,64 @@ class Http:
         resolve: Resolve | None = None,
         connector: httpcore.AsyncNetworkBackend | None = None,
     ) -> None:
-        self._guard = Guard(reach)
+        self._guard = AddressGuard(reach)
         self._resolve = resolve
         self._connector = connector
 
     async def request(
         self, method: str, url: str, options: Options | Mapping[str, Any] | None, *, key: str
     ) -> Response:
-        wanted = options_of(options)
-        sent = _content(wanted)
-        headers = _headers(wanted, key, sent)
-        along = _DESCRIBING.union(name.lower() for name in wanted.follow)
+        parsed = parse_options(options)
+        content = _content(parsed)
+        headers = _headers(parsed, key, content)
+        forwarded = _FORWARDED_HEADERS.union(name.lower() for name in parsed.follow)
         if not _METHOD.fullmatch(method) or method in ("CONNECT", "TRACE"):
             raise Invalid(what="method", found=method[:40])
-        connection = _connection()
+        connection = _import_connection()
         host = ""
         try:
-            async with asyncio.timeout(wanted.timeout_s):
-                target = self._admitted(url)
+            async with asyncio.timeout(parsed.timeout_s):
+                target = self._check_url(url)
                 host = target.host
-                for _ in range(wanted.redirects_max + 1):
+                for _ in range(parsed.redirects_max + 1):
                     backend = connection.PinnedBackend(self._guard, self._resolve, self._connector)
-                    trusted = _trusted(target.scheme, self._guard.reach.ca_file)
+                    trusted = _tls_context_for(target.scheme, self._guard.reach.ca_file)
                     async with (
                         connection.client(trusted, backend) as client,
-                        client.stream(method, target, headers=headers, content=sent) as answer,
+                        client.stream(method, target, headers=headers, content=content) as response,
                     ):
-                        onward = self._onward(answer, target) if wanted.redirects_max else None
-                        if onward is None:
-                            return _judged(await self._response(answer, target, wanted), wanted)
-                    if answer.status_code == 303 or (
-                        answer.status_code in (301, 302) and method == "POST"
+                        redirect = (
+                            self._redirect_target(response, target)
+                            if parsed.redirects_max
+                            else None
+                        )
+                        if redirect is None:
+                            return _check_status(
+                                await self._response(response, target, parsed), parsed
+                            )
+                    if response.status_code == 303 or (
+                        response.status_code in (301, 302) and method == "POST"
                     ):
-                        method, sent = "HEAD" if method == "HEAD" else "GET", None
+                        method, content = "HEAD" if method == "HEAD" else "GET", None
                         headers.pop("content-type", None)
-                    if _origin(onward) != _origin(target):
-                        headers = {n: v for n, v in headers.items() if n in along}
-                    target, host = onward, onward.host
+                    if _origin(redirect) != _origin(target):
+                        headers = {n: v for n, v in headers.items() if n in forwarded}
+                    target, host = redirect, redirect.host
         except HoldfastError:
             raise
         except Exception as error:
-            raise connection.failure_of(error, host, wanted.timeout_s) from error
-        raise BadAnswer(why="too many redirects", max=wanted.redirects_max)
+            raise connection.to_adapter_error(error, host, parsed.timeout_s) from error
+        raise BadResponse(why="too many redirects", max=parsed.redirects_max)
 
-    def _admitted(self, url: str | httpx.URL) -> httpx.URL:
+    def _check_url(self, url: str | httpx.URL) -> httpx.URL:
         import httpx
 
         try:
             target = httpx.URL(url)
         except (httpx.InvalidURL, ValueError, TypeError) as error:
-            raise Forbidden(url=str(url)[:100], why=str(error)) from None
+            raise ForbiddenAddress(url=str(url)[:100], why=str(error)) from None
         if len(str(target)) > URL_CHARS_MAX:
-            raise Forbidden(url=str(url)[:100], why="too long")
+            raise ForbiddenAddress(url=str(url)[:100], why="too long")
         self._guard.admit(
             target.scheme,
             target.raw_host.decode("ascii"),
@@ -174,28 +189,30 @@ class Http:
         )
         return target
 
-    def _onward(self, answer: httpx.Response, target: httpx.URL) -> httpx.URL | None:
-        where = answer.headers.get("location")
-        if answer.status_code not in _REDIRECTS or where is None:
+    def _redirect_target(self, answer: httpx.Response, target: httpx.URL) -> httpx.URL | None:
+        location = answer.headers.get("location")
+        if answer.status_code not in _REDIRECTS or location is None:
             return None
         import httpx
 
         try:
-            onward = target.join(where)
+            redirect = target.join(location)
         except (httpx.InvalidURL, ValueError) as error:
-            raise Forbidden(url=where[:100], why=str(error)) from None
-        if target.scheme == "https" and onward.scheme != "https":
-            raise Forbidden(url=str(onward)[:100], why="a redirect from https to something else")
-        return self._admitted(onward)
+            raise ForbiddenAddress(url=location[:100], why=str(error)) from None
+        if target.scheme == "https" and redirect.scheme != "https":
+            raise ForbiddenAddress(
+                url=str(redirect)[:100], why="a redirect from https to something else"
+            )
+        return self._check_url(redirect)
 
     async def _response(
         self, answer: httpx.Response, target: httpx.URL, wanted: Options
     ) -> Response:
-        body = await _connection().read_within(answer, wanted.bytes_max)
+        body = await _import_connection().read_body(answer, wanted.bytes_max)
         return Response(answer.status_code, str(target), dict(answer.headers), body)
 
 
-def options_of(options: Options | Mapping[str, Any] | None) -> Options:
+def parse_options(options: Options | Mapping[str, Any] | None) -> Options:
     try:
         wanted = (
             options
@@ -210,24 +227,24 @@ def options_of(options: Options | Mapping[str, Any] | None) -> Options:
     if not 0 <= wanted.redirects_max <= REDIRECTS_MAX:
         raise Invalid(what="redirects_max", found=wanted.redirects_max, max=REDIRECTS_MAX)
     if wanted.body is not None and wanted.json is not None:
-        raise Invalid(what="body", why="there is a json too")
+        raise Invalid(what="body", why="body and json are mutually exclusive")
     return wanted
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """How long the other side asks to wait: it says seconds, or a date."""
-    told = headers.get("retry-after", "").strip()
-    if told.isascii() and told.isdecimal():
-        return min(float(told[:12]), RETRY_AFTER_S_MAX)
+    """Return the delay in a Retry-After header, given as seconds or a date."""
+    value = headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdecimal():
+        return min(float(value[:12]), RETRY_AFTER_S_MAX)
     try:
-        when = parsedate_to_datetime(told)
+        when = parsedate_to_datetime(value)
     except (TypeError, ValueError):
         return None
     when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
     return min(max((when - now).total_seconds(), 0.0), RETRY_AFTER_S_MAX)
 
 
-def unavailable(status: int, host: str, headers: Mapping[str, str]) -> Unavailable:
+def unavailable_error(status: int, host: str, headers: Mapping[str, str]) -> Unavailable:
     wait_s = retry_after_s(headers, datetime.fromtimestamp(SYSTEM.wall_ns() / S, UTC))
     told = {} if wait_s is None else {"retry_after_s": wait_s}
     return Unavailable(status=status, host=host, **told)
@@ -236,11 +253,11 @@ def unavailable(status: int, host: str, headers: Mapping[str, str]) -> Unavailab
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _judged(response: Response, wanted: Options) -> Response:
+def _check_status(response: Response, wanted: Options) -> Response:
     if response.status in wanted.retried:
-        raise unavailable(response.status, response.url.partition("?")[0], response.headers)
+        raise unavailable_error(response.status, response.url.partition("?")[0], response.headers)
     if wanted.errors == "raise" and not response.ok:
-        raise Answered(
+        raise RejectedByServer(
             status=response.status,
             url=response.url.partition("?")[0],
             body=response.text[:ERROR_BODY_CHARS],
@@ -266,13 +283,13 @@ def _headers(wanted: Options, key: str, sent: bytes | None) -> dict[str, str]:
     for name, value in wanted.headers.items():
         low = name.lower()
         if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
-            raise Invalid(what="header", name=name[:100], why="characters that do not belong there")
-        if low in _NOT_YOURS or low.startswith("proxy-"):
+            raise Invalid(what="header", name=name[:100], why="invalid characters for a header")
+        if low in _RESERVED_HEADERS or low.startswith("proxy-"):
             raise Invalid(what="header", name=low, why="it is set by the adapter")
         headers[low] = value
     if not _HEADER_VALUE.fullmatch(key):
-        raise Invalid(what="idempotency key", why="characters that do not belong in a header")
-    # Unpacking is bounded, but what was never packed needs no unpacking.
+        raise Invalid(what="idempotency key", why="invalid characters for a header")
+    # Decompression is bounded, but an uncompressed body needs none.
     return {**headers, "accept-encoding": "identity", "idempotency-key": key}
 
 
@@ -280,16 +297,16 @@ def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
 
 
-def _trusted(scheme: str, ca_file: str | None) -> ssl.SSLContext | None:
+def _tls_context_for(scheme: str, ca_file: str | None) -> ssl.SSLContext | None:
     context: ssl.SSLContext | None = None
     if scheme == "https":
-        context = _connection().trusting(ca_file)
+        context = _import_connection().tls_context(ca_file)
     return context
 
 
-def _connection() -> Any:
+def _import_connection() -> Any:
     try:
-        from holdfast.adapters import connection
+        from holdfast.adapters import pinned_connection
     except ImportError as error:
         raise NotInstalled(what="httpx", why=str(error)) from None
-    return connection
+    return pinned_connection

@@ -1,13 +1,14 @@
-"""Chat with any OpenAI-compatible endpoint: one request, its usage, and what it cost.
+"""Chat with any OpenAI-compatible endpoint: one request, its usage, and its cost.
 
-- Where the endpoint is, and its key, are the operator's (`Endpoint`): they are in no parameter, no
-  receipt, no error and no log.
-- `bound` says before the call what it can cost at most: a token has at least one byte, and the answer
-  has at most `max_tokens`. So whatever could multiply an answer (`n`, `best_of`) is refused.
-- An endpoint may understand more parameters than this module knows. Where a limit is set, `extra`,
-  tools and messages hold names that cannot raise the cost (`_BOUNDED_*`), or the caller states the
-  bound of the whole call in `input_tokens_max` and `output_tokens_max`.
-- An answer without usage is booked at its bound.
+- The operator configures the endpoint and its key (`Endpoint`). They appear in no parameter,
+  receipt, error or log.
+- `usage_bound` computes an upper bound of the usage before the call: a token has at least one byte,
+  and the response has at most `max_tokens`. So parameters that multiply the response (`n`,
+  `best_of`) are refused.
+- An endpoint may accept parameters that this module does not know. Under a limit, `extra`, tools
+  and messages may contain only names that cannot raise the cost (`_BOUNDED_*`), or the caller
+  states the bound of the whole call in `input_tokens_max` and `output_tokens_max`.
+- A response without usage is charged at its bound.
 """
 
 from __future__ import annotations
@@ -22,33 +23,40 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast import codec
-from holdfast.adapters.errors import Answered, BadAnswer, NotConfigured, NotInstalled
-from holdfast.adapters.http import BODY_BYTES_MAX, ERROR_BODY_CHARS, TIMEOUT_S_MAX, unavailable
-from holdfast.effects.budget import MONEY, TOKENS, Charge
+from holdfast.adapters.errors import BadResponse, NotConfigured, NotInstalled, RejectedByServer
+from holdfast.adapters.http import (
+    BODY_BYTES_MAX,
+    ERROR_BODY_CHARS,
+    TIMEOUT_S_MAX,
+    unavailable_error,
+)
+from holdfast.effects.budget import MONEY, TOKENS, Cost
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.store.api import Txn, operation
 
-# Millionths of the currency in one unit of it.
+# Millionths (micros) per unit of the currency.
 MICRO = 1_000_000
 MAX_TOKENS_MAX = 10_000_000
-# No call uses more; a larger count is a mistake of the endpoint's, and must not be booked.
-TOKENS_TOLD_MAX = 1_000_000_000
-# What a message, or the request as a whole, adds to its text: roles, separators, a primer.
+# No call uses more. A larger count is an error of the endpoint and must not be charged.
+USAGE_TOKENS_MAX = 1_000_000_000
+# The overhead of each message and of the request: roles, separators, a primer.
 OVERHEAD_TOKENS = 32
 
 _KEY = re.compile(r"[\x21-\x7e]+")
 _RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
-# Said elsewhere, or they would break the bound.
-_NOT_EXTRA = frozenset(
+# Parameters that are set elsewhere, or that would break the bound.
+_RESERVED_PARAMETERS = frozenset(
     {"model", "messages", "max_tokens", "max_completion_tokens", "stream", "n", "best_of", "tools"}
 )
-# Of `extra` these raise neither the number of answers nor their length. Their bytes count as input.
+# Parameters in `extra` that raise neither the number of responses nor their length. Their bytes
+# count as input.
 _BOUNDED_EXTRA = frozenset(
     {"frequency_penalty", "logit_bias", "logprobs", "metadata", "min_p", "parallel_tool_calls",
      "presence_penalty", "repetition_penalty", "response_format", "safety_identifier", "seed", "stop",
      "temperature", "tool_choice", "top_k", "top_logprobs", "top_p", "user"}
 )  # fmt: skip
-# Of a message and of a part of text these hold text. Another name may point at an image, or a file.
+# Fields of a message and of a text part that contain text. Another field may refer to an image or a
+# file.
 _BOUNDED_MESSAGE = frozenset(
     {"content", "function_call", "name", "reasoning_content", "refusal", "role", "tool_call_id",
      "tool_calls"}
@@ -57,7 +65,7 @@ _BOUNDED_PART = frozenset({"cache_control", "text", "type"})
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a million tokens, in the currency of your budgets."""
+    """The price of a million tokens, in the currency of the budgets."""
 
     input: float
     output: float
@@ -67,12 +75,15 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise Invalid(what="price", found=[self.input, self.output], why="0 or more")
 
     def micros(self, usage: Usage) -> int:
-        """The cost in millionths, rounded up: so many per million is one millionth per token."""
+        """Return the cost in millionths, rounded up. A price per million tokens is the number of
+        millionths per token."""
         exact = usage.input_tokens * self.input + usage.output_tokens * self.output
         return -int(-exact // 1)
 
 
 class Usage(msgspec.Struct, frozen=True):
+    """The tokens of a call."""
+
     input_tokens: int
     output_tokens: int
 
@@ -82,12 +93,12 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where to ask, with which key, and what it charges."""
+    """The URL of an endpoint, its key and its prices."""
 
     base_url: str
     api_key: str = ""
     prices: dict[str, Price] = {}
-    # Some endpoints call it max_completion_tokens.
+    # Some endpoints use the name max_completion_tokens.
     max_tokens_field: str = "max_tokens"
     ca_file: str | None = None
 
@@ -96,7 +107,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Endpoint:
-        """`HOLDFAST_LLM_BASE_URL` (or `OPENAI_BASE_URL`), `_API_KEY`, `_PRICES` (JSON), `_CA_FILE`."""
+        """Read `HOLDFAST_LLM_BASE_URL` (or `OPENAI_BASE_URL`), `_API_KEY`, `_PRICES` (JSON),
+        `_CA_FILE`."""
         base_url = env.get("HOLDFAST_LLM_BASE_URL") or env.get("OPENAI_BASE_URL")
         if not base_url:
             raise NotConfigured(what="LLM endpoint", missing="HOLDFAST_LLM_BASE_URL")
@@ -119,23 +131,24 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a chat may say besides messages and model."""
+    """The options of a chat besides messages and model."""
 
     max_tokens: int = 1024
     temperature: float | None = None
     tools: list[dict[str, Any]] = []
-    # Anything else that the endpoint understands: `response_format`, `seed`, `stop`, …
+    # Other parameters of the endpoint: `response_format`, `seed`, `stop`, …
     extra: dict[str, Any] = {}
     timeout_s: float = 120.0
-    # The most that the messages can come to. Needed in a budget for parts that are not text.
+    # The maximum tokens of the messages. A budget requires it for parts that are not text.
     input_tokens_max: int | None = None
-    # The most that all answers can come to. Needed under a limit, with the one above, for an `extra` or
-    # a tool that this module does not know: `bound` counts at least `max_tokens` in any case.
+    # The maximum tokens of all responses. Under a limit it is required, together with
+    # `input_tokens_max`, for an `extra` or a tool that this module does not know. `usage_bound`
+    # counts at least `max_tokens` in any case.
     output_tokens_max: int | None = None
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer. `estimated`: the endpoint told no usage, and the bound was booked."""
+    """The response. `estimated`: the endpoint reported no usage, so the bound was charged."""
 
     text: str
     model: str
@@ -146,48 +159,51 @@ class Reply(msgspec.Struct, frozen=True):
     estimated: bool = False
 
 
-@operation
-def most(txn: Txn, params: bytes, prices: bytes, limited: bool = False) -> list[Charge]:
-    """What a call with these parameters can cost at most; in tokens alone if it has no price.
+@operation("llm.cost_bound")
+def cost_bound(txn: Txn, params: bytes, prices: bytes, limited: bool = False) -> list[Cost]:
+    """Return the maximum cost of a call with these parameters, in tokens only if the model has no
+    price.
 
-    It is asked where effects are claimed, so that the amount is set aside in the same commit.
-    `limited`: an account that the call is charged to has a limit.
+    It runs in the commit of the claim, which also reserves the amount. `limited`: an account that
+    the call is charged to has a limit.
     """
     try:
         messages, model, *rest = codec.unpack(params)
         known = _decode_prices(prices)
         check_messages(messages)
-        options = options_of(rest[0] if rest else None)
+        options = parse_options(rest[0] if rest else None)
     except (ValueError, TypeError) as error:
         raise Invalid(what="chat", why=str(error)) from None
     check_bounded(messages, options)
     if limited:
-        check_known(messages, options)
-    return charges(known.get(model), bound(messages, options))
+        check_cost_known(messages, options)
+    return charges_of(known.get(model), usage_bound(messages, options))
 
 
-def charges(price: Price | None, usage: Usage) -> list[Charge]:
-    """What a usage is charged at."""
-    money = [] if price is None else [Charge(MONEY, price.micros(usage))]
-    return [*money, Charge(TOKENS, usage.tokens)]
+def charges_of(price: Price | None, usage: Usage) -> list[Cost]:
+    """Return the charges for a usage."""
+    money = [] if price is None else [Cost(MONEY, price.micros(usage))]
+    return [*money, Cost(TOKENS, usage.tokens)]
 
 
 _decode_prices = msgspec.msgpack.Decoder(dict[str, Price]).decode
 
 
-def bound(messages: list[dict[str, Any]], options: ChatOptions) -> Usage:
-    """The most tokens that this call can use. What is text counts, whatever the caller says."""
-    counted = messages if options.input_tokens_max is None else _text_of(messages)
-    said = len(msgspec.json.encode([counted, options.tools, options.extra]))
-    said += OVERHEAD_TOKENS * (len(messages) + 1)
+def usage_bound(messages: list[dict[str, Any]], options: ChatOptions) -> Usage:
+    """Return the maximum tokens of a call. Text always counts, even if the caller states a lower
+    bound."""
+    counted = messages if options.input_tokens_max is None else _text_parts(messages)
+    input_tokens = len(msgspec.json.encode([counted, options.tools, options.extra]))
+    input_tokens += OVERHEAD_TOKENS * (len(messages) + 1)
     return Usage(
-        max(said, options.input_tokens_max or 0),
+        max(input_tokens, options.input_tokens_max or 0),
         max(options.max_tokens, options.output_tokens_max or 0),
     )
 
 
-def _text_of(messages: list[dict[str, Any]]) -> list[Any]:
-    """What is said in words; of other parts the caller names the bound."""
+def _text_parts(messages: list[dict[str, Any]]) -> list[Any]:
+    """Return the text parts of the messages. The caller's `input_tokens_max` bounds the tokens of
+    other parts (images, audio)."""
     return [
         [
             {name: value for name, value in message.items() if name != "content"},
@@ -200,7 +216,8 @@ def _text_of(messages: list[dict[str, Any]]) -> list[Any]:
 
 
 def check_bounded(messages: list[dict[str, Any]], options: ChatOptions) -> None:
-    """An image costs more tokens than its address has bytes: there the caller names the bound."""
+    """Require `input_tokens_max` for parts that are not text: an image costs more tokens than its
+    URL has bytes."""
     parts = [
         part
         for message in messages
@@ -212,27 +229,33 @@ def check_bounded(messages: list[dict[str, Any]], options: ChatOptions) -> None:
         raise Invalid(what="input_tokens_max", why="a budget needs it for parts that are not text")
 
 
-def check_known(messages: list[dict[str, Any]], options: ChatOptions) -> None:
-    """Under a limit a call holds parameters of known cost, or states its bound."""
-    odd = {f"extra.{name}" for name in options.extra if name not in _BOUNDED_EXTRA}
-    odd |= {f"tools.{tool.get('type')}" for tool in options.tools if tool.get("type") != "function"}
+def check_cost_known(messages: list[dict[str, Any]], options: ChatOptions) -> None:
+    """Require that a call under a limit has only parameters of known cost, or states its bound."""
+    unbounded = {f"extra.{name}" for name in options.extra if name not in _BOUNDED_EXTRA}
+    unbounded |= {
+        f"tools.{tool.get('type')}" for tool in options.tools if tool.get("type") != "function"
+    }
     stated = [options.input_tokens_max, options.output_tokens_max]
-    if odd and None in stated:
+    if unbounded and None in stated:
         raise Invalid(
             what="extra or tools",
-            found=sorted(odd)[:20],
+            found=sorted(unbounded)[:20],
             why="under a limit they need input_tokens_max and output_tokens_max",
         )
     if options.input_tokens_max is None:
-        strange = sorted({name for message in messages for name in _strange(message)})
-        if strange:
+        unbounded_fields = sorted(
+            {name for message in messages for name in _unbounded_fields(message)}
+        )
+        if unbounded_fields:
             raise Invalid(
-                what="messages", found=strange[:20], why="under a limit it needs input_tokens_max"
+                what="messages",
+                found=unbounded_fields[:20],
+                why="under a limit it needs input_tokens_max",
             )
 
 
-def _strange(message: dict[str, Any]) -> set[str]:
-    """Names in a message whose cost may be more than their bytes."""
+def _unbounded_fields(message: dict[str, Any]) -> set[str]:
+    """Return the names in a message whose cost may exceed their bytes."""
     content = message.get("content")
     found = set(message) - _BOUNDED_MESSAGE
     for part in content if isinstance(content, list) else ():
@@ -242,7 +265,7 @@ def _strange(message: dict[str, Any]) -> set[str]:
     return found
 
 
-def options_of(options: ChatOptions | Mapping[str, Any] | None) -> ChatOptions:
+def parse_options(options: ChatOptions | Mapping[str, Any] | None) -> ChatOptions:
     try:
         wanted = (
             options
@@ -259,9 +282,11 @@ def options_of(options: ChatOptions | Mapping[str, Any] | None) -> ChatOptions:
         stated = getattr(wanted, name)
         if stated is not None and not 0 < stated <= MAX_TOKENS_MAX:
             raise Invalid(what=name, found=stated, max=MAX_TOKENS_MAX)
-    taken = sorted(_NOT_EXTRA.intersection(wanted.extra))
+    taken = sorted(_RESERVED_PARAMETERS.intersection(wanted.extra))
     if taken:
-        raise Invalid(what="extra", found=taken, why="said elsewhere, or without a bound")
+        raise Invalid(
+            what="extra", found=taken, why="set by another option, or without a cost bound"
+        )
     return wanted
 
 
@@ -273,10 +298,11 @@ async def chat(
     *,
     key: str,
 ) -> Reply:
-    wanted = options_of(options)
+    """Send one chat request and return the response with its usage."""
+    wanted = parse_options(options)
     check_messages(messages)
     try:
-        from holdfast.adapters import connection
+        from holdfast.adapters import pinned_connection
     except ImportError as error:
         raise NotInstalled(what="httpx", why=str(error)) from None
     headers = {
@@ -286,31 +312,31 @@ async def chat(
         "idempotency-key": key,
     }
     if endpoint.api_key:
-        headers["authorization"] = f"Bearer {_usable(endpoint.api_key)}"
+        headers["authorization"] = f"Bearer {_check_key(endpoint.api_key)}"
     url = endpoint.base_url.rstrip("/") + "/chat/completions"
-    # Of the URL only the host is told: an operator may have put a password in it.
+    # Errors contain only the host of the URL, because the URL may contain a password.
     parts = urlsplit(endpoint.base_url)
     host = parts.hostname or ""
-    trusted = connection.trusting(endpoint.ca_file) if parts.scheme == "https" else None
+    trusted = pinned_connection.tls_context(endpoint.ca_file) if parts.scheme == "https" else None
     try:
         async with (
             asyncio.timeout(wanted.timeout_s),
-            connection.client(trusted) as client,
+            pinned_connection.client(trusted) as client,
             client.stream(
                 "POST", url, headers=headers, content=_body(endpoint, messages, model, wanted)
             ) as answer,
         ):
             status, told = answer.status_code, dict(answer.headers)
-            text = await connection.read_within(answer, BODY_BYTES_MAX)
+            text = await pinned_connection.read_body(answer, BODY_BYTES_MAX)
     except HoldfastError:
         raise
     except Exception as error:
-        raise connection.failure_of(error, host, wanted.timeout_s) from None
+        raise pinned_connection.to_adapter_error(error, host, wanted.timeout_s) from None
     if status in _RETRIED:
-        raise unavailable(status, host, told)
+        raise unavailable_error(status, host, told)
     if status != 200:
-        raise Answered(status=status, model=model, body=_excerpt(text, endpoint))
-    return _reply(text, model, bound(messages, wanted))
+        raise RejectedByServer(status=status, model=model, body=_excerpt(text, endpoint))
+    return _reply(text, model, usage_bound(messages, wanted))
 
 
 def check_messages(messages: list[dict[str, Any]]) -> None:
@@ -324,85 +350,87 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
 # -- inside --------------------------------------------------------------------------------------
 
 
-class _Message(msgspec.Struct):
-    # Some endpoints answer in parts.
+class _MessageJson(msgspec.Struct):
+    # Some endpoints return the content in parts.
     content: str | list[dict[str, Any]] | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
-class _Choice(msgspec.Struct):
-    message: _Message
+class _ChoiceJson(msgspec.Struct):
+    message: _MessageJson
     finish_reason: str | None = None
 
 
-class _Told(msgspec.Struct):
+class _UsageJson(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int = 0
 
 
-class _Completion(msgspec.Struct):
-    choices: list[_Choice]
+class _CompletionJson(msgspec.Struct):
+    choices: list[_ChoiceJson]
     model: str = ""
     id: str = ""
-    usage: _Told | None = None
+    usage: _UsageJson | None = None
 
 
 def _body(
     endpoint: Endpoint, messages: list[dict[str, Any]], model: str, wanted: ChatOptions
 ) -> bytes:
-    said: dict[str, Any] = {
+    document: dict[str, Any] = {
         **wanted.extra,
         "model": model,
         "messages": messages,
         endpoint.max_tokens_field: wanted.max_tokens,
     }
     if wanted.temperature is not None:
-        said["temperature"] = wanted.temperature
+        document["temperature"] = wanted.temperature
     if wanted.tools:
-        said["tools"] = wanted.tools
-    return msgspec.json.encode(said)
+        document["tools"] = wanted.tools
+    return msgspec.json.encode(document)
 
 
-def _reply(text: bytes, model: str, most: Usage) -> Reply:
+def _reply(text: bytes, model: str, usage_max: Usage) -> Reply:
     try:
-        found = msgspec.json.decode(text, type=_Completion)
+        completion = msgspec.json.decode(text, type=_CompletionJson)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadAnswer(model=model, why=str(error)[:200]) from None
-    told = found.usage
+        raise BadResponse(model=model, why=str(error)[:200]) from None
+    usage = completion.usage
     counts = (0, 0)
-    if told is not None and told.prompt_tokens is not None:
-        counts = (told.prompt_tokens, told.completion_tokens)
+    if usage is not None and usage.prompt_tokens is not None:
+        counts = (usage.prompt_tokens, usage.completion_tokens)
     else:
-        told = None  # half a usage is none
-    if not found.choices or min(counts) < 0 or max(counts) > TOKENS_TOLD_MAX:
-        raise BadAnswer(model=model, why="no choice, or a usage that cannot be")
-    first = found.choices[0]
+        usage = None  # an incomplete usage is ignored
+    if not completion.choices or min(counts) < 0 or max(counts) > USAGE_TOKENS_MAX:
+        raise BadResponse(model=model, why="no choice, or an impossible usage")
+    first = completion.choices[0]
     return Reply(
-        _joined(first.message.content),
-        found.model or model,
+        _join_text(first.message.content),
+        completion.model or model,
         first.finish_reason or "",
-        most if told is None else Usage(*counts),
+        usage_max if usage is None else Usage(*counts),
         first.message.tool_calls or [],
-        found.id,
-        told is None,
+        completion.id,
+        usage is None,
     )
 
 
-def _joined(content: str | list[dict[str, Any]] | None) -> str:
+def _join_text(content: str | list[dict[str, Any]] | None) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content)
     return content or ""
 
 
-def _usable(key: str) -> str:
-    """Checked here: what would complain of it later would quote it."""
+def _check_key(key: str) -> str:
+    """Check the key here, because later errors about it would contain it."""
     if not _KEY.fullmatch(key):
-        raise NotConfigured(what="API key", why="a space, a line break or another odd character")
+        raise NotConfigured(
+            what="API key", why="it contains a space, a line break or another invalid character"
+        )
     return key
 
 
 def _excerpt(text: bytes, endpoint: Endpoint) -> str:
-    said = text.decode(errors="replace")
+    excerpt = text.decode(errors="replace")
     if endpoint.api_key:
-        said = said.replace(endpoint.api_key, "[key]")
-    return said[:ERROR_BODY_CHARS]
+        excerpt = excerpt.replace(endpoint.api_key, "[key]")
+    return excerpt[:ERROR_BODY_CHARS]

@@ -1,10 +1,13 @@
-"""The conversation with a mail server: one mail is handed in, or it is said why not.
+"""The SMTP session: submits one mail to a server, or raises the reason of the failure.
 
-- The server and its password are the operator's: they are in no parameter, receipt or log. A password
-  goes over TLS or not at all, and a server that offers no STARTTLS where one was told gets nothing.
-- The time-out bounds the whole conversation. smtplib bounds each read, and a server that says a word
-  now and then would never be done: so a timer cuts the line.
-- A connection that breaks after the text was sent is `Interrupted`: the mail may have been taken.
+- The operator configures the server and its password. They appear in no parameter, receipt or log.
+  A password is sent only over TLS. If STARTTLS is configured and the server does not offer it, no
+  mail is sent.
+- The timeout bounds the whole session. smtplib bounds only each read, so a server that sends a
+  little data now and then could hold the session open for ever. A timer therefore shuts the socket
+  down.
+- A connection that breaks after the text was sent raises `Interrupted`: the server may have
+  accepted the mail.
 """
 
 from __future__ import annotations
@@ -20,17 +23,17 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.adapters.errors import (
-    Answered,
     Interrupted,
     NotConfigured,
+    RejectedByServer,
+    TlsNotTrusted,
     Unavailable,
-    Untrusted,
 )
 from holdfast.errors import HoldfastError, Timeout
 
 
 class Server(msgspec.Struct, frozen=True):
-    """Where mail is handed in. `tls`: from the first byte, after STARTTLS, or not at all."""
+    """The mail server. `tls`: from the first byte, by STARTTLS, or none."""
 
     host: str
     port: int = 587
@@ -45,55 +48,56 @@ class Server(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Server:
-        """`HOLDFAST_SMTP_HOST`, `_PORT`, `_SENDER`, `_USER`, `_PASSWORD`, `_TLS`, `_CA_FILE`."""
-        told = {
+        """Read `HOLDFAST_SMTP_HOST`, `_PORT`, `_SENDER`, `_USER`, `_PASSWORD`, `_TLS`,
+        `_CA_FILE`."""
+        settings = {
             name: value
             for name in cls.__struct_fields__
             if (value := env.get(f"HOLDFAST_SMTP_{name.upper()}"))
         }
-        if "host" not in told:
+        if "host" not in settings:
             raise NotConfigured(what="SMTP server", hint="set HOLDFAST_SMTP_HOST")
         try:
-            return msgspec.convert(told, cls, strict=False)
+            return msgspec.convert(settings, cls, strict=False)
         except msgspec.ValidationError as error:
             raise NotConfigured(what="SMTP server", why=str(error)) from None
 
 
-def hand_in(
+def submit_mail(
     server: Server, sender: str, recipients: Sequence[str], text: bytes, timeout_s: float
 ) -> dict[str, str]:
-    """Have the server take a mail; the recipients that it did not take, with its words."""
-    began = False
-    with _Deadline(timeout_s) as deadline:
+    """Submit a mail to the server. Return the rejected recipients with the server's responses."""
+    connected = False
+    with _SessionDeadline(timeout_s) as deadline:
         try:
-            smtp = _connected(server, timeout_s, deadline)
-            began = True
+            smtp = _connect(server, timeout_s, deadline)
+            connected = True
             try:
                 refused = smtp.sendmail(sender, recipients, text)
             finally:
-                _leave(smtp)
+                _quit(smtp)
         except HoldfastError:
             raise
         except Exception as error:
-            if deadline.passed:
-                raise _too_late(server, timeout_s) from None
-            raise _failure_of(error, server, timeout_s, began) from None
-    return {to: f"{code} {_text(said)}" for to, (code, said) in refused.items()}
+            if deadline.expired:
+                raise _timeout_error(server, timeout_s) from None
+            raise _to_adapter_error(error, server, timeout_s, connected) from None
+    return {to: f"{code} {_response_text(said)}" for to, (code, said) in refused.items()}
 
 
 # -- inside --------------------------------------------------------------------------------------
 
 
-class _Deadline:
-    """Cuts the line of a conversation that takes too long."""
+class _SessionDeadline:
+    """Shuts down the socket of a session that exceeds its timeout."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.passed = False
+        self.expired = False
         self._smtp: smtplib.SMTP | None = None
-        self._timer = threading.Timer(timeout_s, self._cut)
+        self._timer = threading.Timer(timeout_s, self._shut_down)
         self._timer.daemon = True
 
-    def __enter__(self) -> _Deadline:
+    def __enter__(self) -> _SessionDeadline:
         self._timer.start()
         return self
 
@@ -104,22 +108,24 @@ class _Deadline:
         self._smtp = smtp
 
     def check(self) -> None:
-        if self.passed:
+        if self.expired:
             raise TimeoutError
 
-    def _cut(self) -> None:
-        self.passed = True
-        line = getattr(self._smtp, "sock", None)
-        if line is not None:
+    def _shut_down(self) -> None:
+        self.expired = True
+        sock = getattr(self._smtp, "sock", None)
+        if sock is not None:
             with suppress(OSError):
-                # Not the TLS socket's own: that one forgets its keys while another thread reads.
-                socket.socket.shutdown(line, socket.SHUT_RDWR)
+                # Bypass the TLS socket's own shutdown: it discards the TLS state while another
+                # thread reads.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-class _Watched:
-    """Known to its deadline before it connects, for the first words come while it does."""
+class _WatchedSession:
+    """An SMTP session that registers with its deadline before it connects, because the server's
+    greeting is read while connecting."""
 
-    def __init__(self, *args: Any, deadline: _Deadline, **options: Any) -> None:
+    def __init__(self, *args: Any, deadline: _SessionDeadline, **options: Any) -> None:
         self._deadline = deadline
         deadline.watch(self)  # type: ignore[arg-type]
         try:
@@ -130,27 +136,29 @@ class _Watched:
 
     def getreply(self) -> tuple[int, bytes]:
         self._deadline.check()
-        told: tuple[int, bytes] = super().getreply()  # type: ignore[misc]
-        return told
+        reply: tuple[int, bytes] = super().getreply()  # type: ignore[misc]
+        return reply
 
 
-class _Plain(_Watched, smtplib.SMTP):
+class _PlainSession(_WatchedSession, smtplib.SMTP):
     pass
 
 
-class _Tls(_Watched, smtplib.SMTP_SSL):
+class _TlsSession(_WatchedSession, smtplib.SMTP_SSL):
     pass
 
 
-def _connected(server: Server, timeout_s: float, deadline: _Deadline) -> smtplib.SMTP:
+def _connect(server: Server, timeout_s: float, deadline: _SessionDeadline) -> smtplib.SMTP:
     context = ssl.create_default_context()
     if server.ca_file is not None:
         context.load_verify_locations(server.ca_file)
     smtp: smtplib.SMTP
     if server.tls == "tls":
-        smtp = _Tls(server.host, server.port, timeout=timeout_s, context=context, deadline=deadline)
+        smtp = _TlsSession(
+            server.host, server.port, timeout=timeout_s, context=context, deadline=deadline
+        )
     else:
-        smtp = _Plain(server.host, server.port, timeout=timeout_s, deadline=deadline)
+        smtp = _PlainSession(server.host, server.port, timeout=timeout_s, deadline=deadline)
     try:
         if server.tls == "starttls":
             smtp.starttls(context=context)
@@ -164,40 +172,49 @@ def _connected(server: Server, timeout_s: float, deadline: _Deadline) -> smtplib
     return smtp
 
 
-def _leave(smtp: smtplib.SMTP) -> None:
-    """Say goodbye. The mail is taken, or not, by now: how this ends must not send it again."""
+def _quit(smtp: smtplib.SMTP) -> None:
+    """End the session. The server has accepted or rejected the mail by now, so errors here must not
+    cause a retry."""
     with suppress(smtplib.SMTPException, OSError):
         smtp.quit()
     smtp.close()
 
 
-def _failure_of(error: Exception, server: Server, timeout_s: float, began: bool) -> HoldfastError:
+def _to_adapter_error(
+    error: Exception, server: Server, timeout_s: float, connected: bool
+) -> HoldfastError:
     if isinstance(error, smtplib.SMTPRecipientsRefused):
-        told = {to: code for to, (code, _) in error.recipients.items()}
-        if all(400 <= code < 500 for code in told.values()):
-            return Unavailable(host=server.host, why="recipients are refused for now", codes=told)
-        return Answered(host=server.host, why="no recipient is accepted", codes=told)
+        codes = {to: code for to, (code, _) in error.recipients.items()}
+        if all(400 <= code < 500 for code in codes.values()):
+            return Unavailable(
+                host=server.host, why="recipients are refused temporarily", codes=codes
+            )
+        return RejectedByServer(host=server.host, why="no recipient is accepted", codes=codes)
     if isinstance(error, smtplib.SMTPAuthenticationError):
-        return Answered(host=server.host, status=error.smtp_code, why="the log-in is refused")
+        return RejectedByServer(
+            host=server.host, status=error.smtp_code, why="the login is refused"
+        )
     if isinstance(error, smtplib.SMTPResponseException):
-        said = _text(error.smtp_error)
+        text = _response_text(error.smtp_error)
         if 400 <= error.smtp_code < 500 or error.smtp_code < 0:
-            return Unavailable(host=server.host, status=error.smtp_code, why=said)
-        return Answered(host=server.host, status=error.smtp_code, why=said)
+            return Unavailable(host=server.host, status=error.smtp_code, why=text)
+        return RejectedByServer(host=server.host, status=error.smtp_code, why=text)
     if isinstance(error, smtplib.SMTPNotSupportedError):
-        return Answered(host=server.host, why=str(error)[:200])
+        return RejectedByServer(host=server.host, why=str(error)[:200])
     if isinstance(error, ssl.SSLCertVerificationError):
-        return Untrusted(host=server.host, why=error.verify_message)
-    # smtplib tells a time-out as a disconnection, and keeps the reason behind it.
+        return TlsNotTrusted(host=server.host, why=error.verify_message)
+    # smtplib reports a timeout as a disconnection and keeps the timeout as its context.
     if isinstance(error, TimeoutError) or isinstance(error.__context__, TimeoutError):
-        return _too_late(server, timeout_s)
+        return _timeout_error(server, timeout_s)
     why = f"{type(error).__name__}: {str(error)[:200]}"
-    return (Interrupted if began else Unavailable)(host=server.host, why=why)
+    return (Interrupted if connected else Unavailable)(host=server.host, why=why)
 
 
-def _too_late(server: Server, timeout_s: float) -> Timeout:
+def _timeout_error(server: Server, timeout_s: float) -> Timeout:
     return Timeout(what="mail", host=server.host, waited_s=timeout_s)
 
 
-def _text(said: bytes | str) -> str:
-    return (said.decode(errors="replace") if isinstance(said, bytes) else str(said))[:200]
+def _response_text(response: bytes | str) -> str:
+    return (response.decode(errors="replace") if isinstance(response, bytes) else str(response))[
+        :200
+    ]

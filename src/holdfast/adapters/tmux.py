@@ -1,11 +1,11 @@
-"""tmux, as far as a dispatch needs it: find a pane, read its screen, type, press a key.
+"""A tmux client for dispatches: find a pane, read its screen, type text, press a key.
 
-- Every command is a list of arguments: no shell sees a text or a name. What tmux itself would read
-  something into is written so that it does not: a text is behind `--`, a `;` at its end is escaped,
-  and panes are chosen here by their exact names, then named to tmux by their ids.
-- A pane that is not there is None, whether it, its session or the whole server is missing. Anything
-  else that tmux refuses is `TmuxFailed`.
-- A long text goes in pieces: a tmux command has a bound, and so have we.
+- Every command is an argument list: no shell interprets a text or a name. Arguments that tmux
+  itself would interpret are escaped: a text follows `--`, and a `;` at its end is quoted. This
+  module selects panes by exact names and passes their ids to tmux.
+- A missing pane is None, whether the pane, its session or the whole server is missing. Any other
+  failure of tmux raises `TmuxFailed`.
+- A long text is sent in pieces, because the size of a tmux command is limited.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.errors import HoldfastError, Invalid, Timeout
 
 COMMAND = "tmux"
 COMMAND_TIMEOUT_S = 10.0
-# tmux takes commands of up to 16 KiB; a character is four bytes at most.
+# tmux accepts commands of up to 16 KiB. A character has at most four bytes.
 PIECE_CHARS = 1000
 ERROR_CHARS_MAX = 200
 
@@ -37,15 +37,15 @@ _PANE_ID = re.compile(r"%\d{1,9}")
 _NAME = r"[\w@+~ -]{1,100}"
 _NAMED = re.compile(rf"(?P<session>{_NAME})(:(?P<window>{_NAME})?(\.(?P<pane>\d{{1,4}}))?)?")
 _SOCKET = re.compile(r"[\w@+~./-]{1,100}")
-# What tmux says when there is no server to ask.
-_NOBODY = ("no server running", "error connecting to", "no sessions")
+# The messages of tmux when no server is running.
+_NO_SERVER = ("no server running", "error connecting to", "no sessions")
 
 _CURSOR = "#{cursor_x} #{cursor_y} #{pane_height}"
 _FIELDS = (
     "pane_id", "pane_dead", "pane_in_mode", "pane_input_off", "pane_pid", "pane_index",
     "pane_active", "window_index", "window_active",
 )  # fmt: skip
-# Names may hold anything: they are quoted.
+# Names may contain any character, so they are quoted.
 _FORMAT = " ".join(
     [
         *(f"#{{{field}}}" for field in _FIELDS),
@@ -58,36 +58,40 @@ _FORMAT = " ".join(
 
 
 class TmuxFailed(HoldfastError):
+    """A tmux command failed."""
+
     code = "tmux_failed"
 
 
 class TmuxMissing(NotInstalled):
+    """tmux is not installed."""
+
     hint = "apt-get install tmux"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaneState:
-    """A pane as it is found."""
+    """The state of a pane."""
 
     pane_id: str
     dead: bool
     in_mode: bool
     input_off: bool
-    # The program that tmux started there, and the name of what is in front.
+    # The process that tmux started in the pane, and the name of the foreground program.
     pid: int
     command: str
     session: str
-    # Its number, and its name.
+    # The index and the name of the window.
     windows: frozenset[str]
     window_active: bool
     number: str
     active: bool
-    # The socket of its server, as the server names it.
+    # The socket of its tmux server, as the server reports it.
     server: str = ""
 
 
-class View(NamedTuple):
-    """The lines of a pane, and where the cursor stands among them."""
+class PaneView(NamedTuple):
+    """The lines of a pane and the cursor position in them."""
 
     lines: list[str]
     row: int
@@ -95,72 +99,74 @@ class View(NamedTuple):
 
 
 class Tmux:
-    """One server: `socket` is its name, or a path; without one, the user's own."""
+    """One tmux server: `socket` is its name or path; empty for the user's default server."""
 
     def __init__(self, socket: str = "", *, command: str = COMMAND) -> None:
         if socket and (not _SOCKET.fullmatch(socket) or socket.startswith("-")):
             raise Invalid(what="socket", found=socket[:100], expected="a name, or a path")
         self.socket = socket
-        self._server = [command, *_which(socket)]
-        self._kept: tuple[int, ...] = ()
+        self._server = [command, *_socket_options(socket)]
+        self._inherited_files: tuple[int, ...] = ()
 
-    def keeping(self, *files: int) -> Tmux:
-        """The same server; its commands keep these files open, also when we die in the middle."""
+    def with_open_files(self, *files: int) -> Tmux:
+        """Return a client of the same server whose commands inherit these open files, even if this
+        process dies."""
         kept = copy.copy(self)
-        kept._kept = files
+        kept._inherited_files = files
         return kept
 
     def lock_path(self, pane: PaneState) -> Path:
-        """The file that the typist of a pane has locked."""
+        """The lock file of the pane's prompter."""
         return lock_path(pane.server, pane.pane_id)
 
-    def pane(self, target: str) -> PaneState | None:
-        """The pane that is meant; None when it is not there."""
-        wanted = target_of(target)
-        return next((found for found in self._panes() if wanted.means(found)), None)
+    def find_pane(self, target: str) -> PaneState | None:
+        """Return the pane of a target, or None if it does not exist."""
+        wanted = parse_target(target)
+        return next((found for found in self._list_panes() if wanted.matches(found)), None)
 
-    def _panes(self) -> list[PaneState]:
-        # All are listed and ours is chosen here: asked for a window that is not there, tmux would
-        # answer with the one that is in front.
+    def _list_panes(self) -> list[PaneState]:
+        # List all panes and select here: for a missing window tmux would answer with the active
+        # one.
         try:
-            told = self._run("list-panes", "-a", "-F", _FORMAT)
+            output = self._run("list-panes", "-a", "-F", _FORMAT)
         except TmuxFailed as error:
-            if error.fields["said"].startswith(_NOBODY):
+            if error.fields["said"].startswith(_NO_SERVER):
                 return []
             raise
-        return [_state_of(line) for line in told.splitlines()]
+        return [_parse_pane(line) for line in output.splitlines()]
 
-    def look(self, pane_id: str, *, history: int = 0) -> View | None:
-        """What a pane shows, with so many lines that have scrolled away; None when it is gone.
+    def capture(self, pane_id: str, *, history: int = 0) -> PaneView | None:
+        """Capture the screen of a pane with `history` scrolled lines, or None if the pane does not
+        exist.
 
-        One command asks for both, so that cursor and lines are of the same moment.
+        One command reads both cursor and lines, so that they are consistent.
         """
         cursor = ["display-message", "-p", "-t", pane_id, _CURSOR]
         lines = ["capture-pane", "-p", "-t", pane_id, "-S", str(-history)]
         try:
-            told, *shown = self._run(*cursor, ";", *lines).split("\n")
+            cursor_line, *shown = self._run(*cursor, ";", *lines).split("\n")
         except TmuxFailed as error:
-            if error.fields["said"].startswith(("can't find", *_NOBODY)):
+            if error.fields["said"].startswith(("can't find", *_NO_SERVER)):
                 return None
             raise
-        numbers = told.split()
+        numbers = cursor_line.split()
         if len(numbers) != 3:
             return None
         column, row, height = map(int, numbers)
         shown = shown[:-1] if shown and not shown[-1] else shown
-        return View(shown, max(len(shown) - height, 0) + row, column)
+        return PaneView(shown, max(len(shown) - height, 0) + row, column)
 
-    def type(self, pane_id: str, text: str) -> None:
-        """Type a text, as it stands."""
+    def type_text(self, pane_id: str, text: str) -> None:
+        """Type a text literally."""
         for piece in _pieces(text):
             self._run("send-keys", "-t", pane_id, "-l", "--", piece)
 
-    def press(self, pane_id: str, key: str) -> None:
+    def press_key(self, pane_id: str, key: str) -> None:
         """Press a key by its name: Enter, C-u."""
         self._run("send-keys", "-t", pane_id, key)
 
     def leave_mode(self, pane_id: str) -> None:
-        """End the mode that somebody scrolls or chooses in: what is typed would go there."""
+        """Leave copy or choose mode, which would receive the typed keys."""
         self._run("send-keys", "-t", pane_id, "-X", "cancel")
 
     def _run(self, *args: str) -> str:
@@ -171,7 +177,7 @@ class Tmux:
                 capture_output=True,
                 timeout=COMMAND_TIMEOUT_S,
                 env=_environment(),
-                pass_fds=self._kept,
+                pass_fds=self._inherited_files,
                 check=False,
             )
         except FileNotFoundError:
@@ -187,38 +193,38 @@ class Tmux:
 
 
 def lock_path(server: str, pane_id: str) -> Path:
-    """The lock file of a pane. It stays: one for each pane there was.
+    """Return the lock file of a pane. It is never deleted: one per pane.
 
-    It lies in a directory that is closed to other users, so that none of them can hold it. One server
-    has one file for a pane, by whatever name or path the server is asked for.
+    Its directory is private, so that no other user can lock the file. A pane has one file,
+    independent of the name or path that the client uses for the server.
     """
     socket = Path(server).resolve()
     name = sha256(f"{socket}\n{pane_id}".encode()).hexdigest()[:16]
-    return _own_directory(socket.parent) / f"holdfast-pane-{name}.lock"
+    return _private_directory(socket.parent) / f"holdfast-pane-{name}.lock"
 
 
-def in_front(found: PaneState) -> frozenset[str]:
-    """The names of all programs that have the pane's terminal: an agent may have been started by a
-    script, and then tmux tells of its shell alone."""
+def foreground_programs(found: PaneState) -> frozenset[str]:
+    """Return the names of all programs in the pane's foreground process group. If a script started
+    the agent, tmux reports only its shell."""
     names = {found.command.lstrip("-")}
-    group = _stat(found.pid)[2]
+    group = _process_stat(found.pid)[2]
     for entry in os.listdir("/proc") if group > 0 else ():
         if entry.isdigit():
-            name, in_group, _ = _stat(int(entry))
+            name, in_group, _ = _process_stat(int(entry))
             if in_group == group:
                 names.add(name)
     return frozenset(names)
 
 
-class Target(NamedTuple):
-    """A pane by its id, or by where it is; what is not said is the one in front."""
+class PaneTarget(NamedTuple):
+    """A pane by id, or by session, window and index. Missing parts select the active one."""
 
     pane_id: str = ""
     session: str = ""
     window: str = ""
     number: str = ""
 
-    def means(self, pane: PaneState) -> bool:
+    def matches(self, pane: PaneState) -> bool:
         if self.pane_id:
             return pane.pane_id == self.pane_id
         return (
@@ -228,26 +234,26 @@ class Target(NamedTuple):
         )
 
 
-def target_of(target: str) -> Target:
-    """What is meant by `%pane`, `session`, `session:window` or `session:window.pane`."""
+def parse_target(target: str) -> PaneTarget:
+    """Parse `%pane`, `session`, `session:window` or `session:window.pane`."""
     if _PANE_ID.fullmatch(target):
-        return Target(target)
+        return PaneTarget(target)
     named = _NAMED.fullmatch(target)
     if named is None:
         expected = "%pane, or session, session:window, session:window.pane"
         raise Invalid(what="target", found=target[:100], expected=expected)
-    return Target("", named["session"], named["window"] or "", named["pane"] or "")
+    return PaneTarget("", named["session"], named["window"] or "", named["pane"] or "")
 
 
-def _state_of(line: str) -> PaneState:
+def _parse_pane(line: str) -> PaneState:
     try:
-        told = shlex.split(line)
+        words = shlex.split(line)
     except ValueError:
-        told = []
-    if len(told) != len(_FIELDS) + 4:
-        raise TmuxFailed(command="list-panes", said=f"not understood: {line[:ERROR_CHARS_MAX]}")
-    given = dict(zip(_FIELDS, told, strict=False))
-    session, window, command, server = (word[1:] for word in told[len(_FIELDS) :])
+        words = []
+    if len(words) != len(_FIELDS) + 4:
+        raise TmuxFailed(command="list-panes", said=f"cannot parse: {line[:ERROR_CHARS_MAX]}")
+    given = dict(zip(_FIELDS, words, strict=False))
+    session, window, command, server = (word[1:] for word in words[len(_FIELDS) :])
     return PaneState(
         pane_id=given["pane_id"],
         dead=given["pane_dead"] == "1",
@@ -264,21 +270,21 @@ def _state_of(line: str) -> PaneState:
     )
 
 
-def _own_directory(of_server: Path) -> Path:
-    """The server's own directory, which tmux keeps closed; or, where its socket lies elsewhere, one of
-    this user."""
-    if _closed(of_server):
+def _private_directory(of_server: Path) -> Path:
+    """Return the private directory of the tmux server, or a private directory of this user if the
+    socket is elsewhere."""
+    if _is_private(of_server):
         return of_server
     own = Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         own.mkdir(mode=0o700)
-    if not _closed(own):
+    if not _is_private(own):
         raise PermissionError(f"{own} must be a directory of uid {os.getuid()} with mode 0700")
     return own
 
 
-def _closed(directory: Path) -> bool:
-    """Whether a directory is this user's and no other user may enter it."""
+def _is_private(directory: Path) -> bool:
+    """Whether a directory belongs to this user and no other user may enter it."""
     try:
         found = directory.lstat()
     except OSError:
@@ -290,8 +296,9 @@ def _closed(directory: Path) -> bool:
     )
 
 
-def _stat(pid: int) -> tuple[str, int, int]:
-    """The name of a process, its group, and the group that has its terminal; 0 where nobody knows."""
+def _process_stat(pid: int) -> tuple[str, int, int]:
+    """Return the name of a process, its process group, and the foreground group of its terminal; 0
+    if unknown."""
     try:
         head, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
         fields = rest.split()
@@ -300,7 +307,7 @@ def _stat(pid: int) -> tuple[str, int, int]:
         return "", 0, 0
 
 
-def _which(socket: str) -> list[str]:
+def _socket_options(socket: str) -> list[str]:
     if not socket:
         return []
     return ["-S" if "/" in socket else "-L", socket]
@@ -309,11 +316,12 @@ def _which(socket: str) -> list[str]:
 def _pieces(text: str) -> Iterator[str]:
     for at in range(0, len(text), PIECE_CHARS):
         piece = text[at : at + PIECE_CHARS]
-        # At the end of an argument it would begin the next command.
+        # At the end of an argument it would separate tmux commands.
         yield piece[:-1] + "\\;" if piece.endswith(";") else piece
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without the server that we may be running in; and text is UTF-8 whatever ours says."""
+    """Return the environment without the tmux server that this process may run in, with UTF-8 as
+    the locale."""
     kept = {name: value for name, value in os.environ.items() if name not in ("TMUX", "TMUX_PANE")}
     return {**kept, "LC_ALL": "C.UTF-8"}

@@ -1,1 +1,1 @@
-"""What users import: App, World, Event, on, effect, and the runtime that runs them."""
+"""The public API: App, World, Event, on, effect, task, and the runtime that runs them."""

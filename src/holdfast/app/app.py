@@ -1,4 +1,4 @@
-"""An application: its worlds, effects and tasks, compiled into what the layers below run."""
+"""The application: its worlds, effects and tasks, compiled into definitions that the layers below run."""
 
 from __future__ import annotations
 
@@ -11,29 +11,44 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from holdfast import codec, store
-from holdfast.app.declare import Effect, Inbox, Mail, Wanted, World, handlers_of, is_event
-from holdfast.app.keep import Keep, bounds_of
-from holdfast.app.storable import check_fields, check_type
+from holdfast.app.definitions import (
+    Effect,
+    EffectWithOptions,
+    Inbox,
+    Mail,
+    World,
+    handlers_of,
+    is_event,
+)
+from holdfast.app.history_limit import Keep, bounds_of
+from holdfast.app.storable_types import check_fields, check_type
 from holdfast.app.tasks import Queue, Task, queues_of
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.messages import INBOX, RESERVED, FabricSendParams, Ingress, Kind, WorldName
-from holdfast.messages import Receipt as StoredReceipt
+from holdfast.messages import (
+    INBOX,
+    RESERVED_KINDS,
+    FabricSendParams,
+    Ingress,
+    IngressKind,
+    WorldName,
+)
+from holdfast.messages import IntentReceipt as StoredReceipt
 from holdfast.world.catalog import check_text, check_universe
-from holdfast.world.frame import undeclared
-from holdfast.world.history import Bound
-from holdfast.world.program import Cause, EventType, Handler, Program, Upcast
+from holdfast.world.definition import Cause, EventType, Handler, Upcast, WorldDefinition
+from holdfast.world.history import HistoryBound
+from holdfast.world.step_inputs import undeclared_error
 
 if TYPE_CHECKING:
     from holdfast.app.runtime import Runtime
     from holdfast.store.api import Store
     from holdfast.world.context import Context
-    from holdfast.world.frame import EffectCall
+    from holdfast.world.step_inputs import EffectCall
 
 W = TypeVar("W", bound=World)
 
 
 class App:
-    """What runs in a universe. The app's name is the universe's unless `universe` says otherwise."""
+    """An application that runs in one universe. The universe has the app's name unless `universe` is set."""
 
     def __init__(
         self,
@@ -49,11 +64,14 @@ class App:
         universe: str | None = None,
         version: str | None = None,
     ) -> None:
-        """`keep` bounds the history of a world type; without it a journal is kept whole.
+        """Compile and validate the declarations.
 
-        `events` names events, and inboxes, that every world type of this code knows: where one has no
-        handler, it is journaled and ignored. Anything else without a handler is unknown to this code:
-        it waits for code that knows it. So do the receipts of effects that are not declared.
+        `keep` limits the history of a world type. Without it the whole journal is kept.
+
+        `events` lists events and inboxes that every world type accepts. A world type without a handler
+        journals and ignores them. Any other item without a handler is unknown to this version of the
+        code: it waits until a worker with a newer version handles it. Receipts of undeclared effects
+        wait in the same way.
         """
         check_text("app", name)
         self.name = name
@@ -65,20 +83,20 @@ class App:
         self.queues: dict[str, Queue] = queues_of(queues)
         self.effects: dict[str, Effect[Any, Any]] = {}
         self.events: dict[str, EventType] = {}
-        self.programs: dict[str, Program] = {}
+        self.programs: dict[str, WorldDefinition] = {}
         self._world_types: dict[type[World], str] = {}
         self._event_names: dict[type[Any], str] = {}
-        self._upcasts = _by_event(upcasts)
-        # What all world types know, besides what each of them handles.
-        self._declared: set[Cause] = set()
+        self._upcasts = _upcasts_by_event(upcasts)
+        # Causes that every world type accepts, in addition to its own handlers.
+        self._accepted_causes: set[Cause] = set()
         for effect in effects:
             self._add_effect(effect)
         for kind in events:
             if isinstance(kind, Inbox):
-                self._declared.add(("inbox", kind.name))
+                self._accepted_causes.add(("inbox", kind.name))
             else:
                 self._add_event(kind)
-                self._declared.add(("event", self._event_names[kind]))
+                self._accepted_causes.add(("event", self._event_names[kind]))
         kinds = list(worlds)
         for world in kinds:
             if not (isinstance(world, type) and issubclass(world, World)):
@@ -102,16 +120,16 @@ class App:
             self._add_world(world, version, bounds.get(world))
 
     @property
-    def histories(self) -> dict[str, Bound | None]:
-        """How much history worlds keep, by type; None for all of it."""
+    def histories(self) -> dict[str, HistoryBound | None]:
+        """The history limit of each world type; None keeps the whole history."""
         return {name: program.history for name, program in self.programs.items()}
 
-    # -- the vocabulary of reducers ------------------------------------------------------------
+    # -- the registry that reducers use --------------------------------------------------------
 
     def encode_event(self, event: Any) -> tuple[str, bytes]:
         name = self._event_names.get(type(event))
         if name is None:
-            raise undeclared(
+            raise undeclared_error(
                 what="event",
                 type=type(event).__name__,
                 why="unknown to the app; handle it in a world or name it in events=",
@@ -126,7 +144,7 @@ class App:
 
     def check_known(self, type: str, cause: Cause) -> None:
         program = self.programs.get(type)
-        if program is None or cause in program.known:
+        if program is None or cause in program.declared_versions:
             return
         side, name = cause
         if side == "receipt":
@@ -134,34 +152,36 @@ class App:
         else:
             why = "this code does not handle it there; handle it or name it in events="
         what = "effect" if side == "receipt" else side
-        raise undeclared(what=what, type=name, world=type, why=why)
+        raise undeclared_error(what=what, type=name, world=type, why=why)
 
     def check_event(self, type: str, event: Any) -> tuple[str, bytes]:
-        """An event's name and bytes; Invalid if it is unknown to this world type in this code."""
+        """Return an event's name and encoded bytes; raise Invalid if this world type does not accept it."""
         name, value = self.encode_event(event)
         self.check_known(type, ("event", name))
         return name, value
 
     def world_type(self, kind: Any) -> str:
-        found = self._world_types.get(kind)
-        if found is None:
-            raise undeclared(what="world", type=getattr(kind, "__name__", str(kind)), why="unknown")
-        return found
+        name = self._world_types.get(kind)
+        if name is None:
+            raise undeclared_error(
+                what="world", type=getattr(kind, "__name__", str(kind)), why="unknown"
+            )
+        return name
 
     def effect_call(self, effect: Any, args: tuple[Any, ...]) -> EffectCall:
-        wanted = effect if isinstance(effect, Wanted) else Wanted(effect, {})
-        if not isinstance(wanted.effect, Effect):
+        call = effect if isinstance(effect, EffectWithOptions) else EffectWithOptions(effect, {})
+        if not isinstance(call.effect, Effect):
             raise Invalid(what="effect", found=repr(effect), why="not made by @hf.effect")
-        return wanted.effect.call(args, wanted.options)
+        return call.effect.call(args, call.options)
 
     def check_mail(self, mail: FabricSendParams) -> None:
         to = mail.dest_world
         if isinstance(to, WorldName) and to.type not in self.programs:
-            raise undeclared(what="world", type=to.type, why="unknown")
+            raise undeclared_error(what="world", type=to.type, why="unknown")
         if mail.schema is not None:
             event = self.events.get(mail.schema)
             if event is None:
-                raise undeclared(what="event", type=mail.schema, why="unknown to the app")
+                raise undeclared_error(what="event", type=mail.schema, why="unknown to the app")
             event.decode(mail.value_cbor or b"")
         if isinstance(to, WorldName):
             self.check_known(to.type, (("event", "inbox")[mail.mode == INBOX], mail.body()[0]))
@@ -171,13 +191,13 @@ class App:
     def open(
         self, url: str | Store | None = None, *, roles: Iterable[str] | None = None, **options: Any
     ) -> Runtime:
-        """Open a store and run roles of this app in this process; see `Runtime`. Without a URL it is the
-        store of the universe, as `holdfast.toml` says."""
+        """Open a store and run roles of this app in this process; see `Runtime`. Without a URL the store
+        is the one that `holdfast.toml` configures for the universe."""
         roles = None if roles is None else tuple(roles)
         if isinstance(url, str) and not options and not roles:
-            # Nothing is left that could be refused: the store's process starts while we import the rest.
+            # Validation is complete, so the store's writer process can start while the runtime is imported.
             with contextlib.suppress(HoldfastError):
-                store.begin(url)
+                store.prestart(url)
         from holdfast.app.runtime import Runtime
 
         return Runtime(self, url, roles=roles, **options)
@@ -192,15 +212,15 @@ class App:
         task.check_storable()
 
     def _add_effect(self, effect: Effect[Any, Any]) -> None:
-        from holdfast.app.shipped.fabric import Send
+        from holdfast.app.builtin_effects.fabric import Send
 
-        self._declared.add(("receipt", effect.kind))
+        self._accepted_causes.add(("receipt", effect.kind))
         if isinstance(effect, Send):
-            return  # no adapter does it: the runtime delivers mail itself
-        if effect.kind in RESERVED:
-            raise Invalid(what="effect", kind=effect.kind, why="this name is the runtime's")
-        known = self.effects.setdefault(effect.kind, effect)
-        if known is not effect:
+            return  # no effect worker performs it: the runtime delivers mail itself
+        if effect.kind in RESERVED_KINDS:
+            raise Invalid(what="effect", kind=effect.kind, why="the runtime reserves this name")
+        declared = self.effects.setdefault(effect.kind, effect)
+        if declared is not effect:
             raise Invalid(what="effect", kind=effect.kind, why="declared twice")
         effect.check_storable()
 
@@ -215,14 +235,16 @@ class App:
         upcasts = self._upcasts.get(kind, {})
         try:
             check_fields("event", kind)
-            refuse_sets("event", kind)
-            made = EventType(name, kind, 1 + len(upcasts), upcasts)
+            reject_sets("event", kind)
+            event_type = EventType(name, kind, 1 + len(upcasts), upcasts)
         except (TypeError, ValueError) as error:
             raise Invalid(what="event", type=name, why=str(error)) from None
-        self.events[name] = made
+        self.events[name] = event_type
         self._event_names[kind] = name
 
-    def _add_world(self, world: type[World], version: str | None, history: Bound | None) -> None:
+    def _add_world(
+        self, world: type[World], version: str | None, history: HistoryBound | None
+    ) -> None:
         name = world.__name__
         if name in self.programs:
             raise Invalid(what="world", type=name, why="two classes have this name")
@@ -232,41 +254,41 @@ class App:
         handlers: dict[Cause, Handler] = {}
         for cause, method in handlers_of(world).items():
             if isinstance(cause, Effect):
-                handlers[("receipt", cause.kind)] = _of_receipt(cause, method)
+                handlers[("receipt", cause.kind)] = _receipt_handler(cause, method)
             elif isinstance(cause, Inbox):
                 if ("inbox", cause.name) in handlers:
                     raise Invalid(what="inbox", world=name, name=cause.name, why="handled twice")
-                handlers[("inbox", cause.name)] = _of_mail(cause, method)
+                handlers[("inbox", cause.name)] = _mail_handler(cause, method)
             else:
                 handlers[("event", self._event_names[cause])] = method
         try:
             check_fields("world", world)
-            refuse_sets("world", world)
-            self.programs[name] = Program(
+            reject_sets("world", world)
+            self.programs[name] = WorldDefinition(
                 name,
                 version or _fingerprint(world),
                 world,
                 self.events,
                 handlers,
                 history,
-                self._declared,
+                self._accepted_causes,
             )
         except (TypeError, ValueError) as error:
             raise Invalid(what="world", type=name, why=str(error)) from None
         self._world_types[world] = name
 
 
-def _of_receipt(effect: Effect[Any, Any], method: Callable[..., None]) -> Handler:
+def _receipt_handler(effect: Effect[Any, Any], method: Callable[..., None]) -> Handler:
     def handle(state: Any, ingress: Ingress, cx: Any) -> None:
-        assert ingress.kind is Kind.RECEIPT
+        assert ingress.kind is IngressKind.RECEIPT
         method(state, effect.receipt(codec.unpack_as(StoredReceipt, ingress.value)), cx)
 
     return handle
 
 
-def _of_mail(inbox: Inbox, method: Callable[..., None]) -> Handler:
+def _mail_handler(inbox: Inbox, method: Callable[..., None]) -> Handler:
     def handle(state: Any, ingress: Ingress, cx: Context) -> None:
-        assert ingress.kind is Kind.INBOX
+        assert ingress.kind is IngressKind.INBOX
         try:
             payload = codec.unpack(ingress.value)
             if inbox.kind is not Any:
@@ -288,50 +310,49 @@ def _of_mail(inbox: Inbox, method: Callable[..., None]) -> Handler:
     return handle
 
 
-def _by_event(
+def _upcasts_by_event(
     upcasts: Iterable[tuple[type[Any], int, Upcast]],
 ) -> dict[type[Any], dict[int, Upcast]]:
-    found: dict[type[Any], dict[int, Upcast]] = {}
+    by_event: dict[type[Any], dict[int, Upcast]] = {}
     for kind, version, fn in upcasts:
-        if version in found.setdefault(kind, {}):
+        if version in by_event.setdefault(kind, {}):
             raise Invalid(what="upcasts", type=kind.__name__, version=version, why="two of them")
-        found[kind][version] = fn
-    for kind, steps in found.items():
+        by_event[kind][version] = fn
+    for kind, steps in by_event.items():
         if sorted(steps) != list(range(1, len(steps) + 1)):
             raise Invalid(what="upcasts", type=kind.__name__, why="versions count from 1, no gap")
-    return found
+    return by_event
 
 
-def refuse_sets(what: str, kind: type[Any]) -> None:
-    """A set has no order that two processes agree on, so a reducer must not see one."""
-    seen: list[Any] = []
-    ahead: list[Any] = [msgspec.inspect.type_info(kind)]
-    while ahead:
-        here = ahead.pop()
-        if here in seen:
+def reject_sets(what: str, kind: type[Any]) -> None:
+    """Reject set types: their iteration order differs between processes, so replays would diverge."""
+    visited: list[Any] = []
+    stack: list[Any] = [msgspec.inspect.type_info(kind)]
+    while stack:
+        type_info = stack.pop()
+        if type_info in visited:
             continue
-        seen.append(here)
-        if isinstance(here, msgspec.inspect.SetType | msgspec.inspect.FrozenSetType):
+        visited.append(type_info)
+        if isinstance(type_info, msgspec.inspect.SetType | msgspec.inspect.FrozenSetType):
             raise Invalid(
                 what=what,
                 type=kind.__name__,
-                why="a set has no order that a replay could repeat; use a dict or a sorted list",
+                why="the order of a set is not reproducible in a replay; use a dict or a sorted list",
             )
         for name in ("fields", "types", "item_types"):
-            for one in getattr(here, name, ()) or ():
-                ahead.append(getattr(one, "type", one))
+            for item in getattr(type_info, name, ()) or ():
+                stack.append(getattr(item, "type", item))
         for name in ("item_type", "key_type", "value_type", "type"):
-            inner = getattr(here, name, None)
+            inner = getattr(type_info, name, None)
             if isinstance(inner, msgspec.inspect.Type):
-                ahead.append(inner)
+                stack.append(inner)
 
 
 def _fingerprint(world: type[World]) -> str:
-    """A short name of the code: of the source of the class and its bases, or of its shape when there is
-    none."""
-    own = world.__mro__[: world.__mro__.index(World)]
+    """Hash the source of the class and its bases, or its field names and types if there is no source."""
+    user_classes = world.__mro__[: world.__mro__.index(World)]
     try:
-        text = "".join(map(inspect.getsource, own))
+        text = "".join(map(inspect.getsource, user_classes))
     except (OSError, TypeError):
         text = repr([(f.name, str(f.type)) for f in msgspec.structs.fields(world)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""A running application: the store, the roles that run in this process, and handles to worlds."""
+"""The runtime: an open store, the roles of an app that run in this process, and handles to worlds and tasks."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.app import submitting
+from holdfast.app import submission
 from holdfast.app.app import App
-from holdfast.app.declare import World
+from holdfast.app.definitions import World
+from holdfast.app.result_waiter import ResultWaiter
 from holdfast.app.task_handle import TaskHandle
-from holdfast.app.task_waiting import Waiting
 from holdfast.app.tasks import Submission
-from holdfast.app.tasks import limits_of as declared_limits
+from holdfast.app.tasks import to_limits as declared_limits
 from holdfast.clock import SYSTEM, Clock
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import Ingress, event_ingress
-from holdfast.roles.adapter import CLAIM_S_MAX, AdapterPool
-from holdfast.roles.fabric import check_peers
-from holdfast.roles.orchestrator import Orchestrator
-from holdfast.roles.role import Service
-from holdfast.roles.task_child import importing
-from holdfast.roles.task_worker import CONCURRENCY, STOP_GRACE_S, TaskWorker
-from holdfast.roles.timer_worker import TimerWorker
-from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
-from holdfast.tasks import coordinator
-from holdfast.tasks.ids import parse_task
-from holdfast.tasks.rows import keys_of, limits_of
+from holdfast.tasks import operations
+from holdfast.tasks.ids import parse_task_id
+from holdfast.tasks.model import get_limits, keys_of
+from holdfast.workers.effects.pool import CLAIM_S_MAX, EffectWorkerPool
+from holdfast.workers.mail.delivery import check_peers
+from holdfast.workers.orchestrator import Orchestrator
+from holdfast.workers.service import ManagedService
+from holdfast.workers.tasks.process import is_importing_script
+from holdfast.workers.tasks.worker import CONCURRENCY, STOP_GRACE_S, TaskWorker
+from holdfast.workers.timers.worker import TimerWorker
+from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
 from holdfast.world import ingress
 from holdfast.world.catalog import check_text, check_universe
 
-# What not every program needs is imported by the functions that use it: nothing that a first task waits for.
+# Optional parts are imported by the functions that use them, so that the first task does not wait for them.
 if TYPE_CHECKING:
-    from holdfast.app.handle import WorldHandle
-    from holdfast.store.mapping import StoreMap
+    from holdfast.app.world_handle import WorldHandle
+    from holdfast.store.admin.routing import StoreRouting
 
 W = TypeVar("W", bound=World)
 
@@ -47,10 +47,10 @@ ROLES = ("orchestrator", "world", "adapter", "timer", "dispatch", "task")
 
 
 class Runtime:
-    """Made by `app.open(url)`. Roles run in threads of this process; `roles=()` runs none.
+    """The running app, created by `app.open(url)`. Roles run in threads of this process; `roles=()` runs none.
 
-    A store that is open already may be given instead of a URL; then it stays open. Without either it is
-    the store of the universe: `HOLDFAST_STORE`, else what `holdfast.toml` says, else `./data`.
+    `url` may also be an open store, which `close` then leaves open. Without a URL the store is
+    `HOLDFAST_STORE`, else the one that `holdfast.toml` configures for the universe, else `./data`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Runtime:
         roles: Iterable[str] | None = None,
         universe: str | None = None,
         worker: str | None = None,
-        policy: WorkerPolicy | None = None,
+        policy: WorldWorkerPolicy | None = None,
         kinds: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,
         concurrency: int | None = None,
@@ -69,174 +69,180 @@ class Runtime:
         stores: Mapping[str, str | Store] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """`stores` says where universes are to which worlds of this one send, by URL."""
-        if importing():
+        """Open the store and start the roles. `stores` maps other universes, to which worlds of this one
+        send mail, to their store URLs."""
+        if is_importing_script():
             raise Invalid(
                 what="app",
-                why="opened while a task of this script was looked for; put what a script does when it is run under "
+                why="opened while a task process imported this script; move the script's main code under "
                 'if __name__ == "__main__":',
             )
         self.app = app
         self.universe = app.universe if universe is None else universe
         self.clock = clock
-        wanted = _needed_by(app) if roles is None else tuple(roles)
-        unknown = sorted(set(wanted) - set(ROLES))
+        role_names = _default_roles(app) if roles is None else tuple(roles)
+        unknown = sorted(set(role_names) - set(ROLES))
         if unknown:
             raise Invalid(what="role", found=unknown, expected=list(ROLES))
         check_universe(self.universe)
         self.incarnation = self.mint()
         self.worker = f"worker-{self.incarnation[:8]}" if worker is None else worker
         check_text("worker", self.worker)
-        mapped: StoreMap | None = None
+        routing: StoreRouting | None = None
         if url is None:
-            from holdfast.store.mapping import locate
+            from holdfast.store.admin.routing import locate_store
 
-            url, mapped = locate(self.universe)
-        self._opened = isinstance(url, str)
+            url, routing = locate_store(self.universe)
+        self._owns_store = isinstance(url, str)
         check_peers(self.universe, stores or {})
         self._peers = (
-            stores if mapped is None else mapped.elsewhere(self.universe) | dict(stores or {})
+            stores
+            if routing is None
+            else routing.universes_of_other_stores(self.universe) | dict(stores or {})
         )
-        self._mapped = mapped
-        self._given = frozenset(stores or ())
-        self._others: dict[str, Runtime] = {}
+        self._routing = routing
+        self._explicit_peers = frozenset(stores or ())
+        self._peer_runtimes: dict[str, Runtime] = {}
         self.store: Store = open_store(url, clock=clock) if isinstance(url, str) else url
-        if mapped is not None:
+        if routing is not None:
             try:
-                _refuse_elsewhere(self.store, self.universe, mapped)
+                _require_here(self.store, self.universe, routing)
             except BaseException:
                 self.store.close()
                 raise
         self._pid = os.getpid()
-        self._take_callers()
+        self._create_coalescers()
         _runtimes.add(self)
         self._queues = queues
         self._concurrency = concurrency
         self._stop_grace_s = stop_grace_s
-        self.roles: list[Service] = []
+        self.roles: list[ManagedService] = []
         try:
-            made = [self._role(name, policy, kinds) for name in wanted]
-            self._join_hands(made)
-            # Whoever does work before whoever hands it out: a first task finds its worker asking for it, and
-            # nobody else's first commits before its own.
-            for role in reversed(made):
+            services = [self._create_role(name, policy, kinds) for name in role_names]
+            self._colocate_roles(services)
+            # Start task workers first, orchestrators last: the first task then finds a worker that already
+            # requests leases, and does not wait behind the first commits of other roles.
+            for role in reversed(services):
                 self.roles.insert(0, role)
                 role.start()
         except BaseException:
-            # Nobody has us yet, so nobody else would stop what has begun.
+            # The caller has no runtime to close yet, so started roles must be stopped here.
             self.close()
             raise
         if self.roles:
             atexit.register(self._at_exit)
 
-    def _take_callers(self) -> None:
-        """What joins the calls of many threads and event loops of this process."""
-        self.submitter = submitting.Submitter(self.store, self.universe)
-        self.waiting = Waiting(self.store, self.universe, self.check)
-        self.async_submitter = submitting.AsyncSubmitter(self.store, self.universe)
+    def _create_coalescers(self) -> None:
+        """Create the coalescers that merge calls of the threads and event loops of this process."""
+        self.submitter = submission.SubmitCoalescer(self.store, self.universe)
+        self.waiting = ResultWaiter(self.store, self.universe, self.check)
+        self.async_submitter = submission.AsyncSubmitCoalescer(self.store, self.universe)
 
     def world(self, kind: type[W], name: str, *, universe: str | None = None) -> WorldHandle[W]:
-        """A world of this universe, or of another one, wherever that lives."""
-        from holdfast.app.handle import WorldHandle
+        """Return the handle of a world in this universe, or in another universe in its own store."""
+        from holdfast.app.world_handle import WorldHandle
 
         if universe is None or universe == self.universe:
             return WorldHandle(self, kind, name)
-        return WorldHandle(self._other(universe), kind, name)
+        return WorldHandle(self._peer_runtime(universe), kind, name)
 
     def send_many(self, items: Iterable[tuple[WorldHandle[Any], Any]]) -> list[int]:
-        """Deliver many events in one commit, all or none, in order; their inbox seqs."""
-        batch: list[tuple[ingress.Address, str | None, Ingress]] = []
+        """Deliver many events in order in one atomic commit, and return their inbox seqs."""
+        batch: list[tuple[ingress.WorldAddress, str | None, Ingress]] = []
         for handle, event in items:
             name, value = self.app.check_event(handle.type, event)
             batch.append((handle.address(), None, event_ingress(name, value)))
-        delivered: list[ingress.Delivered] = self.store.transact(ingress.deliver_many, batch)
-        return [one.seq for one in delivered]
+        delivered: list[ingress.IngressResult] = self.store.transact(ingress.deliver_many, batch)
+        return [delivery.seq for delivery in delivered]
 
     # -- tasks ---------------------------------------------------------------------------------
 
     def submit(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
-        """Submit a task, or `task.options(…)`; durable when it returns. `key=` makes it idempotent."""
-        return submitting.submit(self, task, args, kwargs)
+        """Submit a task, or `task.options(…)`. The task is durable on return. `key=` makes it idempotent."""
+        return submission.submit(self, task, args, kwargs)
 
     async def submit_async(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
-        """`submit`, for coroutines; those of one event loop share commits. Await the handle for the
-        result."""
-        return await submitting.submit_async(self, task, args, kwargs)
+        """Submit a task from a coroutine. Coroutines of one event loop share commits. Await the handle for
+        the result."""
+        return await submission.submit_async(self, task, args, kwargs)
 
     def submit_many(self, task: Any, many: Iterable[Any], /) -> list[TaskHandle[Any]]:
         """Submit a task for each tuple of arguments."""
-        return submitting.submit_many(self, task, many)
+        return submission.submit_many(self, task, many)
 
     def submit_all(self, submissions: Iterable[Submission], /) -> list[TaskHandle[Any]]:
-        """Submit `task.options(…).call(…)` for different tasks in one commit, all or none. Those with
-        a key may be named in `after` by the others."""
-        return submitting.submit_all(self, submissions)
+        """Submit `task.options(…).call(…)` for different tasks in one atomic commit. `after` may name other
+        tasks of the same call by their key."""
+        return submission.submit_all(self, submissions)
 
     def map(
         self, task: Any, values: Iterable[Any], /, *, timeout: float | None = None
     ) -> Iterator[Any]:
-        """Submit a task for each value; their results, in order, as they are asked for."""
-        found: Iterator[Any] = submitting.run_map(self, task, values, timeout)
-        return found
+        """Submit a task for each value. The iterator returns the results in order and waits for each."""
+        results: Iterator[Any] = submission.map_results(self, task, values, timeout)
+        return results
 
     def task(self, id: str) -> TaskHandle[Any]:
-        """The task of this id; NotFound if there is none."""
-        handle: TaskHandle[Any] = TaskHandle(self, parse_task(id if type(id) is str else repr(id)))
+        """Return the handle of a task by id. Raise NotFound if there is no such task."""
+        handle: TaskHandle[Any] = TaskHandle(
+            self, parse_task_id(id if type(id) is str else repr(id))
+        )
         handle.status()
         return handle
 
-    def _other(self, universe: str) -> Runtime:
-        """The same app as a client of another universe, by its route, or in this store without one."""
-        if universe not in self._others:
-            where = (self._peers or {}).get(universe)
-            if where is None and self._mapped is not None:
-                where = self._mapped.route(self.universe, universe)
-            made = Runtime(
-                self.app, where or self.store, roles=(), universe=universe, clock=self.clock
+    def _peer_runtime(self, universe: str) -> Runtime:
+        """Return a client runtime of the same app for another universe, in the store that routes name, or
+        in this store."""
+        if universe not in self._peer_runtimes:
+            url_or_store = (self._peers or {}).get(universe)
+            if url_or_store is None and self._routing is not None:
+                url_or_store = self._routing.remote_url(self.universe, universe)
+            runtime = Runtime(
+                self.app, url_or_store or self.store, roles=(), universe=universe, clock=self.clock
             )
             try:
-                self._vouch(universe, made.store)
+                self._verify_peer(universe, runtime.store)
             except BaseException:
-                made.close()
+                runtime.close()
                 raise
-            self._others[universe] = made
-        return self._others[universe]
+            self._peer_runtimes[universe] = runtime
+        return self._peer_runtimes[universe]
 
-    def _vouch(self, universe: str, store: Store) -> None:
-        """Another universe lives in this store, as far as the configuration can tell."""
-        if self._mapped is not None and universe not in self._given:
-            _refuse_elsewhere(store, universe, self._mapped)
+    def _verify_peer(self, universe: str, store: Store) -> None:
+        """Verify, for a store that `holdfast.toml` names, that the universe does not exist in another one."""
+        if self._routing is not None and universe not in self._explicit_peers:
+            _require_here(store, universe, self._routing)
 
     def _task_queues(self) -> list[str]:
         if self._queues is not None:
-            # One name is not a list of letters.
+            # A single name must not be split into characters.
             return [self._queues] if isinstance(self._queues, str) else list(self._queues)
         declared = {task.spec.queue for task in self.app.tasks.values()}
         return sorted(declared | set(self.app.queues)) or ["default"]
 
-    def _tune(self) -> None:
-        """Write down the limits that the app declares, where they are not known yet."""
+    def _declare_limits(self) -> None:
+        """Store the queue limits that the app declares, if they changed."""
         for queue in self.app.queues.values():
             limits = declared_limits(queue)
-            known = self.store.read(limits_of, keys_of(self.universe), queue.name)
-            if known.declared != (limits.concurrency, limits.per_key):
-                self.store.transact(coordinator.limit, self.universe, queue.name, limits, True)
+            stored = self.store.read(get_limits, keys_of(self.universe), queue.name)
+            if stored.declared != (limits.concurrency, limits.per_key):
+                self.store.transact(operations.set_limits, self.universe, queue.name, limits, True)
 
     def mint(self) -> str:
-        """A new name that nobody has."""
+        """Return a new unique id."""
         return self.clock.entropy(16).hex()
 
     def check(self) -> None:
-        """Raise what ended a role of this process, if an error did: then nobody does its work."""
+        """Raise the error that ended a role of this process, if there is one."""
         for role in self.roles:
             if role.failure is not None:
                 raise role.failure
 
     def close(self) -> None:
-        """Stop the roles and let go of the store. What ended a role is in its `failure`."""
+        """Stop the roles and close the store. The error that ended a role is in its `failure`."""
         atexit.unregister(self._at_exit)
         if os.getpid() != self._pid:
-            return  # a forked child: roles, their threads and the store are the parent's
+            return  # in a forked child: the roles, their threads and the store belong to the parent
         try:
             for role in self.roles:
                 with contextlib.suppress(HoldfastError):
@@ -245,16 +251,16 @@ class Runtime:
                 with contextlib.suppress(Exception):
                     role.join(30 + self._stop_grace_s)
         finally:
-            for other in self._others.values():
+            for other in self._peer_runtimes.values():
                 other.close()
-            if self._opened:
+            if self._owns_store:
                 self.store.close()
 
     def _at_exit(self) -> None:
-        """A program that ends without closing: what it had is given back, and waited for no longer."""
+        """Release claims without a grace period when the program exits without calling `close`."""
         for role in self.roles:
             if isinstance(role, TaskWorker):
-                role.hurry()
+                role.skip_grace()
         self.close()
 
     def __enter__(self) -> Runtime:
@@ -263,31 +269,36 @@ class Runtime:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _join_hands(self, roles: Sequence[Service]) -> None:
-        """Where effects are done beside their worlds, a receipt and what follows are one commit."""
-        workers = [role for role in roles if isinstance(role, WorldWorker)]
-        for role in roles:
-            if isinstance(role, AdapterPool | TimerWorker) and workers:
-                role.ride(workers[0].carriage)
+    def _colocate_roles(self, services: Sequence[ManagedService]) -> None:
+        """Connect effect and timer workers to the world worker of this process, which then commits a receipt
+        together with the world's next step (fused commit)."""
+        world_workers = [role for role in services if isinstance(role, WorldWorker)]
+        for role in services:
+            if isinstance(role, EffectWorkerPool | TimerWorker) and world_workers:
+                role.set_commit_owner(world_workers[0].committer)
 
-    def _role(self, name: str, policy: WorkerPolicy | None, kinds: Sequence[str] | None) -> Service:
-        lease_ttl_s = (policy or WorkerPolicy()).lease_ttl_s
+    def _create_role(
+        self, name: str, policy: WorldWorkerPolicy | None, kinds: Sequence[str] | None
+    ) -> ManagedService:
+        lease_ttl_s = (policy or WorldWorkerPolicy()).lease_ttl_s
         if name == "adapter":
-            return AdapterPool(
+            return EffectWorkerPool(
                 self.store,
                 universe=self.universe,
                 adapters=self.app.effects,
                 worker=self.worker,
                 kinds=kinds,
                 stores=self._peers,
-                routes=None if self._mapped is None else partial(self._mapped.route, self.universe),
-                vouch=self._vouch,
-                # A dead process's effects go on when its worlds do.
+                routes=None
+                if self._routing is None
+                else partial(self._routing.remote_url, self.universe),
+                verify_peer=self._verify_peer,
+                # After a crash, effects are reclaimed as soon as the worlds are.
                 claim_s=min(lease_ttl_s, CLAIM_S_MAX),
                 clock=self.clock,
             )
         if name == "dispatch":
-            from holdfast.roles.dispatcher import Dispatcher
+            from holdfast.workers.dispatch.dispatcher import Dispatcher
 
             return Dispatcher(
                 self.store,
@@ -298,7 +309,7 @@ class Runtime:
                 clock=self.clock,
             )
         if name == "task":
-            self._tune()
+            self._declare_limits()
             return TaskWorker(
                 self.store,
                 universe=self.universe,
@@ -318,11 +329,11 @@ class Runtime:
                 universe=self.universe,
                 worker=self.worker,
                 incarnation=self.incarnation,
-                # Well before a dead worker's leases run out there is a leader who has noticed.
+                # A leader detects a dead worker before the worker's leases expire.
                 lease_ttl_s=lease_ttl_s / 2,
                 worker_ttl_s=lease_ttl_s / 2,
                 histories=self.app.histories,
-                unknown_event_s=(policy or WorkerPolicy()).unknown_event_s,
+                unknown_event_s=(policy or WorldWorkerPolicy()).unknown_event_s,
                 clock=self.clock,
             )
         return WorldWorker(
@@ -337,28 +348,28 @@ class Runtime:
         )
 
 
-# Those of this process.
+# The open runtimes of this process.
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
 
-def _disown_in_child() -> None:
-    """A lock that another thread holds at a fork is never released in the child: calls get new ones, and hear
-    from the store that it was forked."""
+def _replace_coalescers_in_child() -> None:
+    """Replace the coalescers in a forked child: a lock that another thread held at the fork is never released
+    there. Calls in the child then get the store's error about the fork."""
     for runtime in _runtimes:
-        runtime._take_callers()
+        runtime._create_coalescers()
 
 
-os.register_at_fork(after_in_child=_disown_in_child)
+os.register_at_fork(after_in_child=_replace_coalescers_in_child)
 
 
-def _refuse_elsewhere(store: Store, universe: str, stores: StoreMap) -> None:
-    from holdfast.app.locating import refuse_elsewhere
+def _require_here(store: Store, universe: str, routing: StoreRouting) -> None:
+    from holdfast.app.universe_location import require_here
 
-    refuse_elsewhere(store, universe, stores)
+    require_here(store, universe, routing)
 
 
-def _needed_by(app: App) -> tuple[str, ...]:
-    """All roles but those that only tasks or some effects need, if this app has none of them."""
+def _default_roles(app: App) -> tuple[str, ...]:
+    """Return the roles that the app needs: all, without `task` or `dispatch` if the app does not use them."""
     needed = {role for effect in app.effects.values() for role in effect.roles}
     if app.tasks:
         needed.add("task")

@@ -1,4 +1,4 @@
-"""A submitted task, from outside: look, wait, cancel."""
+"""The handle of a submitted task: read its status, wait for its result, cancel it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from holdfast.app.tasks import Task
 from holdfast.clock import S
 from holdfast.config import TTL_NS_MAX
 from holdfast.errors import HoldfastError, Invalid, NotFound, TaskForgotten, Timeout
-from holdfast.roles.task_run import waiting
 from holdfast.store.api import Txn
-from holdfast.tasks import coordinator, look
+from holdfast.tasks import operations, queries
 from holdfast.tasks.ids import TaskId
-from holdfast.tasks.rows import keys_of
-from holdfast.tasks.states import State
+from holdfast.tasks.model import keys_of
+from holdfast.tasks.states import TaskState
+from holdfast.workers.tasks.attempt import waiting_for_tasks
 
 if TYPE_CHECKING:
     from holdfast.app.runtime import Runtime
@@ -27,14 +27,14 @@ TIMEOUT_S_MAX = TTL_NS_MAX / S
 
 
 class TaskFailedError(HoldfastError):
-    """The task has ended, and not well: FAILED, or DEAD. `error` is the text of its last error."""
+    """The task ended as FAILED or DEAD. `error` is the text of its last error."""
 
     code = "task_failed"
-    hint = "look at it with `holdfast tasks show`, and try it anew with `holdfast tasks redrive`"
+    hint = "inspect it with `holdfast tasks show`, retry it with `holdfast tasks redrive`"
 
 
 class TaskStatus(NamedTuple):
-    """How far a task is. `where` is its state, or where it waits."""
+    """The status of a task. `where` is its state or, for a waiting task, its wait state."""
 
     id: str
     name: str
@@ -68,28 +68,28 @@ class TaskHandle(Generic[T]):
         return self._runtime.store.read(self._status)
 
     def done(self) -> bool:
-        return self.status().state not in (State.WAITING.name, State.LEASED.name)
+        return self.status().state not in (TaskState.WAITING.name, TaskState.LEASED.name)
 
     def result(self, timeout: float | None = None) -> T:
-        """What the task returned. Raises TaskFailedError with the task's own error, Timeout, or
-        TaskForgotten if the task has ended and `retain_s` has passed since."""
+        """Wait for the task and return its result. Raises TaskFailedError with the task's error, Timeout, or
+        TaskForgotten if the task ended more than `retain_s` ago and was deleted."""
         if timeout is not None and not (
             isinstance(timeout, int | float) and timeout <= TIMEOUT_S_MAX
         ):
             raise Invalid(what="timeout", found=repr(timeout)[:64], max=TIMEOUT_S_MAX)
-        found: look.Seen | None = self._runtime.store.read(self._ended)
-        if found is not None:
-            return self._value(found)
-        with waiting():
-            return self._value(self._await_end(timeout))
+        details: queries.TaskDetails | None = self._runtime.store.read(self._finished_details)
+        if details is not None:
+            return self._decode_result(details)
+        with waiting_for_tasks():
+            return self._decode_result(self._wait_until_finished(timeout))
 
-    def _await_end(self, timeout: float | None) -> look.Seen:
+    def _wait_until_finished(self, timeout: float | None) -> queries.TaskDetails:
         runtime = self._runtime
         store = runtime.store
         topic = keys_of(runtime.universe).task_topic(self._id.seq)
         until_ns = None if timeout is None else runtime.clock.mono_ns() + int(timeout * S)
         since = store.wait(topic, 0, 0.0)
-        while (found := store.read(self._ended)) is None:
+        while (details := store.read(self._finished_details)) is None:
             left_s = 1.0
             if until_ns is not None:
                 left_s = min(left_s, (until_ns - runtime.clock.mono_ns()) / S)
@@ -98,40 +98,42 @@ class TaskHandle(Generic[T]):
                     raise Timeout(what="task", task=self.id, waited_s=timeout)
             since = store.wait(topic, since, left_s)
             runtime.check()
-        return found
+        return details
 
     async def result_async(self) -> T:
-        """`result`, for coroutines: `await handle` is the same."""
-        return self._value(await self._runtime.waiting.until(self._ended, self._id.seq))
+        """Wait for the result in a coroutine; `await handle` does the same."""
+        return self._decode_result(
+            await self._runtime.waiting.until(self._finished_details, self._id.seq)
+        )
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result_async().__await__()
 
     def cancel(self) -> bool:
-        """End it, also while it runs; whether it was ended by this."""
+        """Cancel the task, even while it runs. Return whether this call cancelled it."""
         return bool(self._runtime.store.transact(self._cancel)[0])
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _cancel(self, txn: Txn) -> Any:
-        # By its whole name: after a restore another task may have its number.
-        look.find(txn, self._runtime.universe, self._id)
-        return coordinator.cancel(txn, self._runtime.universe, [self._id.seq])
+        # Check the full id with its generation: after a restore another task may have the same seq.
+        queries.get_task(txn, self._runtime.universe, self._id)
+        return operations.cancel(txn, self._runtime.universe, [self._id.seq])
 
-    def _ended(self, txn: Txn) -> look.Seen | None:
+    def _finished_details(self, txn: Txn) -> queries.TaskDetails | None:
         try:
-            row = look.find(txn, self._runtime.universe, self._id)
+            row = queries.get_task(txn, self._runtime.universe, self._id)
         except NotFound:
-            if look.was_forgotten(txn, self._runtime.universe, self._id):
+            if queries.was_removed(txn, self._runtime.universe, self._id):
                 raise TaskForgotten(task=self.id, universe=self._runtime.universe) from None
             raise
-        if row.state in (State.WAITING, State.LEASED):
+        if row.state in (TaskState.WAITING, TaskState.LEASED):
             return None
-        return look.see(txn, self._runtime.universe, self._id)
+        return queries.get_details(txn, self._runtime.universe, self._id)
 
-    def _value(self, found: look.Seen) -> T:
-        row = found.row
-        if row.state is not State.COMPLETED:
+    def _decode_result(self, details: queries.TaskDetails) -> T:
+        row = details.row
+        if row.state is not TaskState.COMPLETED:
             raise TaskFailedError(
                 task=self.id,
                 name=row.spec.name,
@@ -142,12 +144,12 @@ class TaskHandle(Generic[T]):
             )
         task = self._task or self._runtime.app.tasks.get(row.spec.name)
         return typing.cast(
-            T, codec.unpack(found.result) if task is None else task.value(found.result)
+            T, codec.unpack(details.result) if task is None else task.value(details.result)
         )
 
     def _status(self, txn: Txn) -> TaskStatus:
-        seen = look.see(txn, self._runtime.universe, self._id)
-        row = seen.row
+        details = queries.get_details(txn, self._runtime.universe, self._id)
+        row = details.row
         status = row.status
         return TaskStatus(
             self.id,
@@ -160,5 +162,5 @@ class TaskHandle(Generic[T]):
             status.expiries,
             status.reason,
             status.error,
-            codec.unpack(seen.progress) if seen.progress else None,
+            codec.unpack(details.progress) if details.progress else None,
         )

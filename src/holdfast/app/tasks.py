@@ -1,4 +1,4 @@
-"""Tasks as users write and submit them.
+"""Task declarations: the decorator, the options of a submission, and queues.
 
     @hf.task(lease_s=60, attempts=5)
     def resize(path: str, width: int) -> str: ...
@@ -9,8 +9,8 @@
         handle.result(timeout=30)
         rt.submit(resize.options(key="a-80", delay_s=5), "a.png", 80)
 
-Arguments and results are plain data, converted to what the annotations say. The function itself can
-still be called as it is.
+Arguments and results are plain data, converted to the annotated types. The decorated function can still
+be called directly.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from holdfast import codec
-from holdfast.app.storable import check_function
+from holdfast.app.storable_types import check_function
 from holdfast.clock import S
 from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
 from holdfast.errors import Invalid, ValueTooLarge
 from holdfast.tasks import submit
-from holdfast.tasks.rows import LOOP, PROCESS, THREAD, Limits, Spec
-from holdfast.tasks.submit import New
+from holdfast.tasks.model import LOOP, PROCESS, THREAD, QueueLimits, TaskSpec
+from holdfast.tasks.submit import TaskToSubmit
 from holdfast.world.catalog import check_text
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 _NONE = type(None)
-_PLAIN: frozenset[type] = frozenset({bool, int, float, str, bytes, _NONE})
+_PLAIN_TYPES: frozenset[type] = frozenset({bool, int, float, str, bytes, _NONE})
 ISOLATIONS = ("thread", "process")
 REPORTS = ("batch", "each")
 OPTIONS = ("key", "queue", "priority", "delay_s", "after", "limit_key")
 
 
 class Queue(NamedTuple):
-    """A named queue, with how many of its tasks, and of each `limit_key` in it, run at a time."""
+    """A named queue with concurrency limits: for the whole queue, and for each `limit_key` (0: no limit)."""
 
     name: str
     concurrency: int = 0
@@ -53,13 +53,13 @@ class Queue(NamedTuple):
 
 
 class Task(Generic[P, T]):
-    """A function that workers run. Made by `@hf.task`."""
+    """A function that workers run. Created by `@hf.task`."""
 
     def __init__(
         self,
         fn: Callable[P, Any],
         *,
-        spec: Spec,
+        spec: TaskSpec,
         isolation: str = "thread",
         report: str = "batch",
     ) -> None:
@@ -87,7 +87,7 @@ class Task(Generic[P, T]):
                 what="isolation",
                 task=self.name,
                 found=self._qualname,
-                why="another process finds only what its module has a name for",
+                why="a task process can import only functions at module level",
             )
         try:
             self._signature = inspect.signature(fn)
@@ -96,22 +96,22 @@ class Task(Generic[P, T]):
             raise Invalid(
                 what="task", name=self.name, why=f"its annotations cannot be read: {error}"
             ) from None
-        self._arity = _arity(self._signature)
+        self._argument_counts = _argument_counts(self._signature)
         self.returns: Any = hints.pop("return", Any)
-        self._hints = hints
-        self._positional = [
+        self._hints_by_name = hints
+        self._positional_hints = [
             hints.get(name, Any)
-            for name, one in self._signature.parameters.items()
-            if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+            for name, parameter in self._signature.parameters.items()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
-        self._typed = any(hint is not Any for hint in hints.values())
-        self._settled = [_settled(hint) for hint in self._positional]
-        self._settled_result = _settled(self.returns)
-        # Looked for first, where each is of one type.
-        plain = all(settled and len(settled) == 1 for settled in self._settled)
-        self._usual = tuple(self._positional) if plain else None
+        self._has_hints = any(hint is not Any for hint in hints.values())
+        self._exact_types = [_exact_types(hint) for hint in self._positional_hints]
+        self._exact_result_types = _exact_types(self.returns)
+        # The fast path of `_fits`, for signatures where each parameter has exactly one type.
+        all_single = all(exact and len(exact) == 1 for exact in self._exact_types)
+        self._fast_types = tuple(self._positional_hints) if all_single else None
         self.parameters = frozenset(self._signature.parameters)
-        # How it is submitted when nobody says otherwise.
+        # The call without options.
         self.plain: TaskCall[P, T] = TaskCall(self, {})
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -121,30 +121,34 @@ class Task(Generic[P, T]):
         return f"<task {self.name}>"
 
     def options(self, **options: Any) -> TaskCall[P, T]:
-        """The task with options that could collide with its arguments."""
+        """Return the task with submission options, kept apart from its arguments."""
         unknown = sorted(options.keys() - set(OPTIONS))
         if unknown:
             raise Invalid(what="task option", found=unknown, expected=list(OPTIONS))
         return TaskCall(self, options)
 
     def check_storable(self) -> None:
-        """NotStorable if an argument or the result cannot be stored."""
-        check_function("task", self.name, self._signature, self._hints, self.returns)
+        """Raise NotStorable if an argument or the result cannot be stored."""
+        check_function("task", self.name, self._signature, self._hints_by_name, self.returns)
 
-    # -- for whoever submits -----------------------------------------------------------------------
+    # -- used by submitters ------------------------------------------------------------------------
 
     def pack(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
-        """The arguments as they are stored; what does not fit the function is refused here."""
+        """Encode the arguments. Raise Invalid if they do not match the function's signature."""
         try:
-            if kwargs or self._arity is None or not self._arity[0] <= len(args) <= self._arity[1]:
+            if (
+                kwargs
+                or self._argument_counts is None
+                or not self._argument_counts[0] <= len(args) <= self._argument_counts[1]
+            ):
                 self._signature.bind(*args, **kwargs)
-            pack = codec.pack_value if self._usual is None or kwargs else codec.pack
+            pack = codec.pack_value if self._fast_types is None or kwargs else codec.pack
             packed = pack([list(args), kwargs])
-            if self._typed and (kwargs or not self._fits(args)):
-                self._converted(*codec.unpack(packed))
-        except codec.UNWRITABLE as error:
+            if self._has_hints and (kwargs or not self._has_exact_types(args)):
+                self._convert_arguments(*codec.unpack(packed))
+        except codec.ENCODE_ERRORS as error:
             raise Invalid(what="task arguments", task=self.name, why=str(error)) from None
-        if self._usual is None or kwargs:
+        if self._fast_types is None or kwargs:
             codec.check_depth("task arguments", packed, task=self.name)
         if len(packed) > MESSAGE_BYTES_MAX:
             raise ValueTooLarge(
@@ -155,19 +159,19 @@ class Task(Generic[P, T]):
             )
         return packed
 
-    def _fits(self, args: Sequence[Any]) -> bool:
-        """Whether all are of the very types that the function names: then nothing is to be converted."""
-        if tuple(map(type, args)) == self._usual:
+    def _has_exact_types(self, args: Sequence[Any]) -> bool:
+        """Whether all arguments already have the annotated types, so that no conversion is needed."""
+        if tuple(map(type, args)) == self._fast_types:
             return True
-        for settled, value in zip(self._settled, args, strict=False):
-            if settled is not None and type(value) not in settled:
+        for exact, value in zip(self._exact_types, args, strict=False):
+            if exact is not None and type(value) not in exact:
                 return False
         return True
 
     def value(self, result: bytes) -> T:
-        return typing.cast(T, _as(self.returns, codec.unpack(result)))
+        return typing.cast(T, _convert(self.returns, codec.unpack(result)))
 
-    # -- for whoever runs it -------------------------------------------------------------------------
+    # -- used by workers -------------------------------------------------------------------------------
 
     @property
     def home(self) -> tuple[str, str]:
@@ -175,43 +179,46 @@ class Task(Generic[P, T]):
 
     def invoke(self, args: bytes) -> Any:
         positional, named = codec.unpack(args)
-        if named or not self._fits(positional):
-            positional, named = self._converted(positional, named)
+        if named or not self._has_exact_types(positional):
+            positional, named = self._convert_arguments(positional, named)
         return self.fn(*positional, **named)
 
     def dump(self, value: Any) -> bytes:
         try:
-            settled = self._settled_result
-            plain = settled and type(value) in settled
-            packed = codec.pack(value) if plain else codec.pack_value(value)
-            if settled is not None and type(value) not in settled:
-                _as(self.returns, codec.unpack(packed))
-            if not settled or type(value) not in settled:
+            exact = self._exact_result_types
+            is_exact = exact and type(value) in exact
+            packed = codec.pack(value) if is_exact else codec.pack_value(value)
+            if exact is not None and type(value) not in exact:
+                _convert(self.returns, codec.unpack(packed))
+            if not exact or type(value) not in exact:
                 codec.check_depth("task result", packed)
-        except (*codec.UNWRITABLE, Invalid) as error:
-            # A task is declared before a store's process is started, run long after: what runs it is
-            # imported between the two, or not at all where tasks are submitted alone.
-            from holdfast.roles.task_run import BadTaskResult
+        except (*codec.ENCODE_ERRORS, Invalid) as error:
+            # Imported lazily: a process that only declares or submits tasks does not need the worker code.
+            from holdfast.workers.tasks.attempt import BadTaskResult
 
             raise BadTaskResult(task=self.name, why=str(error)) from None
         return packed
 
-    def _converted(self, positional: Any, named: Any) -> tuple[Any, Any]:
-        if not self._typed:
+    def _convert_arguments(self, positional: Any, named: Any) -> tuple[Any, Any]:
+        if not self._has_hints:
             return positional, named
-        known = [
-            _as(hint, value) for hint, value in zip(self._positional, positional, strict=False)
+        converted = [
+            _convert(hint, value)
+            for hint, value in zip(self._positional_hints, positional, strict=False)
         ]
-        named = {name: _as(self._hints.get(name, Any), value) for name, value in named.items()}
-        return known + positional[len(known) :], named
+        named = {
+            name: _convert(self._hints_by_name.get(name, Any), value)
+            for name, value in named.items()
+        }
+        return converted + positional[len(converted) :], named
 
 
 class TaskCall(Generic[P, T]):
-    """A task with options, as `rt.submit` takes it."""
+    """A task with submission options, as accepted by `rt.submit`."""
 
     def __init__(self, task: Task[P, T], options: dict[str, Any]) -> None:
         self.task = task
-        self.given = options
+        self.options = options
         spec = task.spec
         changes: dict[str, Any] = {}
         if "queue" in options:
@@ -220,8 +227,8 @@ class TaskCall(Generic[P, T]):
             changes["priority"] = options["priority"]
         try:
             self.spec = msgspec.convert(
-                msgspec.structs.asdict(spec) | changes, type=_SpecForm
-            ).spec()
+                msgspec.structs.asdict(spec) | changes, type=_CheckedSpec
+            ).to_spec()
         except msgspec.ValidationError as error:
             raise Invalid(what="task option", task=task.name, why=str(error)) from None
         check_spec(self.spec)
@@ -236,17 +243,17 @@ class TaskCall(Generic[P, T]):
         self.limit: str = options.get("limit_key") or ""
         after = options.get("after") or ()
         if isinstance(after, str) or hasattr(after, "id"):
-            after = (after,)  # one id, or one handle
+            after = (after,)  # a single id or handle
         if not isinstance(after, Iterable):
             raise Invalid(what="after", found=repr(after)[:64], expected="handles or ids of tasks")
         self.after: tuple[Any, ...] = tuple(after)
 
     def call(self, *args: Any, **kwargs: Any) -> Submission:
-        """With its arguments, for `rt.submit_all`."""
+        """Bind the arguments, for `rt.submit_all`."""
         return Submission(self, self.task.pack(args, kwargs))
 
-    def new(self, packed: bytes, after: tuple[int, ...]) -> New:
-        return New(packed, self.delay_ns, self.key, self.limit, after)
+    def new_task(self, packed: bytes, after: tuple[int, ...]) -> TaskToSubmit:
+        return TaskToSubmit(packed, self.delay_ns, self.key, self.limit, after)
 
 
 class Submission(NamedTuple):
@@ -254,8 +261,8 @@ class Submission(NamedTuple):
     packed: bytes
 
 
-class _SpecForm(msgspec.Struct):
-    """A spec whose fields are checked for their types."""
+class _CheckedSpec(msgspec.Struct):
+    """A task spec whose field types msgspec validates."""
 
     name: str
     queue: str
@@ -269,11 +276,11 @@ class _SpecForm(msgspec.Struct):
     backoff_ns_max: int
     kind: int = THREAD
 
-    def spec(self) -> Spec:
-        return Spec(**msgspec.structs.asdict(self))
+    def to_spec(self) -> TaskSpec:
+        return TaskSpec(**msgspec.structs.asdict(self))
 
 
-class Declare(typing.Protocol):
+class TaskDecorator(typing.Protocol):
     def __call__(self, fn: Callable[P, T], /) -> Task[P, T]: ...
 
 
@@ -296,7 +303,7 @@ def task(
     backoff_max_s: float = 60,
     isolation: str = "thread",
     report: str = "batch",
-) -> Declare: ...
+) -> TaskDecorator: ...
 
 
 def task(
@@ -318,10 +325,11 @@ def task(
 ) -> Any:
     """Declare a task: any function, `def` or `async def`.
 
-    `attempts` bounds its failures, `expiries_max` the leases it outlives (a task that kills its worker
-    is DEAD in the end). A lease is extended while the function runs, for `execution_window_s` after it
-    began or last said `hf.current_task().progress()`. What is kept of it goes `retain_s` after its end.
-    Outcomes go many to a commit; with `report="each"` each is committed before its worker begins another.
+    `attempts` limits failures. `expiries_max` limits expired leases, so that a task that kills its workers
+    becomes DEAD. The worker extends the lease while the function runs, for `execution_window_s` after its
+    start or its last `hf.current_task().progress()`. The task is deleted `retain_s` after its end. Workers
+    commit outcomes in batches; with `report="each"` an outcome is committed before the worker starts the
+    next task.
     """
 
     def declare(fn: Callable[..., Any], /) -> Any:
@@ -343,7 +351,7 @@ def task(
             else (PROCESS if isolation == "process" else THREAD),
         }
         try:
-            spec = msgspec.convert(form, type=_SpecForm).spec()
+            spec = msgspec.convert(form, type=_CheckedSpec).to_spec()
         except msgspec.ValidationError as error:
             raise Invalid(what="task", task=form["name"], why=str(error)) from None
         return Task(fn, spec=spec, isolation=isolation, report=report)
@@ -351,31 +359,31 @@ def task(
     return declare if fn is None else declare(fn)
 
 
-def check_spec(spec: Spec) -> None:
+def check_spec(spec: TaskSpec) -> None:
     check_text("task", spec.name)
     check_text("queue", spec.queue)
     submit.check_spec(spec)
 
 
-def queues_of(given: Iterable[Any]) -> dict[str, Queue]:
-    """The queues of an app by name, checked."""
-    found: dict[str, Queue] = {}
-    for queue in given:
+def queues_of(queues: Iterable[Any]) -> dict[str, Queue]:
+    """Validate the queues of an app and return them by name."""
+    by_name: dict[str, Queue] = {}
+    for queue in queues:
         if not isinstance(queue, Queue):
             raise Invalid(what="queue", found=repr(queue)[:64], expected="hf.Queue")
         check_text("queue", queue.name)
         for what in ("concurrency", "per_key"):
-            most = getattr(queue, what)
-            if type(most) is not int or most < 0:
-                raise Invalid(what=what, queue=queue.name, found=repr(most)[:64], min=0)
-        if queue.name in found:
+            limit = getattr(queue, what)
+            if type(limit) is not int or limit < 0:
+                raise Invalid(what=what, queue=queue.name, found=repr(limit)[:64], min=0)
+        if queue.name in by_name:
             raise Invalid(what="queue", name=queue.name, why="declared twice")
-        found[queue.name] = queue
-    return found
+        by_name[queue.name] = queue
+    return by_name
 
 
-def limits_of(queue: Queue) -> Limits:
-    return Limits(queue.concurrency, queue.per_key)
+def to_limits(queue: Queue) -> QueueLimits:
+    return QueueLimits(queue.concurrency, queue.per_key)
 
 
 def _ns(what: str, seconds: Any) -> int:
@@ -384,26 +392,31 @@ def _ns(what: str, seconds: Any) -> int:
     return math.ceil(seconds * S)
 
 
-def _arity(signature: inspect.Signature) -> tuple[int, int] | None:
-    """How many positional arguments there may be; None when it takes more to say."""
-    taken = list(signature.parameters.values())
-    if any(one.kind not in (one.POSITIONAL_OR_KEYWORD, one.POSITIONAL_ONLY) for one in taken):
+def _argument_counts(signature: inspect.Signature) -> tuple[int, int] | None:
+    """The least and greatest number of positional arguments; None if the signature needs a full bind."""
+    parameters = list(signature.parameters.values())
+    if any(
+        parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY)
+        for parameter in parameters
+    ):
         return None
-    return sum(one.default is one.empty for one in taken), len(taken)
+    return sum(parameter.default is parameter.empty for parameter in parameters), len(parameters)
 
 
-def _as(hint: Any, value: Any) -> Any:
+def _convert(hint: Any, value: Any) -> Any:
     return value if hint is Any else codec.convert(value, hint)
 
 
-def _settled(hint: Any) -> frozenset[type] | None:
-    """Types whose values are what a hint says, so that converting them would change nothing; None: all."""
+def _exact_types(hint: Any) -> frozenset[type] | None:
+    """Return the exact types whose values a hint accepts without conversion; None if it accepts all."""
     if hint is Any:
         return None
     parts = typing.get_args(hint) if _is_union(hint) else (hint,)
-    # By identity: not every annotation has a hash.
-    plain = frozenset(one for one in _PLAIN if any(one is part for part in parts))
-    # Of several types some unions are no types at all: text or bytes.
+    # Compare by identity: some annotations are not hashable.
+    plain = frozenset(
+        plain_type for plain_type in _PLAIN_TYPES if any(plain_type is part for part in parts)
+    )
+    # A union of two plain types, such as str | bytes, needs the full conversion.
     return plain if len(plain) == len(parts) and len(plain - {_NONE}) < 2 else frozenset()
 
 

@@ -1,11 +1,11 @@
 """The command line: `holdfast COMMAND …`.
 
-- Every command takes `--store URL` (or `HOLDFAST_STORE`, or `./data`) and `--json`, where that makes
-  sense: with it, stdout holds one JSON document and nothing else.
-- What goes wrong is one line on stderr, `holdfast: <code>: … (<what to do>)`, and exit code 1; wrong
-  usage is 2, Ctrl-C is 130. There is never a traceback, unless `HOLDFAST_DEBUG` is set.
-- A command is a module with `configure(parser)` and `run(args) -> int`. Only the one that was asked
-  for is imported, so that `--help` answers at once.
+- Commands that use a store take `--store URL` (default `HOLDFAST_STORE`, then `./data`). With `--json`,
+  stdout has exactly one JSON document.
+- An error is one line on stderr, `holdfast: <code>: … (<hint>)`, with exit code 1. Wrong usage exits with
+  2, Ctrl-C with 130. A traceback is printed only if `HOLDFAST_DEBUG` is set.
+- A command is a module with `configure(parser)` and `run(args) -> int`. Only the selected command is
+  imported, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -26,37 +26,41 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 class Command(NamedTuple):
     module: str
-    help: str | None
+    help: str
 
 
 COMMANDS = {
-    "up": Command("holdfast.cli.up", "run an application until told to stop"),
-    "worlds": Command("holdfast.cli.worlds", "worlds: list, show, journal, fork, pause, resume"),
+    "up": Command("holdfast.cli.up", "run an application until SIGTERM or Ctrl-C"),
+    "worlds": Command(
+        "holdfast.cli.worlds", "worlds: list, show, state, journal, fork, pause, purge, …"
+    ),
     "workers": Command("holdfast.cli.workers", "workers: list, drain, undrain"),
-    "authority": Command("holdfast.cli.authority", "the leader: show, force-release, mark-stale"),
-    "ready": Command("holdfast.cli.ready", "whether a store can serve, or exactly why not"),
-    "verify": Command("holdfast.cli.verify", "check what is stored, and replay it with --app"),
-    "demo": Command("holdfast.cli.demo", "kill workers and the store's writer, and see it finish"),
-    "store": Command("holdfast.cli.store", "what a store holds"),
+    "authority": Command(
+        "holdfast.cli.authority", "the leader lease: show, force-release, mark-stale"
+    ),
+    "ready": Command("holdfast.cli.ready", "check readiness and list what blocks it"),
+    "verify": Command("holdfast.cli.verify", "verify stored data; with --app also replay it"),
+    "demo": Command("holdfast.cli.demo", "run a demo that kills workers and the store's writer"),
+    "store": Command("holdfast.cli.store", "a store: info, copy, restored, rebuild"),
     "tasks": Command("holdfast.cli.tasks", "tasks: list, show, cancel, redrive, limit"),
     "effects": Command("holdfast.cli.effects", "effects: list, show, redrive"),
-    "timers": Command("holdfast.cli.timers", "timers: list, show"),
+    "timers": Command("holdfast.cli.timers", "timers: list, show, redrive"),
     "dispatch": Command(
-        "holdfast.cli.dispatch", "prompts to panes: list, show, deliver, fail, leader, rewind"
+        "holdfast.cli.dispatch", "tmux prompts: list, show, deliver, fail, leader, rewind"
     ),
-    "runs": Command("holdfast.cli.runs", "runs of stages: list, show, failed, retry, cancel"),
-    "dead": Command("holdfast.cli.dead", "dead letters: list, show, redrive"),
-    "backup": Command("holdfast.cli.backup", "copy a store while it is in use"),
-    "restore": Command("holdfast.cli.restore", "make a store from a backup, as a new generation"),
-    "replay": Command("holdfast.cli.replay", "run the steps of a recording again"),
-    "sim": Command("holdfast.sim.command", "simulate faults, seed by seed"),
-    # Started by `demo`; not for people.
-    "demo-worker": Command("holdfast.cli.demo_worker", None),
+    "runs": Command("holdfast.cli.runs", "stage runs: list, show, failed, retry, cancel, prune"),
+    "dead": Command("holdfast.cli.dead", "dead letters: list, show, redrive, drop"),
+    "backup": Command("holdfast.cli.backup", "back up a store while it is in use"),
+    "restore": Command(
+        "holdfast.cli.restore", "restore a store from a backup, as a new generation"
+    ),
+    "replay": Command("holdfast.cli.replay", "replay recorded attempts through a handler"),
+    "sim": Command("holdfast.cli.sim", "run the fault simulator, one seed after another"),
 }
 
 
-class _Help(argparse.HelpFormatter):
-    """Commands are indented more than argparse reckons with: it would break the line of the longest."""
+class _HelpFormatter(argparse.HelpFormatter):
+    """A help formatter with a wider command column: argparse would wrap the line of the longest command."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog)
@@ -71,51 +75,48 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except HoldfastError as error:
-        return _tell(str(error))
+        return _print_error(str(error))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has seen enough. Nothing may be flushed there at exit.
+        # The reader closed the pipe. Redirect stdout, so that the flush at exit does not fail.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        return _tell(f"io: {error.strerror or error}{where} (check the path and its permissions)")
+        return _print_error(
+            f"io: {error.strerror or error}{where} (check the path and its permissions)"
+        )
     except Exception as error:
         if os.environ.get("HOLDFAST_DEBUG"):
             raise
         hint = "this is a bug; HOLDFAST_DEBUG=1 shows where"
-        return _tell(f"internal: {type(error).__name__}: {error} ({hint})")
+        return _print_error(f"internal: {type(error).__name__}: {error} ({hint})")
 
 
 def _run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="holdfast",
         description="A durable runtime for work that must happen once.",
-        formatter_class=_Help,
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((word for word in argv if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
-        # Without a help text it is not listed, and works.
-        child = (
-            commands.add_parser(name, description=command.help, help=command.help)
-            if command.help
-            else commands.add_parser(name)
-        )
+        child = commands.add_parser(name, description=command.help, help=command.help)
         if name == chosen:
             importlib.import_module(command.module).configure(child)
     try:
         args = parser.parse_args(argv)
     except SystemExit as ended:
-        # argparse has said what it has to say: help or version (0), or how to use it (2).
+        # argparse has printed help or version (0) or a usage error (2).
         return ended.code if isinstance(ended.code, int) else EXIT_USAGE
     code: int = importlib.import_module(COMMANDS[args.command].module).run(args)
     return code
 
 
-def _tell(text: str) -> int:
+def _print_error(text: str) -> int:
     print("holdfast: " + " ".join(text.split()), file=sys.stderr)
     return EXIT_FAILED

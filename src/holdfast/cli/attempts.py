@@ -1,6 +1,6 @@
-"""The attempts at an item of a queue, as they were written down: who, when, how each ended, and why.
+"""The recorded attempts at a queue item: worker, times, outcome and error of each.
 
-Kept are the last few; counted are all. What is under way is the last line.
+Only the last few attempts are kept, but all are counted. A running attempt is the last line.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.cli.output import printable, table, time_text
-from holdfast.durable.item import Item
-from holdfast.durable.queue import Dead
+from holdfast.durable.item import QueueItem
+from holdfast.durable.queue import DeadLetter
 
 ERROR_CHARS_MAX = 60
 
 
-def attempts_document(held: Item | Dead | None) -> list[dict[str, Any]]:
-    """Numbered from the first attempt there was, though it may not be kept any more."""
-    if held is None:
+def attempts_document(item: QueueItem | DeadLetter | None) -> list[dict[str, Any]]:
+    """Return the kept attempts, numbered from the very first attempt."""
+    if item is None:
         return []
-    first = held.failures + held.expiries - len(held.tried) + 1
-    found: list[dict[str, Any]] = [
+    first_number = item.failures + item.expiries - len(item.failed_attempts) + 1
+    attempts: list[dict[str, Any]] = [
         {
-            "attempt": first + at,
+            "attempt": first_number + at,
             "claim": tried.number,
             "owner": tried.owner,
             "began_ns": tried.began_ns,
@@ -30,25 +30,25 @@ def attempts_document(held: Item | Dead | None) -> list[dict[str, Any]]:
             "code": tried.code or None,
             "error": tried.error or None,
         }
-        for at, tried in enumerate(held.tried)
+        for at, tried in enumerate(item.failed_attempts)
     ]
-    if isinstance(held, Item) and held.expires_ns:
+    if isinstance(item, QueueItem) and item.expires_ns:
         under_way = {
-            "attempt": first + len(held.tried),
-            "claim": held.claims,
-            "owner": held.owner,
-            "began_ns": held.claimed_ns,
+            "attempt": first_number + len(item.failed_attempts),
+            "claim": item.claims,
+            "owner": item.owner,
+            "began_ns": item.claimed_ns,
             "ended_ns": None,
             "end": "under way",
             "code": None,
             "error": None,
         }
-        found.append(under_way)
-    return found
+        attempts.append(under_way)
+    return attempts
 
 
-def attempts_text(held: Item | Dead | None) -> str:
-    """A table to stand below the fields of what was tried; empty if nothing was."""
+def attempts_text(item: QueueItem | DeadLetter | None) -> str:
+    """Format the attempts as a table below the item's fields; empty without attempts."""
     rows = [
         (
             str(tried["attempt"]),
@@ -59,7 +59,7 @@ def attempts_text(held: Item | Dead | None) -> str:
             tried["code"],
             _first_line(tried["error"] or ""),
         )
-        for tried in attempts_document(held)
+        for tried in attempts_document(item)
     ]
     if not rows:
         return ""
@@ -68,7 +68,7 @@ def attempts_text(held: Item | Dead | None) -> str:
 
 
 def error_text(error: str | None) -> str:
-    """An error as it is, set in below its name."""
+    """Format an error as an indented block."""
     if not error:
         return ""
     return "\nerror\n" + "\n".join(f"    {printable(line)}" for line in error.splitlines())

@@ -1,8 +1,8 @@
-"""`holdfast authority`: which process leads a universe, and what an operator does about it.
+"""`holdfast authority`: shows and releases the leader lease of a universe.
 
-`force-release` takes the authority lease from its holder, live or not; the next orchestrator that asks is
-granted it, under a higher epoch, which fences the former one. `mark-stale` writes down that the lease ran out,
-if it did. Both are decisions in the authority's log, as those of orchestrators are; `show` has the last ones.
+`force-release` revokes the lease, live or not. The next orchestrator that requests it gets a higher epoch,
+which fences the former leader. `mark-stale` records the expiry of an expired lease. Both are written to the
+leadership log, like the decisions of orchestrators. `show` prints the last entries of the log.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from holdfast.authority import authority
-from holdfast.authority.lease import AuthorityEvent, AuthorityLease
 from holdfast.cli.output import emit, printable, table
-from holdfast.cli.target import add_options, existing
+from holdfast.cli.store_option import add_options, open_existing
 from holdfast.clock import iso_time
 from holdfast.durable import journal
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops import inventory
+from holdfast.leadership import leader_lease
+from holdfast.leadership.leader_lease_state import LeaderLease, LeaderLeaseEvent
+from holdfast.ops import catalog_queries
 from holdfast.store.api import Store, Txn
 
 ACTIONS = ("show", "force-release", "mark-stale")
@@ -26,35 +26,39 @@ EVENTS_SHOWN = 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", metavar="ACTION", choices=ACTIONS, help=", ".join(ACTIONS))
-    parser.add_argument("--universe", metavar="U", required=True, help="whose authority it is")
-    parser.add_argument("--reason", metavar="TEXT", help="for the log (force-release)")
+    parser.add_argument(
+        "action", metavar="ACTION", choices=ACTIONS, help=f"one of {', '.join(ACTIONS)}"
+    )
+    parser.add_argument("--universe", metavar="U", required=True, help="the universe of the lease")
+    parser.add_argument(
+        "--reason", metavar="TEXT", help="the reason to write to the log (force-release only)"
+    )
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.reason is not None and args.action != "force-release":
-        raise Invalid(what="reason", why=f"{args.action} takes none")
-    with existing(args) as store:
-        store.read(_require, args.universe)
+        raise Invalid(what="reason", why=f"{args.action} takes no reason")
+    with open_existing(args) as store:
+        store.read(_require_universe, args.universe)
         changed: dict[str, Any] = {}
-        said = ""
+        message = ""
         if args.action == "force-release":
-            was: AuthorityLease = store.read(authority.read, args.universe)
+            lease_before: LeaderLease = store.read(leader_lease.read, args.universe)
             reason = args.reason or REASON
-            epoch: int = store.transact(authority.force_release, args.universe, reason)
-            changed = {"released": was.owner or None, "epoch": epoch, "reason": reason}
-            said = f"released, it was {was.owner or 'free'}\n"
+            epoch: int = store.transact(leader_lease.force_release, args.universe, reason)
+            changed = {"released": lease_before.owner or None, "epoch": epoch, "reason": reason}
+            message = f"released; the owner was {lease_before.owner or 'nobody'}\n"
         elif args.action == "mark-stale":
-            marked: bool = store.transact(authority.mark_stale, args.universe)
+            marked: bool = store.transact(leader_lease.mark_stale, args.universe)
             changed = {"marked": marked}
-            said = "marked stale\n" if marked else "not overdue: nothing to mark\n"
-        _show(store, args, changed, said)
+            message = "marked stale\n" if marked else "not expired: nothing to mark\n"
+        _show(store, args, changed, message)
     return 0
 
 
-def _show(store: Store, args: argparse.Namespace, changed: dict[str, Any], said: str) -> None:
-    lease, log = store.read(_look, args.universe)
+def _show(store: Store, args: argparse.Namespace, changed: dict[str, Any], message: str) -> None:
+    lease, log = store.read(_read_state, args.universe)
     live = lease.live(store.now_ns(), store.generation)
     document = {
         "universe": args.universe,
@@ -70,32 +74,33 @@ def _show(store: Store, args: argparse.Namespace, changed: dict[str, Any], said:
     }
     holder = f" by {lease.owner} ({lease.lease_id})" if lease.owner else ""
     until = f", until {iso_time(lease.leased_until_ns)}" if lease.leased_until_ns else ""
-    over = "" if live or not lease.owner else ", and is over"
+    over = "" if live or not lease.owner else ", expired"
     lines = [
         printable(f"{args.universe}: {lease.state.value}{holder}, epoch {lease.epoch}{until}{over}")
     ]
     cells = [
-        (iso_time(one.decided_ns), one.kind.value, one.owner, one.epoch, one.reason) for one in log
+        (iso_time(entry.decided_ns), entry.kind.value, entry.owner, entry.epoch, entry.reason)
+        for entry in log
     ]
     if cells:
         lines += ["", table(("decided", "what", "owner", "epoch", "reason"), cells)]
-    emit(args, document, said + "\n".join(lines))
+    emit(args, document, message + "\n".join(lines))
 
 
-def _look(txn: Txn, universe: str) -> tuple[AuthorityLease, list[AuthorityEvent]]:
-    height = journal.head(txn, authority.resource(universe)).height
-    log = authority.events(txn, universe, max(height - EVENTS_SHOWN, 0), EVENTS_SHOWN)
-    return authority.read(txn, universe), log
+def _read_state(txn: Txn, universe: str) -> tuple[LeaderLease, list[LeaderLeaseEvent]]:
+    height = journal.head(txn, leader_lease.resource(universe)).height
+    log = leader_lease.events(txn, universe, max(height - EVENTS_SHOWN, 0), EVENTS_SHOWN)
+    return leader_lease.read(txn, universe), log
 
 
-def _require(txn: Txn, universe: str) -> None:
-    """A name that is mistyped is not given an authority."""
-    known = universe in inventory.universes(txn) or authority.read(txn, universe).epoch
-    if not known:
+def _require_universe(txn: Txn, universe: str) -> None:
+    """Raise NotFound for an unknown universe, so that a typing error does not create a lease."""
+    exists = universe in catalog_queries.universes(txn) or leader_lease.read(txn, universe).epoch
+    if not exists:
         raise NotFound(what="universe", found=universe)
 
 
-def _document(event: AuthorityEvent) -> dict[str, Any]:
+def _document(event: LeaderLeaseEvent) -> dict[str, Any]:
     return {
         "kind": event.kind.value,
         "owner": event.owner or None,

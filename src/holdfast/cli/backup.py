@@ -1,4 +1,4 @@
-"""`holdfast backup DEST`: a consistent copy, taken while others go on."""
+"""`holdfast backup DEST`: makes a consistent copy of a store while it is in use."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import argparse
 from pathlib import Path
 
 from holdfast.cli.output import bytes_text, emit, waiting
-from holdfast.cli.target import add_options, existing
+from holdfast.cli.store_option import add_options, open_existing
 from holdfast.clock import MS, SYSTEM
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dest", metavar="DEST", help="a directory that does not exist, or is empty")
+    parser.add_argument(
+        "dest", metavar="DEST", help="target directory; it must be empty or not exist"
+    )
     add_options(parser, universe=True)
 
 
 def run(args: argparse.Namespace) -> int:
     target = Path(args.dest)
-    with existing(args) as store:
+    with open_existing(args) as store:
         began_ns = SYSTEM.mono_ns()
         with waiting("copying"):
             store.backup(str(target))
@@ -35,6 +37,6 @@ def run(args: argparse.Namespace) -> int:
             document,
             f"copied {store.url} (generation {store.generation}) to {target}: "
             f"{bytes_text(size)} in {took_ms} ms\n"
-            f"bring it back with: holdfast restore {target} --store URL",
+            f"restore it with: holdfast restore {target} --store URL",
         )
     return 0

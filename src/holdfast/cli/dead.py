@@ -1,4 +1,4 @@
-"""`holdfast dead`: what a queue gave up on, why, another try for it, or the end of it."""
+"""`holdfast dead`: lists, shows, redrives and drops the dead letters of a queue."""
 
 from __future__ import annotations
 
@@ -9,30 +9,23 @@ from typing import Any
 from holdfast import codec
 from holdfast.cli import EXIT_OK, EXIT_USAGE, effects
 from holdfast.cli.attempts import attempts_document, attempts_text, error_text
-from holdfast.cli.output import (
-    emit,
-    fields,
-    payload_document,
-    payload_text,
-    table,
-    time_text,
-)
+from holdfast.cli.output import emit, field_lines, payload_document, payload_text, table, time_text
 from holdfast.cli.redrive import (
     add_conditions,
     add_selection,
-    chosen,
-    drive,
-    misused,
+    redrive_selected,
+    selected_letters,
     selection_of,
+    usage_error,
 )
-from holdfast.cli.target import add_options, existing
+from holdfast.cli.store_option import add_options, open_existing
 from holdfast.durable import queue
-from holdfast.durable.queue import Dead
+from holdfast.durable.queue import DeadLetter
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.messages import Ingress
-from holdfast.ops import pending
-from holdfast.roles import receipts
+from holdfast.ops import pending_work
 from holdfast.store.api import Store, Txn
+from holdfast.workers.effects import receipts
 from holdfast.world import catalog, redrive
 from holdfast.world.ingress import user_key
 
@@ -43,40 +36,55 @@ EVENT_CHARS_MAX = 80
 PAYLOAD_SHOWN_CHARS_MAX = 4000
 
 
-# Of a failed event: the name of a field on the screen, and in the document.
-_SHOWN = (("event", "type"), ("key", "key"), ("world", "world"), ("inbox seq", "seq"))
+# The fields of a failed event: the name in the text output, and in the JSON document.
+_EVENT_FIELDS = (("event", "type"), ("key", "key"), ("world", "world"), ("inbox seq", "seq"))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    listed = actions.add_parser("list", help="by seq, oldest first; without QUEUE, which have any")
-    listed.add_argument("queue", metavar="QUEUE", nargs="?")
-    listed.add_argument("--after", metavar="SEQ", type=int, default=0, help="begin after this one")
-    listed.add_argument("--limit", metavar="N", type=int, default=LIST_MAX, help=f"{LIST_MAX}")
+    listed = actions.add_parser("list", help="list dead letters, or the queues that have any")
+    listed.add_argument(
+        "queue",
+        metavar="QUEUE",
+        nargs="?",
+        help="list its dead letters by seq; omit to list queues",
+    )
+    listed.add_argument(
+        "--after", metavar="SEQ", type=int, default=0, help="list only dead letters after SEQ"
+    )
+    listed.add_argument(
+        "--limit",
+        metavar="N",
+        type=int,
+        default=LIST_MAX,
+        help=f"list at most N dead letters (default {LIST_MAX})",
+    )
     add_conditions(listed)
     add_options(listed, universe=True)
 
-    shown = actions.add_parser("show", help="everything that was kept of one")
-    shown.add_argument("queue", metavar="QUEUE")
-    shown.add_argument("seq", metavar="SEQ", type=int)
+    shown = actions.add_parser("show", help="show one dead letter with its payload and attempts")
+    shown.add_argument("queue", metavar="QUEUE", help="name of the queue")
+    shown.add_argument("seq", metavar="SEQ", type=int, help="seq of the dead letter")
     add_options(shown, universe=True)
 
-    redriven = actions.add_parser("redrive", help="put them back as new items with fresh counts")
-    redriven.add_argument("queue", metavar="QUEUE")
+    redriven = actions.add_parser(
+        "redrive", help="retry dead letters as new items with reset attempt counts"
+    )
+    redriven.add_argument("queue", metavar="QUEUE", help="name of the queue")
     add_selection(redriven)
     add_options(redriven, universe=True)
 
-    dropped = actions.add_parser("drop", help="remove them for good")
-    dropped.add_argument("queue", metavar="QUEUE")
+    dropped = actions.add_parser("drop", help="delete dead letters permanently")
+    dropped.add_argument("queue", metavar="QUEUE", help="name of the queue")
     add_selection(dropped)
     add_options(dropped, universe=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.action in ("redrive", "drop") and misused(args):
+    if args.action in ("redrive", "drop") and usage_error(args):
         return EXIT_USAGE
-    with existing(args) as store:
+    with open_existing(args) as store:
         if args.action == "redrive":
             return _redrive(store, args)
         if args.action == "drop":
@@ -86,14 +94,16 @@ def run(args: argparse.Namespace) -> int:
         elif args.queue:
             _list(store, args)
         else:
-            _queues(store, args)
+            _list_queues(store, args)
     return EXIT_OK
 
 
-def _queues(store: Store, args: argparse.Namespace) -> None:
-    found = [(name, counts.dead) for name, counts in store.read(pending.queues) if counts.dead]
-    documents = [{"queue": name, "dead": dead} for name, dead in found]
-    text = table(("queue", "dead"), found) if found else "no dead letters"
+def _list_queues(store: Store, args: argparse.Namespace) -> None:
+    dead_by_queue = [
+        (name, counts.dead) for name, counts in store.read(pending_work.queues) if counts.dead
+    ]
+    documents = [{"queue": name, "dead": dead} for name, dead in dead_by_queue]
+    text = table(("queue", "dead"), dead_by_queue) if dead_by_queue else "no dead letters"
     emit(args, {"queues": documents}, text)
 
 
@@ -101,11 +111,11 @@ def _list(store: Store, args: argparse.Namespace) -> None:
     counts = store.read(queue.counts, args.queue)
     selection = selection_of(store, args)
     if any(selection):
-        pages = chosen(store, args.queue, selection, after=args.after)
+        pages = selected_letters(store, args.queue, selection, after=args.after)
         letters = list(islice(chain.from_iterable(pages), args.limit))
     else:
-        letters = store.read(queue.dead, args.queue, args.after, args.limit)
-    events = store.read(_events, letters)
+        letters = store.read(queue.list_dead, args.queue, args.after, args.limit)
+    events = store.read(_failed_events, letters)
     rows = [
         (
             str(letter.seq),
@@ -113,7 +123,7 @@ def _list(store: Store, args: argparse.Namespace) -> None:
             letter.failures,
             letter.expiries,
             time_text(letter.died_ns),
-            _payload(letter, events.get(letter.seq)),
+            _payload_cell(letter, events.get(letter.seq)),
             payload_text(_first_line(letter.error), ERROR_CHARS_MAX),
         )
         for letter in letters
@@ -127,15 +137,17 @@ def _list(store: Store, args: argparse.Namespace) -> None:
         {
             "queue": args.queue,
             "dead": counts.dead,
-            "letters": [_document(it, events.get(it.seq)) for it in letters],
+            "letters": [
+                _document(dead_letter, events.get(dead_letter.seq)) for dead_letter in letters
+            ],
         },
         text,
     )
 
 
 def _show(store: Store, args: argparse.Namespace) -> None:
-    letter, payload = store.read(_letter, args.queue, args.seq)
-    event = store.read(_events, [letter]).get(letter.seq)
+    letter, payload = store.read(_find_letter, args.queue, args.seq)
+    event = store.read(_failed_events, [letter]).get(letter.seq)
     document = _document(letter, event) | {
         "payload": payload_document(payload),
         "attempts": attempts_document(letter),
@@ -149,80 +161,82 @@ def _show(store: Store, args: argparse.Namespace) -> None:
         ("died", time_text(letter.died_ns)),
         ("last owner", letter.owner or None),
         ("redrive of", letter.redrive_of),
-        *([] if event is None else [(what, event[name]) for what, name in _SHOWN]),
+        *([] if event is None else [(what, event[name]) for what, name in _EVENT_FIELDS]),
         ("payload", payload_text(payload, PAYLOAD_SHOWN_CHARS_MAX)),
     ]
     store_option = f" --store {args.store}" if args.store else ""
-    again = f"another try: holdfast dead redrive {letter.queue} {letter.seq}{store_option}"
-    again += f"\nfor good: holdfast dead drop {letter.queue} {letter.seq}{store_option}"
-    text = fields(pairs) + error_text(letter.error) + attempts_text(letter)
-    emit(args, document, f"{text}\n{again}")
+    commands = f"retry it: holdfast dead redrive {letter.queue} {letter.seq}{store_option}"
+    commands += f"\ndelete it: holdfast dead drop {letter.queue} {letter.seq}{store_option}"
+    text = field_lines(pairs) + error_text(letter.error) + attempts_text(letter)
+    emit(args, document, f"{text}\n{commands}")
 
 
 def _redrive(store: Store, args: argparse.Namespace) -> int:
-    found = pending.effect_queue(args.queue)
-    if found is not None:
-        # The same item again would end without a receipt: its world has had one.
-        return effects.redrive(store, *found, args)
+    effect_queue = pending_work.effect_queue(args.queue)
+    if effect_queue is not None:
+        # Requeueing the same item would end without a receipt, because its world already has one.
+        return effects.redrive(store, *effect_queue, args)
     selection = selection_of(store, args)
     if args.dry_run:
-        return effects.would(store, args.queue, args, selection)
+        return effects.dry_run(store, args.queue, args, selection)
 
     def again(seqs: list[int]) -> list[int]:
         made: list[int] = store.transact(queue.redrive, args.queue, seqs)
         return made
 
-    driven = drive(store, args.queue, args, again, selection=selection)
-    documents = [{"dead": old, "item": new} for old, new in driven.made]
-    lines = [f"{old} → {new}" for old, new in driven.made]
+    result = redrive_selected(store, args.queue, args, again, selection=selection)
+    documents = [{"dead": old, "item": new} for old, new in result.made]
+    lines = [f"{old} → {new}" for old, new in result.made]
     document = {"queue": args.queue, "redriven": documents}
-    return effects.tell(args, args.queue, driven, document, lines)
+    return effects.print_result(args, args.queue, result, document, lines)
 
 
 def _drop(store: Store, args: argparse.Namespace) -> int:
     selection = selection_of(store, args)
     if args.dry_run:
-        return effects.would(store, args.queue, args, selection, key="would_drop", done="dropped")
+        return effects.dry_run(store, args.queue, args, selection, key="would_drop", verb="dropped")
 
     def drop(seqs: list[int]) -> list[int]:
-        gone: list[int] = store.transact(receipts.drop_dead, args.queue, seqs)
-        return gone
+        dropped: list[int] = store.transact(receipts.delete_dead_letters, args.queue, seqs)
+        return dropped
 
-    driven = drive(store, args.queue, args, drop, selection=selection, done="dropped")
-    gone = [seq for seq, _ in driven.made]
-    lines = [f"{seq} is gone" for seq in gone]
-    return effects.tell(args, args.queue, driven, {"queue": args.queue, "dropped": gone}, lines)
+    result = redrive_selected(store, args.queue, args, drop, selection=selection, verb="dropped")
+    dropped = [seq for seq, _ in result.made]
+    lines = [f"{seq} dropped" for seq in dropped]
+    return effects.print_result(
+        args, args.queue, result, {"queue": args.queue, "dropped": dropped}, lines
+    )
 
 
-def _letter(txn: Txn, name: str, seq: int) -> tuple[Dead, bytes]:
-    found = queue.dead(txn, name, seq - 1, 1) if seq > 0 else []
-    if not found or found[0].seq != seq:
+def _find_letter(txn: Txn, name: str, seq: int) -> tuple[DeadLetter, bytes]:
+    letters = queue.list_dead(txn, name, seq - 1, 1) if seq > 0 else []
+    if not letters or letters[0].seq != seq:
         raise NotFound(what="dead letter", queue=name, seq=seq)
-    return found[0], queue.payload_of(txn, found[0])
+    return letters[0], queue.payload_of(txn, letters[0])
 
 
 def _first_line(text: str) -> bytes:
     return (text.splitlines() or [""])[0].encode()
 
 
-def _events(txn: Txn, letters: list[Dead]) -> dict[int, dict[str, Any]]:
-    """The failed events of worlds among dead letters, by seq, as an operator knows them."""
-    found: dict[int, dict[str, Any]] = {}
+def _failed_events(txn: Txn, letters: list[DeadLetter]) -> dict[int, dict[str, Any]]:
+    """Return the failed world events among dead letters, by seq, in readable form."""
+    events: dict[int, dict[str, Any]] = {}
     for letter in letters:
         universe = redrive.universe_of(letter.queue)
         if universe is None:
-            return found
+            return events
         try:
-            event = codec.unpack_as(redrive.Letter, queue.payload_of(txn, letter))
+            event = codec.unpack_as(redrive.FailedEventRow, queue.payload_of(txn, letter))
             ingress = codec.unpack_as(Ingress, event.ingress)
         except HoldfastError:
             continue
         try:
-            record = catalog.record(txn, universe, event.world_id)
+            record = catalog.get_record(txn, universe, event.world_id)
             world = f"{record.type}/{record.name}"
         except NotFound:
             world = None
-        found[letter.seq] = {
+        events[letter.seq] = {
             "kind": ingress.kind.value,
             "type": ingress.type,
             "key": event.key.removeprefix(user_key("") or "") or None,
@@ -230,10 +244,10 @@ def _events(txn: Txn, letters: list[Dead]) -> dict[int, dict[str, Any]]:
             "world_id": event.world_id,
             "world": world,
         }
-    return found
+    return events
 
 
-def _payload(letter: Dead, event: dict[str, Any] | None) -> str:
+def _payload_cell(letter: DeadLetter, event: dict[str, Any] | None) -> str:
     if event is None:
         return payload_text(letter.payload, PAYLOAD_CHARS_MAX) if not letter.blob else "(large)"
     key = "" if event["key"] is None else f" key={event['key']}"
@@ -241,7 +255,7 @@ def _payload(letter: Dead, event: dict[str, Any] | None) -> str:
     return payload_text(text.encode(), EVENT_CHARS_MAX)
 
 
-def _document(letter: Dead, event: dict[str, Any] | None) -> dict[str, Any]:
+def _document(letter: DeadLetter, event: dict[str, Any] | None) -> dict[str, Any]:
     of_world = {} if event is None else {"event": event}
     return of_world | {
         "queue": letter.queue,

@@ -1,7 +1,7 @@
-"""`holdfast dispatch`: prompts on their way to panes, what became of them, and where the leader sits.
+"""`holdfast dispatch`: lists and controls prompts to tmux panes, and sets the leader's pane.
 
-An agent that was dispatched to says with `deliver` that it has the text, or with `fail` that it will
-not: both take the mark behind the text (`[hf:…]`), or the request's id.
+An agent confirms a prompt with `deliver` or rejects it with `fail`. Both take the mark at the end of the
+prompt (`[hf:…]`) or the request id.
 """
 
 from __future__ import annotations
@@ -10,125 +10,152 @@ import argparse
 import os
 from typing import Any
 
-from holdfast.adapters.dispatching import name_leader
-from holdfast.authority import dispatch_log, panes, replay
-from holdfast.authority.dispatch import DispatchRecord, DispatchStatus, mark_of
-from holdfast.authority.dispatch_log import DispatchLog
-from holdfast.authority.outcome import WorkerCli
-from holdfast.authority.panes import Pane
-from holdfast.authority.replay import ReplayState
+from holdfast.adapters.dispatch_protocol import set_leader_pane
 from holdfast.cli import EXIT_OK
 from holdfast.cli.effects import add_universe
-from holdfast.cli.output import emit, fields, printable, table, time_text
-from holdfast.cli.target import existing
+from holdfast.cli.output import emit, field_lines, printable, table, time_text
+from holdfast.cli.store_option import open_existing
+from holdfast.dispatch import leader_pane, log, notifications
+from holdfast.dispatch.leader_pane import LeaderPane
+from holdfast.dispatch.log import DispatchLog
+from holdfast.dispatch.notifications import ReplayState
+from holdfast.dispatch.outcomes import WorkerCli
+from holdfast.dispatch.request import DispatchRecord, DispatchStatus, mark_of
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops import inventory
+from holdfast.ops import catalog_queries
 from holdfast.store.api import Store, Txn
 
 LIST_MAX = 100
 
 
 class NoPane(Invalid):
-    hint = "name a pane, or run this inside tmux"
+    hint = "give a pane, or run this command inside tmux"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    listed = actions.add_parser("list", help="how many are in each state; of one state, which")
+    listed = actions.add_parser("list", help="count requests by status, or list those of a status")
     states = [status.value for status in DispatchStatus]
-    listed.add_argument("--status", choices=states, help="those in this state, longest there first")
-    listed.add_argument("--limit", metavar="N", type=int, default=LIST_MAX, help=f"{LIST_MAX}")
+    listed.add_argument(
+        "--status", choices=states, help="list the requests with this status, oldest first"
+    )
+    listed.add_argument(
+        "--limit",
+        metavar="N",
+        type=int,
+        default=LIST_MAX,
+        help=f"list at most N requests (default {LIST_MAX})",
+    )
     add_universe(listed)
 
-    for action, does in (
-        ("show", "one request"),
-        ("deliver", "the agent has it"),
-        ("fail", "the agent does not do it"),
+    for action, help_text in (
+        ("show", "show one request"),
+        ("deliver", "confirm that the agent received the prompt"),
+        ("fail", "record that the agent rejected the prompt"),
     ):
-        one = actions.add_parser(action, help=does)
-        one.add_argument("request", metavar="REQUEST", help="its mark, or its id")
+        subparser = actions.add_parser(action, help=help_text)
+        subparser.add_argument("request", metavar="REQUEST", help="mark or id of the request")
         if action == "fail":
-            one.add_argument("--reason", metavar="TEXT", required=True, help="why")
-        add_universe(one)
+            subparser.add_argument(
+                "--reason", metavar="TEXT", required=True, help="why the agent rejected it"
+            )
+        add_universe(subparser)
 
     leader = actions.add_parser(
-        "leader", help="the pane that `leader` means: show it, name it, or take the name back"
+        "leader", help="show, set or clear the tmux pane of the target `leader`"
     )
-    leader.add_argument("pane", metavar="PANE", nargs="?", help="%%3, session:window.pane, or here")
-    leader.add_argument("--cli", default=WorkerCli.CLAUDE.value, help="what runs there (claude)")
-    leader.add_argument("--socket", metavar="S", default="", help="of the tmux server, if another")
-    leader.add_argument("--forget", action="store_true", help="nobody leads from a pane any more")
+    leader.add_argument(
+        "pane",
+        metavar="PANE",
+        nargs="?",
+        help="pane to set: %%3, session:window.pane, or `here`; omit to show the current one",
+    )
+    leader.add_argument(
+        "--cli", default=WorkerCli.CLAUDE.value, help="program in the pane (default claude)"
+    )
+    leader.add_argument(
+        "--socket", metavar="S", default="", help="socket of the tmux server, if not the default"
+    )
+    leader.add_argument("--forget", action="store_true", help="clear the leader's pane")
     add_universe(leader)
 
-    rewound = actions.add_parser("rewind", help="go over the log again; nothing is told twice")
-    rewound.add_argument("height", metavar="HEIGHT", type=int, help="after which to begin")
+    rewound = actions.add_parser(
+        "rewind", help="re-read the log from a height; sent notifications are not repeated"
+    )
+    rewound.add_argument(
+        "height", metavar="HEIGHT", type=int, help="start after this height of the log"
+    )
     add_universe(rewound)
 
 
 def run(args: argparse.Namespace) -> int:
-    with existing(args) as store:
+    with open_existing(args) as store:
         args.universe = args.universe or store.read(_only_universe)
         _ACTIONS[args.action](store, args)
     return EXIT_OK
 
 
 def _list(store: Store, args: argparse.Namespace) -> None:
-    counts = store.read(dispatch_log.backlog, args.universe)
+    counts = store.read(log.backlog, args.universe)
     backlog = {name: getattr(counts, name) for name in counts.__struct_fields__}
     document: dict[str, Any] = {"universe": args.universe, "backlog": backlog}
     if args.status is None:
         emit(args, document, table(list(backlog), [list(backlog.values())]))
         return
     status = DispatchStatus(args.status)
-    found = store.read(dispatch_log.listed, args.universe, status, None, args.limit)
-    document["dispatches"] = [_document(one) for one in found]
+    records = store.read(log.list_by_status, args.universe, status, None, args.limit)
+    document["dispatches"] = [_document(record) for record in records]
     header = ("mark", "target", "since", "tries", "reason", "world")
     rows = [
         (
-            mark_of(one.request_id),
-            one.target,
-            time_text(one.since_ns),
-            one.tries,
-            one.reason or None,
-            one.metadata.get("world"),
+            mark_of(record.request_id),
+            record.target,
+            time_text(record.since_ns),
+            record.tries,
+            record.reason or None,
+            record.metadata.get("world"),
         )
-        for one in found
+        for record in records
     ]
     emit(args, document, table(header, rows) if rows else f"none {args.status}")
 
 
 def _show(store: Store, args: argparse.Namespace) -> None:
-    _tell(args, store.read(_meant, args.universe, args.request))
+    _print_record(args, store.read(_find_record, args.universe, args.request))
 
 
 def _deliver(store: Store, args: argparse.Namespace) -> None:
-    found = store.read(_meant, args.universe, args.request)
-    _tell(args, DispatchLog(store, args.universe).delivered(found.request_id))
+    record = store.read(_find_record, args.universe, args.request)
+    _print_record(args, DispatchLog(store, args.universe).delivered(record.request_id))
 
 
 def _fail(store: Store, args: argparse.Namespace) -> None:
-    found = store.read(_meant, args.universe, args.request)
-    _tell(args, DispatchLog(store, args.universe).failed(found.request_id, args.reason))
+    record = store.read(_find_record, args.universe, args.request)
+    _print_record(args, DispatchLog(store, args.universe).failed(record.request_id, args.reason))
 
 
 def _leader(store: Store, args: argparse.Namespace) -> None:
     if args.forget:
         if args.pane is not None:
-            raise Invalid(what="leader", why="a pane, or --forget")
-        store.transact(panes.clear_leader, args.universe)
+            raise Invalid(what="leader", why="PANE and --forget exclude each other")
+        store.transact(leader_pane.clear_leader, args.universe)
     elif args.pane is not None:
-        pane = _here() if args.pane == "here" else args.pane
-        name_leader(store, args.universe, pane=pane, cli=args.cli, socket=args.socket)
-    told = store.read(_standing, args.universe)
-    shown = [(name, value) for name, value in told.items() if value is not None]
-    emit(args, told, fields(shown) if told["pane"] else "no leader's pane was named")
+        pane = _current_pane() if args.pane == "here" else args.pane
+        set_leader_pane(store, args.universe, pane=pane, cli=args.cli, socket=args.socket)
+    state = store.read(_leader_state, args.universe)
+    shown = [(name, value) for name, value in state.items() if value is not None]
+    emit(args, state, field_lines(shown) if state["pane"] else "no leader's pane is set")
 
 
 def _rewind(store: Store, args: argparse.Namespace) -> None:
-    store.transact(replay.rewind, args.universe, args.height)
-    told = store.read(_standing, args.universe)
-    emit(args, told, fields([(name, value) for name, value in told.items() if value is not None]))
+    store.transact(notifications.rewind, args.universe, args.height)
+    state = store.read(_leader_state, args.universe)
+    emit(
+        args,
+        state,
+        field_lines([(name, value) for name, value in state.items() if value is not None]),
+    )
 
 
 _ACTIONS = {
@@ -142,33 +169,35 @@ _ACTIONS = {
 
 
 def _only_universe(txn: Txn) -> str:
-    found = inventory.universes(txn)
-    if not found:
-        raise NotFound(what="universe", why="nobody has run an app on this store yet")
-    if len(found) > 1:
-        raise Invalid(what="universe", why="several: say which", universes=found)
-    return found[0]
+    universes = catalog_queries.universes(txn)
+    if not universes:
+        raise NotFound(what="universe", why="no app has run on this store yet")
+    if len(universes) > 1:
+        raise Invalid(
+            what="universe", why="several universes: give --universe", universes=universes
+        )
+    return universes[0]
 
 
-def _meant(txn: Txn, universe: str, ref: str) -> DispatchRecord:
+def _find_record(txn: Txn, universe: str, ref: str) -> DispatchRecord:
     mark = ref.strip("[]").removeprefix("hf:")
-    found = dispatch_log.find(txn, universe, ref) or dispatch_log.by_mark(txn, universe, mark)
-    if found is None:
+    record = log.find(txn, universe, ref) or log.find_by_mark(txn, universe, mark)
+    if record is None:
         raise NotFound(what="dispatch", universe=universe, found=ref)
-    return found
+    return record
 
 
-def _here() -> str:
+def _current_pane() -> str:
     pane = os.environ.get("TMUX_PANE")
     if not pane:
         raise NoPane(what="pane", found="here", why="this is not inside tmux")
     return pane
 
 
-def _standing(txn: Txn, universe: str) -> dict[str, Any]:
-    """Where the leader sits, how far it has been told, and why no further."""
-    pane: Pane | None = panes.leader(txn, universe)
-    state: ReplayState | None = replay.read(txn, universe)
+def _leader_state(txn: Txn, universe: str) -> dict[str, Any]:
+    """Return the leader's pane, the position of its notifications, and why they are deferred."""
+    pane: LeaderPane | None = leader_pane.find_leader(txn, universe)
+    state: ReplayState | None = notifications.read(txn, universe)
     why = None if state is None else state.deferred
     return {
         "universe": universe,
@@ -176,12 +205,12 @@ def _standing(txn: Txn, universe: str) -> dict[str, Any]:
         "cli": None if pane is None else pane.cli,
         "socket": None if pane is None else pane.socket or None,
         "cursor": None if state is None else state.cursor,
-        "pending": replay.pending(txn, universe),
+        "pending": notifications.count_pending(txn, universe),
         "deferred": None if why is None else f"{why.code}: {why.text}",
     }
 
 
-def _tell(args: argparse.Namespace, record: DispatchRecord) -> None:
+def _print_record(args: argparse.Namespace, record: DispatchRecord) -> None:
     document = _document(record)
     pairs: list[tuple[str, object]] = []
     for name, value in document.items():
@@ -190,10 +219,10 @@ def _tell(args: argparse.Namespace, record: DispatchRecord) -> None:
         if name.endswith("_at"):
             pairs.append((name, time_text(value)))
         elif name == "metadata":
-            pairs += [(printable(key), told) for key, told in value.items()]
+            pairs += [(printable(key), item) for key, item in value.items()]
         else:
             pairs.append((name, value))
-    emit(args, document, fields(pairs))
+    emit(args, document, field_lines(pairs))
 
 
 def _document(record: DispatchRecord) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`holdfast effects`: what worlds want from outside, where an intent is, another try for the dead."""
+"""`holdfast effects`: lists and shows the effects of worlds, and redrives dead ones."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 
 from holdfast.cli import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from holdfast.cli.attempts import attempts_document, attempts_text, error_text
-from holdfast.cli.output import emit, fields, table, time_text
+from holdfast.cli.output import emit, field_lines, table, time_text
 from holdfast.cli.redrive import (
-    Driven,
-    Selection,
+    LetterSelection,
+    RedriveResult,
     add_selection,
-    chosen,
-    drive,
-    misused,
+    redrive_selected,
+    selected_letters,
     selection_of,
+    usage_error,
 )
-from holdfast.cli.target import add_options, existing
+from holdfast.cli.store_option import add_options, open_existing
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops import pending
-from holdfast.ops.pending import EffectRow, IntentRow
-from holdfast.roles import receipts
+from holdfast.ops import pending_work
+from holdfast.ops.pending_work import EffectRow, IntentRow
 from holdfast.store.api import Store
-from holdfast.world import publish
+from holdfast.workers.effects import receipts
+from holdfast.world import intents
 
 LIST_MAX = 100
-# Of an error in a list: its first line, and so much of it.
+# A list shows at most this many characters of the first line of an error.
 WHY_CHARS_MAX = 200
 _TIMES = {"ready": "wanted", "delayed": "not before", "claimed": "claim ends", "dead": "died"}
 
@@ -36,91 +36,102 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     listed = actions.add_parser(
         "list",
-        help="how many wait, are being done, are dead, by kind; of a KIND, what waits and why",
+        help="count effects by kind and state; with KIND, also list delayed intents and why they wait",
     )
-    listed.add_argument("kind", metavar="KIND", nargs="?", help="this kind only")
+    listed.add_argument("kind", metavar="KIND", nargs="?", help="only effects of this kind")
     listed.add_argument(
-        "--state", choices=pending.STATES, help="the intents of KIND that are in this state"
+        "--state", choices=pending_work.STATES, help="list the intents of KIND in this state"
     )
-    listed.add_argument("--after", metavar="SEQ", type=int, default=0, help="dead ones after this")
-    listed.add_argument("--limit", metavar="N", type=int, default=LIST_MAX, help=f"{LIST_MAX}")
+    listed.add_argument(
+        "--after", metavar="SEQ", type=int, default=0, help="list only dead intents after SEQ"
+    )
+    listed.add_argument(
+        "--limit",
+        metavar="N",
+        type=int,
+        default=LIST_MAX,
+        help=f"list at most N intents (default {LIST_MAX})",
+    )
     add_universe(listed)
 
-    shown = actions.add_parser("show", help="where one intent is, and each attempt at it")
-    shown.add_argument("intent", metavar="INTENT", help="its hash, in hexadecimal")
+    shown = actions.add_parser("show", help="show the state of one intent and its attempts")
+    shown.add_argument("intent", metavar="INTENT", help="intent hash in hexadecimal")
     add_universe(shown)
 
-    again = actions.add_parser("redrive", help="want dead effects again, each as a new intent")
-    again.add_argument("kind", metavar="KIND")
+    again = actions.add_parser(
+        "redrive", help="retry dead effects; each becomes a new intent linked to the old one"
+    )
+    again.add_argument("kind", metavar="KIND", help="effect kind")
     add_selection(again)
     add_universe(again)
 
 
 def add_universe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--universe", metavar="U", help="where the store holds several")
+    parser.add_argument("--universe", metavar="U", help="universe, if the store has several")
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.action == "redrive" and misused(args):
+    if args.action == "redrive" and usage_error(args):
         return EXIT_USAGE
-    with existing(args) as store:
+    with open_existing(args) as store:
         return {"list": _list, "show": _show, "redrive": _redrive}[args.action](store, args)
 
 
 def redrive(store: Store, universe: str, kind: str, args: argparse.Namespace) -> int:
-    """Dead effects again, each as a new intent: its world has had a receipt for the old one."""
-    name = publish.effects(universe, kind)
+    """Redrive dead effects. Each becomes a new intent, because its world already has a receipt for the old
+    one."""
+    name = intents.effect_queue(universe, kind)
     selection = selection_of(store, args, universe)
     if args.dry_run:
-        return would(store, name, args, selection)
+        return dry_run(store, name, args, selection)
 
     def again(seqs: list[int]) -> list[bytes]:
         made: list[bytes] = store.transact(receipts.redrive_effects, universe, kind, seqs)
         return made
 
-    driven = drive(store, name, args, again, selection=selection)
-    documents = [{"dead": old, "intent": new.hex()} for old, new in driven.made]
-    lines = [f"{old} → {new.hex()}" for old, new in driven.made]
-    return tell(args, name, driven, {"kind": kind, "redriven": documents}, lines)
+    result = redrive_selected(store, name, args, again, selection=selection)
+    documents = [{"dead": old, "intent": new.hex()} for old, new in result.made]
+    lines = [f"{old} → {new.hex()}" for old, new in result.made]
+    return print_result(args, name, result, {"kind": kind, "redriven": documents}, lines)
 
 
-def would(
+def dry_run(
     store: Store,
     name: str,
     args: argparse.Namespace,
-    selection: Selection,
+    selection: LetterSelection,
     *,
     key: str = "would_redrive",
-    done: str = "redriven",
+    verb: str = "redriven",
 ) -> int:
-    """Say what a redrive would take, and take nothing."""
+    """Print which dead letters would be processed, without processing them (dry run)."""
     seqs = list(args.seqs)
     if not seqs:
-        pages = chosen(store, name, selection)
+        pages = selected_letters(store, name, selection)
         seqs = [letter.seq for page in pages for letter in page][: args.limit]
-    text = "\n".join([*map(str, seqs), f"{len(seqs):,} would be {done}, and nothing was"])
+    text = "\n".join([*map(str, seqs), f"{len(seqs):,} would be {verb} (dry run)"])
     emit(args, {"queue": name, key: seqs}, text)
     return EXIT_OK
 
 
-def tell(
+def print_result(
     args: argparse.Namespace,
     name: str,
-    driven: Driven[Any],
+    result: RedriveResult[Any],
     document: dict[str, Any],
     lines: list[str],
 ) -> int:
-    """What was redriven, what was not, and whether somebody put an end to it."""
-    lines += [f"{seq} stays dead: {why}" for seq, why in driven.refused]
-    if driven.stopped:
-        lines.append("stopped: what is not listed is still dead, and the same command goes on")
+    """Print the redriven and the rejected dead letters, and whether Ctrl-C stopped the command."""
+    lines += [f"{seq} stays dead: {why}" for seq, why in result.refused]
+    if result.stopped:
+        lines.append("stopped: letters not listed are still dead; repeat the command to continue")
     document |= {
-        "refused": [{"dead": seq, "why": why} for seq, why in driven.refused],
-        "stopped": driven.stopped,
+        "refused": [{"dead": seq, "why": why} for seq, why in result.refused],
+        "stopped": result.stopped,
     }
     emit(args, document, "\n".join(lines) or f"no dead letters in {name}")
-    return EXIT_INTERRUPTED if driven.stopped else EXIT_OK
+    return EXIT_INTERRUPTED if result.stopped else EXIT_OK
 
 
 # -- inside --------------------------------------------------------------------------------------
@@ -128,8 +139,8 @@ def tell(
 
 def _list(store: Store, args: argparse.Namespace) -> int:
     if args.state:
-        return _intents(store, args)
-    rows = store.read(pending.kinds, args.universe, args.kind, True)
+        return _list_intents(store, args)
+    rows = store.read(pending_work.kinds, args.universe, args.kind, True)
     several = len({row.universe for row in rows}) > 1
     names = ("ready", "delayed", "claimed", "dead", "done")
     cells = [
@@ -145,18 +156,20 @@ def _list(store: Store, args: argparse.Namespace) -> int:
     document: dict[str, Any] = {"effects": documents}
     if args.kind:
         waiting = [
-            one
+            intent_row
             for row in rows
             if row.counts.delayed
-            for one in store.read(pending.intents, row.universe, row.kind, "delayed", 0, args.limit)
+            for intent_row in store.read(
+                pending_work.intents_in_state, row.universe, row.kind, "delayed", 0, args.limit
+            )
         ][: args.limit]
-        document["waiting"] = [_waiting(row) for row in waiting]
+        document["waiting"] = [_waiting_document(row) for row in waiting]
         text += _waiting_text(waiting)
     emit(args, document, text)
     return EXIT_OK
 
 
-def _waiting(row: IntentRow) -> dict[str, Any]:
+def _waiting_document(row: IntentRow) -> dict[str, Any]:
     return {
         "intent": row.intent.intent_hash.hex(),
         "world": row.world,
@@ -168,7 +181,7 @@ def _waiting(row: IntentRow) -> dict[str, Any]:
 
 
 def _waiting_text(rows: list[IntentRow]) -> str:
-    """What is tried again later, the next one first, and why it was not done yet."""
+    """Format the delayed intents as a table, the next due first, with the reason of the delay."""
     if not rows:
         return ""
     cells = [
@@ -184,12 +197,12 @@ def _waiting_text(rows: list[IntentRow]) -> str:
     return "\n\n" + table(("intent", "world", "not before", "attempts", "why"), cells)
 
 
-def _intents(store: Store, args: argparse.Namespace) -> int:
+def _list_intents(store: Store, args: argparse.Namespace) -> int:
     if not args.kind:
-        raise Invalid(what="--state", why="say which kind: holdfast effects list KIND --state …")
+        raise Invalid(what="--state", why="needs a kind: holdfast effects list KIND --state …")
     universe = _universe_of(store, args)
     rows: list[IntentRow] = store.read(
-        pending.intents, universe, args.kind, args.state, args.after, args.limit
+        pending_work.intents_in_state, universe, args.kind, args.state, args.after, args.limit
     )
     cells = [
         (
@@ -223,33 +236,37 @@ def _intents(store: Store, args: argparse.Namespace) -> int:
 
 
 def _show(store: Store, args: argparse.Namespace) -> int:
-    row: EffectRow = store.read(pending.effect, args.intent, args.universe)
-    known, item, letter, intent = row.wanted, row.item, row.letter, row.intent
-    held = item or letter
+    row: EffectRow = store.read(pending_work.effect, args.intent, args.universe)
+    pending_effect, item, letter, intent = row.pending_effect, row.item, row.letter, row.intent
+    item_or_letter = item or letter
     document: dict[str, Any] = {
         "universe": row.universe,
         "intent": row.intent_hash.hex(),
-        "kind": known.effect_kind,
+        "kind": pending_effect.effect_kind,
         "world": row.world,
         "state": row.state,
-        "seq": known.seq,
-        "tag": known.tag,
-        "failures": held.failures if held else None,
-        "expiries": held.expiries if held else None,
-        "owner": (held.owner if held else "") or None,
+        "seq": pending_effect.seq,
+        "tag": pending_effect.tag,
+        "failures": item_or_letter.failures if item_or_letter else None,
+        "expiries": item_or_letter.expiries if item_or_letter else None,
+        "owner": (item_or_letter.owner if item_or_letter else "") or None,
         "not_before_ns": item.not_before_ns if item else None,
-        "code": (held.code if held else "") or None,
-        "error": (held.error if held else "") or None,
+        "code": (item_or_letter.code if item_or_letter else "") or None,
+        "error": (item_or_letter.error if item_or_letter else "") or None,
         "redrive_of": intent.redrive_of.hex() if intent and intent.redrive_of else None,
-        "attempts": attempts_document(held),
+        "attempts": attempts_document(item_or_letter),
     }
-    shown = {**document, "seq": str(known.seq)}
+    shown = {**document, "seq": str(pending_effect.seq)}
     for name in ("not_before_ns", "attempts", "error"):
         del shown[name]
     if item and item.not_before_ns:
         shown["not before"] = time_text(item.not_before_ns)
     pairs = [(name, value) for name, value in shown.items() if value not in (None, "")]
-    emit(args, document, fields(pairs) + error_text(document["error"]) + attempts_text(held))
+    emit(
+        args,
+        document,
+        field_lines(pairs) + error_text(document["error"]) + attempts_text(item_or_letter),
+    )
     return EXIT_OK
 
 
@@ -258,11 +275,13 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
 
 
 def _universe_of(store: Store, args: argparse.Namespace) -> str:
-    """The one universe that has effects of this kind."""
-    rows = store.read(pending.kinds, args.universe, args.kind)
+    """Return the only universe that has effects of this kind."""
+    rows = store.read(pending_work.kinds, args.universe, args.kind)
     if not rows:
         raise NotFound(what="effect", kind=args.kind)
     if len(rows) > 1:
-        where = [row.universe for row in rows]
-        raise Invalid(what="effect", why="in several universes: say which", universes=where)
+        universes = [row.universe for row in rows]
+        raise Invalid(
+            what="effect", why="in several universes: give --universe", universes=universes
+        )
     return rows[0].universe

@@ -1,4 +1,4 @@
-"""`holdfast up --http`: where it listens, whom it answers."""
+"""The HTTP options of `holdfast up`: listen address, token and host names."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ import os
 
 from holdfast.app.runtime import Runtime
 from holdfast.errors import Invalid
-from holdfast.ops.http.guard import HOST, PORT, TOKEN_VARIABLE, Guard, address_of, token_of
+from holdfast.ops.http.auth import (
+    HOST,
+    PORT,
+    TOKEN_VARIABLE,
+    RequestGuard,
+    parse_address,
+    read_token,
+)
 from holdfast.ops.http.server import HttpServer
-from holdfast.ops.http.tasks import TaskApi
+from holdfast.ops.http.task_routes import TaskApi
 
 DEFAULT = f"{HOST}:{PORT}"
 
@@ -21,40 +28,42 @@ def add_http(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         nargs="?",
         const=DEFAULT,
-        help=f"answer HTTP there ({DEFAULT}): tasks for workers in any language, health, readiness",
+        help="serve the HTTP API (tasks for workers in any language, health, readiness) on this "
+        f"address (default {DEFAULT})",
     )
     parser.add_argument(
         "--http-token-file",
         metavar="FILE",
-        help=f"whoever asks must have this token; else ${TOKEN_VARIABLE}. Needed beyond loopback",
+        help=f"file with the token that HTTP clients must send (default: ${TOKEN_VARIABLE}); a token "
+        "is required unless the address is loopback",
     )
     parser.add_argument(
         "--http-name",
         metavar="NAME",
         action="append",
         default=[],
-        help="a name by which this server is known, besides its own; repeat for more",
+        help="additional host name that the Host header may have; repeatable",
     )
 
 
-def guard_of(args: argparse.Namespace) -> Guard | None:
-    """Checked before anything is opened: a server that may not start, starts nothing."""
+def build_guard(args: argparse.Namespace) -> RequestGuard | None:
+    """Validate the HTTP options before the store is opened and roles start; None without --http."""
     if args.http is None:
         if args.http_token_file or args.http_name:
-            raise Invalid(what="--http", why="options of it were given, but not --http")
+            raise Invalid(what="--http", why="HTTP options need --http")
         return None
-    token = token_of(os.environ.get(TOKEN_VARIABLE), args.http_token_file)
-    return Guard(address_of(args.http), token, args.http_name)
+    token = read_token(os.environ.get(TOKEN_VARIABLE), args.http_token_file)
+    return RequestGuard(parse_address(args.http), token, args.http_name)
 
 
-def serving(
-    args: argparse.Namespace, runtime: Runtime, guard: Guard | None
+def http_server(
+    args: argparse.Namespace, runtime: Runtime, guard: RequestGuard | None
 ) -> contextlib.AbstractContextManager[HttpServer | None]:
-    """A server for as long as the context lasts; none if none is wanted."""
+    """Return a context that runs the HTTP server; without --http it does nothing."""
     if guard is None:
         return contextlib.nullcontext()
     return HttpServer(
         lambda server: TaskApi(server, runtime.store, runtime.universe, runtime.app.tasks),
-        address=address_of(args.http),
+        address=parse_address(args.http),
         guard=guard,
     )

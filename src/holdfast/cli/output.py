@@ -1,4 +1,4 @@
-"""What a command prints: tables and JSON on stdout, progress on stderr if that is a terminal."""
+"""The output of commands: tables and JSON on stdout; progress on stderr if it is a terminal."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-# What takes less is not worth a word.
-PATIENCE_S = 0.4
+# Shorter waits show no progress.
+PROGRESS_DELAY_S = 0.4
 TICK_S = 0.5
 
 
 def emit(args: argparse.Namespace, document: Any, text: str) -> None:
-    """The answer: as one JSON document with `--json`, else as text."""
+    """Print the result: one JSON document with `--json`, else text."""
     print(json.dumps(document, indent=2, ensure_ascii=False) if args.json else text)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns, numbers to the right."""
+    """Format rows as a table, with numbers aligned right."""
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(line[at]) for line in cells) for at in range(len(header))]
     right = [all(isinstance(row[at], int | float) for row in rows) for at in range(len(header))]
@@ -36,7 +36,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     )
 
 
-def fields(pairs: Sequence[tuple[str, object]]) -> str:
+def field_lines(pairs: Sequence[tuple[str, object]]) -> str:
     width = max(len(name) for name, _ in pairs)
     return "\n".join(f"{name.ljust(width)}  {_cell(value)}" for name, value in pairs)
 
@@ -51,13 +51,13 @@ def bytes_text(count: int) -> str:
 
 
 def time_text(time_ns: int) -> str:
-    """Store time as UTC. It follows the boot clock, so it may be off by what the wall clock was set."""
+    """Format store time as UTC. It follows the boot clock, so wall clock adjustments make it differ."""
     moment = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC)
     return moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def printable(text: str) -> str:
-    """Without control characters: stored data must not draw on the screen."""
+    """Replace control characters, so that stored data cannot control the terminal."""
     return "".join(char if char.isprintable() else "�" for char in text)
 
 
@@ -78,15 +78,15 @@ def payload_text(payload: bytes, chars_max: int) -> str:
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Say on a terminal what is being waited for, and for how long already."""
+    """Show on a terminal what the command waits for, and the elapsed time."""
     if not sys.stderr.isatty():
         yield
         return
     done = threading.Event()
 
     def show() -> None:
-        waited_s = PATIENCE_S
-        if done.wait(PATIENCE_S):
+        waited_s = PROGRESS_DELAY_S
+        if done.wait(PROGRESS_DELAY_S):
             return
         while True:
             print(f"\r{what} … {waited_s:.0f} s ", end="", file=sys.stderr, flush=True)
@@ -95,13 +95,13 @@ def waiting(what: str) -> Iterator[None]:
                 return
             waited_s += TICK_S
 
-    teller = threading.Thread(target=show, daemon=True)
-    teller.start()
+    progress_thread = threading.Thread(target=show, daemon=True)
+    progress_thread.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
+        progress_thread.join()
 
 
 def _cell(value: object) -> str:

@@ -1,9 +1,9 @@
-"""`holdfast ready`: whether a store's universes can serve, or exactly why not.
+"""`holdfast ready`: checks the readiness of universes and prints each blocker on one line.
 
-Exit code 0 means ready, 1 not. What blocks is told one per line. A world that is paused or parked
-is listed, but does not make its universe unready. A store that does not answer blocks all universes
-(`*`, unless one is named): that is an answer, too. Where stores are mapped, one that is broken or was moved
-says nothing of the others, and a universe that another store holds as well is warned of.
+Exit code 0 means ready, 1 not ready. A paused or parked world is listed, but does not block its universe. A
+store that does not respond blocks all its universes (`*`, unless one is given). With several configured
+stores, a broken or moved store does not affect the universes of other stores. A universe that exists in
+more than one store gets a warning.
 """
 
 from __future__ import annotations
@@ -13,115 +13,135 @@ import argparse
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.app.locating import UniverseElsewhere
-from holdfast.authority.readiness import Blocker, ReadinessSnapshot, Reason
+from holdfast.app.universe_location import UniverseElsewhere
 from holdfast.cli import EXIT_FAILED, EXIT_OK
 from holdfast.cli.output import emit, printable
-from holdfast.cli.target import Chosen, add_options, each_store, existing
+from holdfast.cli.store_option import StoreChoice, add_options, each_store, open_existing
 from holdfast.errors import Busy, HoldfastError, NotFound
-from holdfast.ops import inventory
-from holdfast.roles.readiness import away, look
-from holdfast.store.mapping import found_for_all
-from holdfast.store.urls import shown
+from holdfast.ops import catalog_queries
+from holdfast.store.admin.routing import load_unless_overridden
+from holdfast.store.urls import redact
+from holdfast.workers.readiness import ReadinessBlocker, ReadinessReason, ReadinessSnapshot
+from holdfast.workers.readiness_facts import read_readiness, store_away_snapshot
 
-ALL = "*"
+ALL_UNIVERSES = "*"
 
 
 class NoUniverse(NotFound):
-    hint = "nobody has run an app on this store yet: holdfast up module:app"
+    hint = "no app has run on this store yet: start one with `holdfast up module:app`"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--universe", metavar="U", help="this one only; else all of the store")
+    parser.add_argument(
+        "--universe", metavar="U", help="check only this universe (default: all of the store)"
+    )
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    strays: list[UniverseElsewhere] = []
-    found = [one for chosen in each_store(args) for one in _told(chosen, strays)]
-    found = _warned(found, strays)
-    if not found:
-        raise NoUniverse(what="universe", why="none in any of the stores that are mapped")
-    ready = all(one.ready for one in found)
-    document = {"ready": ready, "universes": [msgspec.to_builtins(one) for one in found]}
-    emit(args, document, "\n".join(line for one in found for line in _lines(one)))
+    misplaced: list[UniverseElsewhere] = []
+    snapshots = [
+        snapshot
+        for selected in each_store(args)
+        for snapshot in _snapshots_or_blockers(selected, misplaced)
+    ]
+    snapshots = _add_warnings(snapshots, misplaced)
+    if not snapshots:
+        raise NoUniverse(what="universe", why="no configured store has a universe")
+    ready = all(snapshot.ready for snapshot in snapshots)
+    document = {
+        "ready": ready,
+        "universes": [msgspec.to_builtins(snapshot) for snapshot in snapshots],
+    }
+    emit(args, document, "\n".join(line for snapshot in snapshots for line in _lines(snapshot)))
     return EXIT_OK if ready else EXIT_FAILED
 
 
-def _told(chosen: Chosen, strays: list[UniverseElsewhere]) -> list[ReadinessSnapshot]:
+def _snapshots_or_blockers(
+    selected: StoreChoice, misplaced: list[UniverseElsewhere]
+) -> list[ReadinessSnapshot]:
     try:
-        return _look(chosen, strays)
+        return _snapshots(selected, misplaced)
     except Busy as error:
-        return [away(name, error) for name in chosen.universes or [ALL]]
+        return [store_away_snapshot(name, error) for name in selected.universes or [ALL_UNIVERSES]]
     except NotFound as error:
-        # Where stores are mapped, one that nobody has used yet holds up nobody but those named there.
-        if not chosen.mapped:
+        # A configured store that does not exist yet blocks only the universes that are mapped to it.
+        if not selected.mapped:
             raise
-        return [away(name, error) for name in chosen.universes]
+        return [store_away_snapshot(name, error) for name in selected.universes]
     except HoldfastError as error:
-        if not chosen.mapped:
+        if not selected.mapped:
             raise
-        return [away(name, error) for name in chosen.universes or [ALL]]
+        return [store_away_snapshot(name, error) for name in selected.universes or [ALL_UNIVERSES]]
 
 
-def _look(chosen: Chosen, strays: list[UniverseElsewhere]) -> list[ReadinessSnapshot]:
-    args = chosen.args
-    with existing(args) as store:
-        names = [args.universe] if args.universe else store.read(inventory.universes)
+def _snapshots(
+    selected: StoreChoice, misplaced: list[UniverseElsewhere]
+) -> list[ReadinessSnapshot]:
+    args = selected.args
+    with open_existing(args) as store:
+        names = [args.universe] if args.universe else store.read(catalog_queries.universes)
         if not names:
             raise NoUniverse(what="universe", url=store.url)
-        mapped = found_for_all() if chosen.mapped else None
-        mine = []
+        routing = load_unless_overridden() if selected.mapped else None
+        local_names = []
         for name in names:
-            where = args.store if mapped is None else mapped.find(name)
-            if where in (None, args.store):
-                mine.append(name)
+            configured_url = args.store if routing is None else routing.find_url(name)
+            if configured_url in (None, args.store):
+                local_names.append(name)
             else:
-                strays.append(
-                    UniverseElsewhere(universe=name, mapped=shown(where), lives=shown(args.store))
+                misplaced.append(
+                    UniverseElsewhere(
+                        universe=name, mapped=redact(configured_url), lives=redact(args.store)
+                    )
                 )
-        return [look(store, name) for name in mine]
+        return [read_readiness(store, name) for name in local_names]
 
 
-def _warned(
-    found: list[ReadinessSnapshot], strays: list[UniverseElsewhere]
+def _add_warnings(
+    snapshots: list[ReadinessSnapshot], misplaced: list[UniverseElsewhere]
 ) -> list[ReadinessSnapshot]:
-    """What lives where it is not mapped to is told with its universe; alone, that is not ready."""
-    told = list(found)
-    for stray in strays:
-        name = stray.fields["universe"]
-        at = next((at for at, one in enumerate(told) if one.universe == name), None)
+    """Add a warning to each universe that also exists in a store it is not mapped to. A universe that exists
+    only there is not ready."""
+    with_warnings = list(snapshots)
+    for error in misplaced:
+        name = error.fields["universe"]
+        at = next(
+            (at for at, snapshot in enumerate(with_warnings) if snapshot.universe == name), None
+        )
         if at is None:
-            told.append(away(name, stray))
+            with_warnings.append(store_away_snapshot(name, error))
         else:
-            warning = Blocker(Reason.STORE_FAILED, stray.code, str(stray))
-            told[at] = replace(told[at], warnings=[*told[at].warnings, warning])
-    return told
+            warning = ReadinessBlocker(ReadinessReason.STORE_FAILED, error.code, str(error))
+            with_warnings[at] = replace(
+                with_warnings[at], warnings=[*with_warnings[at].warnings, warning]
+            )
+    return with_warnings
 
 
-def _lines(found: ReadinessSnapshot) -> list[str]:
-    said = "ready" if found.ready else "not ready"
+def _lines(snapshot: ReadinessSnapshot) -> list[str]:
+    verdict = "ready" if snapshot.ready else "not ready"
     return [
-        printable(f"{found.universe}: {said}"),
-        *(_line(blocker) for blocker in found.reasons),
+        printable(f"{snapshot.universe}: {verdict}"),
+        *(_line(blocker) for blocker in snapshot.reasons),
         *(
             _line(blocker, subject.name)
-            for subject in found.subjects
+            for subject in snapshot.subjects
             for blocker in subject.reasons
         ),
-        *([f"  … and {found.subjects_omitted} more"] if found.subjects_omitted else []),
-        *_backlog(found),
-        *(_line(warning, "warning") for warning in found.warnings),
+        *([f"  … and {snapshot.subjects_omitted} more"] if snapshot.subjects_omitted else []),
+        *_backlog(snapshot),
+        *(_line(warning, "warning") for warning in snapshot.warnings),
     ]
 
 
-def _backlog(found: ReadinessSnapshot) -> list[str]:
-    """How dispatches stand, where there are any."""
-    told = ", ".join(f"{count} {state}" for state, count in found.backlog.items() if count)
-    return [f"  dispatches: {told}"] if told else []
+def _backlog(snapshot: ReadinessSnapshot) -> list[str]:
+    """Format the dispatch counts, if there are any."""
+    counts = ", ".join(f"{count} {state}" for state, count in snapshot.backlog.items() if count)
+    return [f"  dispatches: {counts}"] if counts else []
 
 
-def _line(blocker: Blocker, about: str = "") -> str:
+def _line(blocker: ReadinessBlocker, about: str = "") -> str:
     code = "" if blocker.code == blocker.reason.value else f" {blocker.code}"
     height = f" at height {blocker.height}" if blocker.height else ""
     text = f": {blocker.text}" if blocker.text else ""

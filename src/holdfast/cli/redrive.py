@@ -1,12 +1,12 @@
-"""Another try for dead letters: which of them, and how fast.
+"""The redrive of dead letters: selection, rate limit and interruption.
 
-- They are named by number, or chosen by what they died of (a code, words of the error), whose they
-  are, and when they died. Every condition that is given must hold.
-- No more than `--rate` a second. A commit redrives a handful, all of it or nothing.
-- Ctrl-C ends it between two commits, and it says what it has done; what is left is still dead, so the
-  same command goes on from there.
+- Dead letters are selected by seq, or by conditions: error code, error text, world, time of death. All
+  given conditions must hold.
+- At most `--rate` dead letters per second are redriven, in small atomic commits.
+- Ctrl-C stops between two commits and prints the result. Remaining letters are still dead, so repeating the
+  command continues.
 
-Chosen are letters that were dead when the command began: what dies again meanwhile is left alone.
+Only letters that were dead at the start are selected. A letter that dies again during the command is not.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from holdfast.clock import SYSTEM, Clock, S
 from holdfast.config import BATCH_MAX
 from holdfast.durable import queue
 from holdfast.durable.item import keys_of
-from holdfast.durable.queue import Dead
+from holdfast.durable.queue import DeadLetter
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops import inventory
+from holdfast.ops import catalog_queries
 from holdfast.store.api import Store, Txn
 
 RATE_PER_S = 100.0
-# So many commits a second keep the rate smooth without costing more than the work.
+# Commits per second: enough for a smooth rate, few enough to be cheap.
 COMMITS_PER_S = 10
 PAGE = 100
 
@@ -42,19 +42,19 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 T = TypeVar("T")
 
 
-class Selection(NamedTuple):
-    """Conditions on a letter; empty ones hold for all."""
+class LetterSelection(NamedTuple):
+    """Conditions on a dead letter; an empty condition matches all."""
 
     code: str = ""
-    words: str = ""
+    error_text: str = ""
     group: str = ""
     since_ns: int = 0
     until_ns: int = 0
 
-    def holds(self, letter: Dead) -> bool:
+    def matches(self, letter: DeadLetter) -> bool:
         return (
             self.code in ("", letter.code)
-            and self.words.lower() in letter.error.lower()
+            and self.error_text.lower() in letter.error.lower()
             and self.group in ("", letter.group)
             and letter.died_ns >= self.since_ns
             and (not self.until_ns or letter.died_ns < self.until_ns)
@@ -62,45 +62,65 @@ class Selection(NamedTuple):
 
 
 @dataclass
-class Driven(Generic[T]):
-    """What was redriven: the letter's number, and what is in its place."""
+class RedriveResult(Generic[T]):
+    """The result of a redrive: (seq of the dead letter, its replacement) pairs."""
 
     made: list[tuple[int, T]] = field(default_factory=list)
-    # Letters that could not be, and why.
+    # Letters that were rejected, with the reason.
     refused: list[tuple[int, str]] = field(default_factory=list)
     stopped: bool = False
 
 
 def add_conditions(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--code", metavar="CODE", help="those that died of this")
-    parser.add_argument("--error", metavar="TEXT", help="those whose error has this in it")
-    parser.add_argument("--world", metavar="WORLD", help="those of this world: Type/name, or an id")
-    parser.add_argument("--since", metavar="TIME", help="died since: 2h, 30m, or a time in UTC")
-    parser.add_argument("--until", metavar="TIME", help="died before: 2h, 30m, or a time in UTC")
+    parser.add_argument("--code", metavar="CODE", help="only dead letters with this error code")
+    parser.add_argument(
+        "--error", metavar="TEXT", help="only dead letters whose error contains TEXT"
+    )
+    parser.add_argument(
+        "--world", metavar="WORLD", help="only dead letters of this world (Type/name or id)"
+    )
+    parser.add_argument(
+        "--since",
+        metavar="TIME",
+        help="only letters that died at or after TIME: 2h or 30m ago, or a UTC time",
+    )
+    parser.add_argument(
+        "--until", metavar="TIME", help="only letters that died before TIME: 2h ago, or a UTC time"
+    )
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Which dead letters, and how fast."""
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("seqs", metavar="SEQ", type=int, nargs="*", default=[])
-    which.add_argument("--all", action="store_true", help="all that are dead now")
+    """Add the options that select dead letters and limit the rate."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "seqs", metavar="SEQ", type=int, nargs="*", default=[], help="seqs of dead letters"
+    )
+    group.add_argument("--all", action="store_true", help="all current dead letters")
     add_conditions(parser)
     parser.add_argument(
-        "--rate", metavar="N", type=float, default=RATE_PER_S, help=f"a second ({RATE_PER_S:g})"
+        "--rate",
+        metavar="N",
+        type=float,
+        default=RATE_PER_S,
+        help=f"process at most N dead letters per second (default {RATE_PER_S:g})",
     )
-    parser.add_argument("--limit", metavar="N", type=int, help="stop after so many")
-    parser.add_argument("--dry-run", action="store_true", help="only say which they are")
+    parser.add_argument(
+        "--limit", metavar="N", type=int, help="process at most N dead letters in total"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the selected dead letters and change nothing"
+    )
     parser.set_defaults(usage=parser)
 
 
-def misused(args: argparse.Namespace) -> bool:
-    """Whether it does not say which, or says so twice; then usage was told, as argparse tells it."""
+def usage_error(args: argparse.Namespace) -> bool:
+    """Whether the selection is missing or ambiguous. Prints the usage error in argparse format."""
     conditions = [args.code, args.error, args.world, args.since, args.until]
     why = ""
     if args.seqs and any(conditions):
-        why = "numbers, or conditions"
+        why = "SEQ and conditions exclude each other"
     elif not args.seqs and not args.all and not any(conditions):
-        why = "say which: numbers, conditions, or --all"
+        why = "nothing selected: give SEQ, conditions, or --all"
     if why:
         args.usage.print_usage(sys.stderr)
         print(f"{args.usage.prog}: error: {why}", file=sys.stderr)
@@ -112,22 +132,24 @@ def misused(args: argparse.Namespace) -> bool:
     return False
 
 
-def selection_of(store: Store, args: argparse.Namespace, universe: str | None = None) -> Selection:
+def selection_of(
+    store: Store, args: argparse.Namespace, universe: str | None = None
+) -> LetterSelection:
     now_ns = store.now_ns()
     group = ""
     if args.world:
-        group = store.read(inventory.resolve, args.world, universe).world_id
-    return Selection(
+        group = store.read(catalog_queries.resolve, args.world, universe).world_id
+    return LetterSelection(
         args.code or "",
         args.error or "",
         group,
-        moment_ns("--since", args.since, now_ns) if args.since else 0,
-        moment_ns("--until", args.until, now_ns) if args.until else 0,
+        parse_time_ns("--since", args.since, now_ns) if args.since else 0,
+        parse_time_ns("--until", args.until, now_ns) if args.until else 0,
     )
 
 
-def moment_ns(what: str, text: str, now_ns: int) -> int:
-    """`2h` is two hours ago; else a date, with or without a time, in UTC unless it says otherwise."""
+def parse_time_ns(what: str, text: str, now_ns: int) -> int:
+    """Parse a time: `2h` means two hours ago, else an ISO date with optional time, by default in UTC."""
     ago = _AGO.fullmatch(text.strip())
     if ago:
         return max(now_ns - int(ago[1]) * _UNIT_S[ago[2]] * S, 0)
@@ -140,148 +162,152 @@ def moment_ns(what: str, text: str, now_ns: int) -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * S)
 
 
-def chosen(
-    store: Store, name: str, selection: Selection, *, after: int = 0
-) -> Iterator[list[Dead]]:
-    """Letters that were dead at the first step and are now, by number, a page at a time."""
-    began_ns, end = store.read(_now, name)
+def selected_letters(
+    store: Store, name: str, selection: LetterSelection, *, after: int = 0
+) -> Iterator[list[DeadLetter]]:
+    """Yield pages of the selected letters by seq: letters that were dead at the start and still are."""
+    began_ns, end = store.read(_time_and_last_seq, name)
     last = after
-    while letters := store.read(queue.dead, name, last, PAGE):
+    while letters := store.read(queue.list_dead, name, last, PAGE):
         last = letters[-1].seq
-        found = [
-            letter for letter in letters if letter.died_ns <= began_ns and selection.holds(letter)
+        matching = [
+            letter for letter in letters if letter.died_ns <= began_ns and selection.matches(letter)
         ]
-        if found:
-            yield found
+        if matching:
+            yield matching
         if last >= end:
             return
 
 
-def drive(
+def redrive_selected(
     store: Store,
     name: str,
     args: argparse.Namespace,
-    again: Callable[[list[int]], list[T]],
+    operation: Callable[[list[int]], list[T]],
     *,
-    selection: Selection,
+    selection: LetterSelection,
     clock: Clock = SYSTEM,
-    done: str = "redriven",
-) -> Driven[T]:
-    """Redrive what is meant, within the rate, a few to a commit, until done or interrupted.
+    verb: str = "redriven",
+) -> RedriveResult[T]:
+    """Redrive the selected letters within the rate, in small commits, until done or interrupted.
 
-    `done` is what becomes of them, as the terminal is told.
+    `done` is the verb in the progress line, such as `redriven` or `dropped`.
     """
-    driven: Driven[T] = Driven()
-    with Interrupt() as interrupt:
-        pace = Pace(args.rate, clock, interrupt)
+    result: RedriveResult[T] = RedriveResult()
+    with InterruptHandler() as interrupt:
+        limiter = RateLimiter(args.rate, clock, interrupt)
         size = max(1, min(PAGE, int(args.rate) // COMMITS_PER_S))
         for seqs in _batches(store, name, args, selection, size):
-            if not pace.admits(len(seqs)):
-                driven.stopped = True
+            if not limiter.acquire(len(seqs)):
+                result.stopped = True
                 break
             if args.seqs:
-                # Named one by one, they are all there or it is a mistake.
-                driven.made += zip(seqs, again(seqs), strict=True)
+                # Explicit seqs must all exist; an error aborts the command.
+                result.made += zip(seqs, operation(seqs), strict=True)
             else:
-                _willing(again, seqs, driven)
-            _tell(driven, done)
+                _redrive_tolerant(operation, seqs, result)
+            _show_progress(result, verb)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    return driven
+    return result
 
 
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _now(txn: Txn, name: str) -> tuple[int, int]:
+def _time_and_last_seq(txn: Txn, name: str) -> tuple[int, int]:
     return txn.now_ns, txn.count(keys_of(name).last_seq)
 
 
 def _batches(
-    store: Store, name: str, args: argparse.Namespace, selection: Selection, size: int
+    store: Store, name: str, args: argparse.Namespace, selection: LetterSelection, size: int
 ) -> Iterator[list[int]]:
-    left = args.limit if args.limit is not None else sys.maxsize
+    remaining = args.limit if args.limit is not None else sys.maxsize
     pages: Any = [args.seqs]
     if not args.seqs:
-        pages = ([letter.seq for letter in page] for page in chosen(store, name, selection))
+        pages = (
+            [letter.seq for letter in page] for page in selected_letters(store, name, selection)
+        )
     for page in pages:
         for start in range(0, len(page), size):
-            batch = page[start : start + min(size, left)]
+            batch = page[start : start + min(size, remaining)]
             if batch:
-                left -= len(batch)
+                remaining -= len(batch)
                 yield batch
-            if left <= 0:
+            if remaining <= 0:
                 return
 
 
-def _willing(again: Callable[[list[int]], list[T]], seqs: list[int], driven: Driven[T]) -> None:
-    """Of letters that were chosen by a condition, one that cannot be redriven stops no other."""
+def _redrive_tolerant(
+    operation: Callable[[list[int]], list[T]], seqs: list[int], result: RedriveResult[T]
+) -> None:
+    """Redrive letters that conditions selected. A letter that is rejected does not stop the rest."""
     try:
-        driven.made += zip(seqs, again(seqs), strict=True)
+        result.made += zip(seqs, operation(seqs), strict=True)
         return
     except (Invalid, NotFound) as error:
         if len(seqs) == 1:
-            # Gone meanwhile: somebody else has redriven it.
+            # NotFound: another command redrove it in the meantime.
             if not isinstance(error, NotFound):
-                driven.refused.append((seqs[0], str(error)))
+                result.refused.append((seqs[0], str(error)))
             return
     for seq in seqs:
-        _willing(again, [seq], driven)
+        _redrive_tolerant(operation, [seq], result)
 
 
-def _tell(driven: Driven[Any], done: str) -> None:
+def _show_progress(result: RedriveResult[Any], verb: str) -> None:
     if sys.stderr.isatty():
-        refused = f", {len(driven.refused):,} refused" if driven.refused else ""
-        said = f"\r{done} {len(driven.made):,}{refused}; Ctrl-C stops it"
-        print(said, end="", file=sys.stderr, flush=True)
+        refused = f", {len(result.refused):,} refused" if result.refused else ""
+        line = f"\r{verb} {len(result.made):,}{refused}; Ctrl-C to stop"
+        print(line, end="", file=sys.stderr, flush=True)
 
 
-class Pace:
-    """When the next may begin: the n-th not before n - 1 of them are due."""
+class RateLimiter:
+    """A rate limiter: n items are admitted when the items before them are due."""
 
-    def __init__(self, rate_per_s: float, clock: Clock, interrupt: Interrupt) -> None:
+    def __init__(self, rate_per_s: float, clock: Clock, interrupt: InterruptHandler) -> None:
         self._rate_per_s = rate_per_s
         self._clock = clock
         self._interrupt = interrupt
-        self._due_ns: int | None = None
+        self._next_due_ns: int | None = None
 
-    def admits(self, n: int) -> bool:
-        """Wait for the time of the next n; False when told to stop instead."""
+    def acquire(self, n: int) -> bool:
+        """Wait until the next n items are due; return False after Ctrl-C."""
         now_ns = self._clock.mono_ns()
-        due_ns = now_ns if self._due_ns is None else max(self._due_ns, now_ns)
-        if due_ns > now_ns and not self._interrupt.asked:
-            self._interrupt.rest(lambda: self._clock.sleep((due_ns - now_ns) / S))
-        self._due_ns = due_ns + int(n / self._rate_per_s * S)
-        return not self._interrupt.asked
+        due_ns = now_ns if self._next_due_ns is None else max(self._next_due_ns, now_ns)
+        if due_ns > now_ns and not self._interrupt.requested:
+            self._interrupt.wait(lambda: self._clock.sleep((due_ns - now_ns) / S))
+        self._next_due_ns = due_ns + int(n / self._rate_per_s * S)
+        return not self._interrupt.requested
 
 
-class Interrupt:
-    """Ctrl-C ends a wait at once, and a commit not before it is done."""
+class InterruptHandler:
+    """A SIGINT handler: Ctrl-C ends a wait at once, but lets a running commit finish."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self._resting = False
-        self._before: Any = None
+        self.requested = False
+        self._waiting = False
+        self._previous_handler: Any = None
 
-    def __enter__(self) -> Interrupt:
+    def __enter__(self) -> InterruptHandler:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._on_signal)
+            self._previous_handler = signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
 
-    def rest(self, wait: Callable[[], None]) -> None:
-        self._resting = True
+    def wait(self, wait: Callable[[], None]) -> None:
+        self._waiting = True
         try:
             wait()
         except KeyboardInterrupt:
-            self.asked = True
+            self.requested = True
         finally:
-            self._resting = False
+            self._waiting = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        if self._resting:
+        self.requested = True
+        if self._waiting:
             raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""`holdfast replay FILE --handler module:function`: a recording once more, through today's code.
+"""`holdfast replay FILE --handler module:function`: replays a recording through the current code.
 
-Each attempt is run again, without a store, and its result compared with the recorded one. Exit code
-0 means that all are alike; 1 that some differ, or that the file is damaged from some point on.
+Each attempt runs again, without a store, and its result is compared with the recorded one. Exit code 0
+means that all results match; 1 means that some differ, or that the file is damaged.
 """
 
 from __future__ import annotations
@@ -12,59 +12,64 @@ import os
 import sys
 from typing import Any, cast
 
-from holdfast.cli.output import emit, fields, table, waiting
+from holdfast.cli.output import emit, field_lines, table, waiting
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.runner import Handler, ReplayReport, replay_file
-from holdfast.runner.replay import Rerun
+from holdfast.runner import ReplayReport, WorkHandler, replay_file
+from holdfast.runner.replay import ReplayedAttempt
 
 SHOWN_MAX = 20
 
 
-class Differs(HoldfastError):
+class ReplayDiffers(HoldfastError):
     code = "replay_differs"
-    hint = "the handler does not do today what it did when this was recorded"
+    hint = "the handler's results differ from those in the recording"
 
 
 class NoHandler(Invalid):
-    hint = "name a function as module:function; modules of this directory are found, too"
+    hint = "give a function as module:function; modules in the current directory are found, too"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", metavar="FILE", help="a recording, made by holdfast.runner.Recorder"
+        "file", metavar="FILE", help="recording written by holdfast.runner.Recorder"
     )
-    parser.add_argument("--handler", metavar="MODULE:FUNCTION", required=True)
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument(
+        "--handler",
+        metavar="MODULE:FUNCTION",
+        required=True,
+        help="handler that runs the recorded attempts",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
 
 
 def run(args: argparse.Namespace) -> int:
-    handler = handler_of(args.handler)
+    handler = load_handler(args.handler)
     with waiting("replaying"):
         report = replay_file(args.file, handler)
     emit(args, _document(report), _text(report))
     if report.damage is not None:
         raise report.damage
     if report.mismatches:
-        raise Differs(mismatches=len(report.mismatches), attempts=report.attempts)
+        raise ReplayDiffers(mismatches=len(report.mismatches), attempts=report.attempts)
     return 0
 
 
-def handler_of(name: str) -> Handler:
+def load_handler(name: str) -> WorkHandler:
     module, _, path = name.partition(":")
     if not module or not path:
         raise NoHandler(what="handler", found=name, why="not of the form module:function")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module)
+        attribute: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            attribute = getattr(attribute, part)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise NoHandler(what="handler", found=name, why=why) from error
-    if not callable(found):
-        raise NoHandler(what="handler", found=name, why="it cannot be called")
-    return cast(Handler, found)
+    if not callable(attribute):
+        raise NoHandler(what="handler", found=name, why="not callable")
+    return cast(WorkHandler, attribute)
 
 
 def _document(report: ReplayReport) -> dict[str, Any]:
@@ -79,7 +84,7 @@ def _document(report: ReplayReport) -> dict[str, Any]:
     }
 
 
-def _reruns(reruns: list[Rerun]) -> list[dict[str, Any]]:
+def _reruns(reruns: list[ReplayedAttempt]) -> list[dict[str, Any]]:
     return [
         {
             "queue": rerun.attempt.queue,
@@ -93,7 +98,7 @@ def _reruns(reruns: list[Rerun]) -> list[dict[str, Any]]:
 
 
 def _text(report: ReplayReport) -> str:
-    text = fields(
+    text = field_lines(
         [
             ("attempts", report.attempts),
             ("matched", report.matched),
@@ -104,8 +109,8 @@ def _text(report: ReplayReport) -> str:
         ]
     )
     rows = [
-        (it["queue"], str(it["seq"]), it["attempt"], it["recorded"], it["result"])
-        for it in _reruns([*report.mismatches, *report.unfinished])
+        (rerun["queue"], str(rerun["seq"]), rerun["attempt"], rerun["recorded"], rerun["result"])
+        for rerun in _reruns([*report.mismatches, *report.unfinished])
     ]
     if rows:
         text += "\n\n" + table(("queue", "seq", "attempt", "recorded", "now"), rows[:SHOWN_MAX])

@@ -1,4 +1,4 @@
-"""`holdfast store info`: what a store is and what its queues hold. Nothing is scanned for it.
+"""`holdfast store info`: shows the properties of a store and its queue counts, without a scan.
 
 `holdfast store copy` is in `store_copy`, `holdfast store restored` in `store_restored`, `holdfast store
 rebuild` in `store_rebuild`.
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from holdfast import codec
 from holdfast.cli import store_copy, store_rebuild, store_restored
-from holdfast.cli.output import bytes_text, emit, fields, table, time_text
-from holdfast.cli.target import add_options, directory_of, existing, is_embedded, url_of
+from holdfast.cli.output import bytes_text, emit, field_lines, table, time_text
+from holdfast.cli.store_option import add_options, directory_of, is_embedded, open_existing, url_of
 from holdfast.config import OUTCOMES_KEPT
 from holdfast.durable import queue
-from holdfast.durable.queue import Counts
+from holdfast.durable.queue import QueueCounts
 from holdfast.store import schema, tuples
 from holdfast.store.api import Store, Txn
 
@@ -25,9 +25,9 @@ QUEUES_MAX = 100
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    info = actions.add_parser("info", help="url, generation, commits, size, queues")
+    info = actions.add_parser("info", help="show URL, generation, commits, size and queues")
     add_options(info, universe=True)
-    store_copy.configure(actions.add_parser("copy", help="move a store to another place, whole"))
+    store_copy.configure(actions.add_parser("copy", help="move or copy a whole store"))
     store_restored.configure(actions.add_parser("restored", help=store_restored.HELP))
     store_rebuild.configure(actions.add_parser("rebuild", help=store_rebuild.HELP))
 
@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
         return store_restored.run(args)
     if args.action == "rebuild":
         return store_rebuild.run(args)
-    with existing(args) as store:
-        size = size_of(store, url_of(args))
+    with open_existing(args) as store:
+        size = store_size(store, url_of(args))
         queues = store.read(queue_counts, QUEUES_MAX + 1)
         now_ns = store.now_ns()
         document = {
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             ],
             "more_queues": len(queues) > QUEUES_MAX,
         }
-        text = fields(
+        text = field_lines(
             [
                 ("url", store.url),
                 ("generation", str(store.generation)),
@@ -68,8 +68,15 @@ def run(args: argparse.Namespace) -> int:
         )
         if queues:
             rows = [
-                (name, it.ready, it.delayed, it.claimed, it.dead, it.done)
-                for name, it in queues[:QUEUES_MAX]
+                (
+                    name,
+                    queue_state.ready,
+                    queue_state.delayed,
+                    queue_state.claimed,
+                    queue_state.dead,
+                    queue_state.done,
+                )
+                for name, queue_state in queues[:QUEUES_MAX]
             ]
             header = ("queue", "ready", "delayed", "claimed", "dead", "done")
             text += "\n\n" + table(header, rows)
@@ -78,43 +85,46 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class Size(NamedTuple):
+class StoreSize(NamedTuple):
     commit_no: int
     bytes: int
     disk_bytes: int
 
 
-def size_of(store: Store, url: str) -> Size:
+def store_size(store: Store, url: str) -> StoreSize:
     if not is_embedded(url):
-        from holdfast.store.postgres import PostgresStore
+        from holdfast.store.postgres.store import PostgresStore
 
         assert isinstance(store, PostgresStore)
         commit_no, bytes = store.size()
-        return Size(commit_no, bytes, bytes)
+        return StoreSize(commit_no, bytes, bytes)
     file = (directory_of(url) / "data.mdb").stat()
-    return Size(store.read(last_commit_no), file.st_size, file.st_blocks * 512)
+    return StoreSize(store.read(last_commit_no), file.st_size, file.st_blocks * 512)
 
 
 def last_commit_no(txn: Txn) -> int:
-    """The number of the last commit, from the ring of outcomes: slots that go on from slot 0."""
+    """Return the number of the last commit: the last slot of the outcome ring that continues slot 0."""
 
     def commit_in(slot: int) -> int:
         row = txn.get(schema.OUTCOME + tuples.pack_int(slot))
         return -1 if row is None else int(codec.unpack(row)[0])
 
     first = max(commit_in(0), 0)
-    past = bisect_left(
+    continued = bisect_left(
         range(1, OUTCOMES_KEPT), True, key=lambda slot: commit_in(slot) != first + slot
     )
-    return first + past
+    return first + continued
 
 
-def queue_counts(txn: Txn, limit: int) -> list[tuple[str, Counts]]:
-    """The queues by name. One seek a queue: the next one begins after all rows of the last."""
-    found: list[tuple[str, Counts]] = []
-    at, end = schema.prefix(schema.Space.QUEUE), tuples.after(schema.prefix(schema.Space.QUEUE))
-    while len(found) < limit and (rows := txn.scan(at, end, 1)):
+def queue_counts(txn: Txn, limit: int) -> list[tuple[str, QueueCounts]]:
+    """Return the queues by name, with one seek per queue: each seek starts after the last queue's rows."""
+    counts_by_queue: list[tuple[str, QueueCounts]] = []
+    at, end = (
+        schema.key_prefix(schema.Space.QUEUE),
+        tuples.prefix_end(schema.key_prefix(schema.Space.QUEUE)),
+    )
+    while len(counts_by_queue) < limit and (rows := txn.scan(at, end, 1)):
         name = str(tuples.unpack(rows[0][0])[1])
-        found.append((name, queue.counts(txn, name)))
-        at = tuples.after(schema.prefix(schema.Space.QUEUE, name))
-    return found
+        counts_by_queue.append((name, queue.counts(txn, name)))
+        at = tuples.prefix_end(schema.key_prefix(schema.Space.QUEUE, name))
+    return counts_by_queue

@@ -1,7 +1,7 @@
-"""`holdfast store copy FROM TO`: move a store, from a directory to PostgreSQL, back, or to its like.
+"""`holdfast store copy FROM TO`: moves or copies a store between directories and PostgreSQL databases.
 
-Progress is told on stderr, in place on a terminal and line by line elsewhere. What was copied is told at
-the end, space by space, with the hash that both places gave.
+Progress goes to stderr: updated in place on a terminal, line by line elsewhere. The result lists each key
+space with the hash that both stores have.
 """
 
 from __future__ import annotations
@@ -15,79 +15,86 @@ from typing import Any
 from holdfast.cli import EXIT_INTERRUPTED, EXIT_OK
 from holdfast.cli.output import bytes_text, emit, printable, table
 from holdfast.clock import MS, SYSTEM, S
-from holdfast.ops.copying import copy
-from holdfast.store.copy import Copied, Phase
-from holdfast.store.urls import shown
+from holdfast.ops.store_copy import copy_store
+from holdfast.store.admin.copy import CopyPhase, CopyResult
+from holdfast.store.urls import redact
 
-# On a terminal a line is drawn anew this often; elsewhere a line is written this often.
+# The interval of progress updates on a terminal, and of progress lines elsewhere.
 DRAW_S = 0.2
 WRITE_S = 5.0
 HASH_CHARS = 16
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="FROM", help="a directory or URL; nothing may run on it")
-    parser.add_argument("target", metavar="TO", help="a directory or URL without a store")
+    parser.add_argument(
+        "source", metavar="FROM", help="directory or URL of a store that no process uses"
+    )
+    parser.add_argument("target", metavar="TO", help="directory or URL without a store")
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="FROM stays in use, and TO becomes another store: what waits in both is done by both",
+        help="copy instead of move: FROM stays usable and TO is an independent store; pending work "
+        "exists in both and runs in both",
     )
     parser.add_argument(
         "--force",
         action="store_true",
-        help="though leases have not run out; what their holders still commit is refused",
+        help="copy although leases are live; later commits of their holders are rejected",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     began_ns = SYSTEM.mono_ns()
-    told = Told()
+    progress = CopyProgress()
     try:
-        with told.at_end():
-            done = copy(
-                args.source, args.target, keep=args.keep, force=args.force, progress=told.progress
+        with progress.cleared_at_end():
+            done = copy_store(
+                args.source,
+                args.target,
+                keep=args.keep,
+                force=args.force,
+                progress=progress.progress,
             )
     except KeyboardInterrupt:
-        again = "nothing is lost; the same command goes on where this one ended"
-        print(f"holdfast: interrupted: {again}", file=sys.stderr)
+        hint = "nothing is lost; repeat the command to continue the copy"
+        print(f"holdfast: interrupted: {hint}", file=sys.stderr)
         return EXIT_INTERRUPTED
     took_ns = SYSTEM.mono_ns() - began_ns
-    emit(args, document_of(args, done, took_ns), text_of(args, done, took_ns))
+    emit(args, copy_document(args, done, took_ns), copy_text(args, done, took_ns))
     return EXIT_OK
 
 
-def document_of(args: argparse.Namespace, done: Copied, took_ns: int) -> dict[str, Any]:
+def copy_document(args: argparse.Namespace, done: CopyResult, took_ns: int) -> dict[str, Any]:
     return {
-        "from": shown(args.source),
-        "to": shown(args.target),
+        "from": redact(args.source),
+        "to": redact(args.target),
         "kept": args.keep,
         "generation": done.generation,
-        "commit_no": done.last.commit_no,
+        "commit_no": done.last_commit.commit_no,
         "resumed": done.resumed,
         "rows": done.rows,
         "bytes": done.size,
         "took_ms": took_ns // MS,
         "spaces": [
-            {"space": name, "rows": one.rows, "bytes": one.size, "sha256": one.sha256}
-            for name, one in sorted(done.spaces.items())
+            {"space": name, "rows": space.rows, "bytes": space.size, "sha256": space.sha256}
+            for name, space in sorted(done.spaces.items())
         ],
     }
 
 
-def text_of(args: argparse.Namespace, done: Copied, took_ns: int) -> str:
-    source, target = shown(args.source), shown(args.target)
+def copy_text(args: argparse.Namespace, done: CopyResult, took_ns: int) -> str:
+    source, target = redact(args.source), redact(args.target)
     if done.finished:
-        return f"{source} was copied and proved before; {target} is open now, generation {done.generation}"
+        return f"{source} was already copied and verified; {target} is open, generation {done.generation}"
     rows = [
-        (name, one.rows, bytes_text(one.size), one.sha256[:HASH_CHARS])
-        for name, one in sorted(done.spaces.items())
+        (name, space.rows, bytes_text(space.size), space.sha256[:HASH_CHARS])
+        for name, space in sorted(done.spaces.items())
     ]
     after = (
-        f"{source} stays in use; {target} is another store from now on"
+        f"{source} stays usable; {target} is now an independent store"
         if args.keep
-        else f"{source} is closed down; use {target}"
+        else f"{source} is closed; use {target}"
     )
     counted = f"{done.rows:,} rows, {bytes_text(done.size)} in {took_ns / S:.1f} s"
     return "\n".join(
@@ -99,23 +106,23 @@ def text_of(args: argparse.Namespace, done: Copied, took_ns: int) -> str:
     )
 
 
-class Told:
-    """How far it is: rows, megabytes and the rate of the phase that runs."""
+class CopyProgress:
+    """The progress display: rows, bytes and rate of the current phase."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
-        self._phase: Phase | None = None
-        self._began_ns = self._told_ns = SYSTEM.mono_ns()
+        self._phase: CopyPhase | None = None
+        self._began_ns = self._printed_ns = SYSTEM.mono_ns()
         self._drawn = False
 
-    def progress(self, phase: Phase, rows: int, size: int, about: int | None) -> None:
+    def progress(self, phase: CopyPhase, rows: int, size: int, about: int | None) -> None:
         now_ns = SYSTEM.mono_ns()
         if phase is not self._phase:
-            self._phase, self._began_ns = phase, self._told_ns
+            self._phase, self._began_ns = phase, self._printed_ns
         every_s = DRAW_S if self._terminal else WRITE_S
-        if now_ns - self._told_ns < every_s * S:
+        if now_ns - self._printed_ns < every_s * S:
             return
-        self._told_ns = now_ns
+        self._printed_ns = now_ns
         rate = size / max((now_ns - self._began_ns) / S, 1e-3)
         of = f" of about {about:,}" if about is not None and about >= rows else ""
         text = f"{phase.value}: {rows:,}{of} rows, {bytes_text(size)}, {bytes_text(int(rate))}/s"
@@ -126,7 +133,7 @@ class Told:
             print(text, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
-    def at_end(self) -> Iterator[None]:
+    def cleared_at_end(self) -> Iterator[None]:
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""`holdfast store restored`: told after PostgreSQL's own tools have set a database back in time."""
+"""`holdfast store restored`: starts a new generation after PostgreSQL's own tools restored the database."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import argparse
 
 from holdfast.cli import EXIT_OK
 from holdfast.cli.output import emit, waiting
-from holdfast.cli.target import add_options, url_of
-from holdfast.store.restored import renew
+from holdfast.cli.store_option import add_options, url_of
+from holdfast.store.admin.new_generation import start_new_generation
 
-HELP = "make a store in a restored database a new generation; nothing may run on it"
+HELP = "start a new generation in a restored database; no process may use the store"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -17,18 +17,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with waiting("waiting until nobody has the store open"):
-        done = renew(url_of(args))
+    with waiting("waiting until no process has the store open"):
+        done = start_new_generation(url_of(args))
     document = {
         "store": done.url,
-        "before": done.before,
+        "before": done.former,
         "generation": done.generation,
         "commit_no": done.commit_no,
     }
     emit(
         args,
         document,
-        f"{done.url}: generation {done.generation} (was {done.before})\n"
-        "leases and claims that were granted before are refused from now on",
+        f"{done.url}: generation {done.generation} (was {done.former})\n"
+        "leases and claims granted before are now rejected",
     )
     return EXIT_OK

@@ -1,4 +1,4 @@
-"""`holdfast tasks`: what is to be done, who does it, an end or another try for some of it."""
+"""`holdfast tasks`: lists, shows, cancels and redrives tasks, and sets queue limits."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 
 from holdfast.cli import EXIT_OK, EXIT_USAGE
 from holdfast.cli.attempts import error_text
-from holdfast.cli.output import emit, fields, table, time_text
+from holdfast.cli.output import emit, field_lines, table, time_text
 from holdfast.cli.redrive import RATE_PER_S
-from holdfast.cli.target import add_options, existing
+from holdfast.cli.store_option import add_options, open_existing
 from holdfast.cli.task_selection import (
-    ENDED,
-    OPEN,
+    ENDED_STATES,
+    OPEN_STATES,
     add_conditions,
     add_selection,
-    each,
-    misused,
-    tell,
-    would,
+    dry_run,
+    for_each,
+    print_result,
+    usage_error,
 )
 from holdfast.config import BATCH_MAX
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops import inventory
-from holdfast.ops.task_document import queue_document, row_document, seen_document
+from holdfast.ops import catalog_queries
+from holdfast.ops.task_documents import queue_summary, task_details, task_summary
 from holdfast.store.api import Store, Txn
 from holdfast.store.schema import Space
-from holdfast.tasks import coordinator, listing, look
-from holdfast.tasks.ids import TaskId, parse_task
-from holdfast.tasks.look import QueueRow, Seen, TaskRow
-from holdfast.tasks.rows import PLACES, Limits, keys_of, limits_of
-from holdfast.tasks.states import State
+from holdfast.tasks import operations, queries, task_list
+from holdfast.tasks.ids import TaskId, parse_task_id
+from holdfast.tasks.model import WAIT_STATES, QueueLimits, get_limits, keys_of
+from holdfast.tasks.queries import QueueRow, TaskDetails, TaskRow
+from holdfast.tasks.states import TaskState
 
 LIST_MAX = 20
 VALUE_CHARS_MAX = 4000
@@ -40,63 +40,93 @@ WHY_CHARS_MAX = 60
 
 
 class NoTasks(NotFound):
-    hint = "nobody has submitted a task here yet; with --universe it may be one that has none"
+    hint = "no task was submitted here yet; check --universe and --store"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     listed = actions.add_parser(
-        "list", help="counts by queue, and tasks: newest first, or by place"
+        "list", help="count tasks by queue, and list them: newest first, or in the order of --state"
     )
-    add_conditions(listed, listing.WHERE)
-    listed.add_argument("--cursor", metavar="C", default="", help="go on from there")
-    listed.add_argument("--limit", metavar="N", type=int, default=LIST_MAX, help=f"{LIST_MAX}")
+    add_conditions(listed, task_list.STATE_FILTERS)
+    listed.add_argument(
+        "--cursor", metavar="C", default="", help="continue a list from the cursor it printed"
+    )
+    listed.add_argument(
+        "--limit",
+        metavar="N",
+        type=int,
+        default=LIST_MAX,
+        help=f"list at most N tasks (default {LIST_MAX})",
+    )
     _add_store(listed)
 
-    shown = actions.add_parser("show", help="one task: where it is and why, its arguments, its end")
-    shown.add_argument("id", metavar="ID", help="such as 1-42")
+    shown = actions.add_parser(
+        "show", help="show one task: its state and why, arguments, result or error"
+    )
+    shown.add_argument("id", metavar="ID", help="task id, such as 1-42")
     _add_store(shown)
 
-    cancelled = actions.add_parser("cancel", help="end tasks that have not ended, running ones too")
-    add_selection(cancelled, OPEN)
-    cancelled.add_argument("--reason", metavar="TEXT", default="cancelled", help="kept with them")
+    cancelled = actions.add_parser("cancel", help="cancel waiting and running tasks")
+    add_selection(cancelled, OPEN_STATES)
+    cancelled.add_argument(
+        "--reason",
+        metavar="TEXT",
+        default="cancelled",
+        help="reason to store with the tasks (default: cancelled)",
+    )
     _add_store(cancelled)
 
-    redriven = actions.add_parser("redrive", help="submit failed and dead tasks anew")
-    add_selection(redriven, ENDED)
+    redriven = actions.add_parser(
+        "redrive", help="submit failed and dead tasks again, as new tasks"
+    )
+    add_selection(redriven, ENDED_STATES)
     redriven.add_argument(
-        "--rate", metavar="N", type=float, default=RATE_PER_S, help=f"a second ({RATE_PER_S:g})"
+        "--rate",
+        metavar="N",
+        type=float,
+        default=RATE_PER_S,
+        help=f"process at most N tasks per second (default {RATE_PER_S:g})",
     )
     _add_store(redriven)
 
-    limited = actions.add_parser("limit", help="how many of a queue run at a time; else tell it")
-    limited.add_argument("queue", metavar="QUEUE")
-    limited.add_argument("--concurrency", metavar="N", type=int, help="in all; 0 is any number")
-    limited.add_argument("--per-key", metavar="N", type=int, help="of each limit key; 0 is any")
+    limited = actions.add_parser(
+        "limit", help="set the concurrency limits of a queue, or show them"
+    )
+    limited.add_argument("queue", metavar="QUEUE", help="name of the queue")
+    limited.add_argument(
+        "--concurrency", metavar="N", type=int, help="run at most N tasks at a time; 0: no limit"
+    )
+    limited.add_argument(
+        "--per-key",
+        metavar="N",
+        type=int,
+        help="run at most N tasks of each limit key at a time; 0: no limit",
+    )
     _add_store(limited)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.action in ("cancel", "redrive") and misused(args):
+    if args.action in ("cancel", "redrive") and usage_error(args):
         return EXIT_USAGE
-    with existing(args) as store:
+    with open_existing(args) as store:
         act = {
             "list": _list, "show": _show, "cancel": _cancel, "redrive": _redrive, "limit": _limit,
         }  # fmt: skip
         return act[args.action](store, args)
 
 
-# -- looking ---------------------------------------------------------------------------------------
+# -- queries ---------------------------------------------------------------------------------------
 
 
 def _list(store: Store, args: argparse.Namespace) -> int:
     universe = _universe_of(store, args)
-    queues: list[QueueRow] = store.read(look.queues, universe)
+    queues: list[QueueRow] = store.read(queries.list_queues, universe)
     if args.queue:
         queues = [row for row in queues if row.queue == args.queue]
-    found = store.read(
-        listing.page,
+    page = store.read(
+        task_list.list_tasks,
         universe,
         args.state or "",
         args.queue or "",
@@ -106,36 +136,37 @@ def _list(store: Store, args: argparse.Namespace) -> int:
     )
     document = {
         "universe": universe,
-        "queues": [queue_document(row) for row in queues],
-        "tasks": [row_document(row) for row in found.rows],
-        "cursor": found.cursor or None,
+        "queues": [queue_summary(row) for row in queues],
+        "tasks": [task_summary(row) for row in page.rows],
+        "cursor": page.cursor or None,
     }
-    emit(args, document, "\n\n".join(_list_text(args, queues, found)))
+    emit(args, document, "\n\n".join(_list_text(args, queues, page)))
     return EXIT_OK
 
 
 def _list_text(
-    args: argparse.Namespace, queues: list[QueueRow], found: listing.Page
+    args: argparse.Namespace, queues: list[QueueRow], page: task_list.TaskPage
 ) -> Iterator[str]:
-    places = (*PLACES, "leased", "completed", "failed", "dead")
+    columns = (*WAIT_STATES, "leased", "completed", "failed", "dead")
     if queues:
         yield table(
-            ("queue", *places),
-            [(row.queue, *(getattr(row.counts, place) for place in places)) for row in queues],
+            ("queue", *columns),
+            [(row.queue, *(getattr(row.counts, column) for column in columns)) for row in queues],
         )
-    if found.rows:
+    if page.rows:
         yield table(
             ("id", "name", "queue", "where", "attempt", "time", "by", "why"),
-            [_line(row) for row in found.rows],
+            [_table_row(row) for row in page.rows],
         )
-    elif not found.cursor:
+    elif not page.cursor:
         yield "no such tasks"
-    if found.cursor:
-        yield f"there may be more: --cursor {found.cursor}"
+    if page.cursor:
+        yield f"there may be more: --cursor {page.cursor}"
 
 
-def _line(row: TaskRow) -> tuple[object, ...]:
-    """The time is the one that matters there: when it ended, may begin, runs out, was submitted."""
+def _table_row(row: TaskRow) -> tuple[object, ...]:
+    """Format a task as a table row. The time depends on its state: end, earliest start, lease expiry or
+    submission."""
     status = row.status
     time_ns = status.ended_ns or status.expires_ns or row.body.created_ns
     if row.where == "delayed":
@@ -155,27 +186,27 @@ def _line(row: TaskRow) -> tuple[object, ...]:
 
 def _show(store: Store, args: argparse.Namespace) -> int:
     universe = _universe_of(store, args)
-    seen: Seen = store.read(look.see, universe, parse_task(args.id))
-    document = {"universe": universe} | seen_document(seen)
-    emit(args, document, _show_text(args, seen, document))
+    details: TaskDetails = store.read(queries.get_details, universe, parse_task_id(args.id))
+    document = {"universe": universe} | task_details(details)
+    emit(args, document, _show_text(args, details, document))
     return EXIT_OK
 
 
-def _show_text(args: argparse.Namespace, seen: Seen, document: dict[str, Any]) -> str:
-    row = seen.row
+def _show_text(args: argparse.Namespace, details: TaskDetails, document: dict[str, Any]) -> str:
+    row = details.row
     status, spec = row.status, row.spec
     times = {
         "submitted": row.body.created_ns,
         "not before": row.not_before_ns if row.where == "delayed" else 0,
-        "lease began": status.granted_ns if seen.lease else 0,
+        "lease began": status.granted_ns if details.lease else 0,
         "lease ends": status.expires_ns,
         "ended": status.ended_ns,
     }
     pairs: list[tuple[str, object]] = [
         ("task", f"{row.id} {spec.name}"),
         ("queue", spec.queue + (f", priority {spec.priority}" if spec.priority else "")),
-        ("state", row.state.name + (f", {row.where}" if row.state is State.WAITING else "")),
-        ("why", seen.why),
+        ("state", row.state.name + (f", {row.where}" if row.state is TaskState.WAITING else "")),
+        ("why", details.why),
         *((name, time_text(time_ns)) for name, time_ns in times.items() if time_ns),
         ("attempt", str(status.attempt)),
         ("failures", f"{status.failures} of {spec.attempts}"),
@@ -188,21 +219,23 @@ def _show_text(args: argparse.Namespace, seen: Seen, document: dict[str, Any]) -
         ("redrive of", document["redrive_of"]),
         ("redriven by", document["redriven_by"]),
         ("reason", status.reason),
-        ("arguments", _cut(_call(document["args"], document["kwargs"]))),
+        ("arguments", _shorten(_call_text(document["args"], document["kwargs"]))),
     ]
     if document["progress"] is not None:
-        pairs.append(("progress", _cut(_json(document["progress"]))))
+        pairs.append(("progress", _shorten(_json(document["progress"]))))
     if "result" in document:
-        pairs.append(("result", _cut(_json(document["result"]))))
-    text = fields([pair for pair in pairs if pair[1] not in (None, "")]) + error_text(status.error)
-    if row.where in ENDED and not seen.redriven_by:
+        pairs.append(("result", _shorten(_json(document["result"]))))
+    text = field_lines([pair for pair in pairs if pair[1] not in (None, "")]) + error_text(
+        status.error
+    )
+    if row.where in ENDED_STATES and not details.redriven_by:
         store_option = f" --store {args.store}" if args.store else ""
-        text += f"\nanother try: holdfast tasks redrive {row.id}{store_option}"
+        text += f"\nretry it: holdfast tasks redrive {row.id}{store_option}"
     return text
 
 
-def _call(args: list[Any], kwargs: dict[str, Any]) -> str:
-    """Arguments as they would stand in a call."""
+def _call_text(args: list[Any], kwargs: dict[str, Any]) -> str:
+    """Format arguments in the syntax of a call."""
     positional = [_json(value) for value in args]
     return ", ".join([*positional, *(f"{name}={_json(value)}" for name, value in kwargs.items())])
 
@@ -211,27 +244,33 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= VALUE_CHARS_MAX else text[: VALUE_CHARS_MAX - 1] + "…"
 
 
-# -- steering --------------------------------------------------------------------------------------
+# -- changes ---------------------------------------------------------------------------------------
 
 
 def _cancel(store: Store, args: argparse.Namespace) -> int:
     universe = _universe_of(store, args)
     if args.dry_run:
-        return would(store, universe, args, OPEN)
+        return dry_run(store, universe, args, OPEN_STATES)
 
     def cancel(some: list[TaskId]) -> list[bool]:
         seqs = [task.seq for task in some]
-        found: list[bool] = store.transact(coordinator.cancel, universe, seqs, args.reason)
+        found: list[bool] = store.transact(operations.cancel, universe, seqs, args.reason)
         return found
 
-    done = each(store, universe, args, OPEN, cancel, BATCH_MAX)
-    lines = [f"{task} {'cancelled' if was else 'had ended'}" for task, was in done.made]
-    document = {"cancelled": [{"id": str(task), "cancelled": was} for task, was in done.made]}
-    return tell(args, done, document, lines)
+    result = for_each(store, universe, args, OPEN_STATES, cancel, BATCH_MAX)
+    lines = [
+        f"{task} {'cancelled' if cancelled else 'had ended'}" for task, cancelled in result.results
+    ]
+    document = {
+        "cancelled": [
+            {"id": str(task), "cancelled": cancelled} for task, cancelled in result.results
+        ]
+    }
+    return print_result(args, result, document, lines)
 
 
 def _redrive(store: Store, args: argparse.Namespace) -> int:
@@ -239,34 +278,34 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
         raise Invalid(what="--rate", found=args.rate, min=0, max=BATCH_MAX)
     universe = _universe_of(store, args)
     if args.dry_run:
-        return would(store, universe, args, ENDED)
+        return dry_run(store, universe, args, ENDED_STATES)
 
     def redrive(some: list[TaskId]) -> list[TaskId]:
-        seqs: list[int] = store.transact(coordinator.redrive, universe, [task.seq for task in some])
-        return store.read(look.ids_of, universe, seqs)
+        seqs: list[int] = store.transact(operations.redrive, universe, [task.seq for task in some])
+        return store.read(queries.task_ids, universe, seqs)
 
-    done = each(store, universe, args, ENDED, redrive, args.rate)
-    lines = [f"{task} → {new}" for task, new in done.made]
-    document = {"redriven": [{"id": str(task), "task": str(new)} for task, new in done.made]}
-    return tell(args, done, document, lines)
+    result = for_each(store, universe, args, ENDED_STATES, redrive, args.rate)
+    lines = [f"{task} → {new}" for task, new in result.results]
+    document = {"redriven": [{"id": str(task), "task": str(new)} for task, new in result.results]}
+    return print_result(args, result, document, lines)
 
 
 def _limit(store: Store, args: argparse.Namespace) -> int:
     universe = _universe_of(store, args)
-    was = store.read(lambda txn: limits_of(txn, keys_of(universe), args.queue))
-    now = Limits(
-        was.concurrency if args.concurrency is None else args.concurrency,
-        was.per_key if args.per_key is None else args.per_key,
+    limits_before = store.read(lambda txn: get_limits(txn, keys_of(universe), args.queue))
+    limits = QueueLimits(
+        limits_before.concurrency if args.concurrency is None else args.concurrency,
+        limits_before.per_key if args.per_key is None else args.per_key,
     )
-    if now != was:
-        store.transact(coordinator.limit, universe, args.queue, now)
-    document = {"queue": args.queue, "concurrency": now.concurrency, "per_key": now.per_key}
+    if limits != limits_before:
+        store.transact(operations.set_limits, universe, args.queue, limits)
+    document = {"queue": args.queue, "concurrency": limits.concurrency, "per_key": limits.per_key}
     pairs = [
         ("queue", args.queue),
-        ("at a time", str(now.concurrency or "any number")),
-        ("of each limit key", str(now.per_key or "any number")),
+        ("at a time", str(limits.concurrency or "any number")),
+        ("of each limit key", str(limits.per_key or "any number")),
     ]
-    emit(args, document, fields(pairs))
+    emit(args, document, field_lines(pairs))
     return EXIT_OK
 
 
@@ -274,23 +313,25 @@ def _limit(store: Store, args: argparse.Namespace) -> int:
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--universe", metavar="U", help="where the store holds several")
+    parser.add_argument("--universe", metavar="U", help="universe, if the store has several")
     add_options(parser)
 
 
 def _universe_of(store: Store, args: argparse.Namespace) -> str:
-    """The one universe that has tasks."""
+    """Return the given universe, or the only universe that has tasks."""
 
     def names(txn: Txn) -> list[str]:
-        return list(inventory.names_after(txn, (int(Space.TASK),)))
+        return list(catalog_queries.names_after(txn, (int(Space.TASK),)))
 
-    found: list[str] = store.read(names)
+    universes: list[str] = store.read(names)
     if args.universe:
-        if args.universe not in found and args.action != "limit":
+        if args.universe not in universes and args.action != "limit":
             raise NoTasks(what="universe", universe=args.universe)
         return str(args.universe)
-    if not found:
+    if not universes:
         raise NoTasks(what="tasks", url=store.url)
-    if len(found) > 1:
-        raise Invalid(what="tasks", why="in several universes: say which", universes=found)
-    return found[0]
+    if len(universes) > 1:
+        raise Invalid(
+            what="tasks", why="in several universes: give --universe", universes=universes
+        )
+    return universes[0]

@@ -1,7 +1,7 @@
-"""`holdfast timers`: what worlds wait for, the next one first; another try for those that died.
+"""`holdfast timers`: lists and shows pending timers of worlds, and redrives dead ones.
 
-A timer dies only of what no waiting mends: it cannot be read, or its delivery fails for good. Put back,
-it fires at once, if its key still holds it.
+A timer dies only of a permanent error: it cannot be decoded, or its delivery is rejected. A redriven timer
+fires at once, if its key still refers to it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 from holdfast.cli import EXIT_OK, EXIT_USAGE, effects
 from holdfast.cli.effects import add_universe
-from holdfast.cli.output import emit, fields, table, time_text
-from holdfast.cli.redrive import add_selection, drive, misused, selection_of
-from holdfast.cli.target import existing
+from holdfast.cli.output import emit, field_lines, table, time_text
+from holdfast.cli.redrive import add_selection, redrive_selected, selection_of, usage_error
+from holdfast.cli.store_option import open_existing
 from holdfast.durable import queue
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops import pending
-from holdfast.ops.pending import TimerRow
+from holdfast.ops import pending_work
+from holdfast.ops.pending_work import TimerRow
 from holdfast.store.api import Store
 from holdfast.world import timers
 
@@ -27,27 +27,35 @@ LIST_MAX = 100
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    listed = actions.add_parser("list", help="by their time")
-    listed.add_argument("--limit", metavar="N", type=int, default=LIST_MAX, help=f"{LIST_MAX}")
+    listed = actions.add_parser("list", help="list pending timers, the next due first")
+    listed.add_argument(
+        "--limit",
+        metavar="N",
+        type=int,
+        default=LIST_MAX,
+        help=f"list at most N timers (default {LIST_MAX})",
+    )
     add_universe(listed)
 
-    shown = actions.add_parser("show", help="what a world's key holds")
-    shown.add_argument("world", metavar="WORLD", help="Type/name, or an id")
-    shown.add_argument("key", metavar="KEY")
+    shown = actions.add_parser("show", help="show the timer of a world with this key")
+    shown.add_argument("world", metavar="WORLD", help="Type/name or id of the world")
+    shown.add_argument("key", metavar="KEY", help="key of the timer")
     add_universe(shown)
 
-    redriven = actions.add_parser("redrive", help="put dead ones back, to fire at once")
+    redriven = actions.add_parser("redrive", help="retry dead timers; they fire at once")
     redriven.add_argument(
-        "--calendar", action="store_true", help="of `at` and `every`; else of `after`"
+        "--calendar",
+        action="store_true",
+        help="redrive timers set by `at` and `every` (default: those set by `after`)",
     )
     add_selection(redriven)
     add_universe(redriven)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.action == "redrive" and misused(args):
+    if args.action == "redrive" and usage_error(args):
         return EXIT_USAGE
-    with existing(args) as store:
+    with open_existing(args) as store:
         if args.action == "redrive":
             return _redrive(store, args)
         {"list": _list, "show": _show}[args.action](store, args)
@@ -55,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(store: Store, args: argparse.Namespace) -> None:
-    rows = store.read(pending.timers, args.universe, args.limit)
+    rows = store.read(pending_work.timers, args.universe, args.limit)
     several = len({row.universe for row in rows}) > 1
     cells: list[list[Any]] = [
         [
@@ -75,16 +83,18 @@ def _list(store: Store, args: argparse.Namespace) -> None:
 
 
 def _show(store: Store, args: argparse.Namespace) -> None:
-    row: TimerRow = store.read(pending.timer, args.world, args.key, args.universe)
+    row: TimerRow = store.read(pending_work.timer, args.world, args.key, args.universe)
     document = _document(row)
     shown = {**document, "due": time_text(row.due_ns), "due_ns": None}
     pairs = [(name, value) for name, value in shown.items() if value not in (None, "")]
-    emit(args, document, fields(pairs))
+    emit(args, document, field_lines(pairs))
 
 
 def _redrive(store: Store, args: argparse.Namespace) -> int:
     if args.world:
-        raise Invalid(what="--world", why="dead timers go by number, code, error or time")
+        raise Invalid(
+            what="--world", why="dead timers are selected by seq, code, error or time only"
+        )
     name = _queue_of(store, args)
     if name is None:
         if args.seqs:
@@ -93,31 +103,33 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
         return EXIT_OK
     selection = selection_of(store, args)
     if args.dry_run:
-        return effects.would(store, name, args, selection)
+        return effects.dry_run(store, name, args, selection)
 
     def again(seqs: list[int]) -> list[int]:
         made: list[int] = store.transact(queue.redrive, name, seqs)
         return made
 
-    driven = drive(store, name, args, again, selection=selection)
-    documents = [{"dead": old, "item": new} for old, new in driven.made]
-    lines = [f"{old} → {new}" for old, new in driven.made]
-    return effects.tell(args, name, driven, {"queue": name, "redriven": documents}, lines)
+    result = redrive_selected(store, name, args, again, selection=selection)
+    documents = [{"dead": old, "item": new} for old, new in result.made]
+    lines = [f"{old} → {new}" for old, new in result.made]
+    return effects.print_result(args, name, result, {"queue": name, "redriven": documents}, lines)
 
 
 def _queue_of(store: Store, args: argparse.Namespace) -> str | None:
-    """The one queue that has dead timers, of the clock that is meant."""
-    name_in = timers.calendar if args.calendar else timers.delays
+    """Return the timer queue of the universe, or the only one with dead timers, for the chosen clock."""
+    queue_name = timers.calendar_queue if args.calendar else timers.delay_queue
     if args.universe is not None:
-        return name_in(args.universe)
-    found = [
+        return queue_name(args.universe)
+    queues = [
         name
-        for name, counts in store.read(pending.queues)
-        if counts.dead and name == name_in(name.partition("/")[0])
+        for name, counts in store.read(pending_work.queues)
+        if counts.dead and name == queue_name(name.partition("/")[0])
     ]
-    if len(found) > 1:
-        raise Invalid(what="timers", why="dead in several universes: say which", queues=found)
-    return found[0] if found else None
+    if len(queues) > 1:
+        raise Invalid(
+            what="timers", why="dead in several universes: give --universe", queues=queues
+        )
+    return queues[0] if queues else None
 
 
 def _document(row: TimerRow) -> dict[str, Any]:

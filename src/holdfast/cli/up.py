@@ -1,13 +1,13 @@
-"""`holdfast up module:app`: run an application's roles until told to stop.
+"""`holdfast up module:app`: runs the roles of an application until a stop signal.
 
-- It prints `ready <worker>` once every role has done its first round, and where it answers HTTP.
-- SIGTERM and SIGINT drain: worlds get a last snapshot, leases are given back, the process ends with
-  0. A second signal ends it at once; then leases run out by themselves. So they do if the store is away: it
-  is waited for while tasks have time to end, then one line says what was not given back.
-- A role that failed ends the process: its error in one line, exit code 1.
-- What does not go on for `--stuck-s` ends the process with 75, so that a supervisor starts it anew.
-  Its leases are lost, and counted: a world on which this happens again and again is parked, and the
-  others go on (`world.tenure`).
+- It prints `ready <worker>`, and the HTTP address, when every role has completed its first round.
+- SIGTERM and SIGINT drain: worlds get a final snapshot, leases are released, the exit code is 0. A second
+  signal ends the process at once, and its leases expire. If the store is unreachable, the process waits for
+  it during the grace period of tasks, then prints one line with the leases that it could not release.
+- A failed role ends the process: its error in one line, exit code 1.
+- A role without progress for `--stuck-s` ends the process with exit code 75, so that a supervisor restarts
+  it. The lost leases are counted. A world that causes this repeatedly is parked, so that other worlds can
+  run (`world.hosting_lease`).
 """
 
 from __future__ import annotations
@@ -24,158 +24,174 @@ from typing import NamedTuple
 from holdfast.app.app import App
 from holdfast.app.runtime import ROLES, Runtime
 from holdfast.cli import EXIT_OK
-from holdfast.cli.application import app_is_usage
-from holdfast.cli.http import add_http, guard_of, serving
-from holdfast.cli.stopping import Told
-from holdfast.cli.target import add_options, is_embedded
+from holdfast.cli.app_argument import app_errors_are_usage
+from holdfast.cli.http import add_http, build_guard, http_server
+from holdfast.cli.stop_signal import StopSignal
+from holdfast.cli.store_option import add_options, is_embedded
 from holdfast.clock import SYSTEM, S
 from holdfast.config import DEDUPE_RETENTION_NS, TTL_NS_MAX
 from holdfast.errors import Busy, HoldfastError, Invalid
-from holdfast.ops.application import load_app
+from holdfast.ops.app_loader import load_app
 from holdfast.ops.http.server import HttpServer
-from holdfast.roles.adapter import AdapterPool
-from holdfast.roles.orchestrator import Orchestrator
-from holdfast.roles.peers import Hasty
-from holdfast.roles.role import Service
-from holdfast.roles.task_worker import STOP_GRACE_S, TaskWorker
-from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
+from holdfast.store.admin.routing import StoreRouting, locate_store
 from holdfast.store.api import Store
-from holdfast.store.mapping import StoreMap, locate
-from holdfast.store.urls import shown
+from holdfast.store.urls import redact
+from holdfast.workers.effects.pool import EffectWorkerPool
+from holdfast.workers.mail.peers import OutageAwareStore
+from holdfast.workers.orchestrator import Orchestrator
+from holdfast.workers.service import ManagedService
+from holdfast.workers.tasks.worker import STOP_GRACE_S, TaskWorker
+from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
 
-# EX_TEMPFAIL: start it again.
+# EX_TEMPFAIL: a supervisor should restart the process.
 EXIT_STUCK = 75
 STUCK_S = 30.0
-LOOK_S = 0.05
-# How often a process looks whether all of its roles are still there.
+FIRST_ROUND_POLL_S = 0.05
+# The interval of checks that all roles still run.
 WATCH_S = 0.5
-LAST_RESORT_S = 5.0
-# How long a server that is away is waited for at the start, and how often it is looked for.
+HARD_TIMEOUT_EXTRA_S = 5.0
+# How long to wait at the start for an unreachable store, and the pause between two attempts.
 STORE_WAIT_S = 60.0
 STORE_PAUSE_S = 2.0
 
 
 class RoleFailed(HoldfastError):
     code = "role_failed"
-    hint = "the process has ended; its worlds go on elsewhere when their leases have run out"
+    hint = "the process has ended; other workers take over its worlds when their leases expire"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    policy = WorkerPolicy()
-    parser.add_argument("app", metavar="MODULE:APP", help="an hf.App, found from this directory")
+    policy = WorldWorkerPolicy()
     parser.add_argument(
-        "--role", action="append", choices=ROLES, help="run this role; repeat for more; else all"
+        "app", metavar="MODULE:APP", help="the hf.App to run; the current directory is on the path"
     )
     parser.add_argument(
-        "--kinds", metavar="A,B", help="the adapter does these kinds of effects only; else all"
+        "--role",
+        action="append",
+        choices=ROLES,
+        help="run this role; repeatable (default: all roles that the app needs)",
     )
     parser.add_argument(
-        "--queues", metavar="A,B", help="the task worker serves these queues; else those of the app"
+        "--kinds",
+        metavar="A,B",
+        help="effect kinds that the adapter role performs (default: all of the app)",
     )
     parser.add_argument(
-        "--concurrency", metavar="N", type=int, help="plain tasks that run at a time (16)"
+        "--queues",
+        metavar="A,B",
+        help="queues that the task role serves (default: all of the app)",
+    )
+    parser.add_argument(
+        "--concurrency", metavar="N", type=int, help="run at most N tasks in threads (default 16)"
     )
     parser.add_argument(
         "--grace-s",
         metavar="S",
         type=float,
         default=STOP_GRACE_S,
-        help=f"tasks that still run this long after a stop are given back ({STOP_GRACE_S:g})",
+        help="release tasks that still run S seconds after a stop signal "
+        f"(default {STOP_GRACE_S:g})",
     )
     parser.add_argument(
         "--peer",
         metavar="UNIVERSE=URL",
         action="append",
         default=[],
-        help="the store of another universe, for mail to its worlds: one pool that has it is enough; "
-        "repeat for more",
+        help="store URL of another universe, for mail to its worlds; needed in one adapter process "
+        "only; repeatable",
     )
-    parser.add_argument("--worker", metavar="ID", help="a name that stays the same after a restart")
+    parser.add_argument(
+        "--worker", metavar="ID", help="worker id that stays the same after a restart"
+    )
     parser.add_argument(
         "--lease-s",
         metavar="S",
         type=float,
         default=policy.lease_ttl_s,
-        help=f"a dead worker's worlds and effects go on after this long ({policy.lease_ttl_s:g})",
+        help="lease duration: other workers take over the worlds and effects of a dead worker after "
+        f"S seconds (default {policy.lease_ttl_s:g})",
     )
     parser.add_argument(
         "--stuck-s",
         metavar="S",
         type=float,
         default=STUCK_S,
-        help=f"end with {EXIT_STUCK} when nothing goes on for this long ({STUCK_S:g})",
+        help=f"exit with {EXIT_STUCK} when a role makes no progress for S seconds "
+        f"(default {STUCK_S:g})",
     )
     parser.add_argument(
         "--stuck-max",
         metavar="N",
         type=int,
         default=policy.stuck_max,
-        help=f"park a world that was the reason so often ({policy.stuck_max})",
+        help=f"park a world that has made a worker stuck N times (default {policy.stuck_max})",
     )
     parser.add_argument(
         "--unknown-event-s",
         metavar="S",
         type=float,
         default=policy.unknown_event_s,
-        help="an event that no live worker knows is a dead letter after this long "
-        f"({policy.unknown_event_s:g})",
+        help="move an event that no live worker can handle to the dead letters after S seconds "
+        f"(default {policy.unknown_event_s:g})",
     )
     add_http(parser)
-    parser.add_argument("--universe", metavar="U", help="run as this one; else as the app says")
+    parser.add_argument(
+        "--universe", metavar="U", help="universe to run in (default: that of the app)"
+    )
     add_options(parser)
 
 
-@app_is_usage
+@app_errors_are_usage
 def run(args: argparse.Namespace) -> int:
     policy = policy_of(args)
-    guard = guard_of(args)
+    guard = build_guard(args)
     peers = peers_of(args.peer)
     app = load_app(args.app)
-    told_to_stop = Told()
+    stop_signal = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: _stop(told_to_stop))
-    arm_last_resort(args.stuck_s)
+        signal.signal(number, lambda *_: _on_stop_signal(stop_signal))
+    arm_hard_timeout(args.stuck_s)
     try:
-        runtime = opened(args, app, policy, peers, told_to_stop)
+        runtime = open_runtime(args, app, policy, peers, stop_signal)
         with (
             Watchdog(runtime, args.stuck_s),
             runtime,
-            serving(args, runtime, guard) as http,
+            http_server(args, runtime, guard) as http,
         ):
-            if _await_first_round(runtime, told_to_stop):
-                _say_ready(args, runtime, http)
-                _say_others(args, runtime)
+            if _await_first_round(runtime, stop_signal):
+                _print_ready(args, runtime, http)
+                _print_other_universes(args, runtime)
             try:
-                while not told_to_stop.wait(WATCH_S):
+                while not stop_signal.wait(WATCH_S):
                     require_running([*runtime.roles, *([http] if http else [])])
-                    _require_store(runtime.store)
+                    _check_store(runtime.store)
             finally:
-                held = held_by(runtime.roles)
-                hasten(runtime.store, args.grace_s)
-        _say_not_given_back(runtime.store, held)
+                leases = held_leases(runtime.roles)
+                limit_stop_time(runtime.store, args.grace_s)
+        _print_unreleased(runtime.store, leases)
     finally:
         faulthandler.cancel_dump_traceback_later()
-    _require_sound(runtime.roles)
+    _require_no_failure(runtime.roles)
     return EXIT_OK
 
 
-def opened(
+def open_runtime(
     args: argparse.Namespace,
     app: App,
-    policy: WorkerPolicy,
+    policy: WorldWorkerPolicy,
     peers: dict[str, str],
-    told_to_stop: Told,
+    stop_signal: StopSignal,
 ) -> Runtime:
-    """Open the store and start the roles. A server that is away is waited for: it may have restarted
-    together with us."""
+    """Open the store and start the roles. Waits for an unreachable database server, which may be restarting
+    together with this process."""
     universe = args.universe or app.universe
-    url, mapped = locate(universe, args.store)
+    url, routing = locate_store(universe, args.store)
     until_ns = SYSTEM.mono_ns() + int(STORE_WAIT_S * S)
     while True:
         try:
             return app.open(
-                # By what maps it, so that mail finds the stores of others.
-                url if mapped is None else None,
+                # None opens by the configuration, which also has the stores of other universes for mail.
+                url if routing is None else None,
                 roles=args.role,
                 universe=universe,
                 worker=args.worker,
@@ -187,59 +203,59 @@ def opened(
                 stores=peers,
             )
         except Busy as error:
-            if is_embedded(url) or told_to_stop.is_set() or SYSTEM.mono_ns() >= until_ns:
+            if is_embedded(url) or stop_signal.is_set() or SYSTEM.mono_ns() >= until_ns:
                 raise
             text = " ".join(str(error).split())
             print(f"holdfast: waiting for the store: {text}", file=sys.stderr, flush=True)
-            arm_last_resort(args.stuck_s)
-            told_to_stop.wait(STORE_PAUSE_S)
+            arm_hard_timeout(args.stuck_s)
+            stop_signal.wait(STORE_PAUSE_S)
 
 
-def policy_of(args: argparse.Namespace) -> WorkerPolicy:
+def policy_of(args: argparse.Namespace) -> WorldWorkerPolicy:
     bounds = dict.fromkeys(("lease_s", "stuck_s", "stuck_max"), TTL_NS_MAX)
-    # A key must outlive the item that it names, or a retry delivers the item twice.
+    # A dedupe key must outlive its item; otherwise a retry delivers the item twice.
     bounds["unknown_event_s"] = DEDUPE_RETENTION_NS
     for name, max_ns in bounds.items():
         if not 0 < getattr(args, name) <= max_ns / S:
             option = f"--{name.replace('_', '-')}"
-            raise Invalid(what=option, why="it is out of bounds", max=max_ns // S)
-    usual = WorkerPolicy()
-    return WorkerPolicy(
+            raise Invalid(what=option, why="out of range", max=max_ns // S)
+    defaults = WorldWorkerPolicy()
+    return WorldWorkerPolicy(
         lease_ttl_s=args.lease_s,
         stuck_max=args.stuck_max,
         unknown_event_s=args.unknown_event_s,
-        # A worker is taken for dead after half a lease: three beats.
-        heartbeat_s=min(usual.heartbeat_s, args.lease_s / 6),
+        # A worker counts as dead after half a lease, which is three missed heartbeats.
+        heartbeat_s=min(defaults.heartbeat_s, args.lease_s / 6),
     )
 
 
-def peers_of(given: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for one in given:
-        universe, _, url = one.partition("=")
+def peers_of(arguments: list[str]) -> dict[str, str]:
+    peers: dict[str, str] = {}
+    for argument in arguments:
+        universe, _, url = argument.partition("=")
         if not universe or not url:
-            raise Invalid(what="--peer", found=shown(one), expected="UNIVERSE=URL")
-        if universe in found:
+            raise Invalid(what="--peer", found=redact(argument), expected="UNIVERSE=URL")
+        if universe in peers:
             raise Invalid(what="--peer", universe=universe, why="given twice")
-        found[universe] = url
-    return found
+        peers[universe] = url
+    return peers
 
 
-def require_running(roles: list[Service]) -> None:
-    _require_sound(roles)
+def require_running(roles: list[ManagedService]) -> None:
+    _require_no_failure(roles)
     for role in roles:
         if not role.running:
-            raise RoleFailed(role=role.name, why="it ended by itself")
+            raise RoleFailed(role=role.name, why="it ended without an error")
 
 
-def _require_store(store: Store) -> None:
-    """A process without roles asks its store for nothing, and must not outlive it."""
+def _check_store(store: Store) -> None:
+    """Raise if the store is gone. A process without roles would not notice it otherwise."""
     check = getattr(store, "check", None)
     if check is not None:
         check()
 
 
-def _require_sound(roles: list[Service]) -> None:
+def _require_no_failure(roles: list[ManagedService]) -> None:
     for role in roles:
         error = role.failure
         if isinstance(error, HoldfastError):
@@ -248,22 +264,22 @@ def _require_sound(roles: list[Service]) -> None:
             raise RoleFailed(role=role.name, why=f"{type(error).__name__}: {error}")
 
 
-def _stop(told: Told) -> None:
-    """Drain; and whoever says it twice means it."""
-    told.set()
+def _on_stop_signal(stop_signal: StopSignal) -> None:
+    """Start the drain, and restore the default handlers, so that a second signal ends the process."""
+    stop_signal.set()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 
 
-def _await_first_round(runtime: Runtime, told_to_stop: Told) -> bool:
+def _await_first_round(runtime: Runtime, stop_signal: StopSignal) -> bool:
     while not all(role.rounds for role in runtime.roles):
         require_running(runtime.roles)
-        if told_to_stop.wait(LOOK_S):
+        if stop_signal.wait(FIRST_ROUND_POLL_S):
             return False
     return True
 
 
-def _say_ready(args: argparse.Namespace, runtime: Runtime, http: HttpServer | None) -> None:
+def _print_ready(args: argparse.Namespace, runtime: Runtime, http: HttpServer | None) -> None:
     url = None if http is None else f"http://{http.address}"
     if args.json:
         document = {
@@ -278,80 +294,80 @@ def _say_ready(args: argparse.Namespace, runtime: Runtime, http: HttpServer | No
         print(f"ready {runtime.worker}" + (f" {url}" if url else ""), flush=True)
 
 
-def _say_others(args: argparse.Namespace, runtime: Runtime) -> None:
-    """The universes that are mapped by name and run elsewhere, with the command for each."""
-    mapped: StoreMap | None = locate(runtime.universe, args.store).stores
-    for name, url in {} if mapped is None else mapped.named.items():
+def _print_other_universes(args: argparse.Namespace, runtime: Runtime) -> None:
+    """Print the configured universes that this process does not run, with the command that runs each."""
+    routing: StoreRouting | None = locate_store(runtime.universe, args.store).routing
+    for name, url in {} if routing is None else routing.named.items():
         if name != runtime.universe:
             command = f"holdfast up MODULE:APP --universe {name}"
-            print(f"holdfast: not run here: {name} in {shown(url)}: {command}", file=sys.stderr)
+            print(f"holdfast: not run here: {name} in {redact(url)}: {command}", file=sys.stderr)
 
 
-# -- leaving while the store is away ---------------------------------------------------------------
+# -- stop while the store is unreachable -----------------------------------------------------------
 
 
-def hasten(store: Store, seconds: float) -> None:
-    """A store on a server: it is not waited for any longer than this."""
-    if isinstance(store, Hasty):
+def limit_stop_time(store: Store, seconds: float) -> None:
+    """Limit how long a remote store may delay the stop."""
+    if isinstance(store, OutageAwareStore):
         store.stop_within(seconds)
 
 
-def held_by(roles: list[Service]) -> dict[str, int]:
-    """What these have that others wait for, by its name."""
-    held: dict[str, int] = {}
+def held_leases(roles: list[ManagedService]) -> dict[str, int]:
+    """Count the leases that these roles hold, by kind."""
+    counts: dict[str, int] = {}
     for role in roles:
         if isinstance(role, WorldWorker):
-            held["worlds"] = len(role.hosted)
-        elif isinstance(role, AdapterPool):
-            held["effects"] = sum(one.under_way for one in role.runners)
+            counts["worlds"] = len(role.hosted)
+        elif isinstance(role, EffectWorkerPool):
+            counts["effects"] = sum(runner.under_way for runner in role.runners)
         elif isinstance(role, TaskWorker):
-            held["tasks"] = role.held
+            counts["tasks"] = role.leased_count
         elif isinstance(role, Orchestrator):
-            held["authority"] = int(role.leading)
-    return {name: count for name, count in held.items() if count}
+            counts["authority"] = int(role.is_leader)
+    return {name: count for name, count in counts.items() if count}
 
 
-def _say_not_given_back(store: Store, held: dict[str, int]) -> None:
-    if isinstance(store, Hasty) and store.away_since_ns:
-        what = " ".join(f"{name}={count}" for name, count in held.items()) or "nothing held"
-        text = (
-            f"not given back: {what} (the store {store.url} is away; leases run out by themselves)"
+def _print_unreleased(store: Store, leases: dict[str, int]) -> None:
+    if isinstance(store, OutageAwareStore) and store.away_since_ns:
+        counts_text = (
+            " ".join(f"{name}={count}" for name, count in leases.items()) or "nothing held"
         )
+        text = f"not released: {counts_text} (the store {store.url} is unreachable; the leases will expire)"
         print(f"holdfast: {text}", file=sys.stderr, flush=True)
 
 
 # -- the watchdog --------------------------------------------------------------------------------
 
 
-def arm_last_resort(stuck_s: float) -> None:
-    """A reducer that never lets go of the interpreter stops the watchdog, too. The one that the
-    interpreter has in C ends the process some time later, with 1, unless it is armed again."""
-    faulthandler.dump_traceback_later(stuck_s + LAST_RESORT_S, exit=True)
+def arm_hard_timeout(stuck_s: float) -> None:
+    """Arm the last resort: a reducer that never releases the GIL also blocks the watchdog thread. Then the
+    C timer of `faulthandler` ends the process with 1, unless it is re-armed in time."""
+    faulthandler.dump_traceback_later(stuck_s + HARD_TIMEOUT_EXTRA_S, exit=True)
 
 
-class Standstill(NamedTuple):
-    """Where a role is. While this stays the same, it does not go on."""
+class RolePosition(NamedTuple):
+    """The position of a role. A role is stuck while its position does not change."""
 
     role: str
     rounds: int
-    # The world and the inbox seq that its reducer works on.
+    # The world and inbox seq that the reducer processes.
     world: str = ""
     seq: int = 0
 
     def __str__(self) -> str:
-        where = f"world={self.world} seq={self.seq}" if self.world else "outside of reducers"
-        return f"role={self.role} {where}"
+        location = f"world={self.world} seq={self.seq}" if self.world else "outside of reducers"
+        return f"role={self.role} {location}"
 
 
-def where_is(role: Service) -> Standstill:
+def role_position(role: ManagedService) -> RolePosition:
     working_on = role.working_on if isinstance(role, WorldWorker) else None
-    return Standstill(role.name, role.rounds, *(working_on or ("", 0)))
+    return RolePosition(role.name, role.rounds, *(working_on or ("", 0)))
 
 
 class Watchdog:
-    """Ends the process when a role stands still. Nothing else would: a thread cannot be killed.
+    """A watchdog that ends the process when a role is stuck, because a thread cannot be killed.
 
-    A role that waits for a server that is away does not stand still: that comes back, and it goes on.
+    A role that waits for an unreachable store is not stuck: it continues when the store returns.
     """
 
     def __init__(self, runtime: Runtime, stuck_s: float) -> None:
@@ -359,7 +375,7 @@ class Watchdog:
         self._clock = runtime.clock
         self._store = runtime.store
         self._stuck_s = stuck_s
-        self._since: dict[str, tuple[Standstill, int]] = {}
+        self._since: dict[str, tuple[RolePosition, int]] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
 
@@ -371,24 +387,24 @@ class Watchdog:
         self._stopping.set()
         self._thread.join()
 
-    def stuck(self) -> Standstill | None:
-        """A role that has been at the same place for too long."""
+    def find_stuck(self) -> RolePosition | None:
+        """Return the position of a role that has not changed for too long, if there is one."""
         now_ns = self._clock.mono_ns()
         away = getattr(self._store, "away_since_ns", 0) > 0
         for role in self._roles:
-            here = where_is(role)
-            before, since_ns = self._since.get(role.name, (None, now_ns))
-            if here != before or away or not role.ticking or not role.running:
-                self._since[role.name] = (here, now_ns)
+            position = role_position(role)
+            last_position, since_ns = self._since.get(role.name, (None, now_ns))
+            if position != last_position or away or not role.ticking or not role.running:
+                self._since[role.name] = (position, now_ns)
             elif now_ns - since_ns >= self._stuck_s * S:
-                return here
+                return position
         return None
 
     def _watch(self) -> None:
         while not self._stopping.wait(min(1.0, self._stuck_s / 4)):
-            arm_last_resort(self._stuck_s)
-            found = self.stuck()
-            if found is not None:
-                text = f"stuck: {found} for_s={self._stuck_s:g} (start this process again)"
+            arm_hard_timeout(self._stuck_s)
+            position = self.find_stuck()
+            if position is not None:
+                text = f"stuck: {position} for_s={self._stuck_s:g} (restart this process)"
                 print(f"holdfast: {text}", file=sys.stderr, flush=True)
                 os._exit(EXIT_STUCK)

@@ -1,37 +1,39 @@
-"""`holdfast workers`: who runs, and whether it shall go on.
+"""`holdfast workers`: lists, drains and undrains workers.
 
-A worker that drains gives up its worlds, one after another and with a last snapshot, and gets no
-more; no message is lost. Its process goes on until it is stopped.
+A draining worker releases its worlds one by one, each with a final snapshot, and gets no new ones. No
+message is lost. Its process runs until it is stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from holdfast.authority import workers
 from holdfast.cli.output import emit, printable, table
-from holdfast.cli.target import add_options, existing
+from holdfast.cli.store_option import add_options, open_existing
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops import inventory
-from holdfast.ops.inventory import WorkerRow
+from holdfast.leadership import worker_registry
+from holdfast.ops import catalog_queries
+from holdfast.ops.catalog_queries import WorkerRow
 from holdfast.store.api import Store, Txn
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", metavar="ACTION", nargs="?", default="list", choices=("list", "drain", "undrain"),
-        help="list (unless given), drain ID, undrain ID",
+        help="list (the default), drain ID or undrain ID",
     )  # fmt: skip
-    parser.add_argument("worker", metavar="ID", nargs="?", help="of the worker")
-    parser.add_argument("--universe", metavar="U", help="where the store holds several")
+    parser.add_argument(
+        "worker", metavar="ID", nargs="?", help="id of the worker to drain or undrain"
+    )
+    parser.add_argument("--universe", metavar="U", help="universe, if the store has several")
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if (args.action == "list") == (args.worker is not None):
-        raise Invalid(what="worker", why=f"{args.action} takes {_takes(args.action)}")
-    with existing(args) as store:
+        raise Invalid(what="worker", why=f"{args.action} takes {_argument_text(args.action)}")
+    with open_existing(args) as store:
         if args.action == "list":
             _list(store, args)
         else:
@@ -40,14 +42,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(store: Store, args: argparse.Namespace) -> None:
-    rows = [row for row in store.read(inventory.crew) if args.universe in (None, row.universe)]
+    rows = [
+        row
+        for row in store.read(catalog_queries.worker_rows)
+        if args.universe in (None, row.universe)
+    ]
     now_ns = store.now_ns()
     cells = [
         (
             row.record.worker,
             row.universe,
             " ".join(row.record.roles),
-            _standing(row),
+            _state_text(row),
             row.assigned,
             row.record.worlds,
             f"{max(now_ns - row.record.heartbeat_ns, 0) / S:.1f} s ago",
@@ -75,27 +81,33 @@ def _list(store: Store, args: argparse.Namespace) -> None:
 def _drain(store: Store, args: argparse.Namespace) -> None:
     universe = store.read(_universe_of, args.worker, args.universe)
     draining = args.action == "drain"
-    record: workers.WorkerRecord = store.transact(workers.drain, universe, args.worker, draining)
-    says = "gives up its worlds and gets no more" if draining else "takes worlds again"
+    record: worker_registry.WorkerRecord = store.transact(
+        worker_registry.set_draining, universe, args.worker, draining
+    )
+    message = "releases its worlds and gets no new ones" if draining else "accepts worlds again"
     document = {"worker": record.worker, "universe": universe, "draining": record.draining}
-    emit(args, document, printable(f"{record.worker} {says}"))
+    emit(args, document, printable(f"{record.worker} {message}"))
 
 
 def _universe_of(txn: Txn, worker: str, universe: str | None) -> str:
-    wanted = inventory.universes(txn) if universe is None else [universe]
-    found = [where for where in wanted if workers.find(txn, where, worker) is not None]
-    if not found:
+    universes = catalog_queries.universes(txn) if universe is None else [universe]
+    matches = [
+        universe_name
+        for universe_name in universes
+        if worker_registry.find(txn, universe_name, worker) is not None
+    ]
+    if not matches:
         raise NotFound(what="worker", found=worker)
-    if len(found) > 1:
-        raise Invalid(what="worker", why="in several universes: say which", universes=found)
-    return found[0]
+    if len(matches) > 1:
+        raise Invalid(what="worker", why="in several universes: give --universe", universes=matches)
+    return matches[0]
 
 
-def _standing(row: WorkerRow) -> str:
+def _state_text(row: WorkerRow) -> str:
     if not row.live:
         return "silent"
     return "draining" if row.record.draining else "live"
 
 
-def _takes(action: str) -> str:
+def _argument_text(action: str) -> str:
     return "no ID" if action == "list" else "the ID of a worker"

@@ -1,7 +1,7 @@
-"""`holdfast worlds`: which there are, how each one is, what it went through, and what to do with it.
+"""`holdfast worlds`: lists, shows, forks, pauses, resumes, deletes and purges worlds.
 
-A world is named `Type/name`, or by its id. What is stored can be shown without the code; with
-`--app` states are known, events are shown as the code sees them, and a fork may start at any height.
+A world is identified by `Type/name` or its id. Stored data can be shown without the code. With `--app`,
+states can be computed, events are decoded to their classes, and a fork can start at any height.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import msgspec
 
 from holdfast import codec
 from holdfast.app.app import App
-from holdfast.cli.application import add_app_option, app_is_usage
-from holdfast.cli.output import emit, fields, printable, table, time_text
-from holdfast.cli.target import add_options, existing
+from holdfast.cli.app_argument import add_app_option, app_errors_are_usage
+from holdfast.cli.output import emit, field_lines, printable, table, time_text
+from holdfast.cli.store_option import add_options, open_existing
 from holdfast.durable import journal
-from holdfast.durable.journal import Entry
+from holdfast.durable.journal import ChainedEntry
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.messages import Kind, Receipt
-from holdfast.ops import erasure, inventory, service
-from holdfast.ops.application import load_app
-from holdfast.ops.inventory import WorldRow
+from holdfast.messages import IngressKind, IntentReceipt
+from holdfast.ops import catalog_queries, erasure, world_operations
+from holdfast.ops.app_loader import load_app
+from holdfast.ops.catalog_queries import WorldRow
 from holdfast.store.api import Store, Txn
-from holdfast.world import catalog, entry, kernel, purge
-from holdfast.world.catalog import Event, WorldRecord, subject_of
-from holdfast.world.entry import Step
+from holdfast.world import catalog, journal_entry, purge, reducer
+from holdfast.world.catalog import WorldEvent, WorldRecord, subject_of
+from holdfast.world.journal_entry import JournalStep
 from holdfast.world.restore import restore
 
 LIST_MAX = 100
@@ -35,56 +35,98 @@ ENTRIES_MAX = 100
 EVENT_CHARS_MAX = 100
 
 CHANGES = {
-    "pause": (Event.PAUSE, "take messages, handle none"),
-    "resume": (Event.RESUME, "go on after a pause, or after what parked it is mended"),
-    "delete": (Event.DELETE, "for good: the name is free again, the rows go after seven days"),
+    "pause": (WorldEvent.PAUSE, "accept messages, but handle none"),
+    "resume": (
+        WorldEvent.RESUME,
+        "continue a paused world, or a parked one after its cause is fixed",
+    ),
+    "delete": (
+        WorldEvent.DELETE,
+        "delete permanently: frees the name; rows are removed after 7 days",
+    ),
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    listed = actions.add_parser("list", help="by type and name")
-    listed.add_argument("type", metavar="TYPE", nargs="?", help="of this type only")
-    listed.add_argument("--after", metavar="NAME", default="", help="begin after it; needs TYPE")
-    listed.add_argument("--limit", metavar="N", type=int, default=LIST_MAX, help=f"{LIST_MAX}")
+    listed = actions.add_parser("list", help="list worlds by type and name")
+    listed.add_argument("type", metavar="TYPE", nargs="?", help="only worlds of this type")
+    listed.add_argument(
+        "--after", metavar="NAME", default="", help="list only worlds after NAME; needs TYPE"
+    )
+    listed.add_argument(
+        "--limit",
+        metavar="N",
+        type=int,
+        default=LIST_MAX,
+        help=f"list at most N worlds (default {LIST_MAX})",
+    )
     _add_options(listed)
 
-    shown = actions.add_parser("show", help="status, blocker, height, lease, lineage")
+    shown = actions.add_parser("show", help="show status, blocker, height, lease and lineage")
     _add_world(shown)
 
-    known = actions.add_parser("state", help="its fields, now or after any entry; needs the code")
-    _add_world(known)
-    known.add_argument("--at", metavar="HEIGHT", type=int, help="after this entry; else as it is")
-    known.add_argument("--app", metavar="MODULE:APP", required=True, help="whose world it is")
+    state_parser = actions.add_parser(
+        "state", help="show the fields, now or after any journal entry"
+    )
+    _add_world(state_parser)
+    state_parser.add_argument(
+        "--at", metavar="HEIGHT", type=int, help="state after this entry (default: the last entry)"
+    )
+    state_parser.add_argument(
+        "--app", metavar="MODULE:APP", required=True, help="application of the world"
+    )
 
-    read = actions.add_parser("journal", help="what it went through, oldest first")
+    read = actions.add_parser("journal", help="list the journal entries, oldest first")
     _add_world(read)
-    read.add_argument("--from", dest="lo", metavar="HEIGHT", type=int, help="begin with this entry")
-    read.add_argument("--limit", metavar="N", type=int, default=ENTRIES_MAX, help=f"{ENTRIES_MAX}")
-    add_app_option(read, "show events as this code sees them")
+    read.add_argument("--from", dest="lo", metavar="HEIGHT", type=int, help="start with this entry")
+    read.add_argument(
+        "--limit",
+        metavar="N",
+        type=int,
+        default=ENTRIES_MAX,
+        help=f"list at most N entries (default {ENTRIES_MAX})",
+    )
+    add_app_option(read, "decode events with this application")
 
-    forked = actions.add_parser("fork", help="a new world with the state of this one")
+    forked = actions.add_parser("fork", help="create a world with the state of this one")
     _add_world(forked)
-    forked.add_argument("name", metavar="NAME", help="of the new world")
-    forked.add_argument("--at", metavar="HEIGHT", type=int, help="after this entry; else as it is")
-    forked.add_argument("--effects", choices=("drop", "fail", "reissue"), default="drop")
-    forked.add_argument("--timers", choices=("drop", "keep"), default="drop")
-    add_app_option(forked, "needed where there is no snapshot")
+    forked.add_argument("name", metavar="NAME", help="name of the new world")
+    forked.add_argument(
+        "--at", metavar="HEIGHT", type=int, help="fork after this entry (default: the last entry)"
+    )
+    forked.add_argument(
+        "--effects",
+        choices=("drop", "fail", "reissue"),
+        default="drop",
+        help="what to do with effects that have no receipt yet (default drop)",
+    )
+    forked.add_argument(
+        "--timers",
+        choices=("drop", "keep"),
+        default="drop",
+        help="what to do with pending timers (default drop)",
+    )
+    add_app_option(forked, "application; needed if there is no snapshot at that entry")
 
-    erased = actions.add_parser("purge", help="erase it now; leaves its id, a hash and a date")
+    erased = actions.add_parser(
+        "purge", help="erase a world now; only its id, a hash and the date remain"
+    )
     _add_world(erased)
     erased.add_argument(
-        "--force", action="store_true", help="fence it first, and drop its open effects"
+        "--force",
+        action="store_true",
+        help="purge a world in use: fence its worker and drop its open effects",
     )
 
     for action, (_, help) in CHANGES.items():
         _add_world(actions.add_parser(action, help=help))
 
 
-@app_is_usage
+@app_errors_are_usage
 def run(args: argparse.Namespace) -> int:
-    with existing(args) as store:
+    with open_existing(args) as store:
         {
             "list": _list,
             "show": _show,
@@ -97,12 +139,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_world(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("world", metavar="WORLD", help="Type/name, or an id")
+    parser.add_argument("world", metavar="WORLD", help="Type/name or id of the world")
     _add_options(parser)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--universe", metavar="U", help="where the store holds several")
+    parser.add_argument("--universe", metavar="U", help="universe, if the store has several")
     add_options(parser)
 
 
@@ -111,7 +153,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _list(store: Store, args: argparse.Namespace) -> None:
     if args.after and not args.type:
-        raise Invalid(what="--after", why="names go on within a type: give TYPE")
+        raise Invalid(what="--after", why="names are ordered within a type: give TYPE")
     rows = store.read(_page, args.universe, args.type, args.after, args.limit + 1)
     more, rows = len(rows) > args.limit, rows[: args.limit]
     several = len({row.record.universe for row in rows}) > 1
@@ -119,8 +161,8 @@ def _list(store: Store, args: argparse.Namespace) -> None:
     cells = [[row.record.universe] * several + _cells(row) for row in rows]
     text = table(header, cells) if rows else "no worlds"
     if more:
-        last = rows[-1].record
-        text += f"\n{len(rows)} shown; more with: {last.type} --after {last.name}"
+        last_record = rows[-1].record
+        text += f"\n{len(rows)} shown; more with: {last_record.type} --after {last_record.name}"
     emit(args, {"worlds": [_document(row) for row in rows], "more": more}, text)
 
 
@@ -135,15 +177,15 @@ def _cells(row: WorldRow) -> list[Any]:
 def _page(
     txn: Txn, universe: str | None, type: str | None, after: str, limit: int
 ) -> list[WorldRow]:
-    found: list[WorldRow] = []
-    for where in inventory.universes(txn) if universe is None else [universe]:
-        for one in inventory.types(txn, where) if type is None else [type]:
-            found += inventory.worlds(txn, where, one, after, limit - len(found))
-    return found
+    rows: list[WorldRow] = []
+    for universe_name in catalog_queries.universes(txn) if universe is None else [universe]:
+        for type_name in catalog_queries.types(txn, universe_name) if type is None else [type]:
+            rows += catalog_queries.worlds(txn, universe_name, type_name, after, limit - len(rows))
+    return rows
 
 
 def _show(store: Store, args: argparse.Namespace) -> None:
-    row, parents = store.read(_told, args.world, args.universe)
+    row, parents = store.read(_world_and_parents, args.world, args.universe)
     record, blocker, lineage = row.record, row.record.blocked_by, row.record.lineage
     pairs: list[tuple[str, object]] = [
         ("world", f"{record.type}/{record.name}"),
@@ -163,14 +205,18 @@ def _show(store: Store, args: argparse.Namespace) -> None:
     if lineage is not None:
         parent = f"{parents[0].type}/{parents[0].name}" if parents else lineage.parent_world_id
         pairs.append(("forked from", f"{parent} after {lineage.forked_at_height}"))
-        pairs += [("", f"{one.type}/{one.name}") for one in parents[1:]]
+        pairs += [
+            ("", f"{parent_record.type}/{parent_record.name}") for parent_record in parents[1:]
+        ]
     document = _document(row) | {"lineage": _lineage(record, parents)}
-    emit(args, document, fields(pairs))
+    emit(args, document, field_lines(pairs))
 
 
-def _told(txn: Txn, name: str, universe: str | None) -> tuple[WorldRow, list[WorldRecord]]:
-    record = inventory.resolve(txn, name, universe)
-    return inventory.look(txn, record), inventory.lineage(txn, record)
+def _world_and_parents(
+    txn: Txn, name: str, universe: str | None
+) -> tuple[WorldRow, list[WorldRecord]]:
+    record = catalog_queries.resolve(txn, name, universe)
+    return catalog_queries.world(txn, record), catalog_queries.lineage(txn, record)
 
 
 # -- state ---------------------------------------------------------------------------------------
@@ -178,23 +224,24 @@ def _told(txn: Txn, name: str, universe: str | None) -> tuple[WorldRow, list[Wor
 
 def _state(store: Store, args: argparse.Namespace) -> None:
     app = load_app(args.app)
-    record = store.read(inventory.resolve, args.world, args.universe)
+    record = store.read(catalog_queries.resolve, args.world, args.universe)
     if record.type not in app.programs:
         raise Invalid(what="world", type=record.type, why="the app has no such world")
-    found = store.read(_fields_of, record, app, args.at)
-    document = {"world": f"{record.type}/{record.name}", "at": args.at, "state": found}
+    field_values = store.read(_fields_of, record, app, args.at)
+    document = {"world": f"{record.type}/{record.name}", "at": args.at, "state": field_values}
     lines = [
-        (name, printable(json.dumps(value, ensure_ascii=False))) for name, value in found.items()
+        (name, printable(json.dumps(value, ensure_ascii=False)))
+        for name, value in field_values.items()
     ]
-    emit(args, document, fields(lines) if lines else "no fields")
+    emit(args, document, field_lines(lines) if lines else "no fields")
 
 
 def _fields_of(txn: Txn, record: WorldRecord, app: App, at: int | None) -> dict[str, Any]:
     program = app.programs[record.type]
-    world = kernel.World(record.universe, record.world_id, record.name, program, app)
-    # As JSON has it: bytes are base64, times are text.
-    found: dict[str, Any] = json.loads(msgspec.json.encode(restore(txn, world, at=at).state))
-    return found
+    world = reducer.WorldSpec(record.universe, record.world_id, record.name, program, app)
+    # JSON types only: bytes as base64, times as text.
+    field_values: dict[str, Any] = json.loads(msgspec.json.encode(restore(txn, world, at=at).state))
+    return field_values
 
 
 # -- journal -------------------------------------------------------------------------------------
@@ -203,67 +250,69 @@ def _fields_of(txn: Txn, record: WorldRecord, app: App, at: int | None) -> dict[
 def _journal(store: Store, args: argparse.Namespace) -> None:
     app = None if args.app is None else load_app(args.app)
     record, entries, head = store.read(_entries, args.world, args.universe, args.lo, args.limit)
-    lines = [_line(record, found, app) for found in entries]
+    documents = [_entry_document(record, stored_entry, app) for stored_entry in entries]
     rows = [
         (
-            line["height"],
-            time_text(line["at_ns"]),
-            line["kind"],
-            _short(line["shown"]),
-            line["outcome"],
-            line["emitted"],
+            entry_document["height"],
+            time_text(entry_document["at_ns"]),
+            entry_document["kind"],
+            _short(entry_document["shown"]),
+            entry_document["outcome"],
+            entry_document["emitted"],
         )
-        for line in lines
+        for entry_document in documents
     ]
     text = table(("height", "time", "kind", "event", "outcome", "emitted"), rows)
     if entries and entries[-1].height < head:
         text += f"\n… up to {head}; more with --from {entries[-1].height + 1}"
-    document = {"world": f"{record.type}/{record.name}", "head": head, "entries": lines}
+    document = {"world": f"{record.type}/{record.name}", "head": head, "entries": documents}
     emit(args, document, text if entries else "no entries")
 
 
 def _entries(
     txn: Txn, name: str, universe: str | None, lo: int | None, limit: int
-) -> tuple[WorldRecord, list[Entry], int]:
-    record = inventory.resolve(txn, name, universe)
+) -> tuple[WorldRecord, list[ChainedEntry], int]:
+    record = catalog_queries.resolve(txn, name, universe)
     subject = subject_of(record.universe, record.world_id)
     head = journal.head(txn, subject)
-    first = head.floor if lo is None else lo
-    return record, journal.read(txn, subject, first, head.height + 1, limit), head.height
+    first_height = head.floor if lo is None else lo
+    return record, journal.read(txn, subject, first_height, head.height + 1, limit), head.height
 
 
-def _line(record: WorldRecord, found: Entry, app: App | None) -> dict[str, Any]:
-    step = entry.decode(found.body)
+def _entry_document(
+    record: WorldRecord, stored_entry: ChainedEntry, app: App | None
+) -> dict[str, Any]:
+    step = journal_entry.decode(stored_entry.body)
     ingress = step.ingress
     return {
-        "height": found.height,
+        "height": stored_entry.height,
         "seq": step.seq,
-        "at_ns": found.at_ns,
+        "at_ns": stored_entry.at_ns,
         "kind": ingress.kind.value,
         "type": ingress.type,
-        "shown": _event(record, step, app),
+        "shown": _event_text(record, step, app),
         "outcome": step.outcome.value,
         "error": step.error,
         "emitted": len(step.emitted),
         "code": step.code,
-        "hash": found.hash.hex(),
+        "hash": stored_entry.hash.hex(),
         "correlation_id": ingress.correlation_id,
         "from_universe": ingress.from_universe,
         "from_world": ingress.from_world,
     }
 
 
-def _event(record: WorldRecord, step: Step, app: App | None) -> str:
-    """As the code sees it; else its type and the fields as they are stored."""
+def _event_text(record: WorldRecord, step: JournalStep, app: App | None) -> str:
+    """Format an event, decoded by the app if it is given; else its type and stored fields."""
     ingress = step.ingress
-    if ingress.kind is Kind.RECEIPT:
-        receipt = codec.unpack_as(Receipt, ingress.value)
+    if ingress.kind is IngressKind.RECEIPT:
+        receipt = codec.unpack_as(IntentReceipt, ingress.value)
         return f"{receipt.effect_kind} {receipt.status.value} {receipt.code}".rstrip()
     try:
-        if ingress.kind is Kind.INBOX:
+        if ingress.kind is IngressKind.INBOX:
             return f"{ingress.type} {codec.unpack(ingress.value)!r}"
         if app is not None and record.type in app.programs:
-            return repr(app.programs[record.type].message(ingress))
+            return repr(app.programs[record.type].handler_argument(ingress))
         stored = codec.unpack(ingress.value[1:])
     except HoldfastError:
         return f"{ingress.type} 0x{ingress.value.hex()}"
@@ -279,8 +328,8 @@ def _short(text: str) -> str:
 
 def _fork(store: Store, args: argparse.Namespace) -> None:
     app = None if args.app is None else load_app(args.app)
-    parent = store.read(inventory.resolve, args.world, args.universe)
-    made = service.world_fork(
+    parent = store.read(catalog_queries.resolve, args.world, args.universe)
+    child = world_operations.world_fork(
         store,
         parent.universe,
         parent.world_id,
@@ -290,53 +339,55 @@ def _fork(store: Store, args: argparse.Namespace) -> None:
         timers=args.timers,
         app=app,
     )
-    assert made.lineage is not None
+    assert child.lineage is not None
     text = (
-        f"{made.type}/{made.name} starts from {parent.type}/{parent.name} "
-        f"after entry {made.lineage.forked_at_height}"
+        f"{child.type}/{child.name} starts from {parent.type}/{parent.name} "
+        f"after entry {child.lineage.forked_at_height}"
     )
-    row, parents = store.read(_told, made.world_id, made.universe)
-    emit(args, _document(row) | {"lineage": _lineage(made, parents)}, printable(text))
+    row, parents = store.read(_world_and_parents, child.world_id, child.universe)
+    emit(args, _document(row) | {"lineage": _lineage(child, parents)}, printable(text))
 
 
 def _change(store: Store, args: argparse.Namespace) -> None:
     event, _ = CHANGES[args.action]
-    record = store.read(inventory.resolve, args.world, args.universe)
-    now: WorldRecord = store.transact(catalog.change, record.universe, record.world_id, event)
+    record = store.read(catalog_queries.resolve, args.world, args.universe)
+    now: WorldRecord = store.transact(
+        catalog.change_status, record.universe, record.world_id, event
+    )
     text = printable(f"{now.type}/{now.name} is {now.status.value}")
-    emit(args, _document(store.read(inventory.look, now)), text)
+    emit(args, _document(store.read(catalog_queries.world, now)), text)
 
 
 def _purge(store: Store, args: argparse.Namespace) -> None:
     universe, world_id = store.read(_purgeable, args.world, args.universe)
-    left, forks = erasure.world_purge(store, universe, world_id, force=args.force)
-    purged = time_text(left.purged_ns)
+    tombstone, forks = erasure.world_purge(store, universe, world_id, force=args.force)
+    purged = time_text(tombstone.purged_ns)
     backups = f"every backup made before {purged} holds a copy"
     document = {
         "universe": universe,
-        "world_id": left.world_id,
-        "hash": left.hash.hex(),
-        "height": left.height,
-        "purged_ns": left.purged_ns,
+        "world_id": tombstone.world_id,
+        "hash": tombstone.hash.hex(),
+        "height": tombstone.height,
+        "purged_ns": tombstone.purged_ns,
         "copies": {"forks": forks, "backups": backups},
     }
     pairs: list[tuple[str, object]] = [
-        ("purged", left.world_id),
-        ("hash", left.hash.hex()),
+        ("purged", tombstone.world_id),
+        ("hash", tombstone.hash.hex()),
         ("date", purged),
-        ("not erased", "mail that it sent is in the journals of those that got it"),
+        ("not erased", "mail that it sent is in the journals of its recipients"),
         ("", backups),
         *(("", f"a copy of its state is in the fork {fork}") for fork in forks),
     ]
-    emit(args, document, fields(pairs))
+    emit(args, document, field_lines(pairs))
 
 
 def _purgeable(txn: Txn, name: str, universe: str | None) -> tuple[str, str]:
-    """The universe and the id of a world, or of one that is purged already."""
-    for where in inventory.universes(txn) if universe is None else [universe]:
-        if purge.tombstone(txn, where, name) is not None:
-            return where, name
-    record = inventory.resolve(txn, name, universe)
+    """Return universe and id of a world, or of a world that is already purged."""
+    for universe_name in catalog_queries.universes(txn) if universe is None else [universe]:
+        if purge.tombstone(txn, universe_name, name) is not None:
+            return universe_name, name
+    record = catalog_queries.resolve(txn, name, universe)
     return record.universe, record.world_id
 
 
@@ -369,10 +420,10 @@ def _document(row: WorldRow) -> dict[str, Any]:
 
 
 def _lineage(record: WorldRecord, parents: list[WorldRecord]) -> list[dict[str, Any]]:
-    found = []
+    documents = []
     for parent in parents:
         assert record.lineage is not None
-        found.append(
+        documents.append(
             {
                 "parent_world_id": parent.world_id,
                 "parent": f"{parent.type}/{parent.name}",
@@ -381,4 +432,4 @@ def _lineage(record: WorldRecord, parents: list[WorldRecord]) -> list[dict[str, 
             }
         )
         record = parent
-    return found
+    return documents

@@ -1,6 +1,6 @@
-"""Nouns that survive a crash: lease, journal, inbox, queue, dedupe, snapshot.
+"""Durable data structures: lease, journal, inbox, queue, dedupe, snapshot.
 
-Each module owns one key space and is functions over a transaction. What many contend for (grants,
-claims, deliveries) is an operation, run where commits are applied; what one holder does under its
-lease (append, advance, save) is a plain function, so that all of it fits into one transaction.
+Each module owns one key space and consists of functions over a transaction. Contended actions (grants,
+claims, deliveries) are operations, which the writer runs when it applies a commit. Actions of a single
+lease holder (append, advance, save) are plain functions, so that one transaction can contain them all.
 """

@@ -1,7 +1,7 @@
-"""Who may be claimed: an operation that judges a batch inside the claim's own commit.
+"""Admission control of claims: an operation that accepts or rejects candidates in the claim's transaction.
 
-So what it decides on (a budget, a rate, whether somebody still wants it) and the claim happen
-together, or not at all.
+The state that admission reads and changes (a budget, a rate, a cancellation) and the claim therefore
+commit together or not at all.
 """
 
 from __future__ import annotations
@@ -10,39 +10,38 @@ from holdfast.codec import Record
 
 
 class Candidate(Record, frozen=True):
-    """An item that is about to be claimed."""
+    """An item that a claim is about to lease."""
 
     seq: int
     group: str
     payload: bytes
     failures: int = 0
     expiries: int = 0
-    # The number that its claim would have, or has.
+    # The number of its current or next claim.
     claim: int = 0
-    # Its place among those that are ready.
+    # Its position in the ready index: priority, then fair-share rank.
     priority: int = 0
-    turn: int = 0
+    fair_rank: int = 0
 
 
-class Verdict(Record, frozen=True):
-    """What becomes of a candidate: `take` it, `drop` it (done, without a word), `later` after a
-    delay, or `refuse` it: then it is a dead letter, and its will is done."""
+class AdmissionVerdict(Record, frozen=True):
+    """The decision on a candidate: `take` claims it, `drop` completes it silently, `later` delays it,
+    `refuse` dead-letters it and runs its `on_dead` operation."""
 
-    end: str = "take"
+    action: str = "take"
     delay_ns: int = 0
     code: str = ""
     error: str = ""
 
 
-TAKE = Verdict()
+ADMIT = AdmissionVerdict()
 
 
 class Admission(Record, frozen=True):
-    """An operation that judges candidates inside the claim's own commit: (queue, candidates, args) →
-    a verdict for each."""
+    """The admission operation, (queue, candidates, args) → one verdict per candidate, and its undo."""
 
     operation: str
     args: bytes = b""
-    # The operation that undoes an admission whose item is given back before anybody began with it, in
-    # the same commit: (queue, candidates, args).
+    # The operation (queue, candidates, args) that reverts an admission. It runs in the commit that releases
+    # an item before its handler started.
     undo: str = ""

@@ -1,12 +1,11 @@
-"""A claim: somebody's hold on one item, for a time, and the ways it ends.
+"""Claims: time-limited leases on single queue items, and their ends (ack, fail, release, dead letter).
 
-A token is (queue, seq, number). Every step here needs the current number, its owner, and
-`now < expires`, judged where the commit is applied; else the claim is lost and nothing changes. A
-late worker may do what it likes: the number has moved on, or the time has, and its answer counts
-for nothing.
+A claim token is (queue, seq, number), a fencing token. Every operation here requires the current
+number, its owner and `now < expires`, checked when the commit is applied. Otherwise the claim is lost
+and nothing changes. A late worker therefore cannot settle an item that expired or was claimed again.
 
-`ack` and `release` are all or none; `settle` ends a batch with an answer for each, which is what a
-worker's tick wants, for one slow item must not void the others.
+`ack` and `release` are all or none. `finish_batch` ends each claim of a batch separately and returns one
+outcome per claim, so that one lost claim does not void the rest of a worker's tick.
 """
 
 from __future__ import annotations
@@ -19,43 +18,43 @@ from msgspec.structs import replace
 
 from holdfast.codec import Record
 from holdfast.config import ERROR_CODE_CHARS_MAX, ERROR_TEXT_CHARS_MAX, TTL_NS_MAX
-from holdfast.durable import dead
+from holdfast.durable import dead_letters
 from holdfast.durable import item as items
-from holdfast.durable.bounds import check_limit, check_ttl
 from holdfast.durable.item import (
-    Event,
-    Hold,
-    Item,
-    Keys,
-    State,
-    Tally,
-    Tried,
-    decode_hold,
+    ClaimRow,
+    FailedAttempt,
+    ItemEvent,
+    ItemState,
+    QueueCounterDelta,
+    QueueItem,
+    QueueKeys,
+    decode_claim_row,
     keys_of,
     pack,
     pack_int,
 )
+from holdfast.durable.validation import check_limit, check_ttl
 from holdfast.errors import ClaimLost, HoldfastError, Invalid
 from holdfast.store import blobs
-from holdfast.store.api import Txn, operation, resolve
-from holdfast.store.txn import attempt
+from holdfast.store.api import Txn, find_operation, operation
+from holdfast.store.txn import run_in_savepoint
 
-DONE = State.DONE.value
+DONE = ItemState.DONE.value
 LOST = "lost"
 
 
-class Budget(Record, frozen=True):
-    """How often an item may fail, and how often its claim may expire, before it is dead."""
+class RetryBudget(Record, frozen=True):
+    """Maximum failures and maximum expired claims of an item before it becomes a dead letter."""
 
     failures_max: int = 5
     expiries_max: int = 3
-    # From so many expiries on an item is claimed by itself, for it may be what its workers died of:
-    # what is claimed beside it would be held to account for the next death. 0: never.
-    alone_from: int = 0
+    # An item with at least this number of expiries is claimed in isolation (poison suspect): if it crashes
+    # its worker again, no other item is charged with an expiry. 0: never.
+    isolate_from_expiries: int = 0
 
 
-class Token(Record, frozen=True):
-    """What proves a claim. A Claim is one, and may be given wherever a Token is asked for."""
+class ClaimToken(Record, frozen=True):
+    """The fencing token of a claim. `Claim` is a subclass, so it is accepted as a token."""
 
     queue: str
     seq: int
@@ -63,8 +62,8 @@ class Token(Record, frozen=True):
     owner: str
 
 
-class Claim(Token, frozen=True):
-    """An item in somebody's hands. `payload_of` fetches a payload that is too large for the row."""
+class Claim(ClaimToken, frozen=True):
+    """A claimed item. `payload_of` fetches a payload that is stored as a blob."""
 
     expires_ns: int
     priority: int
@@ -73,303 +72,325 @@ class Claim(Token, frozen=True):
     enqueued_ns: int
     payload: bytes
     blob: bytes = b""
-    tried: tuple[Tried, ...] = ()
+    failed_attempts: tuple[FailedAttempt, ...] = ()
 
     @property
-    def token(self) -> Token:
-        return Token(self.queue, self.seq, self.number, self.owner)
+    def token(self) -> ClaimToken:
+        return ClaimToken(self.queue, self.seq, self.number, self.owner)
 
 
-class Failure(Record, frozen=True):
-    claim: Token
+class ItemFailure(Record, frozen=True):
+    claim: ClaimToken
     code: str
     error: str
     retryable: bool = True
     delay_ns: int = 0
 
 
-DEFAULT_BUDGET = Budget()
+DEFAULT_RETRY_BUDGET = RetryBudget()
 
 
-@operation
-def ack(txn: Txn, claims: Sequence[Token]) -> None:
-    """Done: the items and their claims go. All or none: ClaimLost names the first that is lost."""
+@operation("queue.ack")
+def ack(txn: Txn, claims: Sequence[ClaimToken]) -> None:
+    """Complete items: remove them and their claims. All or none: ClaimLost names the first lost claim."""
     for keys, tokens in _by_queue(claims):
         for token in tokens:
             packed_seq = pack_int(token.seq)
-            hold = _hold(txn, keys, token, packed_seq)
-            if hold is None:
-                raise _lost(token)
-            _finish(txn, keys, hold, packed_seq)
-        tally = Tally()
-        tally.move(State.CLAIMED, Event.ACK, len(tokens))
-        tally.save(txn, keys)
+            claim_row = _live_claim_row(txn, keys, token, packed_seq)
+            if claim_row is None:
+                raise _claim_lost(token)
+            _delete_done(txn, keys, claim_row, packed_seq)
+        delta = QueueCounterDelta()
+        delta.transition(ItemState.CLAIMED, ItemEvent.ACK, len(tokens))
+        delta.apply(txn, keys)
 
 
-class Then(Record, frozen=True):
-    """An operation that is part of how a claim ends: done if and only if it was still good.
+class JoinedOperation(Record, frozen=True):
+    """An operation that commits with the end of a claim, if and only if the claim is still live.
 
-    `of` counts acks and then failures.
+    `index` is the position of the claim among the acks followed by the failures.
     """
 
-    of: int
+    index: int
     operation: str
     args: bytes
 
 
-@operation
-def settle(
+@operation("queue.finish_batch")
+def finish_batch(
     txn: Txn,
-    acks: Sequence[Token],
-    fails: Sequence[Failure],
-    budget: Budget = DEFAULT_BUDGET,
-    then: Sequence[Then] = (),
+    acks: Sequence[ClaimToken],
+    fails: Sequence[ItemFailure],
+    budget: RetryBudget = DEFAULT_RETRY_BUDGET,
+    operations: Sequence[JoinedOperation] = (),
 ) -> list[str]:
-    """The end of a batch, each claim judged alone: done, ready, delayed, dead or lost, in order.
+    """End a batch of claims, each separately. Return done, ready, delayed, dead or lost for each, in order.
 
-    `then` names what else is committed with an end, by its index. If that of an ack cannot be done,
-    the item has failed, for a reason of its own: the rest of the batch goes on.
+    `operations` are joined operations, which commit with the claim at their index. If one that is joined to
+    an ack fails, its item counts as failed with that error. The rest of the batch is not affected.
     """
     check_limit(len(acks) + len(fails), "claims")
     check_budget(budget)
-    tallies: defaultdict[str, Tally] = defaultdict(Tally)
+    deltas: defaultdict[str, QueueCounterDelta] = defaultdict(QueueCounterDelta)
     acked: Counter[str] = Counter()
-    ends: list[str] = []
-    joined: defaultdict[int, list[Then]] = defaultdict(list)
-    for one in then:
-        joined[one.of].append(one)
-    txn.prefetch(_rows_of(acks, fails))
+    outcomes: list[str] = []
+    joined: defaultdict[int, list[JoinedOperation]] = defaultdict(list)
+    for joined_operation in operations:
+        joined[joined_operation.index].append(joined_operation)
+    txn.prefetch(_keys_to_prefetch(acks, fails))
     for index, token in enumerate(acks):
         keys = keys_of(token.queue)
         packed_seq = pack_int(token.seq)
-        hold = _hold(txn, keys, token, packed_seq)
-        if hold is None:
-            ends.append(LOST)
+        claim_row = _live_claim_row(txn, keys, token, packed_seq)
+        if claim_row is None:
+            outcomes.append(LOST)
             continue
-        refused = _join(txn, joined.get(index, ()))
-        if refused is not None:
-            item = items.whole(txn, keys, packed_seq)
-            failure = Failure(token, refused.code, str(refused), refused.retryable)
-            end = _fail(txn, keys, item, packed_seq, failure, budget, tallies[token.queue])
-            ends.append(end.value)
+        join_error = _run_joined(txn, joined.get(index, ()))
+        if join_error is not None:
+            item = items.load_with_claim(txn, keys, packed_seq)
+            failure = ItemFailure(token, join_error.code, str(join_error), join_error.retryable)
+            item_state = _fail(txn, keys, item, packed_seq, failure, budget, deltas[token.queue])
+            outcomes.append(item_state.value)
             continue
-        _finish(txn, keys, hold, packed_seq)
+        _delete_done(txn, keys, claim_row, packed_seq)
         acked[token.queue] += 1
-        ends.append(DONE)
+        outcomes.append(DONE)
     for queue, n in acked.items():
-        tallies[queue].move(State.CLAIMED, Event.ACK, n)
+        deltas[queue].transition(ItemState.CLAIMED, ItemEvent.ACK, n)
     for index, failure in enumerate(fails, start=len(acks)):
         _check_failure(failure)
         queue = failure.claim.queue
         keys = keys_of(queue)
         packed_seq = pack_int(failure.claim.seq)
-        held = _held(txn, keys, failure.claim, packed_seq)
-        if held is None:
-            ends.append(LOST)
+        held_item = _load_if_held(txn, keys, failure.claim, packed_seq)
+        if held_item is None:
+            outcomes.append(LOST)
             continue
-        _join(txn, joined.get(index, ()))
-        end = _fail(txn, keys, held, packed_seq, failure, budget, tallies[queue])
-        ends.append(end.value)
-    for queue, tally in tallies.items():
-        tally.save(txn, keys_of(queue))
-    return ends
+        _run_joined(txn, joined.get(index, ()))
+        item_state = _fail(txn, keys, held_item, packed_seq, failure, budget, deltas[queue])
+        outcomes.append(item_state.value)
+    for queue, delta in deltas.items():
+        delta.apply(txn, keys_of(queue))
+    return outcomes
 
 
-def _rows_of(acks: Sequence[Token], fails: Sequence[Failure]) -> Iterator[bytes]:
+def _keys_to_prefetch(acks: Sequence[ClaimToken], fails: Sequence[ItemFailure]) -> Iterator[bytes]:
     for token in acks:
-        yield keys_of(token.queue).holds + pack_int(token.seq)
+        yield keys_of(token.queue).claim_rows + pack_int(token.seq)
     for failure in fails:
         keys, packed_seq = keys_of(failure.claim.queue), pack_int(failure.claim.seq)
-        yield keys.holds + packed_seq
+        yield keys.claim_rows + packed_seq
         yield keys.items + packed_seq
 
 
-def _join(txn: Txn, then: Sequence[Then]) -> HoldfastError | None:
-    for one in then:
+def _run_joined(txn: Txn, operations: Sequence[JoinedOperation]) -> HoldfastError | None:
+    for joined_operation in operations:
         try:
-            joins = resolve(one.operation)
-            raised = attempt(txn, joins, *joins.decode_args(one.args))
+            operation_fn = find_operation(joined_operation.operation)
+            raised_error = run_in_savepoint(
+                txn, operation_fn, *operation_fn.decode_args(joined_operation.args)
+            )
         except (HoldfastError, msgspec.MsgspecError) as error:
-            raised = error
-        if raised is not None:
-            if isinstance(raised, HoldfastError):
-                return raised
-            return Invalid(what="joined operation", name=one.operation, why=repr(raised))
+            raised_error = error
+        if raised_error is not None:
+            if isinstance(raised_error, HoldfastError):
+                return raised_error
+            return Invalid(
+                what="joined operation", name=joined_operation.operation, why=repr(raised_error)
+            )
     return None
 
 
-@operation
+@operation("queue.fail")
 def fail(
     txn: Txn,
-    claim: Token,
+    claim: ClaimToken,
     code: str,
     error: str,
     retryable: bool = True,
     delay_ns: int = 0,
-    budget: Budget = DEFAULT_BUDGET,
+    budget: RetryBudget = DEFAULT_RETRY_BUDGET,
 ) -> str:
-    """Count a failure; the item is then ready, delayed, or dead when its budget is used up."""
-    failure = Failure(claim, code, error, retryable, delay_ns)
-    [end] = settle.fn(txn, [], [failure], budget)
-    if end == LOST:
-        raise _lost(claim)
-    return end
+    """Record a failure. The item becomes ready, delayed, or dead when its retry budget is exhausted."""
+    failure = ItemFailure(claim, code, error, retryable, delay_ns)
+    [outcome] = finish_batch.fn(txn, [], [failure], budget)
+    if outcome == LOST:
+        raise _claim_lost(claim)
+    return outcome
 
 
-@operation
-def bury(txn: Txn, claim: Token, code: str, error: str) -> None:
-    """Dead at once, without counting a failure: nobody could ever handle this."""
+@operation("queue.dead_letter")
+def dead_letter(txn: Txn, claim: ClaimToken, code: str, error: str) -> None:
+    """Dead-letter a claimed item immediately, without counting a failure: no retry can handle it."""
     keys = keys_of(claim.queue)
     _check_code(code)
     packed_seq = pack_int(claim.seq)
-    item = _held(txn, keys, claim, packed_seq)
+    item = _load_if_held(txn, keys, claim, packed_seq)
     if item is None:
-        raise _lost(claim)
-    dead.inter(txn, keys, packed_seq, item, code, error)
-    tally = Tally()
-    tally.move(State.CLAIMED, Event.BURY)
-    tally.save(txn, keys)
+        raise _claim_lost(claim)
+    dead_letters.write_letter(txn, keys, packed_seq, item, code, error)
+    delta = QueueCounterDelta()
+    delta.transition(ItemState.CLAIMED, ItemEvent.BURY)
+    delta.apply(txn, keys)
 
 
-@operation
-def release(txn: Txn, claims: Sequence[Token]) -> None:
-    """Give items back unharmed. All or none."""
+@operation("queue.release")
+def release(txn: Txn, claims: Sequence[ClaimToken]) -> None:
+    """Release claims without counting a failure. All or none."""
     for keys, tokens in _by_queue(claims):
         for token in tokens:
             packed_seq = pack_int(token.seq)
-            item = _held(txn, keys, token, packed_seq)
+            item = _load_if_held(txn, keys, token, packed_seq)
             if item is None:
-                raise _lost(token)
-            give_back(txn, keys, packed_seq, item, item)
-        tally = Tally()
-        tally.move(State.CLAIMED, Event.RELEASE, len(tokens))
-        tally.save(txn, keys)
+                raise _claim_lost(token)
+            release_claim(txn, keys, packed_seq, item, item)
+        delta = QueueCounterDelta()
+        delta.transition(ItemState.CLAIMED, ItemEvent.RELEASE, len(tokens))
+        delta.apply(txn, keys)
 
 
-@operation
-def extend(txn: Txn, claims: Sequence[Token], ttl_ns: int) -> list[int | None]:
-    """Hold claims for `ttl_ns` from now, never for less than before; None for each that is lost."""
+@operation("queue.extend")
+def extend(txn: Txn, claims: Sequence[ClaimToken], ttl_ns: int) -> list[int | None]:
+    """Extend claims to `ttl_ns` from now. An expiry never moves back. Return None for each lost claim."""
     check_limit(len(claims), "claims")
     check_ttl(ttl_ns)
-    answers: list[int | None] = []
-    txn.prefetch(_rows_of(claims, ()))
+    expiries: list[int | None] = []
+    txn.prefetch(_keys_to_prefetch(claims, ()))
     for token in claims:
         keys = keys_of(token.queue)
         packed_seq = pack_int(token.seq)
-        hold = _hold(txn, keys, token, packed_seq)
-        if hold is None:
-            answers.append(None)
+        claim_row = _live_claim_row(txn, keys, token, packed_seq)
+        if claim_row is None:
+            expiries.append(None)
             continue
-        expires_ns = max(hold.expires_ns, txn.now_ns + ttl_ns)
-        txn.delete(keys.claims + pack_int(hold.expires_ns) + packed_seq)
-        txn.put(keys.claims + pack_int(expires_ns) + packed_seq, packed_seq)
-        txn.put(keys.holds + packed_seq, pack(replace(hold, expires_ns=expires_ns)))
-        answers.append(expires_ns)
-    return answers
+        expires_ns = max(claim_row.expires_ns, txn.now_ns + ttl_ns)
+        txn.delete(keys.by_expiry + pack_int(claim_row.expires_ns) + packed_seq)
+        txn.put(keys.by_expiry + pack_int(expires_ns) + packed_seq, packed_seq)
+        txn.put(keys.claim_rows + packed_seq, pack(replace(claim_row, expires_ns=expires_ns)))
+        expiries.append(expires_ns)
+    return expiries
 
 
-def holds(txn: Txn, claim: Token) -> bool:
-    """Whether this is the item's current claim, and live."""
-    return _hold(txn, keys_of(claim.queue), claim, pack_int(claim.seq)) is not None
+def is_held(txn: Txn, claim: ClaimToken) -> bool:
+    """Whether the token is the item's current claim and the claim is live."""
+    return _live_claim_row(txn, keys_of(claim.queue), claim, pack_int(claim.seq)) is not None
 
 
-def _hold(txn: Txn, keys: Keys, token: Token, packed_seq: bytes) -> Hold | None:
-    """The claim, if the token is its and it is live."""
-    row = txn.get(keys.holds + packed_seq)
+def _live_claim_row(
+    txn: Txn, keys: QueueKeys, token: ClaimToken, packed_seq: bytes
+) -> ClaimRow | None:
+    """Return the claim row if it matches the token and is live."""
+    row = txn.get(keys.claim_rows + packed_seq)
     if row is None:
         return None
-    hold = decode_hold(row)
-    if hold.claims != token.number or hold.owner != token.owner or txn.now_ns >= hold.expires_ns:
+    claim_row = decode_claim_row(row)
+    if (
+        claim_row.claims != token.number
+        or claim_row.owner != token.owner
+        or txn.now_ns >= claim_row.expires_ns
+    ):
         return None
-    return hold
+    return claim_row
 
 
-def _held(txn: Txn, keys: Keys, token: Token, packed_seq: bytes) -> Item | None:
-    """The item, if the token is its current claim and live."""
-    if _hold(txn, keys, token, packed_seq) is None:
+def _load_if_held(
+    txn: Txn, keys: QueueKeys, token: ClaimToken, packed_seq: bytes
+) -> QueueItem | None:
+    """Load the item if the token is its current claim and the claim is live."""
+    if _live_claim_row(txn, keys, token, packed_seq) is None:
         return None
-    return items.whole(txn, keys, packed_seq)
+    return items.load_with_claim(txn, keys, packed_seq)
 
 
-def _finish(txn: Txn, keys: Keys, hold: Hold, packed_seq: bytes) -> None:
+def _delete_done(txn: Txn, keys: QueueKeys, claim_row: ClaimRow, packed_seq: bytes) -> None:
     txn.delete(keys.items + packed_seq)
-    items.drop_claim(txn, keys, hold, packed_seq)
-    if hold.blob:
-        blobs.release(txn, hold.blob)
+    items.delete_claim(txn, keys, claim_row, packed_seq)
+    if claim_row.blob:
+        blobs.release(txn, claim_row.blob)
 
 
 def _fail(
     txn: Txn,
-    keys: Keys,
-    item: Item,
+    keys: QueueKeys,
+    item: QueueItem,
     packed_seq: bytes,
-    failure: Failure,
-    budget: Budget,
-    tally: Tally,
-) -> State:
+    failure: ItemFailure,
+    budget: RetryBudget,
+    delta: QueueCounterDelta,
+) -> ItemState:
     failures = item.failures + 1
-    tried = items.tried(item, "failed", txn.now_ns, failure.code, failure.error)
+    failed_attempts = items.add_failed_attempt(
+        item, "failed", txn.now_ns, failure.code, failure.error
+    )
     if not failure.retryable or failures >= budget.failures_max:
-        after = replace(item, failures=failures, tried=tried)
-        dead.inter(txn, keys, packed_seq, after, failure.code, failure.error)
-        return tally.move(State.CLAIMED, Event.EXHAUST if failure.retryable else Event.BURY)
+        after = replace(item, failures=failures, failed_attempts=failed_attempts)
+        dead_letters.write_letter(txn, keys, packed_seq, after, failure.code, failure.error)
+        return delta.transition(
+            ItemState.CLAIMED, ItemEvent.EXHAUST if failure.retryable else ItemEvent.BURY
+        )
     after = replace(
         item,
         failures=failures,
         code=failure.code[:ERROR_CODE_CHARS_MAX],
         error=failure.error[:ERROR_TEXT_CHARS_MAX],
         not_before_ns=txn.now_ns + failure.delay_ns if failure.delay_ns else item.not_before_ns,
-        tried=tried,
+        failed_attempts=failed_attempts,
     )
-    give_back(txn, keys, packed_seq, item, after)
-    return tally.move(State.CLAIMED, Event.DEFER if failure.delay_ns else Event.RETRY)
+    release_claim(txn, keys, packed_seq, item, after)
+    return delta.transition(
+        ItemState.CLAIMED, ItemEvent.DEFER if failure.delay_ns else ItemEvent.RETRY
+    )
 
 
-def give_back(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, after: Item) -> None:
-    """Back to ready, at a turn of now, or to delayed when it must wait; the seq stays."""
-    items.drop_claim(txn, keys, item, packed_seq)
+def release_claim(
+    txn: Txn, keys: QueueKeys, packed_seq: bytes, item: QueueItem, after: QueueItem
+) -> None:
+    """End a claim and requeue its item: ready with a new fair rank, or delayed. The seq stays."""
+    items.delete_claim(txn, keys, item, packed_seq)
     if after.not_before_ns > txn.now_ns:
         index = keys.delayed + pack_int(after.not_before_ns) + packed_seq
     else:
-        after = items.come_back(txn, keys, after)
-        index = keys.ready_key(after.priority, after.turn, packed_seq)
+        after = items.assign_requeue_rank(txn, keys, after)
+        index = keys.ready_key(after.priority, after.fair_rank, packed_seq)
     txn.put(keys.items + packed_seq, pack(replace(after, owner="", expires_ns=0)))
     txn.put(index, packed_seq)
     txn.notify(keys.topic)
 
 
-def claim_of(queue: str, packed_seq: bytes, item: Item, hold: Hold | Item) -> Claim:
+def make_claim(
+    queue: str, packed_seq: bytes, item: QueueItem, claim_row: ClaimRow | QueueItem
+) -> Claim:
     return Claim(
         queue,
         int.from_bytes(packed_seq[1:], "big"),
-        hold.claims,
-        hold.owner,
-        hold.expires_ns,
+        claim_row.claims,
+        claim_row.owner,
+        claim_row.expires_ns,
         item.priority,
         item.failures,
         item.expiries,
         item.enqueued_ns,
         item.payload,
         item.blob,
-        item.tried,
+        item.failed_attempts,
     )
 
 
-def _by_queue(claims: Sequence[Token]) -> Iterator[tuple[Keys, list[Token]]]:
+def _by_queue(claims: Sequence[ClaimToken]) -> Iterator[tuple[QueueKeys, list[ClaimToken]]]:
     check_limit(len(claims), "claims")
-    groups: dict[str, list[Token]] = {}
+    groups: dict[str, list[ClaimToken]] = {}
     for token in claims:
         groups.setdefault(token.queue, []).append(token)
     for queue, tokens in groups.items():
         yield keys_of(queue), tokens
 
 
-def _lost(token: Token) -> ClaimLost:
+def _claim_lost(token: ClaimToken) -> ClaimLost:
     return ClaimLost(queue=token.queue, seq=token.seq, number=token.number)
 
 
-def check_budget(budget: Budget) -> None:
-    if budget.failures_max < 1 or budget.expiries_max < 1 or budget.alone_from < 0:
+def check_budget(budget: RetryBudget) -> None:
+    if budget.failures_max < 1 or budget.expiries_max < 1 or budget.isolate_from_expiries < 0:
         raise Invalid(
             what="budget",
             why="each is 1 or more",
@@ -378,7 +399,7 @@ def check_budget(budget: Budget) -> None:
         )
 
 
-def _check_failure(failure: Failure) -> None:
+def _check_failure(failure: ItemFailure) -> None:
     _check_code(failure.code)
     if not 0 <= failure.delay_ns <= TTL_NS_MAX:
         raise Invalid(what="delay_ns", why="out of bounds", found=failure.delay_ns, max=TTL_NS_MAX)

@@ -1,14 +1,14 @@
-"""A world's inbox: ordered, deduplicated ingress, read after a cursor.
+"""The inbox of a world: ordered, deduplicated ingress, read after a cursor.
 
-- Ingress gets the next number of its world and keeps it; numbers have no gap.
-- A key is delivered once: a repeat answers with the number of the first, though that may be long
-  consumed, and the same key with another body is `KeyConflict`. Keys are kept by `dedupe` under one
-  scope for all worlds, so that one collector forgets them by time.
-- The cursor only rises, and never over a number that is not there. What it passes is deleted in
-  the same transaction, so no row lies below it.
+- Each ingress gets the next seq of its world. Seqs have no gaps.
+- A key is delivered once. A repeat returns the seq of the first delivery, even after it was consumed.
+  The same key with another body is `KeyConflict`. `dedupe` stores the keys of all worlds under one scope,
+  so that one job expires them by time.
+- The cursor only rises, and only to an existing seq. Rows that it passes are deleted in the same
+  transaction, so no row is below it.
 
-`put` is an operation, so that producers neither conflict with each other nor with the reader:
-`advance` touches no row that a put does.
+`put` is an operation, so producers conflict neither with each other nor with the reader: `advance` does
+not touch the rows that `put` writes.
 """
 
 from __future__ import annotations
@@ -22,174 +22,185 @@ from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES, INBOX_READ_BYTES_MAX, SCAN_PAGE
 from holdfast.durable import dedupe
-from holdfast.durable.bounds import check_limit, check_name
+from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid, NotFound, StoreCorrupt
 from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Txn, operation
 
-SCOPE = "inbox"
+DEDUPE_SCOPE = "inbox"
 
 
-class Ingress(Record, frozen=True):
+class InboxEntry(Record, frozen=True):
     seq: int
     key: str | None
     body: bytes
     at_ns: int
 
 
-class Put(Record, frozen=True):
-    """`already` says that the key was delivered before, under this seq."""
+class PutResult(Record, frozen=True):
+    """The result of `put`. With `already`, the key was delivered before under this seq."""
 
     seq: int
     already: bool
 
 
-class Kept(Record, frozen=True):
-    """The row of an ingress: the body, or the hash of the blob that holds it."""
+class InboxRow(Record, frozen=True):
+    """The stored row of an ingress: its body, or the hash of its blob."""
 
     key: str | None
     at_ns: int
     body: bytes
     blob: bytes = b""
-    # A checksum of the fields above; 0 in rows from before there was one.
+    # Checksum of the fields above. 0 in rows of releases without checksums.
     crc: int = 0
 
 
-@operation
+@operation("inbox.put")
 def put(
     txn: Txn,
     world: str,
     key: str | None,
     body: bytes,
     issued_ns: int | None = None,
-    meaning: bytes = b"",
-) -> Put:
-    """Deliver once per key; without a key, every time. A key of the system has its time of issue.
+    key_digest: bytes = b"",
+) -> PutResult:
+    """Deliver an ingress once per key, or always without a key. A system key has its time of issue.
 
-    `meaning` is what the key stands for, if that is less than the whole body.
+    `key_digest` is compared on reuse of the key, in place of the hash of the whole body.
     """
     keys = _keys(world)
-    body_hash = meaning or (sha256(body).digest() if key is not None else b"")
+    body_hash = key_digest or (sha256(body).digest() if key is not None else b"")
     if key is not None:
-        first = dedupe.check(txn, SCOPE, _scoped(world, key), body_hash, issued_ns=issued_ns)
-        if first is not None:
-            return Put(schema.int_of(first), already=True)
+        first_seq = dedupe.check(
+            txn, DEDUPE_SCOPE, _dedupe_key(world, key), body_hash, issued_ns=issued_ns
+        )
+        if first_seq is not None:
+            return PutResult(schema.decode_int(first_seq), already=True)
     blob = blobs.put(txn, body) if len(body) > BLOB_THRESHOLD_BYTES else b""
-    small = b"" if blob else body
-    kept = Kept(key, txn.now_ns, small, blob, _crc(key, txn.now_ns, small, blob))
-    seq = txn.append(keys.entries, codec.pack(kept)).value
+    inline_body = b"" if blob else body
+    inbox_row = InboxRow(
+        key, txn.now_ns, inline_body, blob, _checksum(key, txn.now_ns, inline_body, blob)
+    )
+    seq = txn.append(keys.entries, codec.pack(inbox_row)).value
     if key is not None:
-        value = schema.int_bytes(seq)
-        dedupe.remember(txn, SCOPE, _scoped(world, key), body_hash, value, issued_ns=issued_ns)
+        value = schema.encode_int(seq)
+        dedupe.remember(
+            txn, DEDUPE_SCOPE, _dedupe_key(world, key), body_hash, value, issued_ns=issued_ns
+        )
     txn.notify(keys.topic)
-    return Put(seq, already=False)
+    return PutResult(seq, already=False)
 
 
-@operation
-def put_many(txn: Txn, items: list[tuple[str, str | None, bytes]]) -> list[Put]:
+@operation("inbox.put_many")
+def put_many(txn: Txn, items: list[tuple[str, str | None, bytes]]) -> list[PutResult]:
     """Deliver (world, key, body), all or none, in order."""
     check_limit(len(items), "items")
     return [put.fn(txn, world, key, body) for world, key, body in items]
 
 
-def read(txn: Txn, world: str, limit: int) -> list[Ingress]:
-    """The next ingress after the cursor, `INBOX_READ_BYTES_MAX` of it and a last one at most.
+def read(txn: Txn, world: str, limit: int) -> list[InboxEntry]:
+    """Return the next ingress after the cursor. The read ends after the entry that exceeds `INBOX_READ_BYTES_MAX`.
 
-    One that was changed by damage is `StoreCorrupt`, once all before it were read.
+    A damaged row ends the read. It raises `StoreCorrupt` when it is the first row of a read.
     """
     check_limit(limit)
     size = 0
     prefix = _keys(world).entries
     lo = prefix + tuples.pack_int(cursor(txn, world) + 1)
-    found: list[Ingress] = []
-    for key, row in txn.scan(lo, tuples.after(prefix), limit):
+    entries: list[InboxEntry] = []
+    for key, row in txn.scan(lo, tuples.prefix_end(prefix), limit):
         seq = tuples.unpack_last_int(key, len(prefix))
         try:
-            kept = _decode(row)
-            body = blobs.get(txn, kept.blob) if kept.blob else kept.body
-        except (StoreCorrupt, NotFound, *codec.UNREADABLE) as error:
-            if found:
+            inbox_row = _decode_row(row)
+            body = blobs.get(txn, inbox_row.blob) if inbox_row.blob else inbox_row.body
+        except (StoreCorrupt, NotFound, *codec.DECODE_ERRORS) as error:
+            if entries:
                 break
             raise StoreCorrupt(
                 world=world, seq=seq, why=f"an ingress is damaged: {error}"
             ) from None
-        if not _is_whole(kept):
-            if found:
+        if not _is_intact(inbox_row):
+            if entries:
                 break
             raise StoreCorrupt(
                 world=world, seq=seq, why="an ingress is damaged: its checksum differs"
             )
-        found.append(Ingress(seq, kept.key, body, kept.at_ns))
+        entries.append(InboxEntry(seq, inbox_row.key, body, inbox_row.at_ns))
         size += len(body)
         if size > INBOX_READ_BYTES_MAX:
             break
-    return found
+    return entries
 
 
-def damaged(txn: Txn, world: str) -> Iterator[tuple[int, str]]:
-    """The unread ingress that was changed by damage: its seq, and what is wrong."""
+def iter_damaged(txn: Txn, world: str) -> Iterator[tuple[int, str]]:
+    """Yield seq and reason of each damaged unread row."""
     prefix = _keys(world).entries
-    at = prefix + tuples.pack_int(cursor(txn, world) + 1)
-    while rows := txn.scan(at, tuples.after(prefix), SCAN_PAGE):
+    start_key = prefix + tuples.pack_int(cursor(txn, world) + 1)
+    while rows := txn.scan(start_key, tuples.prefix_end(prefix), SCAN_PAGE):
         for key, row in rows:
-            kept = _decode(row)
+            inbox_row = _decode_row(row)
             seq = tuples.unpack_last_int(key, len(prefix))
-            if not _is_whole(kept):
+            if not _is_intact(inbox_row):
                 yield seq, "another checksum"
-            elif kept.blob and not blobs.sound(txn, kept.blob):
+            elif inbox_row.blob and not blobs.is_intact(txn, inbox_row.blob):
                 yield seq, "no blob with its hash"
-        at = rows[-1][0] + b"\x00"
+        start_key = rows[-1][0] + b"\x00"
 
 
-def advance(txn: Txn, world: str, to_seq: int, arriving: int = 0) -> None:
-    """Consume everything up to and with this seq.
+def advance(txn: Txn, world: str, to_seq: int, inline_count: int = 0) -> None:
+    """Consume all ingress up to and including this seq.
 
-    The last `arriving` of it come in this very transaction: they get their numbers, and no rows. For
-    operations, and only if `last_seq` is what it must be then.
+    The last `inline_count` of them arrive in this transaction: they get seqs but no rows. Only for
+    operations, and only if `last_seq` is `to_seq - inline_count`.
     """
     keys = _keys(world)
-    if arriving:
-        if last_seq(txn, world) != to_seq - arriving:
-            raise Invalid(what="inbox", why="others came first", world=world, to_seq=to_seq)
-        txn.put(keys.last_seq, schema.int_bytes(to_seq))
-    was = cursor(txn, world)
-    if not was <= to_seq <= was + BATCH_MAX:
+    if inline_count:
+        if last_seq(txn, world) != to_seq - inline_count:
+            raise Invalid(
+                what="inbox", why="other ingress arrived first", world=world, to_seq=to_seq
+            )
+        txn.put(keys.last_seq, schema.encode_int(to_seq))
+    old_cursor = cursor(txn, world)
+    if not old_cursor <= to_seq <= old_cursor + BATCH_MAX:
         raise Invalid(
             what="inbox cursor",
-            why="it rises by a batch at most",
+            why="the cursor rises by at most one batch",
             world=world,
             found=to_seq,
-            min=was,
-            max=was + BATCH_MAX,
+            min=old_cursor,
+            max=old_cursor + BATCH_MAX,
         )
-    # Numbers have no gap, so each row is found by its key.
+    # Seqs have no gaps, so each row is read by key.
     txn.prefetch(
-        keys.entries + tuples.pack_int(seq) for seq in range(was + 1, to_seq - arriving + 1)
+        keys.entries + tuples.pack_int(seq)
+        for seq in range(old_cursor + 1, to_seq - inline_count + 1)
     )
-    for seq in range(was + 1, to_seq - arriving + 1):
+    for seq in range(old_cursor + 1, to_seq - inline_count + 1):
         key = keys.entries + tuples.pack_int(seq)
         row = txn.get(key)
         if row is None:
-            raise NotFound(what="ingress", world=world, seq=seq, cursor=was)
+            raise NotFound(what="ingress", world=world, seq=seq, cursor=old_cursor)
         txn.delete(key)
-        blob = _decode(row).blob
+        blob = _decode_row(row).blob
         if blob:
             blobs.release(txn, blob)
-    if to_seq > was:
-        txn.put(keys.cursor, schema.int_bytes(to_seq))
+    if to_seq > old_cursor:
+        txn.put(keys.cursor, schema.encode_int(to_seq))
 
 
-def first(
-    txn: Txn, world: str, key: str, meaning: bytes, issued_ns: int | None = None
+def seq_of_key(
+    txn: Txn, world: str, key: str, key_digest: bytes, issued_ns: int | None = None
 ) -> int | None:
-    """The seq under which a key was delivered; None when it is new."""
-    found = dedupe.check(txn, SCOPE, _scoped(world, key), meaning, issued_ns=issued_ns)
-    return None if found is None else schema.int_of(found)
+    """Return the seq under which a key was delivered, or None when the key is new."""
+    stored_seq = dedupe.check(
+        txn, DEDUPE_SCOPE, _dedupe_key(world, key), key_digest, issued_ns=issued_ns
+    )
+    return None if stored_seq is None else schema.decode_int(stored_seq)
 
 
-def delivered(txn: Txn, world: str, key: str) -> bool:
-    """Whether something came under this key, and is remembered."""
-    return dedupe.recall(txn, SCOPE, _scoped(world, key)) is not None
+def is_delivered(txn: Txn, world: str, key: str) -> bool:
+    """Whether a dedupe record for this key exists."""
+    return dedupe.lookup(txn, DEDUPE_SCOPE, _dedupe_key(world, key)) is not None
 
 
 def cursor(txn: Txn, world: str) -> int:
@@ -198,29 +209,30 @@ def cursor(txn: Txn, world: str) -> int:
 
 
 def last_seq(txn: Txn, world: str) -> int:
-    """The last number given; 0 before any."""
+    """The last assigned seq; 0 before any."""
     return txn.count(_keys(world).last_seq)
 
 
 def depth(txn: Txn, world: str) -> int:
-    """How much is unread: the last number given less the cursor, for numbers have no gap."""
+    """The number of unread ingress: the last seq minus the cursor, because seqs have no gaps."""
     keys = _keys(world)
     return txn.count(keys.last_seq) - txn.count(keys.cursor)
 
 
 def erase(txn: Txn, world: str, limit: int) -> bool:
-    """Remove an inbox whole: what is unread, the keys, the numbers last; whether that is done."""
+    """Remove an inbox in bounded steps: unread rows, then keys, then cursor and last seq. Return whether it
+    is complete."""
     check_limit(limit)
     keys = _keys(world)
-    rows = txn.scan(keys.entries, tuples.after(keys.entries), limit)
+    rows = txn.scan(keys.entries, tuples.prefix_end(keys.entries), limit)
     for key, row in rows:
         txn.delete(key)
-        blob = _decode(row).blob
+        blob = _decode_row(row).blob
         if blob:
             blobs.erase(txn, blob)
-    gone = len(rows)
-    gone += dedupe.erase(txn, SCOPE, _scoped(world, "-")[:-1], limit - gone)
-    if gone >= limit:
+    removed = len(rows)
+    removed += dedupe.erase(txn, DEDUPE_SCOPE, _dedupe_key(world, "-")[:-1], limit - removed)
+    if removed >= limit:
         return False
     txn.delete(keys.cursor)
     txn.delete(keys.last_seq)
@@ -234,32 +246,34 @@ def topic(world: str) -> str:
 # -- inside --------------------------------------------------------------------------------------
 
 
-class _Keys:
+class _InboxKeys:
     __slots__ = ("cursor", "entries", "last_seq", "topic")
 
     def __init__(self, world: str) -> None:
         check_name("world", world)
-        self.entries = schema.prefix(schema.Space.INBOX, world, "e")
-        self.cursor = schema.prefix(schema.Space.INBOX, world, "cursor")
+        self.entries = schema.key_prefix(schema.Space.INBOX, world, "e")
+        self.cursor = schema.key_prefix(schema.Space.INBOX, world, "cursor")
         self.last_seq = schema.sequence_key(self.entries)
         self.topic = topic(world)
 
 
-_keys = lru_cache(maxsize=65536)(_Keys)
-_decode = codec.decoder(Kept).decode
+_keys = lru_cache(maxsize=65536)(_InboxKeys)
+_decode_row = codec.decoder(InboxRow).decode
 
 
-def _crc(key: str | None, at_ns: int, body: bytes, blob: bytes) -> int:
+def _checksum(key: str | None, at_ns: int, body: bytes, blob: bytes) -> int:
     head = f"{at_ns} {'' if key is None else key}".encode(errors="surrogatepass")
     return crc32(blob, crc32(body, crc32(head))) or 1
 
 
-def _is_whole(kept: Kept) -> bool:
-    return not kept.crc or kept.crc == _crc(kept.key, kept.at_ns, kept.body, kept.blob)
+def _is_intact(inbox_row: InboxRow) -> bool:
+    return not inbox_row.crc or inbox_row.crc == _checksum(
+        inbox_row.key, inbox_row.at_ns, inbox_row.body, inbox_row.blob
+    )
 
 
-def _scoped(world: str, key: str) -> str:
+def _dedupe_key(world: str, key: str) -> str:
     if not key:
         raise Invalid(what="key", why="empty; None means without a key", world=world)
-    # The length keeps ("a", "b:c") and ("a:b", "c") apart.
+    # The length distinguishes ("a", "b:c") from ("a:b", "c").
     return f"{len(world)}:{world}:{key}"

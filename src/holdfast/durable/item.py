@@ -1,24 +1,25 @@
-"""One item of a queue: its states, its rows, and the counters over them.
+"""Queue items: their states, rows, indexes and counters, and fair sharing between groups.
 
-    ready     in the ready index, by priority (larger first), then turn, then seq
+    ready     in the ready index, by priority (larger first), then fair rank, then seq
     delayed   in the delayed index, by the time before which it must not run
-    claimed   in the expiry index and in the owner index; a row beside the item's names the claim
-    done      gone, counted
-    dead      a dead letter, and no item any more (see `dead`)
+    claimed   in the expiry index and the owner index; a separate claim row describes the claim
+    done      removed, counted
+    dead      a dead letter, no longer an item (see `dead_letters`)
 
-Rows of items lie in the order in which they were put, and are claimed in another: those of many worlds
-lie far apart. So a claim does not write there: it has a row of its own, among the few that are claimed
-now, and the item's row is written again when the claim has ended in anything but an ack.
+Item rows are stored in insertion order but claimed in a different order, so the claimed rows are far
+apart. A claim therefore does not rewrite item rows. It writes a claim row into a small dense key range.
+The item row is rewritten only when a claim ends without an ack.
 
-The table below is the only way from one to another, and the counters move by it, a whole batch at
-a time: `Tally.move` is one step for n items. The values of the index rows are the packed seq, so
-that a row found by an index leads to all others of its item by concatenation, without parsing.
+The table below defines all transitions. The counters follow it, one step for n items
+(`QueueCounterDelta.transition`). The value of an index row is the packed seq, so all other keys of an
+item are built by concatenation, without parsing.
 
-Items may belong to groups, and groups take turns: an item's turn is one after that of the group's
-item before it, and not before the turn that the queue is at, each priority by itself. So a group with a hundred thousand
-items delays another's single one by a handful, and the index order alone is the schedule. What was
-looked at and comes back (put off, failed, released, expired) takes its turn anew, among those of its
-group that come back: ahead of its group's backlog, and not of others who have waited.
+Items may belong to groups that share the queue fairly. The fair rank of an item is one above the rank of
+its group's previous item, and above the rank that the queue has reached, per priority. A group with
+100,000 items therefore delays a single item of another group by only a few items, and the index order
+alone is the schedule. A requeued item (deferred, failed, released, expired) gets a new rank among the
+requeued items of its group. It runs before its group's backlog, but not before waiting items of other
+groups.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import (
+    ATTEMPT_ERROR_CHARS_MAX,
+    ATTEMPTS_KEPT,
     BLOB_THRESHOLD_BYTES,
     ERROR_CODE_CHARS_MAX,
-    TRIED_ERROR_CHARS_MAX,
-    TRIED_KEPT,
 )
-from holdfast.durable.bounds import check_name
+from holdfast.durable.validation import check_name
 from holdfast.errors import StoreCorrupt
 from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Txn
 from holdfast.transitions import Transitions
 
 
-class State(Enum):
+class ItemState(Enum):
     READY = "ready"
     DELAYED = "delayed"
     CLAIMED = "claimed"
@@ -52,7 +53,7 @@ class State(Enum):
     DONE = "done"
 
 
-class Event(Enum):
+class ItemEvent(Enum):
     DUE = "due"
     WITHDRAW = "withdraw"
     CLAIM = "claim"
@@ -66,45 +67,45 @@ class Event(Enum):
     BURY = "bury"
 
 
-# Both ends absorb: a redrive is a new item that names the dead one.
-ITEM = Transitions(
+# DONE and DEAD are terminal. A redrive inserts a new item that references the dead one.
+ITEM_TRANSITIONS = Transitions(
     "queue item",
-    State.READY,
+    ItemState.READY,
     {
-        (State.DELAYED, Event.DUE): State.READY,
-        (State.DELAYED, Event.WITHDRAW): State.DONE,
-        (State.READY, Event.WITHDRAW): State.DONE,
-        (State.READY, Event.DEFER): State.DELAYED,
-        (State.READY, Event.BURY): State.DEAD,
-        (State.CLAIMED, Event.WITHDRAW): State.DONE,
-        (State.READY, Event.CLAIM): State.CLAIMED,
-        (State.CLAIMED, Event.EXTEND): State.CLAIMED,
-        (State.CLAIMED, Event.ACK): State.DONE,
-        (State.CLAIMED, Event.RETRY): State.READY,
-        (State.CLAIMED, Event.DEFER): State.DELAYED,
-        (State.CLAIMED, Event.RELEASE): State.READY,
-        (State.CLAIMED, Event.EXPIRE): State.READY,
-        (State.CLAIMED, Event.EXHAUST): State.DEAD,
-        (State.CLAIMED, Event.BURY): State.DEAD,
+        (ItemState.DELAYED, ItemEvent.DUE): ItemState.READY,
+        (ItemState.DELAYED, ItemEvent.WITHDRAW): ItemState.DONE,
+        (ItemState.READY, ItemEvent.WITHDRAW): ItemState.DONE,
+        (ItemState.READY, ItemEvent.DEFER): ItemState.DELAYED,
+        (ItemState.READY, ItemEvent.BURY): ItemState.DEAD,
+        (ItemState.CLAIMED, ItemEvent.WITHDRAW): ItemState.DONE,
+        (ItemState.READY, ItemEvent.CLAIM): ItemState.CLAIMED,
+        (ItemState.CLAIMED, ItemEvent.EXTEND): ItemState.CLAIMED,
+        (ItemState.CLAIMED, ItemEvent.ACK): ItemState.DONE,
+        (ItemState.CLAIMED, ItemEvent.RETRY): ItemState.READY,
+        (ItemState.CLAIMED, ItemEvent.DEFER): ItemState.DELAYED,
+        (ItemState.CLAIMED, ItemEvent.RELEASE): ItemState.READY,
+        (ItemState.CLAIMED, ItemEvent.EXPIRE): ItemState.READY,
+        (ItemState.CLAIMED, ItemEvent.EXHAUST): ItemState.DEAD,
+        (ItemState.CLAIMED, ItemEvent.BURY): ItemState.DEAD,
     },
 )
 
 
-class Tried(Record, frozen=True):
-    """An attempt that came to nothing: whose it was, when, and how it ended."""
+class FailedAttempt(Record, frozen=True):
+    """A failed attempt: its owner, times and outcome."""
 
     number: int
     owner: str
     began_ns: int
     ended_ns: int
-    # "failed", or "expired": its worker died or hung.
+    # "failed", or "expired" if its worker crashed or hung.
     end: str
     code: str = ""
     error: str = ""
 
 
-class Hold(Record, frozen=True):
-    """The row of a claim: its number, whose it is, from when until when, and the item's blob."""
+class ClaimRow(Record, frozen=True):
+    """The stored claim: its number, owner, start and expiry, and the item's blob."""
 
     claims: int
     owner: str
@@ -113,9 +114,9 @@ class Hold(Record, frozen=True):
     blob: bytes = b""
 
 
-class Item(Record, frozen=True):
-    """An item, with its claim if it has one (`whole`): its row knows `claims`, the number of the last
-    claim that has ended, and of a claim that stands nothing. Unclaimed when `expires_ns` is 0."""
+class QueueItem(Record, frozen=True):
+    """An item. `load_with_claim` adds the fields of its live claim. The stored row has no fields of a live
+    claim: its `claims` is the number of the last ended claim. `expires_ns` is 0 for an unclaimed item."""
 
     payload: bytes
     blob: bytes
@@ -131,20 +132,20 @@ class Item(Record, frozen=True):
     code: str = ""
     error: str = ""
     group: str = ""
-    turn: int = 0
-    # The operation that is told when the item dies, in the same commit (see `dead`).
-    will: str = ""
+    fair_rank: int = 0
+    # The operation that runs when the item becomes a dead letter, in the same commit (see `dead_letters`).
+    on_dead: str = ""
     claimed_ns: int = 0
-    # The last attempts, newest last.
-    tried: tuple[Tried, ...] = ()
+    # The last failed attempts, newest last.
+    failed_attempts: tuple[FailedAttempt, ...] = ()
 
 
-# What a new item is made of: payload, blob, priority, redrive_of, group, will.
-Body = tuple[bytes, bytes, int, int | None, str, str]
+# Fields of a new item: payload, blob, priority, redrive_of, group, on_dead.
+NewItemFields = tuple[bytes, bytes, int, int | None, str, str]
 
 
-class Counts(Record, frozen=True):
-    """How many items are in each state; `done` and, until purged, `dead` ones stay counted."""
+class QueueCounts(Record, frozen=True):
+    """Number of items per state. `done` counts all completed items, `dead` the dead letters until a purge."""
 
     ready: int = 0
     delayed: int = 0
@@ -153,45 +154,64 @@ class Counts(Record, frozen=True):
     done: int = 0
 
 
-class Keys:
+class QueueKeys:
     """The packed prefixes of one queue."""
 
     __slots__ = (
-        "claims", "counts", "dead", "delayed", "died", "groups", "holds", "items", "last_seq", "owners",
-        "queue", "ready", "topic", "turn", "withdrawn",
+        "by_expiry",
+        "by_owner",
+        "cancelled",
+        "claim_rows",
+        "counts",
+        "dead",
+        "dead_by_time",
+        "delayed",
+        "group_ranks",
+        "items",
+        "last_seq",
+        "queue",
+        "reached_ranks",
+        "ready",
+        "topic",
     )  # fmt: skip
 
     def __init__(self, queue: str) -> None:
         check_name("queue", queue)
         self.queue = queue
         self.topic = topic(queue)
-        self.items, self.ready, self.delayed, self.claims, self.owners, self.dead, self.died = (
-            schema.prefix(schema.Space.QUEUE, queue, kind) for kind in "irdxozt"
-        )
-        self.holds = schema.prefix(schema.Space.QUEUE, queue, "h")
-        self.counts = schema.prefix(schema.Space.QUEUE, queue, "n")
-        self.groups = schema.prefix(schema.Space.QUEUE, queue, "g")
-        self.turn = schema.prefix(schema.Space.QUEUE, queue, "turn")
-        self.withdrawn = schema.prefix(schema.Space.QUEUE, queue, "withdrawn")
+        (
+            self.items,
+            self.ready,
+            self.delayed,
+            self.by_expiry,
+            self.by_owner,
+            self.dead,
+            self.dead_by_time,
+        ) = (schema.key_prefix(schema.Space.QUEUE, queue, kind) for kind in "irdxozt")
+        self.claim_rows = schema.key_prefix(schema.Space.QUEUE, queue, "h")
+        self.counts = schema.key_prefix(schema.Space.QUEUE, queue, "n")
+        self.group_ranks = schema.key_prefix(schema.Space.QUEUE, queue, "g")
+        self.reached_ranks = schema.key_prefix(schema.Space.QUEUE, queue, "turn")
+        self.cancelled = schema.key_prefix(schema.Space.QUEUE, queue, "withdrawn")
         self.last_seq = schema.sequence_key(self.items)
 
-    def ready_key(self, priority: int, turn: int, packed_seq: bytes) -> bytes:
-        return self.ready + tuples.pack_int(-priority) + tuples.pack_int(turn) + packed_seq
+    def ready_key(self, priority: int, fair_rank: int, packed_seq: bytes) -> bytes:
+        return self.ready + tuples.pack_int(-priority) + tuples.pack_int(fair_rank) + packed_seq
 
 
 def topic(queue: str) -> str:
     return f"queue/{queue}"
 
 
-keys_of = lru_cache(maxsize=4096)(Keys)
-decode = codec.decoder(Item).decode
-decode_hold = codec.decoder(Hold).decode
-decode_counts = codec.decoder(Counts).decode
+keys_of = lru_cache(maxsize=4096)(QueueKeys)
+decode_item = codec.decoder(QueueItem).decode
+decode_claim_row = codec.decoder(ClaimRow).decode
+decode_counts = codec.decoder(QueueCounts).decode
 pack = codec.pack
 pack_int = tuples.pack_int
-# Beside the last turn of a group that of its items which have come back.
-_BACK = tuples.pack(("back",))
-# Those of one batch are the same for all of its items.
+# Key suffix of the last rank of a group's requeued items.
+_REQUEUED_SUFFIX = tuples.pack(("back",))
+# Cached, because all items of a batch have the same time.
 pack_time = lru_cache(maxsize=256)(tuples.pack_int)
 
 
@@ -200,71 +220,74 @@ def pack_owner(owner: str) -> bytes:
     return tuples.pack((owner,))
 
 
-class Tally:
-    """Moves of one operation, added to the queue's counters in one write."""
+class QueueCounterDelta:
+    """State transitions of one operation, added to the queue's counters in one write."""
 
-    __slots__ = ("_moved",)
+    __slots__ = ("_changes",)
 
     def __init__(self) -> None:
-        self._moved: dict[State, int] = {}
+        self._changes: dict[ItemState, int] = {}
 
-    def enter(self, state: State, n: int) -> None:
-        self._moved[state] = self._moved.get(state, 0) + n
+    def add(self, state: ItemState, count: int) -> None:
+        self._changes[state] = self._changes.get(state, 0) + count
 
-    def move(self, before: State, event: Event, n: int = 1) -> State:
-        after = ITEM.next(before, event)
-        self.enter(before, -n)
-        self.enter(after, n)
+    def transition(self, before: ItemState, event: ItemEvent, count: int = 1) -> ItemState:
+        after = ITEM_TRANSITIONS.next(before, event)
+        self.add(before, -count)
+        self.add(after, count)
         return after
 
-    def save(self, txn: Txn, keys: Keys) -> None:
-        moved = self._moved
-        if not any(moved.values()):
+    def apply(self, txn: Txn, keys: QueueKeys) -> None:
+        changes = self._changes
+        if not any(changes.values()):
             return
-        was = counts_of(txn, keys)
+        current = counts_of(txn, keys)
         txn.put(
             keys.counts,
             pack(
-                Counts(
-                    was.ready + moved.get(State.READY, 0),
-                    was.delayed + moved.get(State.DELAYED, 0),
-                    was.claimed + moved.get(State.CLAIMED, 0),
-                    was.dead + moved.get(State.DEAD, 0),
-                    was.done + moved.get(State.DONE, 0),
+                QueueCounts(
+                    current.ready + changes.get(ItemState.READY, 0),
+                    current.delayed + changes.get(ItemState.DELAYED, 0),
+                    current.claimed + changes.get(ItemState.CLAIMED, 0),
+                    current.dead + changes.get(ItemState.DEAD, 0),
+                    current.done + changes.get(ItemState.DONE, 0),
                 )
             ),
         )
 
 
-def counts_of(txn: Txn, keys: Keys) -> Counts:
+def counts_of(txn: Txn, keys: QueueKeys) -> QueueCounts:
     row = txn.get(keys.counts)
-    return Counts() if row is None else decode_counts(row)
+    return QueueCounts() if row is None else decode_counts(row)
 
 
 def insert(
     txn: Txn,
-    keys: Keys,
-    bodies: Sequence[Body],
+    keys: QueueKeys,
+    bodies: Sequence[NewItemFields],
     not_before_ns: int,
     *,
-    turn: int = 0,
-    hung: bool = False,
+    fair_rank: int = 0,
+    keep_delayed: bool = False,
 ) -> list[int]:
-    """New items, under numbers never given before.
+    """Insert items under new seqs, and return the seqs.
 
-    What is `hung` waits in the delayed index even if it is due, for it may go by another clock.
+    With `keep_delayed`, items enter the delayed index even if they are due by store time, because their
+    queue may use another clock.
     """
     now_ns = txn.now_ns
     last = txn.count(keys.last_seq)
     seqs = list(range(last + 1, last + 1 + len(bodies)))
-    delayed = not_before_ns > now_ns or hung
+    delayed = not_before_ns > now_ns or keep_delayed
     due = keys.delayed + pack_int(not_before_ns)
     put, items = txn.put, keys.items
-    for seq, (payload, blob, priority, redrive_of, group, will) in zip(seqs, bodies, strict=True):
+    for seq, (payload, blob, priority, redrive_of, group, on_dead) in zip(
+        seqs, bodies, strict=True
+    ):
         packed_seq = pack_int(seq)
         if group:
-            turn = next_turn(txn, keys, priority, group)
-        item = Item(
+            fair_rank = next_fair_rank(txn, keys, priority, group)
+        item = QueueItem(
             payload,
             blob,
             priority,
@@ -272,119 +295,122 @@ def insert(
             not_before_ns,
             redrive_of=redrive_of,
             group=group,
-            turn=turn,
-            will=will,
+            fair_rank=fair_rank,
+            on_dead=on_dead,
         )
         put(items + packed_seq, pack(item))
-        index = due + packed_seq if delayed else keys.ready_key(priority, turn, packed_seq)
+        index = due + packed_seq if delayed else keys.ready_key(priority, fair_rank, packed_seq)
         put(index, packed_seq)
     if seqs:
-        put(keys.last_seq, schema.int_bytes(seqs[-1]))
-        tally = Tally()
-        tally.enter(State.DELAYED if delayed else State.READY, len(seqs))
-        tally.save(txn, keys)
+        put(keys.last_seq, schema.encode_int(seqs[-1]))
+        delta = QueueCounterDelta()
+        delta.add(ItemState.DELAYED if delayed else ItemState.READY, len(seqs))
+        delta.apply(txn, keys)
         txn.notify(keys.topic)
     return seqs
 
 
-def next_turn(txn: Txn, keys: Keys, priority: int, group: str) -> int:
-    """The turn of a group's next item, among those of its priority."""
-    key = keys.groups + tuples.pack((priority, group))
-    turn = max(txn.count(key), txn.count(keys.turn + pack_int(priority))) + 1
-    txn.put(key, schema.int_bytes(turn))
-    return turn
+def next_fair_rank(txn: Txn, keys: QueueKeys, priority: int, group: str) -> int:
+    """Assign the fair rank of a group's next item within its priority."""
+    key = keys.group_ranks + tuples.pack((priority, group))
+    rank = max(txn.count(key), txn.count(keys.reached_ranks + pack_int(priority))) + 1
+    txn.put(key, schema.encode_int(rank))
+    return rank
 
 
-def take_turns(txn: Txn, keys: Keys, taken: Sequence[Item]) -> None:
-    """The queue is at the turn of what was taken; a group's last item ends its record."""
+def advance_groups(txn: Txn, keys: QueueKeys, claimed: Sequence[QueueItem]) -> None:
+    """Advance the queue's reached rank to the claimed items, and drop the ranks of drained groups."""
     reached: dict[int, int] = {}
-    for item in taken:
-        reached[item.priority] = max(item.turn, reached.get(item.priority, 0))
-        end_turns(txn, keys, item)
-    for priority, turn in reached.items():
-        key = keys.turn + pack_int(priority)
-        if turn > txn.count(key):
-            txn.put(key, schema.int_bytes(turn))
+    for item in claimed:
+        reached[item.priority] = max(item.fair_rank, reached.get(item.priority, 0))
+        drop_group(txn, keys, item)
+    for priority, rank in reached.items():
+        key = keys.reached_ranks + pack_int(priority)
+        if rank > txn.count(key):
+            txn.put(key, schema.encode_int(rank))
 
 
-def end_turns(txn: Txn, keys: Keys, item: Item) -> None:
-    """Forget a group's turn with the last of its items."""
+def drop_group(txn: Txn, keys: QueueKeys, item: QueueItem) -> None:
+    """Delete the rank row of a group with the last of its items."""
     if item.group:
-        key = keys.groups + tuples.pack((item.priority, item.group))
-        if txn.count(key) == item.turn:
+        key = keys.group_ranks + tuples.pack((item.priority, item.group))
+        if txn.count(key) == item.fair_rank:
             txn.delete(key)
         if item.claims or item.not_before_ns:
-            key += _BACK
-            if txn.count(key) == item.turn:
+            key += _REQUEUED_SUFFIX
+            if txn.count(key) == item.fair_rank:
                 txn.delete(key)
 
 
-def come_back(txn: Txn, keys: Keys, item: Item) -> Item:
-    """The item with the turn at which it is ready again. The caller keeps its row.
+def assign_requeue_rank(txn: Txn, keys: QueueKeys, item: QueueItem) -> QueueItem:
+    """Return the item with its rank for requeueing. The caller writes the row.
 
-    Those of one group come back one a turn: a thousand of them delay another's single item by one.
+    Requeued items of one group get consecutive ranks, so 1,000 of them delay another group's single item
+    by one.
     """
     if not item.group:
         return item
-    reached = txn.count(keys.turn + pack_int(item.priority))
-    if item.turn > reached:
-        return item  # it waited, and its turn is still to come
-    end_turns(txn, keys, item)
-    key = keys.groups + tuples.pack((item.priority, item.group)) + _BACK
-    turn = max(txn.count(key), reached) + 1
-    txn.put(key, schema.int_bytes(turn))
-    return replace(item, turn=turn)
+    reached = txn.count(keys.reached_ranks + pack_int(item.priority))
+    if item.fair_rank > reached:
+        return item  # its rank is still ahead
+    drop_group(txn, keys, item)
+    key = keys.group_ranks + tuples.pack((item.priority, item.group)) + _REQUEUED_SUFFIX
+    rank = max(txn.count(key), reached) + 1
+    txn.put(key, schema.encode_int(rank))
+    return replace(item, fair_rank=rank)
 
 
-def place(txn: Txn, payload: bytes) -> tuple[bytes, bytes]:
-    """What the row holds: the payload itself, or the hash of a blob."""
+def inline_or_blob(txn: Txn, payload: bytes) -> tuple[bytes, bytes]:
+    """Return (payload, b"") for a small payload, or (b"", hash) after storing a large one as a blob."""
     if len(payload) <= BLOB_THRESHOLD_BYTES:
         return payload, b""
     return b"", blobs.put(txn, payload)
 
 
-def tried(item: Item, end: str, ended_ns: int, code: str, error: str) -> tuple[Tried, ...]:
-    """The attempts with the one that ends now."""
-    latest = Tried(
+def add_failed_attempt(
+    item: QueueItem, end_kind: str, ended_ns: int, code: str, error: str
+) -> tuple[FailedAttempt, ...]:
+    """Return the failed attempts plus the one that ends now."""
+    latest = FailedAttempt(
         item.claims,
         item.owner,
         item.claimed_ns,
         ended_ns,
-        end,
+        end_kind,
         code[:ERROR_CODE_CHARS_MAX],
-        error[:TRIED_ERROR_CHARS_MAX],
+        error[:ATTEMPT_ERROR_CHARS_MAX],
     )
-    return (*item.tried, latest)[-TRIED_KEPT:]
+    return (*item.failed_attempts, latest)[-ATTEMPTS_KEPT:]
 
 
-def load(txn: Txn, keys: Keys, packed_seq: bytes) -> Item:
-    """The item that an index row of those that wait speaks of."""
+def load_item(txn: Txn, keys: QueueKeys, packed_seq: bytes) -> QueueItem:
+    """Load an item by its packed seq, without its claim."""
     row = txn.get(keys.items + packed_seq)
     if row is None:
         raise StoreCorrupt(queue=keys.queue, seq=seq_of(packed_seq), why="indexed but not there")
-    return decode(row)
+    return decode_item(row)
 
 
-def whole(txn: Txn, keys: Keys, packed_seq: bytes) -> Item:
-    """The item, with its claim if it has one."""
-    item = load(txn, keys, packed_seq)
-    row = txn.get(keys.holds + packed_seq)
+def load_with_claim(txn: Txn, keys: QueueKeys, packed_seq: bytes) -> QueueItem:
+    """Load an item with the fields of its claim, if it has one."""
+    item = load_item(txn, keys, packed_seq)
+    row = txn.get(keys.claim_rows + packed_seq)
     if row is None:
         return item
-    hold = decode_hold(row)
+    claim_row = decode_claim_row(row)
     return replace(
         item,
-        claims=hold.claims,
-        owner=hold.owner,
-        expires_ns=hold.expires_ns,
-        claimed_ns=hold.claimed_ns,
+        claims=claim_row.claims,
+        owner=claim_row.owner,
+        expires_ns=claim_row.expires_ns,
+        claimed_ns=claim_row.claimed_ns,
     )
 
 
-def drop_claim(txn: Txn, keys: Keys, item: Item | Hold, packed_seq: bytes) -> None:
-    txn.delete(keys.holds + packed_seq)
-    txn.delete(keys.claims + pack_time(item.expires_ns) + packed_seq)
-    txn.delete(keys.owners + pack_owner(item.owner) + packed_seq)
+def delete_claim(txn: Txn, keys: QueueKeys, item: QueueItem | ClaimRow, packed_seq: bytes) -> None:
+    txn.delete(keys.claim_rows + packed_seq)
+    txn.delete(keys.by_expiry + pack_time(item.expires_ns) + packed_seq)
+    txn.delete(keys.by_owner + pack_owner(item.owner) + packed_seq)
 
 
 def seq_of(packed_seq: bytes) -> int:

@@ -1,17 +1,17 @@
-"""A lease: permission to act on a resource, for a time. Its epoch is the fence.
+"""Leases: time-limited exclusive permission to act on a resource. The epoch is the fencing token.
 
-- A lease is live exactly while `now < expires`, by store time, judged where the commit is applied.
+- A lease is live while `now < expires` in store time, checked when the commit is applied.
 - A fence is (generation, epoch). Epochs only grow: release and force-release keep the record, and
-  the next grant is one higher. A restored store has a higher generation, and a lease of an older
-  one is not live, whatever its expiry says.
-- A holder is (worker, incarnation). The same incarnation gets the lease it has, not extended. A
-  restarted process is another incarnation: it waits for the expiry, and the new epoch fences its
-  former self.
-- A grant that follows an expiry writes the record of that expiry first, in the same transaction.
+  the next grant has the next epoch. A restored store has a higher generation. A lease of an older
+  generation is not live, regardless of its expiry.
+- A holder is (worker, incarnation). The same incarnation gets its current lease, not extended. A
+  restarted process is a new incarnation: it waits for the expiry, and the new epoch fences its former
+  self.
+- A grant after an expiry first logs that expiry, in the same transaction.
 
-There are two rows, for the sake of concurrency: guarded writes read the fence, renewals rewrite the
-expiry alone, so renewing never conflicts with working. Every decision is in the lease log with the
-time it was taken, so that a replay needs no clock; renewals, which decide nothing, are not.
+A lease has two rows for concurrency. Guarded writes read the fence row and renewals rewrite only the
+expiry row, so renewing never conflicts with guarded writes. The lease log records every decision with
+its time, so replay needs no clock. Renewals are not logged because they change no holder.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import ERROR_TEXT_CHARS_MAX
-from holdfast.durable.bounds import check_limit, check_name, check_time, check_ttl
+from holdfast.durable.validation import check_limit, check_name, check_time, check_ttl
 from holdfast.errors import Fenced, Held, Invalid, NotFound
 from holdfast.store import schema, tuples
-from holdfast.store.api import Guard, Txn, operation
+from holdfast.store.api import LeaseGuard, Txn, operation
 from holdfast.transitions import Transitions
 
 
-class State(Enum):
+class LeaseState(Enum):
     FREE = "free"
     HELD = "held"
     STALE = "stale"
 
 
-class Event(Enum):
+class LeaseAction(Enum):
     ACQUIRE = "acquire"
     RENEW = "renew"
     EXPIRE = "expire"
@@ -45,24 +45,24 @@ class Event(Enum):
     FORCE_RELEASE = "force_release"
 
 
-LEASE = Transitions(
+LEASE_TRANSITIONS = Transitions(
     "lease",
-    State.FREE,
+    LeaseState.FREE,
     {
-        (State.FREE, Event.ACQUIRE): State.HELD,
-        (State.STALE, Event.ACQUIRE): State.HELD,
-        (State.HELD, Event.RENEW): State.HELD,
-        (State.HELD, Event.EXPIRE): State.STALE,
-        (State.HELD, Event.RELEASE): State.FREE,
-        (State.STALE, Event.RELEASE): State.FREE,
-        (State.FREE, Event.FORCE_RELEASE): State.FREE,
-        (State.HELD, Event.FORCE_RELEASE): State.FREE,
-        (State.STALE, Event.FORCE_RELEASE): State.FREE,
+        (LeaseState.FREE, LeaseAction.ACQUIRE): LeaseState.HELD,
+        (LeaseState.STALE, LeaseAction.ACQUIRE): LeaseState.HELD,
+        (LeaseState.HELD, LeaseAction.RENEW): LeaseState.HELD,
+        (LeaseState.HELD, LeaseAction.EXPIRE): LeaseState.STALE,
+        (LeaseState.HELD, LeaseAction.RELEASE): LeaseState.FREE,
+        (LeaseState.STALE, LeaseAction.RELEASE): LeaseState.FREE,
+        (LeaseState.FREE, LeaseAction.FORCE_RELEASE): LeaseState.FREE,
+        (LeaseState.HELD, LeaseAction.FORCE_RELEASE): LeaseState.FREE,
+        (LeaseState.STALE, LeaseAction.FORCE_RELEASE): LeaseState.FREE,
     },
 )
 
 
-class Holder(Record, frozen=True):
+class LeaseHolder(Record, frozen=True):
     worker: str
     incarnation: str
 
@@ -76,43 +76,49 @@ class Lease(Record, frozen=True):
     expires_ns: int
 
     @property
-    def holder(self) -> Holder:
-        return Holder(self.worker, self.incarnation)
+    def holder(self) -> LeaseHolder:
+        return LeaseHolder(self.worker, self.incarnation)
 
     @property
     def lease_id(self) -> str:
         return f"{self.worker}/{self.incarnation}/{self.generation}.{self.epoch}"
 
     @property
-    def guard(self) -> Guard:
+    def guard(self) -> LeaseGuard:
         keys = _keys(self.resource)
-        fence = Fence(State.HELD, self.worker, self.incarnation, self.generation, self.epoch)
-        return Guard(self.resource, keys.fence, codec.pack(fence), keys.expiry, self.generation)
+        fence = LeaseFence(
+            LeaseState.HELD, self.worker, self.incarnation, self.generation, self.epoch
+        )
+        return LeaseGuard(
+            self.resource, keys.fence, codec.pack(fence), keys.expiry, self.generation
+        )
 
 
-class Fence(Record, frozen=True):
-    """The row that guarded writes read. Without a holder when free; of the last one when stale."""
+class LeaseFence(Record, frozen=True):
+    """The row that guarded writes read. It has no holder when free, and the last holder when stale."""
 
-    state: State
+    state: LeaseState
     worker: str
     incarnation: str
     generation: int
     epoch: int
 
 
-class Status(Fence, frozen=True):
-    """What is written about a resource. A held lease may be overdue: ask `live`."""
+class LeaseStatus(LeaseFence, frozen=True):
+    """The stored status of a resource. A held lease may be overdue: check `is_live`."""
 
     expires_ns: int
 
-    def live(self, now_ns: int, generation: int) -> bool:
+    def is_live(self, now_ns: int, generation: int) -> bool:
         return (
-            self.state is State.HELD and self.generation == generation and now_ns < self.expires_ns
+            self.state is LeaseState.HELD
+            and self.generation == generation
+            and now_ns < self.expires_ns
         )
 
 
 class LeaseEvent(Record, frozen=True):
-    """One line of the lease log; `kind` is granted, expired, released or forced."""
+    """One entry of the lease log. `kind` is granted, expired, released or forced."""
 
     n: int
     resource: str
@@ -126,103 +132,118 @@ class LeaseEvent(Record, frozen=True):
     reason: str = ""
 
 
-@operation
+@operation("lease.acquire")
 def acquire(txn: Txn, resource: str, worker: str, incarnation: str, ttl_ns: int) -> Lease:
-    """The lease, or Held by another. Again by its holder: the same, not extended."""
+    """Grant the lease, or raise Held if another holder's lease is live. The current holder gets its lease
+    back, not extended."""
     check_name("resource", resource)
     check_name("worker", worker)
     check_name("incarnation", incarnation)
     check_ttl(ttl_ns)
-    found = current(txn, resource) or Status(LEASE.initial, "", "", txn.generation, 0, 0)
-    if found.live(txn.now_ns, txn.generation):
-        if (found.worker, found.incarnation) != (worker, incarnation):
-            raise Held(resource=resource, worker=found.worker, until_ns=found.expires_ns)
-        return _lease(resource, found)
-    if found.state is State.HELD:
-        found = _expire(txn, resource, found)
-    granted = Status(
-        LEASE.next(found.state, Event.ACQUIRE, resource=resource, worker=worker),
+    status = current_status(txn, resource) or LeaseStatus(
+        LEASE_TRANSITIONS.initial, "", "", txn.generation, 0, 0
+    )
+    if status.is_live(txn.now_ns, txn.generation):
+        if (status.worker, status.incarnation) != (worker, incarnation):
+            raise Held(resource=resource, worker=status.worker, until_ns=status.expires_ns)
+        return _to_lease(resource, status)
+    if status.state is LeaseState.HELD:
+        status = _expire(txn, resource, status)
+    granted = LeaseStatus(
+        LEASE_TRANSITIONS.next(status.state, LeaseAction.ACQUIRE, resource=resource, worker=worker),
         worker,
         incarnation,
         txn.generation,
-        found.epoch + 1,
+        status.epoch + 1,
         txn.now_ns + ttl_ns,
     )
     _write(txn, resource, granted)
-    txn.put(_by(worker) + tuples.pack((resource,)), b"")
+    txn.put(_worker_prefix(worker) + tuples.pack((resource,)), b"")
     _log(txn, resource, "granted", granted)
-    return _lease(resource, granted)
+    return _to_lease(resource, granted)
 
 
-@operation
+@operation("lease.renew")
 def renew(txn: Txn, leases: list[Lease], ttl_ns: int) -> list[Lease | None]:
-    """Hold leases for `ttl_ns` from now, never for less than before; None for each that is fenced."""
+    """Renew leases to `ttl_ns` from now. An expiry never moves back. Return None for each fenced lease."""
     check_limit(len(leases), "leases")
     check_ttl(ttl_ns)
     renewed: list[Lease | None] = []
     for lease in leases:
-        found = current(txn, lease.resource)
-        if found is None or not _is_of(found, lease) or not found.live(txn.now_ns, txn.generation):
+        status = current_status(txn, lease.resource)
+        if (
+            status is None
+            or not _matches(status, lease)
+            or not status.is_live(txn.now_ns, txn.generation)
+        ):
             renewed.append(None)
             continue
-        LEASE.next(found.state, Event.RENEW, resource=lease.resource, worker=lease.worker)
-        expires_ns = max(found.expires_ns, txn.now_ns + ttl_ns)
-        txn.put(_keys(lease.resource).expiry, schema.int_bytes(expires_ns))
+        LEASE_TRANSITIONS.next(
+            status.state, LeaseAction.RENEW, resource=lease.resource, worker=lease.worker
+        )
+        expires_ns = max(status.expires_ns, txn.now_ns + ttl_ns)
+        txn.put(_keys(lease.resource).expiry, schema.encode_int(expires_ns))
         renewed.append(replace(lease, expires_ns=expires_ns))
     return renewed
 
 
-@operation
+@operation("lease.release")
 def release(txn: Txn, lease: Lease) -> None:
-    """Give the lease back, live or expired; Fenced when another grant or a release followed."""
-    found = current(txn, lease.resource)
-    if found is None or not _is_of(found, lease) or lease.generation != txn.generation:
-        held = f"{lease.generation}.{lease.epoch}"
-        now = None if found is None else f"{found.generation}.{found.epoch}"
-        raise Fenced(resource=lease.resource, held=held, current=now)
-    _free(txn, lease.resource, found, Event.RELEASE, "released", "")
+    """Release a live or expired lease. Raises Fenced after a later grant or release."""
+    status = current_status(txn, lease.resource)
+    if status is None or not _matches(status, lease) or lease.generation != txn.generation:
+        held_fence = f"{lease.generation}.{lease.epoch}"
+        current_fence = None if status is None else f"{status.generation}.{status.epoch}"
+        raise Fenced(resource=lease.resource, held=held_fence, current=current_fence)
+    _set_free(txn, lease.resource, status, LeaseAction.RELEASE, "released", "")
 
 
-@operation
+@operation("lease.force_release")
 def force_release(txn: Txn, resource: str, reason: str) -> int:
-    """Take the resource from whoever has it, stale or not; the epoch, which stands."""
+    """Free a resource whatever its state, and return its epoch, which does not change."""
     check_name("resource", resource)
-    found = current(txn, resource)
-    if found is None:
+    status = current_status(txn, resource)
+    if status is None:
         raise NotFound(what="lease", resource=resource)
-    _free(txn, resource, found, Event.FORCE_RELEASE, "forced", reason)
-    return found.epoch
+    _set_free(txn, resource, status, LeaseAction.FORCE_RELEASE, "forced", reason)
+    return status.epoch
 
 
-def forget(txn: Txn, resource: str) -> None:
-    """Remove the rows of a resource that will never be granted again. Its log stays as long as any."""
+def delete_lease(txn: Txn, resource: str) -> None:
+    """Delete the rows of a resource that will never be granted again. Its log entries stay until truncation."""
     check_name("resource", resource)
-    found = current(txn, resource)
-    if found is not None and found.state is not State.FREE:
-        raise Invalid(what="lease", why="it is held", resource=resource, worker=found.worker)
+    status = current_status(txn, resource)
+    if status is not None and status.state is not LeaseState.FREE:
+        raise Invalid(
+            what="lease", why="the lease is held", resource=resource, worker=status.worker
+        )
     keys = _keys(resource)
     txn.delete(keys.fence)
     txn.delete(keys.expiry)
 
 
-@operation
+@operation("lease.mark_stale")
 def mark_stale(txn: Txn, resource: str) -> bool:
-    """Write the expiry of an overdue lease now, without a grant; False when there is none."""
+    """Record the expiry of an overdue lease without a new grant. Return False if no lease is overdue."""
     check_name("resource", resource)
-    found = current(txn, resource)
-    if found is None or found.state is not State.HELD or found.live(txn.now_ns, txn.generation):
+    status = current_status(txn, resource)
+    if (
+        status is None
+        or status.state is not LeaseState.HELD
+        or status.is_live(txn.now_ns, txn.generation)
+    ):
         return False
-    _expire(txn, resource, found)
+    _expire(txn, resource, status)
     return True
 
 
-@operation
+@operation("lease.truncate_events")
 def truncate_events(txn: Txn, before_ns: int, limit: int) -> int:
-    """Remove the oldest lines of the lease log, decided before a time; how many."""
+    """Remove lease log entries older than a time, oldest first, and return their number."""
     check_time("before_ns", before_ns)
     check_limit(limit)
     removed = 0
-    for key, row in txn.scan(_LOG, tuples.after(_LOG), limit):
+    for key, row in txn.scan(_LOG, tuples.prefix_end(_LOG), limit):
         if _decode_event(row).decided_ns >= before_ns:
             break
         txn.delete(key)
@@ -230,35 +251,36 @@ def truncate_events(txn: Txn, before_ns: int, limit: int) -> int:
     return removed
 
 
-def current(txn: Txn, resource: str) -> Status | None:
-    """What is written; None when the resource was never granted."""
+def current_status(txn: Txn, resource: str) -> LeaseStatus | None:
+    """Return the stored status, or None when the resource was never granted."""
     keys = _keys(resource)
     row = txn.get(keys.fence)
     if row is None:
         return None
     fence = _decode_fence(row)
     expires_ns = txn.count(keys.expiry)
-    return Status(
+    return LeaseStatus(
         fence.state, fence.worker, fence.incarnation, fence.generation, fence.epoch, expires_ns
     )
 
 
-def of_worker(txn: Txn, worker: str, limit: int) -> list[str]:
-    """Resources whose lease is the worker's, by name; overdue ones until somebody marks them."""
+def list_by_worker(txn: Txn, worker: str, limit: int) -> list[str]:
+    """List the resources leased by a worker, by name, including overdue leases that are not marked stale."""
     check_name("worker", worker)
     check_limit(limit)
-    by = _by(worker)
+    prefix = _worker_prefix(worker)
     return [
-        str(tuples.unpack(key[len(by) :])[0]) for key, _ in txn.scan(by, tuples.after(by), limit)
+        str(tuples.unpack(key[len(prefix) :])[0])
+        for key, _ in txn.scan(prefix, tuples.prefix_end(prefix), limit)
     ]
 
 
 def events(txn: Txn, after: int, limit: int) -> list[LeaseEvent]:
-    """The lease log, after a line, in the order of decisions."""
+    """Return lease log entries after an entry number, in order."""
     if after < 0:
         raise Invalid(what="after", why="negative", found=after)
     check_limit(limit)
-    rows = txn.scan(_LOG + tuples.pack_int(after + 1), tuples.after(_LOG), limit)
+    rows = txn.scan(_LOG + tuples.pack_int(after + 1), tuples.prefix_end(_LOG), limit)
     return [
         replace(_decode_event(row), n=tuples.unpack_last_int(key, len(_LOG))) for key, row in rows
     ]
@@ -267,23 +289,23 @@ def events(txn: Txn, after: int, limit: int) -> list[LeaseEvent]:
 # -- inside --------------------------------------------------------------------------------------
 
 
-class _Keys:
+class _LeaseKeys:
     __slots__ = ("expiry", "fence")
 
     def __init__(self, resource: str) -> None:
-        self.fence = schema.prefix(schema.Space.LEASE, "fence", resource)
-        self.expiry = schema.prefix(schema.Space.LEASE, "expiry", resource)
+        self.fence = schema.key_prefix(schema.Space.LEASE, "fence", resource)
+        self.expiry = schema.key_prefix(schema.Space.LEASE, "expiry", resource)
 
 
-_keys = lru_cache(maxsize=65536)(_Keys)
+_keys = lru_cache(maxsize=65536)(_LeaseKeys)
 
 
 @lru_cache(maxsize=4096)
-def _by(worker: str) -> bytes:
-    return schema.prefix(schema.Space.LEASE, "by", worker)
+def _worker_prefix(worker: str) -> bytes:
+    return schema.key_prefix(schema.Space.LEASE, "by", worker)
 
 
-def _lease(resource: str, status: Status) -> Lease:
+def _to_lease(resource: str, status: LeaseStatus) -> Lease:
     return Lease(
         resource,
         status.worker,
@@ -294,41 +316,47 @@ def _lease(resource: str, status: Status) -> Lease:
     )
 
 
-def _is_of(found: Status, lease: Lease) -> bool:
-    return replace(lease, expires_ns=found.expires_ns) == _lease(lease.resource, found)
+def _matches(status: LeaseStatus, lease: Lease) -> bool:
+    return replace(lease, expires_ns=status.expires_ns) == _to_lease(lease.resource, status)
 
 
-def _expire(txn: Txn, resource: str, found: Status) -> Status:
-    state = LEASE.next(found.state, Event.EXPIRE, resource=resource, worker=found.worker)
-    stale = replace(found, state=state)
+def _expire(txn: Txn, resource: str, status: LeaseStatus) -> LeaseStatus:
+    state = LEASE_TRANSITIONS.next(
+        status.state, LeaseAction.EXPIRE, resource=resource, worker=status.worker
+    )
+    stale = replace(status, state=state)
     _write(txn, resource, stale)
-    _unindex(txn, resource, found)
-    _log(txn, resource, "expired", found)
+    _unindex(txn, resource, status)
+    _log(txn, resource, "expired", status)
     return stale
 
 
-def _free(txn: Txn, resource: str, found: Status, event: Event, kind: str, reason: str) -> None:
-    state = LEASE.next(found.state, event, resource=resource, worker=found.worker)
-    _write(txn, resource, Status(state, "", "", found.generation, found.epoch, 0))
-    _unindex(txn, resource, found)
-    _log(txn, resource, kind, found, reason[:ERROR_TEXT_CHARS_MAX])
+def _set_free(
+    txn: Txn, resource: str, status: LeaseStatus, action: LeaseAction, kind: str, reason: str
+) -> None:
+    state = LEASE_TRANSITIONS.next(status.state, action, resource=resource, worker=status.worker)
+    _write(txn, resource, LeaseStatus(state, "", "", status.generation, status.epoch, 0))
+    _unindex(txn, resource, status)
+    _log(txn, resource, kind, status, reason[:ERROR_TEXT_CHARS_MAX])
 
 
-def _write(txn: Txn, resource: str, status: Status) -> None:
+def _write(txn: Txn, resource: str, status: LeaseStatus) -> None:
     keys = _keys(resource)
-    fence = Fence(status.state, status.worker, status.incarnation, status.generation, status.epoch)
+    fence = LeaseFence(
+        status.state, status.worker, status.incarnation, status.generation, status.epoch
+    )
     txn.put(keys.fence, codec.pack(fence))
-    txn.put(keys.expiry, schema.int_bytes(status.expires_ns))
+    txn.put(keys.expiry, schema.encode_int(status.expires_ns))
 
 
-def _unindex(txn: Txn, resource: str, found: Status) -> None:
-    if found.worker:
-        txn.delete(_by(found.worker) + tuples.pack((resource,)))
+def _unindex(txn: Txn, resource: str, status: LeaseStatus) -> None:
+    if status.worker:
+        txn.delete(_worker_prefix(status.worker) + tuples.pack((resource,)))
 
 
-def _log(txn: Txn, resource: str, kind: str, status: Status, reason: str = "") -> None:
-    line = LeaseEvent(
-        0,  # known from the key
+def _log(txn: Txn, resource: str, kind: str, status: LeaseStatus, reason: str = "") -> None:
+    log_event = LeaseEvent(
+        0,  # the key has the number
         resource,
         kind,
         status.worker,
@@ -339,9 +367,9 @@ def _log(txn: Txn, resource: str, kind: str, status: Status, reason: str = "") -
         status.expires_ns,
         reason,
     )
-    txn.append(_LOG, codec.pack(line))
+    txn.append(_LOG, codec.pack(log_event))
 
 
-_LOG = schema.prefix(schema.Space.LEASE_LOG)
-_decode_fence = codec.decoder(Fence).decode
+_LOG = schema.key_prefix(schema.Space.LEASE_LOG)
+_decode_fence = codec.decoder(LeaseFence).decode
 _decode_event = codec.decoder(LeaseEvent).decode

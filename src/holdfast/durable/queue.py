@@ -1,18 +1,17 @@
-"""A queue: items that someone claims. Ready, then claimed, then done or dead (see `item`, `dead`).
+"""A leased work queue: items are ready or delayed, then claimed, then done or dead (see `item`, `dead_letters`).
 
-- A claim token is (queue, seq, number). Every step that ends or extends a claim needs the current
-  number, its owner, and `now < expires`; else the claim is lost and nothing changes.
-- Failures and expiries are counted on the item, each with its budget; when one is used up the item
-  becomes a dead letter, once, in the same transaction.
-- A retry keeps its seq and gets a `not_before`: it never loses its place in history. Sequence
-  numbers are never reused. Whatever comes back to ready takes its turn anew (see `item`): however
-  many of a group come back, they never keep others from being looked at.
-- No call costs more for a longer backlog: all finding is by index, with a limit, and the counts are
-  maintained.
+- A claim token is (queue, seq, number). Every operation that ends or extends a claim requires the
+  current number, its owner and `now < expires`. Otherwise the claim is lost and nothing changes.
+- The item counts its failures and expiries. When either exceeds its budget, the item becomes a dead
+  letter, once, in the same transaction.
+- A retry keeps its seq and gets a `not_before`. Seqs are never reused. A requeued item gets a new fair
+  rank (see `item`), so requeued items of one group never starve other groups.
+- The cost of a call does not depend on the backlog: all searches use an index with a limit, and the
+  counters are maintained incrementally.
 
-Everything that changes a queue is an operation: it runs where commits are applied, so claimers
-never conflict and expiry is judged by the time of the commit. There is no reaper to depend on:
-`claim` itself first expires what is overdue and wakes what is due, a bounded number of each.
+All changes are operations. The writer runs them when it applies a commit, so claimers never conflict and
+expiry is checked against commit time. No separate reaper is required: `claim` first expires overdue
+claims and promotes due items, a bounded number of each.
 """
 
 from __future__ import annotations
@@ -23,40 +22,46 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from holdfast.config import QUEUE_PRIORITY_MAX, QUEUE_SWEEP_EXTRA
-from holdfast.durable import dead as letters
+from holdfast.durable import dead_letters as letters
 from holdfast.durable import item as items
-from holdfast.durable.admission import TAKE, Admission, Candidate, Verdict
-from holdfast.durable.bounds import check_limit, check_name, check_time, check_ttl
+from holdfast.durable.admission import ADMIT, Admission, AdmissionVerdict, Candidate
 from holdfast.durable.claim import (
-    DEFAULT_BUDGET,
-    Budget,
+    DEFAULT_RETRY_BUDGET,
     Claim,
-    Failure,
-    Then,
-    Token,
+    ClaimToken,
+    ItemFailure,
+    JoinedOperation,
+    RetryBudget,
     ack,
-    bury,
     check_budget,
-    claim_of,
+    dead_letter,
     extend,
     fail,
-    give_back,
-    holds,
+    finish_batch,
+    is_held,
+    make_claim,
     release,
-    settle,
+    release_claim,
 )
-from holdfast.durable.dead import Dead, dead, discard_dead, post_dead, purge_dead, redrive
+from holdfast.durable.dead_letters import (
+    DeadLetter,
+    add_dead_letter,
+    discard_dead,
+    list_dead,
+    purge_dead,
+    redrive,
+)
 from holdfast.durable.item import (
-    ITEM,
-    Counts,
-    Event,
-    Hold,
-    Item,
-    Keys,
-    State,
-    Tally,
-    Tried,
-    decode,
+    ITEM_TRANSITIONS,
+    ClaimRow,
+    FailedAttempt,
+    ItemEvent,
+    ItemState,
+    QueueCounterDelta,
+    QueueCounts,
+    QueueItem,
+    QueueKeys,
+    decode_item,
     keys_of,
     pack,
     pack_int,
@@ -64,18 +69,60 @@ from holdfast.durable.item import (
     seq_of,
     topic,
 )
+from holdfast.durable.validation import check_limit, check_name, check_time, check_ttl
 from holdfast.errors import Invalid
 from holdfast.store import blobs, tuples
-from holdfast.store.api import Row, Txn, operation, resolve
+from holdfast.store.api import Row, Txn, find_operation, operation
 
 __all__ = [
-    "ITEM", "TAKE", "Admission", "Budget", "Candidate", "Claim", "Counts", "Dead", "Event", "Failure", "State", "Then", "Token", "Tried", "Verdict", "Wanted", "ack",
-    "bury", "call_up", "claim", "claim_judged", "claimed", "claims_of", "counts", "dead", "discard_dead", "extend", "fail", "holds", "next_due_ns", "payload_of",
-    "peek", "post_dead", "purge_dead", "put", "put_all", "put_many", "reap", "redrive", "release", "settle", "topic", "withdraw", "withdrawn",
+    "ADMIT",
+    "ITEM_TRANSITIONS",
+    "Admission",
+    "AdmissionVerdict",
+    "Candidate",
+    "Claim",
+    "ClaimToken",
+    "DeadLetter",
+    "FailedAttempt",
+    "ItemEvent",
+    "ItemFailure",
+    "ItemState",
+    "JoinedOperation",
+    "NewItem",
+    "QueueCounts",
+    "RetryBudget",
+    "ack",
+    "add_dead_letter",
+    "cancel",
+    "cancelled_count",
+    "candidate_of",
+    "claim",
+    "claim_admitted",
+    "claims_of",
+    "counts",
+    "dead_letter",
+    "discard_dead",
+    "expire_overdue",
+    "extend",
+    "fail",
+    "finish_batch",
+    "is_held",
+    "list_dead",
+    "make_ready",
+    "next_due_ns",
+    "payload_of",
+    "peek",
+    "purge_dead",
+    "put",
+    "put_all",
+    "put_many",
+    "redrive",
+    "release",
+    "topic",
 ]  # fmt: skip
 
 
-@operation
+@operation("queue.put")
 def put(
     txn: Txn,
     queue: str,
@@ -83,17 +130,17 @@ def put(
     priority: int = 0,
     not_before_ns: int = 0,
     group: str = "",
-    will: str = "",
+    on_dead: str = "",
 ) -> int:
-    """Add an item; its seq. Larger priorities are claimed first; groups take turns.
+    """Add an item and return its seq. Larger priorities are claimed first. Groups share the queue fairly.
 
-    `will` names an operation that is given the dead letter when the item dies, however it dies, in
-    the same commit. Like everything that joins a commit, it must not raise.
+    `on_dead` names an operation that runs with the dead letter when the item dies for any reason, in the
+    same commit. Like every joined operation, it must not raise.
     """
-    return put_many.fn(txn, queue, [payload], priority, not_before_ns, group, will)[0]
+    return put_many.fn(txn, queue, [payload], priority, not_before_ns, group, on_dead)[0]
 
 
-@operation
+@operation("queue.put_many")
 def put_many(
     txn: Txn,
     queue: str,
@@ -101,172 +148,186 @@ def put_many(
     priority: int = 0,
     not_before_ns: int = 0,
     group: str = "",
-    will: str = "",
+    on_dead: str = "",
 ) -> list[int]:
     keys = keys_of(queue)
-    if will:
-        resolve(will)
+    if on_dead:
+        find_operation(on_dead)
     if group:
         check_name("group", group)
     check_limit(len(payloads), "payloads")
     check_time("not_before_ns", not_before_ns)
     if not -QUEUE_PRIORITY_MAX <= priority <= QUEUE_PRIORITY_MAX:
         raise Invalid(what="priority", why="out of bounds", found=priority, max=QUEUE_PRIORITY_MAX)
-    bodies = [(*items.place(txn, payload), priority, None, group, will) for payload in payloads]
+    bodies = [
+        (*items.inline_or_blob(txn, payload), priority, None, group, on_dead)
+        for payload in payloads
+    ]
     return items.insert(txn, keys, bodies, not_before_ns)
 
 
-class Wanted(NamedTuple):
-    """An item to be put, as `put` takes it."""
+class NewItem(NamedTuple):
+    """The arguments of `put` for one item."""
 
     payload: bytes
     priority: int = 0
     group: str = ""
-    will: str = ""
+    on_dead: str = ""
 
 
-def put_all(txn: Txn, queue: str, wanted: Sequence[Wanted]) -> list[int]:
-    """Add items of different priorities, groups and wills, in order; their seqs. For operations."""
+def put_all(txn: Txn, queue: str, new_items: Sequence[NewItem]) -> list[int]:
+    """Add items with different priorities, groups and `on_dead` operations, in order, and return their seqs.
+    For use inside operations."""
     bodies = []
-    for payload, priority, group, will in wanted:
+    for payload, priority, group, on_dead in new_items:
         if not -QUEUE_PRIORITY_MAX <= priority <= QUEUE_PRIORITY_MAX:
             raise Invalid(what="priority", found=priority, max=QUEUE_PRIORITY_MAX)
-        bodies.append((*items.place(txn, payload), priority, None, group, will))
+        bodies.append((*items.inline_or_blob(txn, payload), priority, None, group, on_dead))
     return items.insert(txn, keys_of(queue), bodies, 0)
 
 
-@operation
+@operation("queue.claim")
 def claim(
     txn: Txn,
     queue: str,
     owner: str,
     limit: int,
     ttl_ns: int,
-    budget: Budget = DEFAULT_BUDGET,
+    budget: RetryBudget = DEFAULT_RETRY_BUDGET,
     admission: Admission | None = None,
 ) -> list[Claim]:
-    """Take up to `limit` items, by priority and seq, for `ttl_ns`."""
-    return claim_judged(txn, queue, owner, limit, ttl_ns, budget, admission)[0]
+    """Claim up to `limit` items for `ttl_ns`, by priority, fair rank and seq."""
+    return claim_admitted(txn, queue, owner, limit, ttl_ns, budget, admission)[0]
 
 
-def claim_judged(
+def claim_admitted(
     txn: Txn,
     queue: str,
     owner: str,
     limit: int,
     ttl_ns: int,
-    budget: Budget,
+    budget: RetryBudget,
     admission: Admission | None,
-    again_max: int | None = None,
+    expired_before_max: int | None = None,
     *,
     by_due: bool = False,
 ) -> tuple[list[Claim], int]:
-    """`claim`, and how many were not admitted. For operations.
+    """Claim items like `claim`, and also return the number of items that were not admitted. For operations.
 
-    Of items that have outlived a claim no more than `again_max` are taken: what cannot be begun at
-    once should not be charged with another expiry. `by_due`: by the time that each waited for, then by
-    seq, whatever their priorities; an item that waits for no time is due since it was put.
+    At most `expired_before_max` items with expired claims are claimed: an item that cannot start at once
+    should not risk another expiry. `by_due` orders by due time, then seq, and ignores priorities. The due
+    time of an item without `not_before` is its insertion time.
     """
     keys = keys_of(queue)
     check_name("owner", owner)
     check_limit(limit)
     check_ttl(ttl_ns)
     check_budget(budget)
-    tally = Tally()
+    delta = QueueCounterDelta()
     sweep = limit + QUEUE_SWEEP_EXTRA
-    _expire(txn, keys, _overdue(txn, keys, sweep), budget, tally)
+    _expire(txn, keys, _overdue_claims(txn, keys, sweep), budget, delta)
     if by_due:
-        assert admission is None, "what is judged is ready"
-        _line_up(txn, keys, sweep, tally)
+        assert admission is None, "admission requires items in the ready index"
+        _move_ready_to_delayed(txn, keys, sweep, delta)
     else:
-        _wake(txn, keys, sweep, tally)
+        _promote_due(txn, keys, sweep, delta)
 
     now_ns = txn.now_ns
-    start, end = keys.ready, tuples.after(keys.ready)
+    start, end = keys.ready, tuples.prefix_end(keys.ready)
     if by_due:
         start, end = keys.delayed, keys.delayed + pack_int(now_ns + 1)
     expires_ns = now_ns + ttl_ns
-    by_expiry = keys.claims + pack_int(expires_ns)
-    by_owner = keys.owners + pack_owner(owner)
-    put, delete, holds = txn.put, txn.delete, keys.holds
+    by_expiry = keys.by_expiry + pack_int(expires_ns)
+    by_owner = keys.by_owner + pack_owner(owner)
+    put, delete, holds = txn.put, txn.delete, keys.claim_rows
     claims: list[Claim] = []
-    care = _Care(budget.alone_from, limit if again_max is None else again_max)
-    found = _next(txn, keys, start, end, limit, care)
-    turned_away = 0
-    if admission is not None and found:
-        asked, looked, seen = limit, len(found), found
-        found = _admitted(txn, keys, seen, admission, tally)
-        # What is not admitted makes room for those behind it.
-        while seen and len(seen) == asked and len(found) < limit and looked < sweep:
-            asked = min(limit - len(found), sweep - looked)
-            seen = _next(txn, keys, seen[-1][0] + b"\x00", end, asked, care, beside=found)
-            looked += len(seen)
-            found += _admitted(txn, keys, seen, admission, tally) if seen else []
-        turned_away = looked - len(found)
-    for key, packed_seq, was in found:
-        hold = Hold(was.claims + 1, owner, expires_ns, now_ns, was.blob)
+    rules = _ExpiredItemRules(
+        budget.isolate_from_expiries, limit if expired_before_max is None else expired_before_max
+    )
+    ready_items = _scan_next(txn, keys, start, end, limit, rules)
+    not_admitted = 0
+    if admission is not None and ready_items:
+        page_limit, scanned, page = limit, len(ready_items), ready_items
+        ready_items = _apply_admission(txn, keys, page, admission, delta)
+        # Each rejected item frees a slot for the items behind it.
+        while page and len(page) == page_limit and len(ready_items) < limit and scanned < sweep:
+            page_limit = min(limit - len(ready_items), sweep - scanned)
+            page = _scan_next(
+                txn, keys, page[-1][0] + b"\x00", end, page_limit, rules, already_found=ready_items
+            )
+            scanned += len(page)
+            ready_items += _apply_admission(txn, keys, page, admission, delta) if page else []
+        not_admitted = scanned - len(ready_items)
+    for key, packed_seq, item in ready_items:
+        claim_row = ClaimRow(item.claims + 1, owner, expires_ns, now_ns, item.blob)
         delete(key)
-        put(holds + packed_seq, pack(hold))
+        put(holds + packed_seq, pack(claim_row))
         put(by_expiry + packed_seq, packed_seq)
         put(by_owner + packed_seq, packed_seq)
-        claims.append(claim_of(queue, packed_seq, was, hold))
+        claims.append(make_claim(queue, packed_seq, item, claim_row))
     if claims:
         if by_due:
-            tally.move(State.DELAYED, Event.DUE, len(claims))
-        tally.move(State.READY, Event.CLAIM, len(claims))
-    tally.save(txn, keys)
-    return claims, turned_away
+            delta.transition(ItemState.DELAYED, ItemEvent.DUE, len(claims))
+        delta.transition(ItemState.READY, ItemEvent.CLAIM, len(claims))
+    delta.apply(txn, keys)
+    return claims, not_admitted
 
 
-# An item that is ready: its key in the index, its packed seq, its row.
-_Ready = tuple[bytes, bytes, Item]
+# A ready item: its index key, its packed seq, its row.
+_ReadyItem = tuple[bytes, bytes, QueueItem]
 
 
-class _Care(NamedTuple):
-    """How items are taken that have outlived claims: alone from so many on, and only so many."""
+class _ExpiredItemRules(NamedTuple):
+    """Claim rules for items with expired claims: isolation threshold and maximum number."""
 
-    alone_from: int
-    again_max: int
+    isolate_from_expiries: int
+    expired_before_max: int
 
 
-def _next(
+def _scan_next(
     txn: Txn,
-    keys: Keys,
+    keys: QueueKeys,
     start: bytes,
     end: bytes,
     limit: int,
-    care: _Care,
-    beside: Sequence[_Ready] = (),
-) -> list[_Ready]:
-    """What is next in a range of an index. It has its turn now, whatever becomes of it.
+    rules: _ExpiredItemRules,
+    already_found: Sequence[_ReadyItem] = (),
+) -> list[_ReadyItem]:
+    """Return the next items of an index range, and advance the fair ranks of their groups.
 
-    A suspect is found by itself, when it is the first; others pass by it.
+    A poison suspect is returned only as the first and single item. Otherwise the scan skips it.
     """
     get, by_seq = txn.get, keys.items
-    found: list[_Ready] = []
-    again = sum(was.expiries > 0 for _, _, was in beside)
+    selected: list[_ReadyItem] = []
+    expired_before = sum(item.expiries > 0 for _, _, item in already_found)
     page = txn.scan(start, end, limit)
     txn.prefetch(by_seq + packed_seq for _, packed_seq in page)
     for key, packed_seq in page:
         row = get(by_seq + packed_seq)
-        was = decode(row) if row is not None else items.load(txn, keys, packed_seq)
-        alone = 0 < care.alone_from <= was.expiries
-        if (alone and (found or beside)) or (was.expiries and again >= care.again_max):
+        item = decode_item(row) if row is not None else items.load_item(txn, keys, packed_seq)
+        isolated = 0 < rules.isolate_from_expiries <= item.expiries
+        if (isolated and (selected or already_found)) or (
+            item.expiries and expired_before >= rules.expired_before_max
+        ):
             continue
-        found.append((key, packed_seq, was))
-        again += was.expiries > 0
-        if alone:
+        selected.append((key, packed_seq, item))
+        expired_before += item.expiries > 0
+        if isolated:
             break
-    grouped = [was for _, _, was in found if was.group]
+    grouped = [item for _, _, item in selected if item.group]
     if grouped:
-        items.take_turns(txn, keys, grouped)
-    return found
+        items.advance_groups(txn, keys, grouped)
+    return selected
 
 
-def _admitted(
-    txn: Txn, keys: Keys, found: list[_Ready], admission: Admission, tally: Tally
-) -> list[_Ready]:
-    """Those that may be claimed. What becomes of the others is done here."""
+def _apply_admission(
+    txn: Txn,
+    keys: QueueKeys,
+    ready_items: list[_ReadyItem],
+    admission: Admission,
+    delta: QueueCounterDelta,
+) -> list[_ReadyItem]:
+    """Run the admission operation. Return the admitted items, and delay, dead-letter or drop the rejected ones."""
     candidates = [
         Candidate(
             seq_of(packed),
@@ -276,168 +337,172 @@ def _admitted(
             item.expiries,
             item.claims + 1,
             item.priority,
-            item.turn,
+            item.fair_rank,
         )
-        for _, packed, item in found
+        for _, packed, item in ready_items
     ]
-    verdicts: list[Verdict] = resolve(admission.operation).fn(
+    verdicts: list[AdmissionVerdict] = find_operation(admission.operation).fn(
         txn, keys.queue, candidates, admission.args
     )
-    taken: list[_Ready] = []
-    for one, verdict in zip(found, verdicts, strict=True):
-        key, packed_seq, item = one
-        if verdict.end == TAKE.end:
-            taken.append(one)
+    admitted: list[_ReadyItem] = []
+    for ready_item, verdict in zip(ready_items, verdicts, strict=True):
+        key, packed_seq, item = ready_item
+        if verdict.action == ADMIT.action:
+            admitted.append(ready_item)
             continue
         txn.delete(key)
-        if verdict.end == "later":
+        if verdict.action == "later":
             not_before_ns = txn.now_ns + max(verdict.delay_ns, 1)
             after = replace(item, not_before_ns=not_before_ns, code=verdict.code)
             txn.put(keys.items + packed_seq, pack(after))
             txn.put(keys.delayed + pack_int(not_before_ns) + packed_seq, packed_seq)
-            tally.move(State.READY, Event.DEFER)
-        elif verdict.end == "refuse":
-            letters.inter(txn, keys, packed_seq, item, verdict.code or "refused", verdict.error)
-            tally.move(State.READY, Event.BURY)
-        elif verdict.end != "drop":
-            raise Invalid(what="verdict", found=verdict.end, operation=admission.operation)
+            delta.transition(ItemState.READY, ItemEvent.DEFER)
+        elif verdict.action == "refuse":
+            letters.write_letter(
+                txn, keys, packed_seq, item, verdict.code or "refused", verdict.error
+            )
+            delta.transition(ItemState.READY, ItemEvent.BURY)
+        elif verdict.action != "drop":
+            raise Invalid(what="verdict", found=verdict.action, operation=admission.operation)
         else:
             txn.delete(keys.items + packed_seq)
             if item.blob:
                 blobs.release(txn, item.blob)
-            tally.move(State.READY, Event.WITHDRAW)
-    return taken
+            delta.transition(ItemState.READY, ItemEvent.WITHDRAW)
+    return admitted
 
 
-def call_up(txn: Txn, queue: str, seq: int, code: str) -> bool:
-    """Make an item ready that an admission has put off for this reason; whether it was. For
-    operations, and for those who know that the reason is gone."""
+def make_ready(txn: Txn, queue: str, seq: int, code: str) -> bool:
+    """Make an item ready that admission delayed with this code, once the reason is gone. Return False if
+    the item is not delayed for it. For operations."""
     keys = keys_of(queue)
     packed_seq = pack_int(seq)
     row = txn.get(keys.items + packed_seq)
     if row is None:
         return False
-    was = decode(row)
-    waits = keys.delayed + pack_int(was.not_before_ns) + packed_seq
-    if was.code != code or txn.get(waits) is None:
+    item = decode_item(row)
+    delayed_key = keys.delayed + pack_int(item.not_before_ns) + packed_seq
+    if item.code != code or txn.get(delayed_key) is None:
         return False
-    _woken(txn, keys, waits, packed_seq, was)
-    tally = Tally()
-    tally.move(State.DELAYED, Event.DUE)
-    tally.save(txn, keys)
+    _write_ready(txn, keys, delayed_key, packed_seq, item)
+    delta = QueueCounterDelta()
+    delta.transition(ItemState.DELAYED, ItemEvent.DUE)
+    delta.apply(txn, keys)
     txn.notify(keys.topic)
     return True
 
 
-@operation
-def withdraw(txn: Txn, queue: str, seq: int, claimed: bool = False) -> bool:
-    """Take back an item that nobody has claimed; whether it could be taken back.
+@operation("queue.cancel")
+def cancel(txn: Txn, queue: str, seq: int, claimed: bool = False) -> bool:
+    """Cancel an unclaimed item, and return whether it was cancelled.
 
-    With `claimed`, from whoever has it, too: the claim is lost, and `withdrawn` counts it.
+    With `claimed`, cancel a claimed item too: its claim is lost, and `cancelled_count` rises.
     """
     keys = keys_of(queue)
     packed_seq = pack_int(seq)
     if txn.get(keys.items + packed_seq) is None:
         return False
-    item = items.whole(txn, keys, packed_seq)
+    item = items.load_with_claim(txn, keys, packed_seq)
     if item.expires_ns and not claimed:
         return False
-    tally = Tally()
-    ready = keys.ready_key(item.priority, item.turn, packed_seq)
+    delta = QueueCounterDelta()
+    ready_key = keys.ready_key(item.priority, item.fair_rank, packed_seq)
     if item.expires_ns:
-        items.drop_claim(txn, keys, item, packed_seq)
-        txn.add(keys.withdrawn, 1)
+        items.delete_claim(txn, keys, item, packed_seq)
+        txn.add(keys.cancelled, 1)
         txn.notify(keys.topic)
-        tally.move(State.CLAIMED, Event.WITHDRAW)
-    elif txn.get(ready) is not None:
-        txn.delete(ready)
-        tally.move(State.READY, Event.WITHDRAW)
+        delta.transition(ItemState.CLAIMED, ItemEvent.WITHDRAW)
+    elif txn.get(ready_key) is not None:
+        txn.delete(ready_key)
+        delta.transition(ItemState.READY, ItemEvent.WITHDRAW)
     else:
         txn.delete(keys.delayed + pack_int(item.not_before_ns) + packed_seq)
-        tally.move(State.DELAYED, Event.WITHDRAW)
+        delta.transition(ItemState.DELAYED, ItemEvent.WITHDRAW)
     txn.delete(keys.items + packed_seq)
     if not item.expires_ns:
-        items.end_turns(txn, keys, item)
+        items.drop_group(txn, keys, item)
     if item.blob:
         blobs.release(txn, item.blob)
-    tally.save(txn, keys)
+    delta.apply(txn, keys)
     return True
 
 
-@operation
-def hasten(txn: Txn, queue: str, seq: int) -> bool:
-    """Let an item that waits for its time be due now; False if it does not wait."""
+@operation("queue.expedite")
+def expedite(txn: Txn, queue: str, seq: int) -> bool:
+    """Make a delayed item due now. Return False if the item is not delayed."""
     keys = keys_of(queue)
     packed_seq = pack_int(seq)
     row = txn.get(keys.items + packed_seq)
     if row is None:
         return False
-    item = decode(row)
-    waits = keys.delayed + pack_int(item.not_before_ns) + packed_seq
-    if txn.get(waits) is None:
+    item = decode_item(row)
+    delayed_key = keys.delayed + pack_int(item.not_before_ns) + packed_seq
+    if txn.get(delayed_key) is None:
         return False
-    txn.delete(waits)
+    txn.delete(delayed_key)
     txn.put(keys.items + packed_seq, pack(replace(item, not_before_ns=txn.now_ns)))
     txn.put(keys.delayed + pack_int(txn.now_ns) + packed_seq, packed_seq)
     txn.notify(keys.topic)
     return True
 
 
-@operation
-def reap(txn: Txn, queue: str, limit: int, budget: Budget = DEFAULT_BUDGET) -> int:
-    """Expire overdue claims, longest overdue first; how many."""
+@operation("queue.expire_overdue")
+def expire_overdue(
+    txn: Txn, queue: str, limit: int, budget: RetryBudget = DEFAULT_RETRY_BUDGET
+) -> int:
+    """Expire overdue claims, most overdue first, and return their number."""
     keys = keys_of(queue)
     check_limit(limit)
     check_budget(budget)
-    tally = Tally()
-    overdue = _overdue(txn, keys, limit)
-    _expire(txn, keys, overdue, budget, tally)
-    tally.save(txn, keys)
+    delta = QueueCounterDelta()
+    overdue = _overdue_claims(txn, keys, limit)
+    _expire(txn, keys, overdue, budget, delta)
+    delta.apply(txn, keys)
     return len(overdue)
 
 
-# -- looking -------------------------------------------------------------------------------------
+# -- queries -------------------------------------------------------------------------------------
 
 
-def counts(txn: Txn, queue: str) -> Counts:
+def counts(txn: Txn, queue: str) -> QueueCounts:
     return items.counts_of(txn, keys_of(queue))
 
 
-def withdrawn(txn: Txn, queue: str) -> int:
-    """How many were taken from whoever had claimed them, ever: a change says that it is time to
-    look whether a claim still holds."""
-    return txn.count(keys_of(queue).withdrawn)
+def cancelled_count(txn: Txn, queue: str) -> int:
+    """Total number of claimed items that were cancelled. When it changes, a claim holder checks whether
+    its claims are still live."""
+    return txn.count(keys_of(queue).cancelled)
 
 
 def peek(txn: Txn, queue: str, limit: int) -> list[tuple[int, bytes]]:
-    """The (seq, payload) that would be claimed next, of those that are ready."""
+    """Return (seq, payload) of the ready items that would be claimed next."""
     keys = keys_of(queue)
     check_limit(limit)
-    found = []
-    for _, packed_seq in txn.scan(keys.ready, tuples.after(keys.ready), limit):
-        item = items.load(txn, keys, packed_seq)
-        found.append((seq_of(packed_seq), payload_of(txn, item)))
-    return found
+    ready_items = []
+    for _, packed_seq in txn.scan(keys.ready, tuples.prefix_end(keys.ready), limit):
+        item = items.load_item(txn, keys, packed_seq)
+        ready_items.append((seq_of(packed_seq), payload_of(txn, item)))
+    return ready_items
 
 
 def claims_of(txn: Txn, queue: str, owner: str, limit: int) -> list[Claim]:
-    """What an owner holds, by seq; overdue claims are among it until somebody sweeps them."""
+    """Return the claims of an owner by seq, including overdue claims that no sweep has expired yet."""
     keys = keys_of(queue)
     check_name("owner", owner)
     check_limit(limit)
-    mine = keys.owners + pack_owner(owner)
-    found = []
-    for _, packed_seq in txn.scan(mine, tuples.after(mine), limit):
-        item = items.whole(txn, keys, packed_seq)
-        found.append(claim_of(queue, packed_seq, item, item))
-    return found
+    owner_prefix = keys.by_owner + pack_owner(owner)
+    claims = []
+    for _, packed_seq in txn.scan(owner_prefix, tuples.prefix_end(owner_prefix), limit):
+        item = items.load_with_claim(txn, keys, packed_seq)
+        claims.append(make_claim(queue, packed_seq, item, item))
+    return claims
 
 
-def claimed(txn: Txn, token: Token) -> Candidate | None:
-    """The item of a claim as its admission saw it; None if the claim is lost."""
-    if not holds(txn, token):
+def candidate_of(txn: Txn, token: ClaimToken) -> Candidate | None:
+    """Return the candidate that admission received for a claim, or None if the claim is lost."""
+    if not is_held(txn, token):
         return None
-    item = items.whole(txn, keys_of(token.queue), pack_int(token.seq))
+    item = items.load_with_claim(txn, keys_of(token.queue), pack_int(token.seq))
     return Candidate(
         token.seq,
         item.group,
@@ -446,88 +511,94 @@ def claimed(txn: Txn, token: Token) -> Candidate | None:
         item.expiries,
         item.claims,
         item.priority,
-        item.turn,
+        item.fair_rank,
     )
 
 
 def next_due_ns(txn: Txn, queue: str, ahead_ns: int = 0) -> int | None:
-    """When there is something to claim, by store time: 0 for now, None for nothing in sight.
+    """Return the store time at which an item becomes claimable: 0 for now, None if there is no item.
 
-    `ahead_ns` is by how much the clock of what is delayed is ahead of store time.
+    `ahead_ns` is the offset of the delayed items' clock from store time.
     """
     keys = keys_of(queue)
-    if txn.scan(keys.ready, tuples.after(keys.ready), 1):
+    if txn.scan(keys.ready, tuples.prefix_end(keys.ready), 1):
         return 0
     times = [
-        _time_in(key, prefix) - clock_ns
-        for prefix, clock_ns in ((keys.delayed, ahead_ns), (keys.claims, 0))
-        for key, _ in txn.scan(prefix, tuples.after(prefix), 1)
+        _time_of_key(key, prefix) - clock_ns
+        for prefix, clock_ns in ((keys.delayed, ahead_ns), (keys.by_expiry, 0))
+        for key, _ in txn.scan(prefix, tuples.prefix_end(prefix), 1)
     ]
     return max(min(times), 0) if times else None
 
 
-def payload_of(txn: Txn, holder: Claim | Dead | Item) -> bytes:
-    # A claim checks no payload, so that one damaged item does not stop the queue. `verify` names a damaged blob.
-    return blobs.get(txn, holder.blob, checked=False) if holder.blob else holder.payload
+def payload_of(txn: Txn, holder: Claim | DeadLetter | QueueItem) -> bytes:
+    # Unchecked, so that one damaged blob does not block the queue. `verify` reports damaged blobs.
+    return blobs.get(txn, holder.blob, verify_hash=False) if holder.blob else holder.payload
 
 
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _overdue(txn: Txn, keys: Keys, limit: int) -> list[Row]:
-    return txn.scan(keys.claims, keys.claims + pack_int(txn.now_ns + 1), limit)
+def _overdue_claims(txn: Txn, keys: QueueKeys, limit: int) -> list[Row]:
+    return txn.scan(keys.by_expiry, keys.by_expiry + pack_int(txn.now_ns + 1), limit)
 
 
-def _expire(txn: Txn, keys: Keys, overdue: list[Row], budget: Budget, tally: Tally) -> None:
+def _expire(
+    txn: Txn, keys: QueueKeys, overdue: list[Row], budget: RetryBudget, delta: QueueCounterDelta
+) -> None:
     txn.prefetch(
-        prefix + packed_seq for _, packed_seq in overdue for prefix in (keys.items, keys.holds)
+        prefix + packed_seq for _, packed_seq in overdue for prefix in (keys.items, keys.claim_rows)
     )
     for _, packed_seq in overdue:
-        item = items.whole(txn, keys, packed_seq)
-        tried = items.tried(item, "expired", item.expires_ns, "claim_expired", "")
-        after = replace(item, expiries=item.expiries + 1, tried=tried)
+        item = items.load_with_claim(txn, keys, packed_seq)
+        failed_attempts = items.add_failed_attempt(
+            item, "expired", item.expires_ns, "claim_expired", ""
+        )
+        after = replace(item, expiries=item.expiries + 1, failed_attempts=failed_attempts)
         if after.expiries >= budget.expiries_max:
-            letters.inter(txn, keys, packed_seq, after, "expiries_exhausted", item.error)
-            tally.move(State.CLAIMED, Event.EXHAUST)
+            letters.write_letter(txn, keys, packed_seq, after, "expiries_exhausted", item.error)
+            delta.transition(ItemState.CLAIMED, ItemEvent.EXHAUST)
         else:
-            give_back(txn, keys, packed_seq, item, after)
-            tally.move(State.CLAIMED, Event.EXPIRE)
+            release_claim(txn, keys, packed_seq, item, after)
+            delta.transition(ItemState.CLAIMED, ItemEvent.EXPIRE)
 
 
-def _wake(txn: Txn, keys: Keys, limit: int, tally: Tally) -> None:
+def _promote_due(txn: Txn, keys: QueueKeys, limit: int, delta: QueueCounterDelta) -> None:
     due = txn.scan(keys.delayed, keys.delayed + pack_int(txn.now_ns + 1), limit)
     txn.prefetch(keys.items + packed_seq for _, packed_seq in due)
     for key, packed_seq in due:
-        _woken(txn, keys, key, packed_seq, items.load(txn, keys, packed_seq))
+        _write_ready(txn, keys, key, packed_seq, items.load_item(txn, keys, packed_seq))
     if due:
-        tally.move(State.DELAYED, Event.DUE, len(due))
+        delta.transition(ItemState.DELAYED, ItemEvent.DUE, len(due))
 
 
-def _line_up(txn: Txn, keys: Keys, limit: int, tally: Tally) -> None:
-    """Put what is ready among what waits for its time, by the time it waited for: that index alone is
-    the order then. Items are ready that were due when they were put, or have come back from a claim."""
-    ready = txn.scan(keys.ready, tuples.after(keys.ready), limit)
+def _move_ready_to_delayed(txn: Txn, keys: QueueKeys, limit: int, delta: QueueCounterDelta) -> None:
+    """Move ready items to the delayed index under their due time, so that this index alone defines the
+    order. An item is ready if it was due at insertion or was requeued after a claim."""
+    ready = txn.scan(keys.ready, tuples.prefix_end(keys.ready), limit)
     txn.prefetch(keys.items + packed_seq for _, packed_seq in ready)
     for key, packed_seq in ready:
-        was = items.load(txn, keys, packed_seq)
-        due_ns = min(was.not_before_ns or was.enqueued_ns, txn.now_ns)
-        if due_ns != was.not_before_ns:
-            txn.put(keys.items + packed_seq, pack(replace(was, not_before_ns=due_ns)))
+        item = items.load_item(txn, keys, packed_seq)
+        due_ns = min(item.not_before_ns or item.enqueued_ns, txn.now_ns)
+        if due_ns != item.not_before_ns:
+            txn.put(keys.items + packed_seq, pack(replace(item, not_before_ns=due_ns)))
         txn.delete(key)
         txn.put(keys.delayed + pack_int(due_ns) + packed_seq, packed_seq)
     if ready:
-        tally.move(State.READY, Event.DEFER, len(ready))
+        delta.transition(ItemState.READY, ItemEvent.DEFER, len(ready))
 
 
-def _woken(txn: Txn, keys: Keys, waits: bytes, packed_seq: bytes, was: Item) -> None:
-    item = items.come_back(txn, keys, was)
-    if item is not was:
+def _write_ready(
+    txn: Txn, keys: QueueKeys, delayed_key: bytes, packed_seq: bytes, delayed_item: QueueItem
+) -> None:
+    item = items.assign_requeue_rank(txn, keys, delayed_item)
+    if item is not delayed_item:
         txn.put(keys.items + packed_seq, pack(item))
-    txn.delete(waits)
-    txn.put(keys.ready_key(item.priority, item.turn, packed_seq), packed_seq)
+    txn.delete(delayed_key)
+    txn.put(keys.ready_key(item.priority, item.fair_rank, packed_seq), packed_seq)
 
 
-def _time_in(key: bytes, prefix: bytes) -> int:
+def _time_of_key(key: bytes, prefix: bytes) -> int:
     time_ns = tuples.unpack(key[len(prefix) :])[0]
     assert isinstance(time_ns, int)
     return time_ns

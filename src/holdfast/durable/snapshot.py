@@ -1,12 +1,12 @@
-"""Snapshots: states of a subject at a height. The baseline is the one to restore from.
+"""Snapshots: states of a subject at journal heights. Restore starts from the baseline snapshot.
 
-- A height has one state: saving it again is idle, saving another there is refused.
-- The baseline names a snapshot that exists and never moves down; pruning never takes it, nor the
-  one that the journal stands on, where it does not begin at 1: without it nothing repeats the journal.
-- What is loaded is what was saved: the hash is checked.
+- A height has one state. Saving the same state again has no effect, saving a different one is refused.
+- The baseline references an existing snapshot and never moves down. Pruning keeps the baseline. It also
+  keeps the snapshot right below a truncated journal, which replay starts from.
+- Loading checks the hash of the state.
 
-Equal states are stored once (large ones are blobs), so snapshots of a world at rest cost a row. A state
-that is larger than a value may be is stored in parts, each a blob.
+Equal large states share a blob, so a snapshot of an unchanged world costs one row. A state that exceeds
+the maximum value size is stored in parts, each a blob.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import BLOB_THRESHOLD_BYTES, SCAN_PAGE, SNAPSHOT_PART_BYTES
 from holdfast.durable import journal
-from holdfast.durable.bounds import check_limit, check_name
+from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid, NotFound, StoreCorrupt
 from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Txn
@@ -30,14 +30,14 @@ class Baseline(Record, frozen=True):
     hash: bytes
 
 
-class Saved(Record, frozen=True):
-    """The row of a snapshot: the state, or nothing when a blob of this hash holds it, or its parts do."""
+class SnapshotRow(Record, frozen=True):
+    """The stored row of a snapshot: the state itself, or None if the blob with this hash or the parts store it."""
 
     hash: bytes
     at_ns: int
     size_bytes: int
     state: bytes | None
-    # The blobs that hold a state in parts, in order.
+    # Hashes of the blobs of a state in parts, in order.
     parts: tuple[bytes, ...] = ()
 
     @property
@@ -46,70 +46,70 @@ class Saved(Record, frozen=True):
 
 
 def save(txn: Txn, subject: str, height: int, state: bytes) -> bytes:
-    """Keep the state after an entry; its hash."""
-    key = _at(subject, height)
+    """Save the state after a journal entry, and return its hash."""
+    key = _key_at(subject, height)
     hash = sha256(state).digest()
     row = txn.get(key)
     if row is not None:
-        if _decode(row).hash != hash:
+        if _decode_row(row).hash != hash:
             raise Invalid(
                 what="snapshot", why="another state at this height", subject=subject, height=height
             )
         return hash
-    large = len(state) > BLOB_THRESHOLD_BYTES
+    is_large = len(state) > BLOB_THRESHOLD_BYTES
     parts: tuple[bytes, ...] = ()
     if len(state) > SNAPSHOT_PART_BYTES:
         starts = range(0, len(state), SNAPSHOT_PART_BYTES)
         parts = tuple(blobs.put(txn, state[at : at + SNAPSHOT_PART_BYTES]) for at in starts)
-    elif large:
+    elif is_large:
         blobs.put(txn, state)
-    saved = Saved(hash, txn.now_ns, len(state), None if large else state, parts)
-    txn.put(key, codec.pack(saved))
+    row_to_store = SnapshotRow(hash, txn.now_ns, len(state), None if is_large else state, parts)
+    txn.put(key, codec.pack(row_to_store))
     return hash
 
 
 def load(txn: Txn, subject: str, height: int) -> bytes:
-    saved = _saved(txn, subject, height)
-    state = saved.state
+    snapshot_row = _load_row(txn, subject, height)
+    state = snapshot_row.state
     try:
         if state is None:
-            state = b"".join(blobs.get(txn, name) for name in saved.blobs)
-        changed = sha256(state).digest() != saved.hash
+            state = b"".join(blobs.get(txn, name) for name in snapshot_row.blobs)
+        is_damaged = sha256(state).digest() != snapshot_row.hash
     except StoreCorrupt:
-        changed = True
-    if changed or state is None:
+        is_damaged = True
+    if is_damaged or state is None:
         raise StoreCorrupt(subject=subject, height=height, why="the snapshot was changed")
     return state
 
 
 def hash_at(txn: Txn, subject: str, height: int) -> bytes | None:
-    """The hash of the snapshot at a height, None if there is no such snapshot."""
-    row = txn.get(_at(subject, height))
-    return None if row is None else _decode(row).hash
+    """The hash of the snapshot at a height, or None if there is no snapshot."""
+    row = txn.get(_key_at(subject, height))
+    return None if row is None else _decode_row(row).hash
 
 
 def heights(txn: Txn, subject: str, limit: int) -> list[int]:
     """Heights that have a snapshot, highest first."""
     check_limit(limit)
     prefix = _keys(subject).states
-    rows = txn.scan(prefix, tuples.after(prefix), limit, reverse=True)
+    rows = txn.scan(prefix, tuples.prefix_end(prefix), limit, reverse=True)
     return [tuples.unpack_last_int(key, len(prefix)) for key, _ in rows]
 
 
 def set_baseline(txn: Txn, subject: str, height: int) -> Baseline:
-    was = baseline(txn, subject)
-    if was is not None and height < was.height:
+    old = baseline(txn, subject)
+    if old is not None and height < old.height:
         raise Invalid(
             what="baseline",
             why="it never moves down",
             subject=subject,
             found=height,
-            min=was.height,
+            min=old.height,
         )
-    now = Baseline(height, _saved(txn, subject, height).hash)
-    if now != was:
-        txn.put(_keys(subject).baseline, codec.pack(now))
-    return now
+    new = Baseline(height, _load_row(txn, subject, height).hash)
+    if new != old:
+        txn.put(_keys(subject).baseline, codec.pack(new))
+    return new
 
 
 def baseline(txn: Txn, subject: str) -> Baseline | None:
@@ -117,131 +117,135 @@ def baseline(txn: Txn, subject: str) -> Baseline | None:
     return None if row is None else codec.unpack_as(Baseline, row)
 
 
-class Window(NamedTuple):
-    """What a journal keeps: so many entries, and what is so young. It is cut at a snapshot, so some stay
-    in it, one for each part."""
+class RetentionWindow(NamedTuple):
+    """The retention window of a journal: a number of entries and an age. Truncation needs a snapshot at its
+    height, so the window keeps one snapshot for each of its `parts`."""
 
     entries: int
     ns: int
     parts: int
 
 
-def prune(txn: Txn, subject: str, keep: int, window: Window | None = None) -> int:
-    """Remove all but the highest `keep`, the baseline, the lowest that is needed, and those that the
-    journal is to be cut at, a page at a time; how many."""
+def prune(txn: Txn, subject: str, keep: int, window: RetentionWindow | None = None) -> int:
+    """Remove snapshots, at most a page per call, and return their number. Kept are the highest `keep`, the
+    baseline, the one below the journal's floor, and the future truncation points of the window."""
     check_limit(keep, "keep")
     prefix = _keys(subject).states
     base = baseline(txn, subject)
     head = journal.head(txn, subject)
-    spared = {_at(subject, head.floor - 1)}
+    kept_keys = {_key_at(subject, head.floor - 1)}
     if base is not None:
-        spared.add(_at(subject, base.height))
-    rows = txn.scan(prefix, tuples.after(prefix), keep + SCAN_PAGE, reverse=True)[keep:]
-    found = [(key, _decode(row)) for key, row in reversed(rows)]
+        kept_keys.add(_key_at(subject, base.height))
+    rows = txn.scan(prefix, tuples.prefix_end(prefix), keep + SCAN_PAGE, reverse=True)[keep:]
+    candidates = [(key, _decode_row(row)) for key, row in reversed(rows)]
     if window is not None:
-        spared |= _marks(prefix, found, head.height, window)
-    gone = [(key, saved) for key, saved in found if key not in spared]
-    for key, saved in gone:
-        _drop(txn, key, saved)
-    return len(gone)
+        kept_keys |= _kept_by_window(prefix, candidates, head.height, window)
+    removed = [(key, snapshot_row) for key, snapshot_row in candidates if key not in kept_keys]
+    for key, snapshot_row in removed:
+        _delete_row(txn, key, snapshot_row)
+    return len(removed)
 
 
-def latest(txn: Txn, subject: str, lo: int, hi: int, before_ns: int) -> int | None:
-    """The highest height, lo <= height < hi, whose snapshot was saved before a time."""
+def latest_before(txn: Txn, subject: str, lo: int, hi: int, before_ns: int) -> int | None:
+    """Return the highest height, lo <= height < hi, with a snapshot older than a time."""
     prefix = _keys(subject).states
     end = prefix + tuples.pack_int(hi)
     while lo < hi and (
         rows := txn.scan(prefix + tuples.pack_int(lo), end, SCAN_PAGE, reverse=True)
     ):
         for key, row in rows:
-            if _decode(row).at_ns < before_ns:
+            if _decode_row(row).at_ns < before_ns:
                 return tuples.unpack_last_int(key, len(prefix))
         end = rows[-1][0]
     return None
 
 
-def earliest(txn: Txn, subject: str, lo: int) -> tuple[int, int] | None:
-    """The lowest height from `lo` on that has a snapshot, and when it was saved."""
+def first_from(txn: Txn, subject: str, lo: int) -> tuple[int, int] | None:
+    """Return height and save time of the lowest snapshot at or above `lo`."""
     prefix = _keys(subject).states
-    for key, row in txn.scan(prefix + tuples.pack_int(lo), tuples.after(prefix), 1):
-        return tuples.unpack_last_int(key, len(prefix)), _decode(row).at_ns
+    for key, row in txn.scan(prefix + tuples.pack_int(lo), tuples.prefix_end(prefix), 1):
+        return tuples.unpack_last_int(key, len(prefix)), _decode_row(row).at_ns
     return None
 
 
 def drop_below(txn: Txn, subject: str, height: int, limit: int) -> int:
-    """Remove the snapshots below a height, lowest first, never the baseline; how many."""
+    """Remove snapshots below a height, lowest first, never the baseline. Return their number."""
     check_limit(limit)
     base = baseline(txn, subject)
     top = height if base is None else min(height, base.height)
-    return _remove(txn, subject, top, limit)
+    return _delete_rows(txn, subject, top, limit)
 
 
 def erase(txn: Txn, subject: str, limit: int) -> bool:
-    """Remove all snapshots of a subject, and its baseline; whether that is done."""
+    """Remove the baseline and all snapshots of a subject in bounded steps. Return whether it is complete."""
     check_limit(limit)
     txn.delete(_keys(subject).baseline)
-    return _remove(txn, subject, None, limit, at_once=True) < limit
+    return _delete_rows(txn, subject, None, limit, skip_grace=True) < limit
 
 
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _marks(
-    prefix: bytes, found: list[tuple[bytes, Saved]], head: int, window: Window
+def _kept_by_window(
+    prefix: bytes, candidates: list[tuple[bytes, SnapshotRow]], head: int, window: RetentionWindow
 ) -> set[bytes]:
-    """Of snapshots in their order: by height those in the window, by time those below it, each a part
-    of the window above the one before; and the highest below it, where the journal is cut next."""
-    spared: set[bytes] = set()
-    top, last, last_ns = b"", 0, 0
-    for key, saved in found:
+    """Return the keys of snapshots that the window keeps. Inside the window they are spaced by height, below
+    it by time, one per part. The highest snapshot below the window is the next truncation point."""
+    kept_keys: set[bytes] = set()
+    highest_below, last_height, last_ns = b"", 0, 0
+    for key, snapshot_row in candidates:
         height = tuples.unpack_last_int(key, len(prefix))
         if height <= head - window.entries:
-            top = key
-            if window.ns and saved.at_ns - last_ns >= window.ns // window.parts:
-                spared.add(key)
-                last_ns = saved.at_ns
-        elif height - last >= window.entries // window.parts:
-            spared.add(key)
-            last = height
-    return spared | {top}
+            highest_below = key
+            if window.ns and snapshot_row.at_ns - last_ns >= window.ns // window.parts:
+                kept_keys.add(key)
+                last_ns = snapshot_row.at_ns
+        elif height - last_height >= window.entries // window.parts:
+            kept_keys.add(key)
+            last_height = height
+    return kept_keys | {highest_below}
 
 
-def _remove(txn: Txn, subject: str, below: int | None, limit: int, *, at_once: bool = False) -> int:
+def _delete_rows(
+    txn: Txn, subject: str, below: int | None, limit: int, *, skip_grace: bool = False
+) -> int:
     prefix = _keys(subject).states
-    end = tuples.after(prefix) if below is None else prefix + tuples.pack_int(max(below, 0))
+    end = tuples.prefix_end(prefix) if below is None else prefix + tuples.pack_int(max(below, 0))
     rows = txn.scan(prefix, end, limit) if prefix < end else []
     for key, row in rows:
-        _drop(txn, key, _decode(row), at_once=at_once)
+        _delete_row(txn, key, _decode_row(row), skip_grace=skip_grace)
     return len(rows)
 
 
-def _drop(txn: Txn, key: bytes, saved: Saved, *, at_once: bool = False) -> None:
+def _delete_row(
+    txn: Txn, key: bytes, snapshot_row: SnapshotRow, *, skip_grace: bool = False
+) -> None:
     txn.delete(key)
-    for name in saved.blobs:
-        (blobs.erase if at_once else blobs.release)(txn, name)
+    for name in snapshot_row.blobs:
+        (blobs.erase if skip_grace else blobs.release)(txn, name)
 
 
-class _Keys:
+class _SnapshotKeys:
     __slots__ = ("baseline", "states")
 
     def __init__(self, subject: str) -> None:
         check_name("subject", subject)
-        self.states = schema.prefix(schema.Space.SNAPSHOT, subject, "s")
-        self.baseline = schema.prefix(schema.Space.SNAPSHOT, subject, "baseline")
+        self.states = schema.key_prefix(schema.Space.SNAPSHOT, subject, "s")
+        self.baseline = schema.key_prefix(schema.Space.SNAPSHOT, subject, "baseline")
 
 
-_keys = lru_cache(maxsize=65536)(_Keys)
-_decode = codec.decoder(Saved).decode
+_keys = lru_cache(maxsize=65536)(_SnapshotKeys)
+_decode_row = codec.decoder(SnapshotRow).decode
 
 
-def _at(subject: str, height: int) -> bytes:
+def _key_at(subject: str, height: int) -> bytes:
     if height < 0:
         raise Invalid(what="height", why="negative", found=height)
     return _keys(subject).states + tuples.pack_int(height)
 
 
-def _saved(txn: Txn, subject: str, height: int) -> Saved:
-    row = txn.get(_at(subject, height))
+def _load_row(txn: Txn, subject: str, height: int) -> SnapshotRow:
+    row = txn.get(_key_at(subject, height))
     if row is None:
         raise NotFound(what="snapshot", subject=subject, height=height)
-    return _decode(row)
+    return _decode_row(row)

@@ -1,1 +1,1 @@
-"""What effects need besides their queue: rates that hold across pools."""
+"""Limits of effects that hold across worker pools: budgets and rates."""

@@ -1,26 +1,27 @@
-"""Budgets: what effects may spend, in money or tokens, in a universe and in each of its worlds.
+"""Budgets: spending limits of effects, in money or tokens, per universe and per world.
 
-    limit      set, or lift, the limit of an account
-    reserve    set aside the most that a call can cost, in every account it concerns, or in none
-    settle     replace a reservation by what the call did cost (0: it was never made)
-    close      settle without a number, by whoever holds the claim it was made for
-    book_late  settle by whoever has lost that claim
-    await_room stand in line for what others have set aside
-    lapse      take reservations that nobody settled for long as spent: nobody knows better
+    set_limit          set or remove the limit of an account
+    reserve            reserve the maximum cost of a call in all its accounts, or in none
+    settle             replace a reservation by the actual cost (0: the call was not made)
+    settle_by_claim    settle without a reservation number, by the holder of its claim
+    settle_after_loss  settle by a worker that has lost that claim
+    wait_for_capacity  queue an item until reservations of other calls are settled
+    write_off          book old unsettled reservations in full, because their real cost is unknown
 
-- spent + reserved never exceeds a limit by a reservation, whoever asks at the same time: both are
-  judged and changed where commits are applied. A call that costs more than its reservation is still
-  booked in full; then nothing more is granted.
-- A reservation has the key of its intent, and is for one call. Asked for again while it is open, for a
-  claim that was given back, it is the same one. If a claim has expired since, the call may have been
-  made by whoever died with it: then it is booked in full, and another is made. Once settled it is
-  gone, and the key may reserve again: a repeated call is another bill.
-- Each has a number that is never used again, and the number of the claim that it is for, and settling
-  needs one of them, so a late answer cannot settle its successor's.
-- Whoever ends a reservation wakes the first of those that stand in line for its accounts, by priority
-  and turn, in the same commit. They are asked anew, before anybody who comes later.
-- An account is (universe, scope, unit): the scope is a world's id, or empty for the whole universe.
-  A world without a limit of its own has that of `EACH`. Without a limit all is granted and counted.
+- A reservation never raises spent + reserved above a limit, even with concurrent callers: the check and
+  the change run when the commit is applied. A call that costs more than its reservation is booked in
+  full. Then no further reservation is granted.
+- A reservation has the key of its intent and covers one call. A repeated request, for a claim that was
+  released, gets the open reservation. If a claim has expired since, the crashed worker may have made the
+  call. Then the old reservation is booked in full and a new one is made. After settlement the key may
+  reserve again: a repeated call is another cost.
+- A reservation has a number that is never reused, and the number of its claim. Settling requires one of
+  them, so a late settlement cannot settle a newer reservation.
+- The commit that ends a reservation wakes the first waiting items of its accounts, by priority and fair
+  rank. They are admitted before items that arrive later.
+- An account is (universe, scope, unit). The scope is a world's id, or empty for the whole universe. A
+  world without a limit uses the limit of `DEFAULT_SCOPE`. Without any limit, every reservation is granted
+  and counted.
 
 Amounts are whole numbers: tokens, or millionths of the currency. Floats would not add up.
 """
@@ -34,179 +35,196 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.durable import queue as queues
-from holdfast.durable.bounds import check_limit, check_name, check_time
+from holdfast.durable.validation import check_limit, check_name, check_time
 from holdfast.errors import Invalid
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
 
-UNIVERSE = ""
-EACH = "*"
+UNIVERSE_SCOPE = ""
+DEFAULT_SCOPE = "*"
 MONEY = "money"
 TOKENS = "tokens"
 UNITS = (MONEY, TOKENS)
 
 AMOUNT_MAX = 1 << 60
-# Why an effect is put off that stands in line.
-WAITS = "budget_reserved"
-# Of a line so many are woken at a time, and so many looked at: some have left it.
-WOKEN = 4
-WOKEN_LOOKS = 32
+# The delay code of an effect that waits for capacity.
+BUDGET_RESERVED = "budget_reserved"
+# Maximum waiting items to wake and to scan at a time. Some have left the queue meanwhile.
+WAKE_MAX = 4
+WAKE_SCAN_MAX = 32
 
 
-class Charge(Record, frozen=True):
+class Cost(Record, frozen=True):
     """An amount of one unit."""
 
     unit: str
     amount: int
 
 
-class Account(Record, frozen=True):
-    """How an account stands."""
+class BudgetAccount(Record, frozen=True):
+    """The balance of an account."""
 
     spent: int = 0
     reserved: int = 0
     limit: int | None = None
 
-    def room(self) -> int | None:
+    def remaining(self) -> int | None:
         return None if self.limit is None else self.limit - self.spent - self.reserved
 
 
-class Answer(Record, frozen=True):
-    """`granted`, or the account that stands against it; `later` if settlements could make room."""
+class ReservationResult(Record, frozen=True):
+    """The result of `reserve`: `granted`, or the account without capacity. With `retry_later`, settlements
+    of other reservations may free enough."""
 
     granted: bool
     number: int = 0
     scope: str = ""
     unit: str = ""
-    account: Account = Account()
-    later: bool = False
+    account: BudgetAccount = BudgetAccount()
+    retry_later: bool = False
 
 
-class Place(NamedTuple):
-    """An item of a queue, and its place in line."""
+class WaitingItem(NamedTuple):
+    """A queue item that waits for capacity, with its order."""
 
     queue: str
     seq: int
     priority: int
-    turn: int
+    fair_rank: int
 
 
 class Reservation(Record, frozen=True):
-    """What a key has set aside."""
+    """The open reservation of a key."""
 
     number: int
     world: str
-    charges: list[Charge]
+    charges: list[Cost]
     reserved_ns: int
-    # The claim that it is for, and how many claims had expired before that.
+    # The number of its claim, and the number of claims that had expired before.
     claim: int = 0
     expiries: int = 0
 
 
-@operation
-def limit(txn: Txn, universe: str, scope: str, unit: str, amount: int | None) -> Account:
-    """Set a limit; None lifts it. It may be below what is spent: then nothing more is granted."""
+@operation("budget.set_limit")
+def set_limit(txn: Txn, universe: str, scope: str, unit: str, amount: int | None) -> BudgetAccount:
+    """Set a limit, or remove it with None. Below the spent amount, no further reservation is granted."""
     if amount is not None:
-        _check_charges([Charge(unit, amount)])
+        _check_charges([Cost(unit, amount)])
     key = _limit_key(universe, scope, unit)
     if amount is None:
         txn.delete(key)
     else:
-        txn.put(key, schema.int_bytes(amount))
-    if scope != EACH:
-        _wake(txn, universe, scope)
+        txn.put(key, schema.encode_int(amount))
+    if scope != DEFAULT_SCOPE:
+        _wake_waiting(txn, universe, scope)
     return account(txn, universe, scope, unit)
 
 
-@operation
+@operation("budget.reserve")
 def reserve(
     txn: Txn,
     universe: str,
     world: str,
     key: str,
-    charges: list[Charge],
+    charges: list[Cost],
     claim: int = 0,
     expiries: int = 0,
-) -> Answer:
-    """Set all charges aside, for the world and the universe, or none."""
+) -> ReservationResult:
+    """Reserve all costs in the accounts of the world and the universe, or none."""
     check_name("world", world)
     _check_charges(charges)
-    found = reservation(txn, universe, key)
-    if found is not None and found.expiries >= expiries:
-        if found.claim != claim:
-            txn.put(_key(universe, "k", key), codec.pack(replace(found, claim=claim)))
-        return Answer(True, found.number)
-    if found is not None:
-        _close(txn, universe, key, found, found.charges)
+    open_reservation = reservation(txn, universe, key)
+    if open_reservation is not None and open_reservation.expiries >= expiries:
+        if open_reservation.claim != claim:
+            txn.put(_key(universe, "k", key), codec.pack(replace(open_reservation, claim=claim)))
+        return ReservationResult(True, open_reservation.number)
+    if open_reservation is not None:
+        _settle(txn, universe, key, open_reservation, open_reservation.charges)
     for charge in charges:
-        for scope in (world, UNIVERSE):
-            standing = account(txn, universe, scope, charge.unit)
-            room = standing.room()
-            if room is not None and charge.amount > room:
-                later = charge.amount <= room + standing.reserved
-                return Answer(False, 0, scope, charge.unit, standing, later)
+        for scope in (world, UNIVERSE_SCOPE):
+            balance = account(txn, universe, scope, charge.unit)
+            remaining = balance.remaining()
+            if remaining is not None and charge.amount > remaining:
+                may_fit_later = charge.amount <= remaining + balance.reserved
+                return ReservationResult(False, 0, scope, charge.unit, balance, may_fit_later)
     counter = _key(universe, "n")
     number = txn.count(counter) + 1
     txn.add(counter, 1)
-    kept = Reservation(number, world, charges, txn.now_ns, claim, expiries)
-    txn.put(_key(universe, "k", key), codec.pack(kept))
-    txn.put(_key(universe, "t", kept.reserved_ns, key), b"")
-    _move(txn, universe, kept, "r", {charge.unit: charge.amount for charge in charges})
-    return Answer(True, number)
+    new_reservation = Reservation(number, world, charges, txn.now_ns, claim, expiries)
+    txn.put(_key(universe, "k", key), codec.pack(new_reservation))
+    txn.put(_key(universe, "t", new_reservation.reserved_ns, key), b"")
+    _add_to_accounts(
+        txn, universe, new_reservation, "r", {charge.unit: charge.amount for charge in charges}
+    )
+    return ReservationResult(True, number)
 
 
-@operation
-def settle(txn: Txn, universe: str, key: str, number: int, charges: list[Charge]) -> bool:
-    """Book what it cost instead of what was set aside; False if that was done before."""
+@operation("budget.settle")
+def settle(txn: Txn, universe: str, key: str, number: int, charges: list[Cost]) -> bool:
+    """Replace the reservation by the actual cost. Return False if it was settled before."""
     _check_charges(charges)
-    found = reservation(txn, universe, key)
-    if found is None or found.number != number:
+    open_reservation = reservation(txn, universe, key)
+    if open_reservation is None or open_reservation.number != number:
         return False
-    _close(txn, universe, key, found, charges)
+    _settle(txn, universe, key, open_reservation, charges)
     return True
 
 
-@operation
-def close(txn: Txn, universe: str, key: str, charges: list[Charge] | None) -> bool:
-    """`settle` by whoever has the claim that the reservation was made for, so without its number;
-    without charges it is booked in full."""
-    found = reservation(txn, universe, key)
-    if found is None:
+@operation("budget.settle_by_claim")
+def settle_by_claim(txn: Txn, universe: str, key: str, charges: list[Cost] | None) -> bool:
+    """Settle by the holder of the reservation's claim, which needs no reservation number. Without
+    charges the reservation is booked in full."""
+    open_reservation = reservation(txn, universe, key)
+    if open_reservation is None:
         return False
-    _close(txn, universe, key, found, found.charges if charges is None else charges)
+    _settle(
+        txn,
+        universe,
+        key,
+        open_reservation,
+        open_reservation.charges if charges is None else charges,
+    )
     return True
 
 
-@operation
-def book_late(txn: Txn, universe: str, key: str, claim: int, charges: list[Charge] | None) -> bool:
-    """`close` by whoever has lost the claim. What is open for another claim is another call's: then
-    this one has been booked, at its most."""
-    found = reservation(txn, universe, key)
-    if found is None or found.claim != claim:
+@operation("budget.settle_after_loss")
+def settle_after_loss(
+    txn: Txn, universe: str, key: str, claim: int, charges: list[Cost] | None
+) -> bool:
+    """Settle by a worker that has lost the claim. An open reservation of another claim belongs to another
+    call. In that case this call is booked in full already."""
+    open_reservation = reservation(txn, universe, key)
+    if open_reservation is None or open_reservation.claim != claim:
         return False
-    _close(txn, universe, key, found, found.charges if charges is None else charges)
+    _settle(
+        txn,
+        universe,
+        key,
+        open_reservation,
+        open_reservation.charges if charges is None else charges,
+    )
     return True
 
 
-def await_room(txn: Txn, universe: str, scope: str, place: Place) -> None:
-    """Stand in line for room in a scope's accounts."""
-    # Two queues may have given the same number and turn.
-    which = codec.digest(place.queue.encode())[:8]
-    order = (-place.priority, place.turn, place.seq, which)
-    txn.put(_key(universe, "q", scope, *order), place.queue.encode())
+def wait_for_capacity(txn: Txn, universe: str, scope: str, waiting: WaitingItem) -> None:
+    """Queue an item for capacity in the accounts of a scope."""
+    # Items of two queues may have equal seqs and ranks.
+    queue_digest = codec.digest(waiting.queue.encode())[:8]
+    order = (-waiting.priority, waiting.fair_rank, waiting.seq, queue_digest)
+    txn.put(_key(universe, "q", scope, *order), waiting.queue.encode())
 
 
-def line_up(txn: Txn, universe: str, world: str, each_ns: int) -> int:
-    """How long a world's calls that wait for room take, one after the other, with one more."""
+def waiting_delay_ns(txn: Txn, universe: str, world: str, each_ns: int) -> int:
+    """Add a call to a world's waiting calls, spaced by `each_ns`, and return the delay of the new one."""
     key = _key(universe, "w", world)
     last_ns = max(txn.count(key), txn.now_ns) + each_ns
-    txn.put(key, schema.int_bytes(last_ns))
+    txn.put(key, schema.encode_int(last_ns))
     return last_ns - txn.now_ns
 
 
-@operation
-def lapse(txn: Txn, universe: str, older_than_ns: int, limit: int) -> int:
-    """Book in full what was reserved longer ago than this and never settled; how many."""
+@operation("budget.write_off")
+def write_off(txn: Txn, universe: str, older_than_ns: int, limit: int) -> int:
+    """Book unsettled reservations older than this in full, and return their number."""
     check_time("older_than_ns", older_than_ns)
     check_limit(limit)
     by_time = _key(universe, "t")
@@ -214,15 +232,15 @@ def lapse(txn: Txn, universe: str, older_than_ns: int, limit: int) -> int:
     for row, _ in rows:
         _, key = tuples.unpack(row[len(by_time) :])
         assert isinstance(key, str)
-        found = reservation(txn, universe, key)
-        assert found is not None, "the index follows the reservations"
-        _close(txn, universe, key, found, found.charges)
+        open_reservation = reservation(txn, universe, key)
+        assert open_reservation is not None, "the index follows the reservations"
+        _settle(txn, universe, key, open_reservation, open_reservation.charges)
     return len(rows)
 
 
-def account(txn: Txn, universe: str, scope: str, unit: str) -> Account:
-    """How an account stands now."""
-    return Account(
+def account(txn: Txn, universe: str, scope: str, unit: str) -> BudgetAccount:
+    """Return the current balance of an account."""
+    return BudgetAccount(
         txn.count(_key(universe, "s", scope, unit)),
         txn.count(_key(universe, "r", scope, unit)),
         limit_of(txn, universe, scope, unit),
@@ -230,11 +248,11 @@ def account(txn: Txn, universe: str, scope: str, unit: str) -> Account:
 
 
 def limit_of(txn: Txn, universe: str, scope: str, unit: str) -> int | None:
-    """The limit of an account: its own, or of a world without one that of each world."""
-    told = txn.get(_limit_key(universe, scope, unit))
-    if told is None and scope not in (UNIVERSE, EACH):
-        told = txn.get(_limit_key(universe, EACH, unit))
-    return None if told is None else schema.int_of(told)
+    """Return the limit of an account. A world without a limit uses that of `DEFAULT_SCOPE`."""
+    row = txn.get(_limit_key(universe, scope, unit))
+    if row is None and scope not in (UNIVERSE_SCOPE, DEFAULT_SCOPE):
+        row = txn.get(_limit_key(universe, DEFAULT_SCOPE, unit))
+    return None if row is None else schema.decode_int(row)
 
 
 def reservation(txn: Txn, universe: str, key: str) -> Reservation | None:
@@ -246,39 +264,49 @@ def reservation(txn: Txn, universe: str, key: str) -> Reservation | None:
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _close(txn: Txn, universe: str, key: str, found: Reservation, charges: list[Charge]) -> None:
-    txn.delete(_key(universe, "t", found.reserved_ns, key))
+def _settle(
+    txn: Txn, universe: str, key: str, open_reservation: Reservation, charges: list[Cost]
+) -> None:
+    txn.delete(_key(universe, "t", open_reservation.reserved_ns, key))
     txn.delete(_key(universe, "k", key))
-    _move(txn, universe, found, "r", {charge.unit: -charge.amount for charge in found.charges})
-    _move(txn, universe, found, "s", _amounts(charges))
-    for scope in (found.world, UNIVERSE):
-        _wake(txn, universe, scope)
+    _add_to_accounts(
+        txn,
+        universe,
+        open_reservation,
+        "r",
+        {charge.unit: -charge.amount for charge in open_reservation.charges},
+    )
+    _add_to_accounts(txn, universe, open_reservation, "s", _amounts(charges))
+    for scope in (open_reservation.world, UNIVERSE_SCOPE):
+        _wake_waiting(txn, universe, scope)
 
 
-def _wake(txn: Txn, universe: str, scope: str) -> None:
-    """There may be room: let the first in line be asked."""
-    line = _key(universe, "q", scope)
+def _wake_waiting(txn: Txn, universe: str, scope: str) -> None:
+    """Make the first waiting items of a scope ready, because capacity may be free."""
+    prefix = _key(universe, "q", scope)
     woken = 0
-    for key, queue in txn.scan(line, tuples.after(line), WOKEN_LOOKS):
-        if woken == WOKEN:
+    for key, queue in txn.scan(prefix, tuples.prefix_end(prefix), WAKE_SCAN_MAX):
+        if woken == WAKE_MAX:
             return
         txn.delete(key)
-        seq = tuples.unpack(key[len(line) :])[2]
+        seq = tuples.unpack(key[len(prefix) :])[2]
         assert isinstance(seq, int)
-        woken += queues.call_up(txn, queue.decode(), seq, WAITS)
+        woken += queues.make_ready(txn, queue.decode(), seq, BUDGET_RESERVED)
 
 
-def _amounts(charges: list[Charge]) -> dict[str, int]:
+def _amounts(charges: list[Cost]) -> dict[str, int]:
     return {charge.unit: charge.amount for charge in charges}
 
 
-def _move(txn: Txn, universe: str, of: Reservation, column: str, by: dict[str, int]) -> None:
-    for unit, amount in by.items():
-        for scope in (of.world, UNIVERSE):
+def _add_to_accounts(
+    txn: Txn, universe: str, owner: Reservation, column: str, amounts: dict[str, int]
+) -> None:
+    for unit, amount in amounts.items():
+        for scope in (owner.world, UNIVERSE_SCOPE):
             txn.add(_key(universe, column, scope, unit), amount)
 
 
-def _check_charges(charges: list[Charge]) -> None:
+def _check_charges(charges: list[Cost]) -> None:
     units = [charge.unit for charge in charges]
     if not set(units) <= set(UNITS) or len(units) != len(set(units)) or not units:
         raise Invalid(what="charges", found=units, expected=UNITS)
@@ -290,13 +318,13 @@ def _check_charges(charges: list[Charge]) -> None:
 def _limit_key(universe: str, scope: str, unit: str) -> bytes:
     if unit not in UNITS:
         raise Invalid(what="unit", found=unit, expected=UNITS)
-    if scope not in (UNIVERSE, EACH):
+    if scope not in (UNIVERSE_SCOPE, DEFAULT_SCOPE):
         check_name("scope", scope)
     return _key(universe, "l", scope, unit)
 
 
 def _key(universe: str, *path: tuples.Element) -> bytes:
-    """The space of app state has room for it: "budget" <u> and one of
+    """Return a key below the app state prefix "budget" <universe>, followed by one of
 
     "l" <scope> <unit>       limits
     "s" <scope> <unit>       spent
@@ -304,8 +332,8 @@ def _key(universe: str, *path: tuples.Element) -> bytes:
     "n"                      the number of the last reservation
     "k" <key>                open reservations
     "t" <reserved_ns> <key>  the same, by time
-    "w" <world>              when the last of those that wait for room is asked again
-    "q" <scope> <-priority> <turn> <seq> <hash of queue>   who stands in line for room
+    "w" <world>              when the last waiting call of a world is retried
+    "q" <scope> <-priority> <fair rank> <seq> <hash of queue>   items that wait for capacity
     """
     check_name("universe", universe)
-    return schema.prefix(schema.Space.APP_STATE, "budget", universe, *path)
+    return schema.key_prefix(schema.Space.APP_STATE, "budget", universe, *path)

@@ -1,12 +1,14 @@
-"""The seq ledger: what became of every record of a run (document 002).
+"""The seq ledger: the state of every row of a Spark run (document 002).
 
-    states classes     the tables: eight states, twelve moves; error classes and the retry decision
-    ledger ranges      arrays of states, moved in batches; sets of seqs as sorted ranges
-    records answers    what is logged; what callers are told
-    position           the fold of the log: where a run stands
-    choose judge board which rows a claim gets; what a report comes to; the decisions, each folded
-    service            the ledger service without IO: requests, waiting claims, the group log
-    log runs           the log on a store; runs, their input blocks and outcome chunks
+    states run_policy            state and transition tables, error classes, the retry decision
+    seq_ledger ranges            state arrays that move in batches, sets of seqs as sorted ranges
+    events replies               log entries, replies to workers
+    run_state                    the state of a run as a fold of its log
+    assignment outcome_rules     the rows of a claim, the effect of a report or of a lost grant
+    run_scheduler                the decisions: claim, report, reclaim, cancel, commit
+    service                      the core of the ledger service without I/O
+    log runs                     the log on a store, run records, input blocks, outcome chunks
 
-Pure but for the last line. The only importer of NumPy below `spark`.
+Every module except `log` and `runs` is pure. This package is the only importer of NumPy below
+`spark`.
 """

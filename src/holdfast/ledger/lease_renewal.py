@@ -1,4 +1,6 @@
-"""Keeps a lease alive while its holder does something that takes long and commits nothing: spools have many objects."""
+"""Background lease renewal for long work that commits nothing, such as deleting the objects of a
+spool.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ from holdfast.store.api import Store
 
 
 @contextlib.contextmanager
-def renewed(store: Store, held: lease.Lease, ttl_ns: int) -> Iterator[None]:
-    """Renew the lease four times in its time, in a thread, while this lasts."""
+def renew_in_background(store: Store, run_lease: lease.Lease, ttl_ns: int) -> Iterator[None]:
+    """Renew the lease four times per TTL in a thread while the context is open."""
     ended = threading.Event()
 
     def renew() -> None:
         while not ended.wait(ttl_ns / 4e9):
             with contextlib.suppress(HoldfastError):
-                store.transact(lease.renew, [held], ttl_ns)
+                store.transact(lease.renew, [run_lease], ttl_ns)
 
     thread = threading.Thread(target=renew, name="renew", daemon=True)
     thread.start()

@@ -1,16 +1,18 @@
-"""A run's log on a store: what was decided is written here before anybody is told.
+"""The log of a run on a store: a write-ahead log of the scheduler's decisions.
 
-- One `append` is one transaction: the entries on top of the head that this log knows, and the rows
-  that belong to them (outcome chunks, progress), under the run's lease. After it returns they are
-  durable. `Fenced`: another process has the run; stop.
-- A checkpoint is the board's dump, kept at a height, in parts when it is large. Two are kept, and the entries from the older one
-  on: so `verify` can rebuild the newer from the older and compare, and the log stays short.
-- `load` is the last checkpoint and the entries after it.
+- `append` is one transaction. It writes the entries at the known head and their rows (outcome
+  chunks, progress) under the run's lease. The data is durable when it returns. `Fenced` means that
+  another process holds the run, and the caller must stop.
+- A checkpoint is a dump of the scheduler at a height, in parts if it is large. Two checkpoints are
+  kept, with the entries after the older one. `verify_run` rebuilds the newer from the older and
+  compares them. The log stays short.
+- `load_run` reads the last checkpoint and the entries after it.
 
-The board runs ahead of the log while an append is under way. After `CommitUnknown`, `HeadMoved` or
-`Fenced` nobody here knows what the log holds: it takes no more entries. Throw both away, and open
-again; what a caller was not told then either stands, and its repeat gets the first answer, or does
-not. After any other error nothing was written, and the same entries may be appended again.
+The scheduler is ahead of the log during an append. After `CommitUnknown`, `HeadMoved` or `Fenced`
+the state of the log is in doubt and the log accepts no further entries. Discard both objects and
+open the run again. The in-doubt decision is then either in the log, and a repeated request gets its
+first reply, or it is not. After any other error nothing was written, and the same entries may be
+appended again.
 """
 
 from __future__ import annotations
@@ -31,22 +33,22 @@ from holdfast.errors import (
     NotFound,
     StoreCorrupt,
 )
-from holdfast.ledger import records
-from holdfast.ledger.board import Board
-from holdfast.ledger.position import Dump
-from holdfast.ledger.records import LogEntry
-from holdfast.ledger.runs import get, latest, lease_resource, progress, subject_of
+from holdfast.ledger import events
+from holdfast.ledger.events import LogEntry
+from holdfast.ledger.run_scheduler import RunScheduler
+from holdfast.ledger.run_state import RunCheckpoint
+from holdfast.ledger.runs import get_latest, get_progress, get_record, lease_resource, subject_of
 from holdfast.store.api import Store, Txn
 
 CHECKPOINTS_KEPT = 2
-# Entries that one append removes below the checkpoint, at most.
+# Maximum entries that one append removes below the checkpoint.
 TRUNCATE_MAX = 4000
 
-Put = tuple[bytes, bytes]
+RowPut = tuple[bytes, bytes]
 
 
 class RunLog:
-    """The log of one run, held under a lease. `next_height` is where the next entry will lie."""
+    """The log of one run, written under a lease. `next_height` is the height of the next entry."""
 
     def __init__(self, store: Store, run_id: str, lease: Lease) -> None:
         self._store = store
@@ -54,9 +56,9 @@ class RunLog:
         self._subject = subject_of(run_id)
         self.lease = lease
         self._height: int = store.read(journal.head, self._subject).height
-        self._lost = False
-        # Whether there may be entries below the checkpoint to remove.
-        self._long = True
+        self._is_broken = False
+        # Whether entries below the checkpoint may remain to be removed.
+        self._may_truncate = True
 
     @property
     def next_height(self) -> int:
@@ -65,28 +67,28 @@ class RunLog:
     def append(
         self,
         entries: Sequence[LogEntry],
-        puts: Sequence[Put] = (),
+        puts: Sequence[RowPut] = (),
         checkpoint: bytes | None = None,
     ) -> list[int]:
-        """Write entries and rows, durably and all together; the height of each entry.
+        """Write entries and rows durably in one transaction and return the height of each entry.
 
-        `checkpoint` is the board's dump right after these entries.
+        `checkpoint` is the scheduler's dump after these entries.
         """
-        if self._lost:
+        if self._is_broken:
             raise HeadMoved(subject=self._subject, expected=self._height, found=None)
         bodies = [codec.pack(entry) for entry in entries]
         try:
             removed: int = self._store.transact(self._write, bodies, puts, checkpoint)
         except (CommitUnknown, HeadMoved, Fenced):
-            self._lost = True
+            self._is_broken = True
             raise
-        self._long = checkpoint is not None or removed > 0
+        self._may_truncate = checkpoint is not None or removed > 0
         first = self.next_height
         self._height += len(bodies)
         return list(range(first, self.next_height))
 
     def _write(
-        self, txn: Txn, bodies: list[bytes], puts: Sequence[Put], checkpoint: bytes | None
+        self, txn: Txn, bodies: list[bytes], puts: Sequence[RowPut], checkpoint: bytes | None
     ) -> int:
         txn.require_live(self.lease)
         height = self._height
@@ -96,85 +98,91 @@ class RunLog:
         for key, value in puts:
             txn.put(key, value)
         if checkpoint is not None:
-            _keep(txn, self._subject, height, checkpoint)
-        return journal.truncate(txn, self._subject, TRUNCATE_MAX) if self._long else 0
+            _save_checkpoint(txn, self._subject, height, checkpoint)
+        return journal.truncate(txn, self._subject, TRUNCATE_MAX) if self._may_truncate else 0
 
 
-def open_run(store: Store, run_id: str, lease: Lease) -> tuple[RunLog, Board]:
-    """The run as its log has it, to go on with under a lease. Its grants live for a lease again."""
+def open_run(store: Store, run_id: str, lease: Lease) -> tuple[RunLog, RunScheduler]:
+    """Open a run for writing under a lease. Its grants get a full lease period."""
     log = RunLog(store, run_id, lease)
     board, height = store.read(_load, run_id)
     if height != log.next_height - 1:
         raise HeadMoved(subject=subject_of(run_id), expected=log.next_height - 1, found=height)
-    board.renew(store.now_ns())
+    board.renew_all_grants(store.now_ns())
     return log, board
 
 
-def load(store: Store, run_id: str) -> Board:
-    """The board that the log comes to, to look at."""
+def load_run(store: Store, run_id: str) -> RunScheduler:
+    """Load the scheduler of a run from its log, for reading."""
     board, _ = store.read(_load, run_id)
-    board.renew(store.now_ns())
+    board.renew_all_grants(store.now_ns())
     return board
 
 
 class RowCounts(NamedTuple):
-    """Rows of a run by state code, 0 to 7, and by how they ended: succeeded, skipped, failed, cancelled."""
+    """Rows of a run by state code, 0 to 7, and by outcome: succeeded, skipped, failed, cancelled."""
 
     by_state: list[int]
     ended: list[int]
 
 
-def counts(store: Store, run_id: str) -> RowCounts:
-    """How the rows of a run stand: from its progress when that is of the head of the log. While a driver is at work
-    the progress is some seconds old at most, and is answered as it is. Else the board is loaded, which takes memory and
-    time by the size of the run: its service was killed."""
-    found = store.read(_counts, run_id)
-    if found is not None:
-        return found
-    board = load(store, run_id)
+def count_rows(store: Store, run_id: str) -> RowCounts:
+    """Return the row counts of a run. They come from the published progress if it matches the head
+    of the log, or if a driver is active (it is then a few seconds old at most). Otherwise the
+    ledger service was killed, and the function loads the scheduler, whose cost grows with the size
+    of the run.
+    """
+    published = store.read(_published_counts, run_id)
+    if published is not None:
+        return published
+    board = load_run(store, run_id)
     return RowCounts(board.ledger.counts(), board.ended)
 
 
-def verify(store: Store, run_id: str) -> int:
-    """Check the chain, rebuild what is kept and compare it with the checkpoints; entries applied."""
+def verify_run(store: Store, run_id: str) -> int:
+    """Verify the hash chain, rebuild the state, compare it with the checkpoints; return the entries
+    applied.
+    """
     return store.read(_verify, run_id)
 
 
-# -- inside --------------------------------------------------------------------------------------
+# -- internals -----------------------------------------------------------------------------------
 
 
-def _counts(txn: Txn, run_id: str) -> RowCounts | None:
-    told = progress(txn, run_id)
-    if told is None:
+def _published_counts(txn: Txn, run_id: str) -> RowCounts | None:
+    published = get_progress(txn, run_id)
+    if published is None:
         return None
-    if told.height != journal.head(txn, subject_of(run_id)).height and not _at_work(txn, run_id):
+    if published.height != journal.head(txn, subject_of(run_id)).height and not _is_served(
+        txn, run_id
+    ):
         return None
-    return RowCounts(told.counts, told.ended)
+    return RowCounts(published.counts, published.ended)
 
 
-def _at_work(txn: Txn, run_id: str) -> bool:
-    """Whether a ledger service holds the name of a run that the name leads to."""
-    record = get(txn, run_id)
-    newest = None if record is None else latest(txn, record.name)
+def _is_served(txn: Txn, run_id: str) -> bool:
+    """Return whether a ledger service holds the lease of the name and this run is the latest of it."""
+    record = get_record(txn, run_id)
+    newest = None if record is None else get_latest(txn, record.name)
     if newest is None or newest.run_id != run_id:
         return False
-    held = lease.current(txn, lease_resource(newest.name))
-    return held is not None and held.live(txn.now_ns, txn.generation)
+    run_lease = lease.current_status(txn, lease_resource(newest.name))
+    return run_lease is not None and run_lease.is_live(txn.now_ns, txn.generation)
 
 
-def _keep(txn: Txn, subject: str, height: int, checkpoint: bytes) -> None:
-    before = snapshot.baseline(txn, subject)
-    if before is not None and before.height == height:
+def _save_checkpoint(txn: Txn, subject: str, height: int, checkpoint: bytes) -> None:
+    previous = snapshot.baseline(txn, subject)
+    if previous is not None and previous.height == height:
         return
     snapshot.save(txn, subject, height, checkpoint)
     snapshot.set_baseline(txn, subject, height)
-    if before is not None:
-        # Entries after the older one are kept: it is what the newer one is verified from.
-        journal.checkpoint(txn, subject, before.height)
+    if previous is not None:
+        # Keep the entries after the older checkpoint: verification rebuilds the newer one from it.
+        journal.checkpoint(txn, subject, previous.height)
     snapshot.prune(txn, subject, CHECKPOINTS_KEPT)
 
 
-def _load(txn: Txn, run_id: str) -> tuple[Board, int]:
+def _load(txn: Txn, run_id: str) -> tuple[RunScheduler, int]:
     subject = subject_of(run_id)
     head = journal.head(txn, subject).height
     base = snapshot.baseline(txn, subject)
@@ -183,21 +191,23 @@ def _load(txn: Txn, run_id: str) -> tuple[Board, int]:
     return board, head
 
 
-def _rebuild(txn: Txn, subject: str, start: int | None, head: int) -> tuple[Board, int]:
-    """The board at a height, from a checkpoint or from the beginning; entries applied."""
+def _rebuild(txn: Txn, subject: str, start: int | None, head: int) -> tuple[RunScheduler, int]:
+    """Rebuild the scheduler at a height from a checkpoint or from the start; also return the
+    entries applied.
+    """
     if not head:
         raise NotFound(what="run log", subject=subject)
-    board = None if start is None else Board.load(snapshot.load(txn, subject, start))
-    return _replayed(txn, subject, board, start or 0, head)
+    board = None if start is None else RunScheduler.load(snapshot.load(txn, subject, start))
+    return _replay_on(txn, subject, board, start or 0, head)
 
 
-def _replayed(
-    txn: Txn, subject: str, board: Board | None, after: int, to: int
-) -> tuple[Board, int]:
-    """A board that stands after one height, brought to another; entries applied."""
-    entries = [records.decode(entry.body) for entry in _entries(txn, subject, after, to)]
+def _replay_on(
+    txn: Txn, subject: str, board: RunScheduler | None, after: int, to: int
+) -> tuple[RunScheduler, int]:
+    """Replay entries from one height to another on a scheduler; also return the entries applied."""
+    entries = [events.decode_entry(entry.body) for entry in _entries(txn, subject, after, to)]
     try:
-        return Board.replay(entries, board), len(entries)
+        return RunScheduler.replay(entries, board), len(entries)
     except (IllegalTransition, Invalid, KeyError) as error:
         raise StoreCorrupt(
             subject=subject, after=after, why=f"cannot be replayed: {error}"
@@ -218,20 +228,22 @@ def _verify(txn: Txn, run_id: str) -> int:
         if board is None:
             board, count = _rebuild(txn, subject, start, height)
         else:
-            board, count = _replayed(txn, subject, board, at, height)
+            board, count = _replay_on(txn, subject, board, at, height)
         applied += count
-        if height in kept and not _same(snapshot.load(txn, subject, height), board.dump()):
+        if height in kept and not _is_same_checkpoint(
+            snapshot.load(txn, subject, height), board.dump()
+        ):
             raise StoreCorrupt(subject=subject, height=height, why="the checkpoint differs")
     return applied
 
 
-def _same(checkpoint: bytes, dump: bytes) -> bool:
-    """Whether a checkpoint tells of the same board; an older version may have written fewer fields."""
-    return checkpoint == dump or codec.pack(codec.unpack_as(Dump, checkpoint)) == dump
+def _is_same_checkpoint(checkpoint: bytes, dump: bytes) -> bool:
+    """Compare a checkpoint with a dump. An older version may have written fewer fields."""
+    return checkpoint == dump or codec.pack(codec.unpack_as(RunCheckpoint, checkpoint)) == dump
 
 
-def _entries(txn: Txn, subject: str, after: int, to: int) -> Iterator[journal.Entry]:
-    """Entries above a height up to another, all of them."""
+def _entries(txn: Txn, subject: str, after: int, to: int) -> Iterator[journal.ChainedEntry]:
+    """Yield all entries above a height up to another."""
     while after < to:
         page = journal.read(txn, subject, after + 1, to + 1, SCAN_PAGE)
         if not page:

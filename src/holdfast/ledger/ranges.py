@@ -1,8 +1,8 @@
-"""Sets of seqs as sorted, disjoint ranges [lo, hi), found by bisection.
+"""Range sets: sets of seqs as sorted, disjoint ranges [lo, hi), searched by bisection.
 
-`Ranges` is one sorted list; neighbours that touch are merged, so equal sets are equal values,
-whatever the order they were built in. `Pool` keeps a `Ranges` a page: what an insertion moves is
-bounded by the page, however many rows wait in it, and no range crosses a page.
+`RowRanges` is one sorted list. Adjacent ranges are merged, so equal sets are equal values, whatever
+the order of insertion. `PagedRanges` keeps one `RowRanges` per page. The page bounds the cost of an
+insertion, and no range crosses a page boundary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.errors import Invalid
 Range = tuple[int, int]
 
 
-class Ranges:
+class RowRanges:
     __slots__ = ("_his", "_los", "rows")
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class Ranges:
             his.insert(at + 1, last)
         self.rows -= hi - lo
 
-    def holds(self, lo: int, hi: int) -> bool:
+    def contains(self, lo: int, hi: int) -> bool:
         at = bisect_right(self._los, lo) - 1
         return at >= 0 and hi <= self._his[at]
 
     def within(self, lo: int, hi: int) -> Iterator[Range]:
-        """What of [lo, hi) is in the set, in order."""
+        """Yield the ranges of [lo, hi) that are in the set, in order."""
         los, his = self._los, self._his
         at = max(bisect_right(los, lo) - 1, 0)
         while at < len(los) and los[at] < hi:
@@ -81,25 +81,25 @@ class Ranges:
         return len(self._los)
 
 
-class Pool:
-    __slots__ = ("_order", "_page_rows", "_pages", "rows")
+class PagedRanges:
+    __slots__ = ("_page_order", "_page_rows", "_pages", "rows")
 
     def __init__(self, page_rows: int) -> None:
         self._page_rows = page_rows
-        self._pages: dict[int, Ranges] = {}
-        # Pages that hold something, ascending.
-        self._order: list[int] = []
+        self._pages: dict[int, RowRanges] = {}
+        # Non-empty pages, ascending.
+        self._page_order: list[int] = []
         self.rows = 0
 
     def add(self, lo: int, hi: int) -> None:
         for page, a, b in self._split(lo, hi):
             ranges = self._pages.get(page)
             if ranges is None:
-                ranges = self._pages[page] = Ranges()
-                if self._order and page < self._order[-1]:
-                    insort(self._order, page)
+                ranges = self._pages[page] = RowRanges()
+                if self._page_order and page < self._page_order[-1]:
+                    insort(self._page_order, page)
                 else:
-                    self._order.append(page)
+                    self._page_order.append(page)
             ranges.add(a, b)
         self.rows += hi - lo
 
@@ -111,39 +111,39 @@ class Pool:
             ranges.remove(a, b)
             if not ranges.rows:
                 del self._pages[page]
-                del self._order[bisect_left(self._order, page)]
+                del self._page_order[bisect_left(self._page_order, page)]
         self.rows -= hi - lo
 
-    def holds(self, lo: int, hi: int) -> bool:
+    def contains(self, lo: int, hi: int) -> bool:
         return all(
-            page in self._pages and self._pages[page].holds(a, b)
+            page in self._pages and self._pages[page].contains(a, b)
             for page, a, b in self._split(lo, hi)
         )
 
     def first(self, lo: int, hi: int) -> Range | None:
-        """The lowest range of the pool inside [lo, hi)."""
-        order = self._order
+        """Return the lowest range of the set inside [lo, hi)."""
+        order = self._page_order
         at = bisect_left(order, lo // self._page_rows)
-        # Only the page that lo lies in can hold something and yet nothing of [lo, hi).
+        # Only the page of `lo` can be non-empty and yet have no range in [lo, hi).
         while at < len(order) and order[at] * self._page_rows < hi:
-            found = next(self._pages[order[at]].within(lo, hi), None)
-            if found is not None:
-                return found
+            found_range = next(self._pages[order[at]].within(lo, hi), None)
+            if found_range is not None:
+                return found_range
             at += 1
         return None
 
     def within(self, lo: int, hi: int) -> Iterator[Range]:
-        """The pool's ranges inside [lo, hi), which lies in one page."""
+        """Yield the set's ranges inside [lo, hi), which is within one page."""
         ranges = self._pages.get(lo // self._page_rows)
         return iter(()) if ranges is None else ranges.within(lo, hi)
 
     def clear(self) -> None:
         self._pages.clear()
-        self._order.clear()
+        self._page_order.clear()
         self.rows = 0
 
     def __iter__(self) -> Iterator[Range]:
-        for page in self._order:
+        for page in self._page_order:
             yield from self._pages[page]
 
     def _split(self, lo: int, hi: int) -> Iterator[tuple[int, int, int]]:

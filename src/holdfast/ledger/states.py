@@ -1,12 +1,12 @@
-"""States of a seq, and the twelve moves between them.
+"""Row states: the eight states of a seq and the twelve legal transitions.
 
     UNSEEN → DISPATCHED → IN_FLIGHT → TERMINAL_* → COMMITTED
 
-DISPATCHED is ready or leased, IN_FLIGHT means that the effect may have begun. A move is an event:
-`DISPATCH` and `RETRY` arrive at the same state, and only their names tell a first dispatch from the
-second life of a failed row, so a batch that dispatches can never revive a failure by accident.
+A DISPATCHED row is ready or leased. The effect of an IN_FLIGHT row may have begun. Each transition
+is named by an event. `DISPATCH` and `RETRY` lead to the same state. Their names separate a first
+dispatch from a retry, so a batch dispatch cannot revive a failed row by accident.
 
-No arrays here: a run can be looked at where NumPy is not installed.
+This module uses no arrays, so a run can be inspected without NumPy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import Enum, IntEnum
 from holdfast.transitions import Transitions
 
 
-class State(IntEnum):
+class RowState(IntEnum):
     UNSEEN = 0
     DISPATCHED = 1
     IN_FLIGHT = 2
@@ -27,7 +27,7 @@ class State(IntEnum):
     COMMITTED = 7
 
 
-class Event(Enum):
+class RowEvent(Enum):
     DISPATCH = "dispatch"
     BEGIN = "begin"
     SUCCEED = "succeed"
@@ -40,50 +40,57 @@ class Event(Enum):
 
 LEDGER = Transitions(
     "ledger",
-    State.UNSEEN,
+    RowState.UNSEEN,
     {
-        (State.UNSEEN, Event.DISPATCH): State.DISPATCHED,
-        (State.DISPATCHED, Event.BEGIN): State.IN_FLIGHT,
-        (State.IN_FLIGHT, Event.SUCCEED): State.TERMINAL_SUCCESS,
-        (State.IN_FLIGHT, Event.SKIP): State.TERMINAL_SKIP,
-        (State.IN_FLIGHT, Event.FAIL): State.TERMINAL_FAIL,
-        (State.DISPATCHED, Event.CANCEL): State.TERMINAL_CANCEL,
-        (State.IN_FLIGHT, Event.CANCEL): State.TERMINAL_CANCEL,
-        (State.TERMINAL_SUCCESS, Event.COMMIT): State.COMMITTED,
-        (State.TERMINAL_SKIP, Event.COMMIT): State.COMMITTED,
-        (State.TERMINAL_FAIL, Event.COMMIT): State.COMMITTED,
-        (State.TERMINAL_CANCEL, Event.COMMIT): State.COMMITTED,
-        (State.TERMINAL_FAIL, Event.RETRY): State.DISPATCHED,
+        (RowState.UNSEEN, RowEvent.DISPATCH): RowState.DISPATCHED,
+        (RowState.DISPATCHED, RowEvent.BEGIN): RowState.IN_FLIGHT,
+        (RowState.IN_FLIGHT, RowEvent.SUCCEED): RowState.TERMINAL_SUCCESS,
+        (RowState.IN_FLIGHT, RowEvent.SKIP): RowState.TERMINAL_SKIP,
+        (RowState.IN_FLIGHT, RowEvent.FAIL): RowState.TERMINAL_FAIL,
+        (RowState.DISPATCHED, RowEvent.CANCEL): RowState.TERMINAL_CANCEL,
+        (RowState.IN_FLIGHT, RowEvent.CANCEL): RowState.TERMINAL_CANCEL,
+        (RowState.TERMINAL_SUCCESS, RowEvent.COMMIT): RowState.COMMITTED,
+        (RowState.TERMINAL_SKIP, RowEvent.COMMIT): RowState.COMMITTED,
+        (RowState.TERMINAL_FAIL, RowEvent.COMMIT): RowState.COMMITTED,
+        (RowState.TERMINAL_CANCEL, RowEvent.COMMIT): RowState.COMMITTED,
+        (RowState.TERMINAL_FAIL, RowEvent.RETRY): RowState.DISPATCHED,
     },
 )
 
 TERMINAL = frozenset(
-    {State.TERMINAL_SUCCESS, State.TERMINAL_SKIP, State.TERMINAL_FAIL, State.TERMINAL_CANCEL}
+    {
+        RowState.TERMINAL_SUCCESS,
+        RowState.TERMINAL_SKIP,
+        RowState.TERMINAL_FAIL,
+        RowState.TERMINAL_CANCEL,
+    }
 )
-# The lowest code that a row never leaves for work again: terminal or committed.
-FINAL_MIN = int(State.TERMINAL_SUCCESS)
+# The lowest final code: terminal or committed.
+FINAL_MIN = int(RowState.TERMINAL_SUCCESS)
 
-# Where an event leads; it is one state for each, from wherever it is legal.
-TARGET: dict[Event, State] = {event: after for (_, event), after in LEDGER.table.items()}
-# How a finished row is reported: by the code of the state that it arrived at.
-REPORTED: dict[int, Event] = {
-    int(State.TERMINAL_SUCCESS): Event.SUCCEED,
-    int(State.TERMINAL_SKIP): Event.SKIP,
-    int(State.TERMINAL_FAIL): Event.FAIL,
+# The target state of each event. An event has one target, independent of the prior state.
+TARGET_STATE: dict[RowEvent, RowState] = {
+    event: after for (_, event), after in LEDGER.table.items()
+}
+# The event of a reported outcome, by the code of its terminal state.
+EVENT_BY_REPORTED_CODE: dict[int, RowEvent] = {
+    int(RowState.TERMINAL_SUCCESS): RowEvent.SUCCEED,
+    int(RowState.TERMINAL_SKIP): RowEvent.SKIP,
+    int(RowState.TERMINAL_FAIL): RowEvent.FAIL,
 }
 
-# LEGAL[prior][attempted]: exactly twelve are true.
+# LEGAL[prior][attempted]: exactly twelve entries are true.
 LEGAL: tuple[tuple[bool, ...], ...] = tuple(
     tuple(
         any(prior is state and after is to for (state, _), after in LEDGER.table.items())
-        for to in State
+        for to in RowState
     )
-    for prior in State
+    for prior in RowState
 )
 
 
-def event_of(prior: State, attempted: State) -> Event | None:
-    """The event that leads from one state to the other; None when the pair is illegal."""
+def event_of(prior: RowState, attempted: RowState) -> RowEvent | None:
+    """Return the event that leads from `prior` to `attempted`, or None if the pair is illegal."""
     for (state, event), after in LEDGER.table.items():
         if state is prior and after is attempted:
             return event

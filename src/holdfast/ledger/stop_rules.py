@@ -1,7 +1,8 @@
-"""When a run stops handing out rows by itself: bounds on failures and on cost, and whether one is reached.
+"""Stop rules: bounds on failures and cost at which a run stops granting rows.
 
-Pure. The counts are of rows that ended for good since the run was last started or resumed; the cost is that of
-all calls since then. The decision is an entry of the run's log (`Stopped`), so a replay asks nothing again.
+Pure. The counts cover rows that finished since the run was last started or resumed, and the cost of
+all calls since then. A stop is a log entry (`StopRuleReached`), so a replay does not evaluate the
+rules again.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from holdfast.codec import Record
 from holdfast.errors import Invalid
 from holdfast.ledger.error_text import normalise
 
-# Errors that are told apart for `same_error`. One more, and the rarer half is forgotten.
+# Distinct errors kept for `same_error`. Above it, the rarer half is dropped.
 ERRORS_KEPT = 4096
-GONE = "its process died, or its lease ran out"
+LOST_ROW_ERROR = "its process died, or its lease ran out"
 
 
 class StopRules(Record, frozen=True):
-    """Bounds; 0 is none."""
+    """Bounds; 0 means unlimited."""
 
     failures: int = 0
-    # Of the rows that ended, once `of` of them did.
+    # The share of finished rows that failed, once `of` rows finished.
     share: float = 0.0
     of: int = 0
     cost: float = 0.0
@@ -37,17 +38,17 @@ class StopRules(Record, frozen=True):
             raise Invalid(what="stop rules", why="out of bounds", found=str(self))
 
     @property
-    def armed(self) -> bool:
+    def has_bounds(self) -> bool:
         return bool(self.failures or self.share or self.cost or self.same_error)
 
     @property
-    def counted(self) -> bool:
-        """Whether the log must tell more than how rows ended."""
+    def needs_counts(self) -> bool:
+        """Whether the log must record more than the outcomes of rows."""
         return bool(self.cost or self.same_error)
 
 
-class Tally(NamedTuple):
-    """What counts towards the rules: rows that failed and that ended, and what the calls cost."""
+class StopTally(NamedTuple):
+    """Inputs of the stop rules: failed rows, finished rows, cost of calls."""
 
     failed: int
     ended: int
@@ -55,7 +56,7 @@ class Tally(NamedTuple):
 
 
 def add_errors(counts: dict[int, int], errors: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Add these to the rows by error; bounded, and the same for the same errors in the same order."""
+    """Add error counts. The result is bounded and deterministic for the same sequence of errors."""
     for error, rows in errors:
         counts[error] = counts.get(error, 0) + rows
     if len(counts) > ERRORS_KEPT:
@@ -65,15 +66,18 @@ def add_errors(counts: dict[int, int], errors: Iterable[tuple[int, int]]) -> dic
 
 
 def error_id(error_class: int, text: str) -> int:
-    """A number for errors of one class and one normalised text; it fits into a signed 64-bit integer."""
-    told = f"{error_class}:{normalise(text)}".encode(errors="replace")
-    return int.from_bytes(hashlib.blake2b(told, digest_size=7).digest(), "big")
+    """Return an id of an error class and normalised text. It fits into a signed 64-bit integer."""
+    data = f"{error_class}:{normalise(text)}".encode(errors="replace")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "big")
 
 
-def reached(rules: StopRules, tally: Tally, alike: Iterable[tuple[int, str]]) -> str:
-    """The rule that is reached, in words with its figures; empty while none is.
+def reached_rule(
+    rules: StopRules, tally: StopTally, error_counts: Iterable[tuple[int, str]]
+) -> str:
+    """Return a description of the first rule that is reached, or "".
 
-    `alike` has the errors that were just counted: rows that ended with it so far, and the error in words.
+    `error_counts` has the errors just counted: rows that failed with the error so far, and its
+    description.
     """
     if rules.failures and tally.failed >= rules.failures:
         return f"{tally.failed:,} rows failed (failures={rules.failures})"
@@ -86,7 +90,7 @@ def reached(rules: StopRules, tally: Tally, alike: Iterable[tuple[int, str]]) ->
             )
     if rules.cost and tally.cost >= rules.cost:
         return f"the calls cost {tally.cost:g} (cost={rules.cost:g})"
-    for rows, text in alike if rules.same_error else ():
+    for rows, text in error_counts if rules.same_error else ():
         if rows >= rules.same_error:
             return (
                 f"{rows:,} rows failed with the same error, {text} (same_error={rules.same_error})"

@@ -1,11 +1,11 @@
-"""A run told to people: its figures, and the words for them.
+"""Run summary: the figures of a run and their text.
 
-- Everything here is a pure function of `RunRecord` and `Progress`; whoever calls brings `now_ns`.
-- The live display, the report and the command line say the same because they all ask here.
-- No arrays: a run can be looked at where neither NumPy nor Spark is installed.
+- All functions are pure functions of `RunRecord` and `RunProgress`. The caller passes `now_ns`.
+- The live display, the report and the command line use these functions, so their figures agree.
+- This module uses no arrays. A run can be inspected without NumPy and Spark.
 
-Why `Progress.ended` is asked and not the counts by state alone: a committed row is COMMITTED,
-whatever it was before, so the counts of a finished run no longer know what failed.
+The outcomes come from `RunProgress.ended`, not from the counts by state: a committed row has the
+state COMMITTED, whatever its outcome was.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from math import log
 from typing import NamedTuple
 
 from holdfast.clock import S
-from holdfast.ledger.runs import Progress, RunRecord, Status
+from holdfast.ledger.runs import RunLifecycle, RunProgress, RunRecord
 
-Point = tuple[int, int, int, int, int, float]
+SeriesPoint = tuple[int, int, int, int, int, float]
 
-# A burst of this age weighs half of what happens now.
-PACE_HALF_LIFE_NS = 5 * S
-# Slower than one row an hour is no speed, but a memory of one.
+# Half-life of the exponential moving average.
+RATE_HALF_LIFE_NS = 5 * S
+# A rate below one row per hour counts as stalled.
 STALLED_PER_S = 1 / 3600
 _MS = 1_000_000
 
@@ -31,8 +31,8 @@ _MS = 1_000_000
 # -- figures -------------------------------------------------------------------------------------
 
 
-class Tally(NamedTuple):
-    """How the rows of a run stand. The first four are final, committed or not."""
+class RowTally(NamedTuple):
+    """Row counts of a run by outcome. The first four are final, committed or not."""
 
     succeeded: int
     skipped: int
@@ -46,19 +46,21 @@ class Tally(NamedTuple):
         return self.succeeded + self.skipped + self.failed + self.cancelled
 
 
-def tally(progress: Progress) -> Tally:
+def tally_rows(progress: RunProgress) -> RowTally:
     counts = [*progress.counts, *[0] * (8 - len(progress.counts))]
     if progress.ended:
         succeeded, skipped, failed, cancelled = progress.ended
     else:
         succeeded, skipped, failed, cancelled = counts[3:7]
-    return Tally(succeeded, skipped, failed, cancelled, counts[2], counts[7])
+    return RowTally(succeeded, skipped, failed, cancelled, counts[2], counts[7])
 
 
-def tally_of_all(newest: Progress, older: Sequence[Progress]) -> Tally:
-    """A retry and the runs before it as one: what failed in an older one was tried again in the next."""
-    last = tally(newest)
-    before = [tally(one) for one in older]
+def tally_retry_chain(newest: RunProgress, older: Sequence[RunProgress]) -> RowTally:
+    """Combine a retry run with the runs that it retries. Rows failed in an older run were retried
+    in the next.
+    """
+    last = tally_rows(newest)
+    before = [tally_rows(one) for one in older]
     return last._replace(
         succeeded=last.succeeded + sum(one.succeeded for one in before),
         skipped=last.skipped + sum(one.skipped for one in before),
@@ -67,66 +69,71 @@ def tally_of_all(newest: Progress, older: Sequence[Progress]) -> Tally:
     )
 
 
-class Pace(NamedTuple):
-    """Rows per second as an exponential moving average; None until a row has ended.
+class SmoothedRate(NamedTuple):
+    """Rows per second as an exponential moving average; None until a row has finished.
 
-    `seconds` is the time that the average rests on, decayed as it is: a young average is the mean so far.
+    `seconds` is the decayed time that the average covers. A young average equals the mean so far.
     """
 
     at_ns: int
     ended: int
     per_s: float | None = None
-    seconds: float = PACE_HALF_LIFE_NS / S / log(2)
+    seconds: float = RATE_HALF_LIFE_NS / S / log(2)
 
 
-def paced(pace: Pace | None, ended: int, now_ns: int) -> Pace:
-    """The pace after `ended` rows at `now_ns`. What was there at the first look is no speed, and neither
-    is the time before the first row ended."""
-    if pace is None or ended < pace.ended or (pace.per_s is None and ended == pace.ended):
-        return Pace(now_ns, ended)
-    passed_ns = now_ns - pace.at_ns
+def smoothed(rate: SmoothedRate | None, ended: int, now_ns: int) -> SmoothedRate:
+    """Update the rate with `ended` rows at `now_ns`. Rows present at the first observation and the
+    time before the first finished row do not count.
+    """
+    if rate is None or ended < rate.ended or (rate.per_s is None and ended == rate.ended):
+        return SmoothedRate(now_ns, ended)
+    passed_ns = now_ns - rate.at_ns
     if passed_ns <= 0:
-        return pace
-    present = (ended - pace.ended) * S / passed_ns
-    kept: float = 0.5 ** (passed_ns / PACE_HALF_LIFE_NS)
-    weight = (1 - kept) * PACE_HALF_LIFE_NS / S / log(2)
-    if pace.per_s is None:
-        return Pace(now_ns, ended, present, weight)
-    seconds = kept * pace.seconds + weight
-    return Pace(
-        now_ns, ended, (kept * pace.seconds * pace.per_s + weight * present) / seconds, seconds
+        return rate
+    present = (ended - rate.ended) * S / passed_ns
+    kept: float = 0.5 ** (passed_ns / RATE_HALF_LIFE_NS)
+    weight = (1 - kept) * RATE_HALF_LIFE_NS / S / log(2)
+    if rate.per_s is None:
+        return SmoothedRate(now_ns, ended, present, weight)
+    seconds = kept * rate.seconds + weight
+    return SmoothedRate(
+        now_ns, ended, (kept * rate.seconds * rate.per_s + weight * present) / seconds, seconds
     )
 
 
-def pace_of(series: Sequence[Point]) -> float | None:
-    """The pace at the end of a series."""
-    pace: Pace | None = None
+def recent_rate(series: Sequence[SeriesPoint]) -> float | None:
+    """Return the smoothed rate at the end of a series."""
+    rate: SmoothedRate | None = None
     for t_ms, done, failed, skipped, _, _ in series:
-        pace = paced(pace, done + failed + skipped, t_ms * _MS)
-    return None if pace is None else pace.per_s
+        rate = smoothed(rate, done + failed + skipped, t_ms * _MS)
+    return None if rate is None else rate.per_s
 
 
-def took_ns(progress: Progress) -> int:
-    """The time of the run's drivers, without the gaps between them."""
+def elapsed_ns(progress: RunProgress) -> int:
+    """The total driver time of the run, without the gaps between drivers."""
     return progress.time_ns or max(0, progress.updated_ns - progress.started_ns)
 
 
-def mean_rate(progress: Progress) -> float | None:
-    """Rows that ended per second of the time from the first call to the last end, all drivers together."""
+def mean_rate(progress: RunProgress) -> float | None:
+    """The mean rows per second from the first call to the last finished row, over all drivers."""
     if progress.time_ns:
         return progress.calls_rows * S / progress.calls_ns if progress.calls_ns > 0 else None
-    # Older records: what had ended before the series began was no work of its time.
-    passed_ns, ended = progress.updated_ns - progress.started_ns, tally(progress).ended
+    # Older records: exclude the rows that had finished before the series began.
+    passed_ns, ended = progress.updated_ns - progress.started_ns, tally_rows(progress).ended
     if progress.series:
         t_ms, done, failed, skipped, _, _ = progress.series[0]
         passed_ns, ended = passed_ns - t_ms * _MS, ended - done - failed - skipped
     return max(0, ended) * S / passed_ns if passed_ns > 0 else None
 
 
-def throughput(series: Sequence[Point], parts_max: int = 60) -> list[tuple[float, float, float]]:
-    """(begin, end, rows per second) of equal intervals from the first call to the last end, in seconds.
+def throughput(
+    series: Sequence[SeriesPoint], parts_max: int = 60
+) -> list[tuple[float, float, float]]:
+    """Return (begin, end, rows per second) of equal intervals from the first call to the last
+    finished row.
 
-    Each rate is that of its interval alone: the rates times their lengths add up to the rows that ended.
+    Each rate belongs to its interval alone. The rates times their lengths add up to the finished
+    rows.
     """
     points = [
         (t_ms / 1000, done + failed + skipped) for t_ms, done, failed, skipped, _, _ in series
@@ -142,45 +149,45 @@ def throughput(series: Sequence[Point], parts_max: int = 60) -> list[tuple[float
         return []
     parts = max(min(parts_max, last - first), 1)
     edges = [begin + (end - begin) * at / parts for at in range(parts + 1)]
-    ended = _interpolated(points[first : last + 1], edges)
+    ended = _interpolate(points[first : last + 1], edges)
     return [
         (lo, hi, (b - a) / (hi - lo))
         for (lo, hi), (a, b) in zip(pairwise(edges), pairwise(ended), strict=True)
     ]
 
 
-def _interpolated(points: Sequence[tuple[float, int]], times: Sequence[float]) -> list[float]:
-    """The count at each of these ascending times, on straight lines between the points."""
-    found: list[float] = []
+def _interpolate(points: Sequence[tuple[float, int]], times: Sequence[float]) -> list[float]:
+    """Interpolate the count linearly at each of these ascending times."""
+    counts: list[float] = []
     at = 0
     for time in times:
         while at + 2 < len(points) and points[at + 1][0] < time:
             at += 1
         (t0, n0), (t1, n1) = points[at], points[min(at + 1, len(points) - 1)]
         share = min(max((time - t0) / (t1 - t0), 0.0), 1.0) if t1 > t0 else 1.0
-        found.append(n0 + (n1 - n0) * share)
-    return found
+        counts.append(n0 + (n1 - n0) * share)
+    return counts
 
 
 def eta_ns(left: int, per_s: float | None) -> int | None:
-    """How long `left` rows take; None while nobody can say."""
+    """Estimate the time for `left` rows; None if the rate is unknown or stalled."""
     if left <= 0:
         return 0
     return None if per_s is None or per_s < STALLED_PER_S else int(left / per_s * S)
 
 
-def phase_of(size: int, progress: Progress) -> str:
-    """`ingest` until rows are counted, `commit` once all have ended, `run` between."""
+def phase_of(size: int, progress: RunProgress) -> str:
+    """Return `ingest` until rows are counted, `commit` when all rows are final, else `run`."""
     if not any(progress.counts):
         return "ingest"
-    return "commit" if size and tally(progress).ended >= size else "run"
+    return "commit" if size and tally_rows(progress).ended >= size else "run"
 
 
-# -- words ---------------------------------------------------------------------------------------
+# -- text ----------------------------------------------------------------------------------------
 
 
 def duration_text(ns: int) -> str:
-    """The two greatest units: `850 ms`, `12 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
+    """Format with the two largest units: `850 ms`, `12 s`, `3 min 20 s`, `2 h 05 min`, `3 d 4 h`."""
     if ns < S:
         return f"{max(0, ns) // _MS} ms"
     seconds = ns // S
@@ -194,7 +201,7 @@ def duration_text(ns: int) -> str:
 
 
 def rate_text(per_s: float | None) -> str:
-    """Always a figure that can be read: slow work is told by the minute or the hour."""
+    """Format a rate. Slow rates are given per minute or per hour."""
     if per_s is None:
         return "-"
     if per_s >= 100:
@@ -207,20 +214,20 @@ def rate_text(per_s: float | None) -> str:
 
 
 def cost_text(cost: float) -> str:
-    """As the function reported it: its unit is the user's."""
+    """Format a cost in the user's unit."""
     if cost >= 1 or cost == 0:
         return f"{cost:,.2f}"
     return f"{cost:.4f}" if cost >= 0.01 else f"{cost:.2g}"
 
 
 def percent_text(part: int, whole: int) -> str:
-    """Rounded down: 100 % means all of them."""
+    """Format a percentage, rounded down: 100 % means all rows."""
     return f"{part * 100 // whole} %" if whole else "-"
 
 
-def times_text(progress: Progress) -> str:
+def times_text(progress: RunProgress) -> str:
     """`54 s: 50 s until the first call, 3 s of calls`."""
-    text = duration_text(took_ns(progress))
+    text = duration_text(elapsed_ns(progress))
     if not progress.time_ns:
         return text
     if not progress.calls_ns:
@@ -229,22 +236,22 @@ def times_text(progress: Progress) -> str:
     return f"{text}: {setup} until the first call, {calls} of calls"
 
 
-def counts_text(progress: Progress, older: Sequence[Progress] = ()) -> str:
-    """`1,200 done, 4 failed, 30 skipped, 16 in flight`: zeros are left out, but for `done`."""
-    found = tally_of_all(progress, older)
-    parts = [f"{found.succeeded:,} done"]
+def counts_text(progress: RunProgress, older: Sequence[RunProgress] = ()) -> str:
+    """`1,200 done, 4 failed, 30 skipped, 16 in flight`; zeros except `done` are omitted."""
+    tally = tally_retry_chain(progress, older)
+    parts = [f"{tally.succeeded:,} done"]
     for count, word in (
-        (found.failed, "failed"),
-        (found.skipped, "skipped"),
-        (found.cancelled, "cancelled"),
-        (found.in_flight, "in flight"),
+        (tally.failed, "failed"),
+        (tally.skipped, "skipped"),
+        (tally.cancelled, "cancelled"),
+        (tally.in_flight, "in flight"),
     ):
         if count:
             parts.append(f"{count:,} {word}")
     return ", ".join(parts)
 
 
-def calls_text(progress: Progress) -> str:
+def calls_text(progress: RunProgress) -> str:
     """`1,250 calls, 10 reused, 3 retried, 500,000 tokens, cost 0.42`."""
     parts = [f"{progress.calls:,} {'call' if progress.calls == 1 else 'calls'}"]
     if progress.reused:
@@ -258,14 +265,16 @@ def calls_text(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-def line(name: str, size: int, progress: Progress, *, phase: str, per_s: float | None) -> str:
-    """Everything about a run that goes on, in one line of text."""
-    found = tally(progress)
-    at = found.committed if phase == "commit" else found.ended
-    parts = [f"{name} {phase} {at:,}/{size:,} ({percent_text(at, size)})"]
+def one_line_text(
+    name: str, size: int, progress: RunProgress, *, phase: str, per_s: float | None
+) -> str:
+    """Describe an active run in one line."""
+    totals = tally_rows(progress)
+    done = totals.committed if phase == "commit" else totals.ended
+    parts = [f"{name} {phase} {done:,}/{size:,} ({percent_text(done, size)})"]
     parts.append(counts_text(progress))
     if phase == "run":
-        left_ns = eta_ns(size - found.ended, per_s)
+        left_ns = eta_ns(size - totals.ended, per_s)
         parts.append(
             f"{rate_text(per_s)}, {'?' if left_ns is None else duration_text(left_ns)} left"
         )
@@ -274,49 +283,55 @@ def line(name: str, size: int, progress: Progress, *, phase: str, per_s: float |
 
 
 def settings(record: RunRecord) -> list[tuple[str, str]]:
-    """What the run must be resumed with, by name; but for what the record itself tells."""
+    """The settings that a resumed run must repeat, by name, without those in the record's fields."""
     return sorted(item for item in record.config.items() if item[0] not in ("key", "output"))
 
 
 def next_steps(
-    record: RunRecord, progress: Progress, *, store: str = "", live: bool = False
+    record: RunRecord, progress: RunProgress, *, store: str = "", live: bool = False
 ) -> list[str]:
-    """What a person does now, the most useful first. `live`: a driver holds the run's lease."""
-    name, found = shlex.quote(record.name), tally(progress)
+    """The recommended next steps, most useful first. `live`: a driver holds the run's lease."""
+    name, totals = shlex.quote(record.name), tally_rows(progress)
     option = f" --store {shlex.quote(store.removeprefix('lmdb:'))}" if store else ""
-    look = f"holdfast runs failed {name}{option}"
-    again = f"holdfast runs retry {name}{option}"
-    if record.status in (Status.INGESTING, Status.OPEN, Status.CANCELLING) and live:
-        steps = [f"it goes on; stop it with: holdfast runs cancel {name}{option}"]
-    elif record.status is Status.INGESTING:
+    failed_command = f"holdfast runs failed {name}{option}"
+    retry_command = f"holdfast runs retry {name}{option}"
+    if (
+        record.status in (RunLifecycle.INGESTING, RunLifecycle.OPEN, RunLifecycle.CANCELLING)
+        and live
+    ):
+        steps = [f"the run is active; cancel it with: holdfast runs cancel {name}{option}"]
+    elif record.status is RunLifecycle.INGESTING:
         steps = ["its driver is gone and the input was not all read: run the stage again"]
-    elif record.status is Status.OPEN and record.stopped:
-        asked = bool(record.retry_requested_ns)
+    elif record.status is RunLifecycle.OPEN and record.stopped:
+        is_retry_requested = bool(record.retry_requested_ns)
         steps = [
             f"it stopped: {record.stopped}",
-            "mend the cause, then run the stage again: it goes on where it was",
-            "rows that had failed are tried again then"
-            if asked
-            else f"include what failed: {again}",
+            "fix the cause, then run the stage again: the run resumes",
+            "failed rows are retried then"
+            if is_retry_requested
+            else f"to retry failed rows too: {retry_command}",
         ]
-    elif record.status is Status.OPEN:
-        steps = ["its driver is gone: run the stage again, it goes on where it was"]
-    elif record.status is Status.CANCELLING:
-        steps = ["its driver is gone: run the stage again, and the cancellation ends"]
-    elif record.status is Status.HALTED:
+    elif record.status is RunLifecycle.OPEN:
+        steps = ["its driver is gone: run the stage again to resume it"]
+    elif record.status is RunLifecycle.CANCELLING:
+        steps = ["its driver is gone: run the stage again to complete the cancellation"]
+    elif record.status is RunLifecycle.HALTED:
         why = record.halted or "no reason was kept"
         steps = [
-            f"it was stopped, for going on would be wrong: {why}",
-            "report that as a bug; fresh=True begins a new run",
+            f"an illegal state transition halted the run: {why}",
+            "report this as a bug; fresh=True starts a new run",
         ]
-    elif record.status is Status.CANCELLED:
+    elif record.status is RunLifecycle.CANCELLED:
         steps = [
-            'its outcomes are kept; run the stage with changed="extend" to go on and reuse them'
+            'its outcomes are kept; run the stage with changed="extend" to reuse them in a new run'
         ]
-    elif found.failed:
-        steps = [f"look at what failed: {look}", f"then mark it for another try: {again}"]
+    elif totals.failed:
+        steps = [
+            f"look at what failed: {failed_command}",
+            f"then mark it for another try: {retry_command}",
+        ]
     else:
         steps = ["nothing: every row has its outcome; running it again does no work"]
-    if found.failed and not steps[0].startswith("look"):
-        steps.append(f"look at what failed so far: {look}")
+    if totals.failed and not steps[0].startswith("look"):
+        steps.append(f"look at what failed so far: {failed_command}")
     return steps

@@ -1,1 +1,1 @@
-"""Operate a store from outside: the operations of document 004, what there is, and verification."""
+"""Store operations for operators: the world operations of document 004, queries, verification and repair."""

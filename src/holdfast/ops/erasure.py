@@ -1,4 +1,4 @@
-"""Purging a world: refused while it is in use, else fenced and erased, with its copies named."""
+"""The purge of a world: rejects a world in use, else fences and erases it and lists its remaining copies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from holdfast.world import purge
 from holdfast.world.purge import Tombstone
 
 
-class Erasure(NamedTuple):
-    """What is left of a purged world, and the worlds that hold copies of its state."""
+class PurgeResult(NamedTuple):
+    """The tombstone of a purged world, and the forks that hold copies of its state."""
 
     tombstone: Tombstone
     forks: list[str]
@@ -19,30 +19,30 @@ class Erasure(NamedTuple):
 
 def world_purge(
     store: Store, universe: str, world_id: str, *, force: bool = False, tries: int = 10
-) -> Erasure:
-    """Erase a world for good. InUse for one that is held or has open effects, unless `force` says to
-    fence it and to drop them. Asked again, it goes on, or answers as the first time."""
-    known = store.read(purge.tombstone, universe, world_id)
+) -> PurgeResult:
+    """Erase a world permanently. Raise InUse if it is leased or has open effects; `force` fences it and drops
+    them. A repeated call resumes an interrupted purge or returns the first result."""
+    tombstone = store.read(purge.tombstone, universe, world_id)
     forks = purge.descendants(store, universe, world_id)
-    if known is None:
+    if tombstone is None:
         _begin_purge(store, universe, world_id, force, tries)
-        for _ in purge.steps(store, universe, [world_id]):
+        for _ in purge.erase_steps(store, universe, [world_id]):
             pass
-        known = store.read(purge.tombstone, universe, world_id)
-        assert known is not None
-    return Erasure(known, forks)
+        tombstone = store.read(purge.tombstone, universe, world_id)
+        assert tombstone is not None
+    return PurgeResult(tombstone, forks)
 
 
 def _begin_purge(store: Store, universe: str, world_id: str, force: bool, tries: int) -> None:
-    for left in range(tries - 1, -1, -1):
-        use = purge.use_of(store, universe, world_id)
+    for tries_left in range(tries - 1, -1, -1):
+        use = purge.find_use(store, universe, world_id)
         if not force and (use.holder or use.effects):
-            raise purge.InUse(
+            raise purge.WorldInUse(
                 what="world", world_id=world_id, worker=use.holder or None, open_effects=use.effects
             )
         try:
-            store.transact(purge.begin, universe, world_id, use.head, force)
+            store.transact(purge.begin_purge, universe, world_id, use.head, force)
             return
         except Conflict:
-            if not left:
+            if not tries_left:
                 raise

@@ -1,16 +1,16 @@
-"""Verify worlds: is what is stored sound, and does the code repeat it?
+"""World verification: checks stored hashes and, with the application code, replays every kept step.
 
-Of each world, on one snapshot: the hash chain of its journal, the hash of every snapshot, and, with
-the code, every kept step once more: what it emitted, what it replied, and the state at each digest
-and each snapshot. The first difference of a world is its finding.
+For each world, on one snapshot, it checks the hash chain of the journal and the hash of every snapshot.
+With the code it also replays every kept step and compares the emitted intents, the reply, and the state
+at each digest and each snapshot. The first difference of a world is its finding.
 
-With the code, each world is replayed twice, in processes with different hash seeds. The order of a set
-of strings differs between them, so a reducer that depends on it is found, also by entries from before
-there were digests: the two replays must end in the same state.
+With the code, each world is replayed twice, in processes with different hash seeds. Both replays must end
+in the same state. This detects a reducer that depends on the iteration order of a set of strings, even for
+entries without a digest.
 
-Worlds do not depend on each other, so they are shared out among processes. Those are spawned: each
-opens the store and imports the application itself. A reducer that ends its process is a finding like
-any other: from there on worlds are checked one by one, so that the right one is blamed.
+Worlds are independent, so a pool of spawned processes checks them in parallel. Each process opens the store
+and imports the application. A reducer that kills its process is also a finding: the remaining worlds are
+then checked one at a time, so that the finding names the right world.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from holdfast.app.app import App
 from holdfast.config import SCAN_PAGE
 from holdfast.durable import journal, snapshot
 from holdfast.errors import HoldfastError, Invalid, NotFound, ReplayDiverged, StoreCorrupt
-from holdfast.ops import unreadable
-from holdfast.ops.application import load_app
-from holdfast.store.api import Store, Txn, address_of
+from holdfast.ops import decode_errors
+from holdfast.ops.app_loader import load_app
+from holdfast.store.api import Store, Txn, connection_url
 from holdfast.world import catalog
-from holdfast.world.catalog import Status, subject_of
-from holdfast.world.kernel import World
-from holdfast.world.restore import Checked, check, load_snapshot
+from holdfast.world.catalog import WorldStatus, subject_of
+from holdfast.world.reducer import WorldSpec
+from holdfast.world.restore import ReplayCheck, load_snapshot, replay_and_check
 
-# Worlds that a process takes at a time: enough to keep it busy, few enough to see it go on.
-SHARE = 64
-LOST = "verifier_lost"
-# Strings hash in one way in a process with the first, and in another with the second.
+# Worlds per unit of work: large enough to keep a process busy, small enough for visible progress.
+SHARE_SIZE = 64
+PROCESS_LOST = "verifier_lost"
+# Two seeds that give strings different hashes.
 HASH_SEEDS = ("1", "2")
 
 
-class Target(NamedTuple):
+class WorldTarget(NamedTuple):
     universe: str
     world_id: str
 
 
-class Finding(NamedTuple):
-    """What was found of one world: how many steps were repeated, for how many of them the state was
-    compared with a digest, and what is wrong if anything."""
+class WorldFinding(NamedTuple):
+    """The result for one world: the replayed steps, how many states were compared with a digest, and the
+    error if there is one."""
 
     universe: str
     world_id: str
@@ -65,204 +65,217 @@ class Finding(NamedTuple):
     not_compared: int = 0
 
 
-class _Replayed(NamedTuple):
-    """What one replay found of a world, and the state that it ended in."""
+class _ReplayResult(NamedTuple):
+    """The result of one replay of a world, with the digest of its final state."""
 
-    finding: Finding
+    finding: WorldFinding
     height: int = 0
     digest: bytes = b""
 
     @property
-    def target(self) -> Target:
-        return Target(self.finding.universe, self.finding.world_id)
+    def target(self) -> WorldTarget:
+        return WorldTarget(self.finding.universe, self.finding.world_id)
 
 
-def targets(txn: Txn, universe: str) -> list[Target]:
-    """The worlds of a universe that are not deleted."""
-    found: list[Target] = []
+def targets(txn: Txn, universe: str) -> list[WorldTarget]:
+    """Return the worlds of a universe that are not deleted."""
+    found_targets: list[WorldTarget] = []
     after = ""
-    while page := catalog.worlds(txn, universe, after, SCAN_PAGE):
-        found += [
-            Target(universe, one.world_id) for one in page if one.status is not Status.DELETED
+    while page := catalog.list_worlds(txn, universe, after, SCAN_PAGE):
+        found_targets += [
+            WorldTarget(universe, record.world_id)
+            for record in page
+            if record.status is not WorldStatus.DELETED
         ]
         after = page[-1].world_id
-    return found
+    return found_targets
 
 
 def verify(
     store: Store,
-    wanted: Sequence[Target],
+    targets: Sequence[WorldTarget],
     *,
     app: str | None = None,
     jobs: int = 1,
     progress: Callable[[int], None] = lambda done: None,
-) -> list[Finding]:
-    """A finding for each world, in the order asked for. `app` is `module:attribute`."""
+) -> list[WorldFinding]:
+    """Verify worlds and return a finding for each, in the order of `wanted`. `app` is `module:attribute`."""
     if jobs < 1:
-        raise Invalid(what="jobs", why="one or more", found=jobs)
+        raise Invalid(what="jobs", why="must be at least 1", found=jobs)
     if app is not None:
         load_app(app)
-    found: dict[Target, Finding] = {}
-    for some in _checked(store, wanted, app, jobs):
-        found |= {Target(one.universe, one.world_id): one for one in some}
-        progress(len(found))
-    return [found[target] for target in wanted]
+    findings: dict[WorldTarget, WorldFinding] = {}
+    for batch in _check_all(store, targets, app, jobs):
+        findings |= {WorldTarget(finding.universe, finding.world_id): finding for finding in batch}
+        progress(len(findings))
+    return [findings[target] for target in targets]
 
 
-def check_world(store: Store, app: App | None, target: Target) -> Finding:
-    """A world once, in this process."""
-    return store.read(_check, app, target).finding
+def check_world(store: Store, app: App | None, target: WorldTarget) -> WorldFinding:
+    """Verify one world once, in this process."""
+    return store.read(_check_target, app, target).finding
 
 
 # -- one world -----------------------------------------------------------------------------------
 
 
-def _check(txn: Txn, app: App | None, target: Target) -> _Replayed:
-    record = catalog.record(txn, target.universe, target.world_id)
-    shown = f"{record.type}/{record.name}"
+def _check_target(txn: Txn, app: App | None, target: WorldTarget) -> _ReplayResult:
+    record = catalog.get_record(txn, target.universe, target.world_id)
+    world_name = f"{record.type}/{record.name}"
     subject = subject_of(target.universe, target.world_id)
     try:
         journal.verify(txn, subject)
         for height in snapshot.heights(txn, subject, SCAN_PAGE):
             load_snapshot(txn, target.world_id, subject, height)
         if app is None:
-            return _Replayed(Finding(*target, shown, 0))
-        done = _replay(txn, app, target, record.type, record.name)
+            return _ReplayResult(WorldFinding(*target, world_name, 0))
+        checked = _replay(txn, app, target, record.type, record.name)
     except HoldfastError as error:
-        return _Replayed(_wrong(target, shown, error))
-    except unreadable.ERRORS as error:
+        return _ReplayResult(_finding_of(target, world_name, error))
+    except decode_errors.DECODE_ERRORS as error:
         if app is not None:
-            raise  # it may be the user's code
-        corrupt = StoreCorrupt(why=unreadable.told(error))
-        return _Replayed(_wrong(target, shown, corrupt))
-    counts = Finding(
-        *target, shown, done.steps, compared=done.compared, not_compared=done.not_compared
+            raise  # the error may come from user code
+        corrupt = StoreCorrupt(why=decode_errors.error_text(error))
+        return _ReplayResult(_finding_of(target, world_name, corrupt))
+    counts = WorldFinding(
+        *target,
+        world_name,
+        checked.steps,
+        compared=checked.compared,
+        not_compared=checked.not_compared,
     )
-    return _Replayed(counts, done.height, done.digest)
+    return _ReplayResult(counts, checked.height, checked.digest)
 
 
-def _check_again(txn: Txn, app: App, first: _Replayed) -> Finding:
-    """The same steps once more, in a process with another hash seed, and the state at the end."""
+def _check_again(txn: Txn, app: App, first: _ReplayResult) -> WorldFinding:
+    """Replay the same steps under another hash seed and compare the final state."""
     finding, target = first.finding, first.target
     try:
-        record = catalog.record(txn, *target)
-        again = _replay(txn, app, target, record.type, record.name, first.height)
-        # Where the history was cut meanwhile, the two say nothing about each other.
-        if again.height == first.height and again.digest != first.digest:
+        record = catalog.get_record(txn, *target)
+        second = _replay(txn, app, target, record.type, record.name, first.height)
+        # If the history was pruned in between, the two states are not comparable.
+        if second.height == first.height and second.digest != first.digest:
             raise ReplayDiverged(
-                height=again.height, what="state", why="two replays end in different states"
+                height=second.height, what="state", why="two replays end in different states"
             )
     except NotFound:
-        # It was removed meanwhile.
+        # The world was removed in between.
         return finding
     except HoldfastError as error:
-        wrong = _wrong(target, finding.world, error)
+        wrong = _finding_of(target, finding.world, error)
         return wrong._replace(text=f"{wrong.text} (PYTHONHASHSEED={HASH_SEEDS[1]})")
     return finding
 
 
 def _replay(
-    txn: Txn, app: App, target: Target, type: str, name: str, to: int | None = None
-) -> Checked:
+    txn: Txn, app: App, target: WorldTarget, type: str, name: str, to: int | None = None
+) -> ReplayCheck:
     program = app.programs.get(type)
     if program is None:
         raise Invalid(what="world", type=type, why="unknown to the app")
-    return check(txn, World(target.universe, target.world_id, name, program, app), to=to)
+    return replay_and_check(
+        txn, WorldSpec(target.universe, target.world_id, name, program, app), to=to
+    )
 
 
-def _wrong(target: Target, shown: str, error: HoldfastError) -> Finding:
+def _finding_of(target: WorldTarget, world_name: str, error: HoldfastError) -> WorldFinding:
     height = error.fields.get("height", 0)
     height = height if isinstance(height, int) else 0
-    return Finding(*target, shown, 0, error.code, height, _told(error))
+    return WorldFinding(*target, world_name, 0, error.code, height, _error_text(error))
 
 
-def _told(error: HoldfastError) -> str:
-    """What the error says beyond its code, the height and the world, which are told anyway."""
-    known = ("height", "world", "world_id", "subject", "type", "name")
-    rest = {name: value for name, value in error.fields.items() if name not in known}
-    lines = " ".join(f"{name}={value}" for name, value in rest.items())
-    return " ".join(lines.split())
+def _error_text(error: HoldfastError) -> str:
+    """Format the error fields, without code, height and world, which the finding already has."""
+    omitted = ("height", "world", "world_id", "subject", "type", "name")
+    shown = {name: value for name, value in error.fields.items() if name not in omitted}
+    text = " ".join(f"{name}={value}" for name, value in shown.items())
+    return " ".join(text.split())
 
 
 # -- many worlds ---------------------------------------------------------------------------------
 
 
-def _checked(
-    store: Store, wanted: Sequence[Target], app: str | None, jobs: int
-) -> Iterator[list[Finding]]:
-    shares = [wanted[at : at + SHARE] for at in range(0, len(wanted), SHARE)]
+def _check_all(
+    store: Store, targets: Sequence[WorldTarget], app: str | None, jobs: int
+) -> Iterator[list[WorldFinding]]:
+    shares = [targets[at : at + SHARE_SIZE] for at in range(0, len(targets), SHARE_SIZE)]
     if app is None and (jobs == 1 or len(shares) <= 1):
-        # None of the user's code runs: no process is needed to keep it apart.
-        yield from ([check_world(store, None, target)] for target in wanted)
+        # No user code runs, so no separate process is needed.
+        yield from ([check_world(store, None, target)] for target in targets)
         return
-    left = set(wanted)
+    unchecked = set(targets)
     try:
-        with _processes(store, app, jobs) as processes:
-            for some in processes.check(shares):
-                left -= {Target(one.universe, one.world_id) for one in some}
-                yield some
+        with _open_pools(store, app, jobs) as processes:
+            for batch in processes.check(shares):
+                unchecked -= {WorldTarget(finding.universe, finding.world_id) for finding in batch}
+                yield batch
     except BrokenProcessPool:
-        yield from _one_by_one(store, [target for target in wanted if target in left], app)
+        yield from _one_by_one(store, [target for target in targets if target in unchecked], app)
 
 
-def _one_by_one(store: Store, wanted: list[Target], app: str | None) -> Iterator[list[Finding]]:
-    while wanted:
+def _one_by_one(
+    store: Store, targets: list[WorldTarget], app: str | None
+) -> Iterator[list[WorldFinding]]:
+    while targets:
         try:
-            with _processes(store, app, 1) as processes:
-                while wanted:
-                    yield from processes.check([wanted[:1]])
-                    del wanted[0]
+            with _open_pools(store, app, 1) as processes:
+                while targets:
+                    yield from processes.check([targets[:1]])
+                    del targets[0]
         except BrokenProcessPool:
-            record = store.read(catalog.record, *wanted[0])
-            shown, text = f"{record.type}/{record.name}", "replaying it ended the process"
-            yield [Finding(*wanted.pop(0), shown, 0, LOST, 0, text)]
+            record = store.read(catalog.get_record, *targets[0])
+            world_name, text = f"{record.type}/{record.name}", "replaying it ended the process"
+            yield [WorldFinding(*targets.pop(0), world_name, 0, PROCESS_LOST, 0, text)]
 
 
 @contextmanager
-def _processes(store: Store, app: str | None, jobs: int) -> Iterator[_Processes]:
+def _open_pools(store: Store, app: str | None, jobs: int) -> Iterator[_VerifierPools]:
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         pools = [
             stack.enter_context(
                 ProcessPoolExecutor(
-                    jobs, mp_context=context, initializer=_begin, initargs=(address_of(store), app)
+                    jobs,
+                    mp_context=context,
+                    initializer=_initialise,
+                    initargs=(connection_url(store), app),
                 )
             )
             for _ in (HASH_SEEDS if app is not None else HASH_SEEDS[:1])
         ]
-        yield _Processes(pools, jobs)
+        yield _VerifierPools(pools, jobs)
 
 
-class _Processes:
-    """Processes that check shares: with the code, each share by one of each hash seed."""
+class _VerifierPools:
+    """Process pools, one per hash seed. With the code, each share is checked once in every pool."""
 
     def __init__(self, pools: Sequence[ProcessPoolExecutor], jobs: int) -> None:
         self._pools = pools
         self._jobs = jobs
 
-    def check(self, shares: Sequence[Sequence[Target]]) -> Iterator[list[Finding]]:
-        """Findings, a share at a time. No more than `jobs` processes are at work."""
-        ahead = deque(shares)
-        under_way: dict[Future[Any], int] = {}
-        while ahead or under_way:
-            while ahead and len(under_way) < self._jobs:
-                under_way[self._submit(0, _check_share, ahead.popleft())] = 0
-            for done in wait(under_way, return_when=FIRST_COMPLETED).done:
-                seed, found = under_way.pop(done), done.result()
+    def check(self, shares: Sequence[Sequence[WorldTarget]]) -> Iterator[list[WorldFinding]]:
+        """Yield the findings of each share. At most `jobs` processes work at the same time."""
+        waiting = deque(shares)
+        in_flight: dict[Future[Any], int] = {}
+        while waiting or in_flight:
+            while waiting and len(in_flight) < self._jobs:
+                in_flight[self._submit(0, _check_share, waiting.popleft())] = 0
+            for done in wait(in_flight, return_when=FIRST_COMPLETED).done:
+                seed, results = in_flight.pop(done), done.result()
                 if seed + 1 < len(self._pools):
-                    under_way[self._submit(seed + 1, _check_share_again, found)] = seed + 1
+                    in_flight[self._submit(seed + 1, _check_share_again, results)] = seed + 1
                 elif seed:
-                    yield found
+                    yield results
                 else:
-                    yield [one.finding for one in found]
+                    yield [result.finding for result in results]
 
     def _submit(self, seed: int, fn: Callable[..., Any], share: Sequence[Any]) -> Future[Any]:
-        """A process is started when there is work for it, with the environment of that moment."""
-        with _spawning, _environment("PYTHONHASHSEED", HASH_SEEDS[seed]):
+        """Submit a share. The pool spawns its process here, so the hash seed must be in the environment now."""
+        with _spawn_lock, _environment("PYTHONHASHSEED", HASH_SEEDS[seed]):
             return self._pools[seed].submit(fn, share)
 
 
-_spawning = threading.Lock()
+_spawn_lock = threading.Lock()
 
 
 @contextmanager
@@ -278,30 +291,32 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-class _Process(NamedTuple):
+class _VerifierState(NamedTuple):
     store: Store
     app: App | None
 
 
-_process: _Process | None = None
+_verifier: _VerifierState | None = None
 
 
-def _begin(url: str, app: str | None) -> None:
-    """Once in each process: the store and the code that its shares are checked with."""
-    global _process
-    _process = _Process(stores.open(url, bootstrap=False), None if app is None else load_app(app))
+def _initialise(url: str, app: str | None) -> None:
+    """Initialise a pool process: open the store and import the application."""
+    global _verifier
+    _verifier = _VerifierState(
+        stores.open(url, bootstrap=False), None if app is None else load_app(app)
+    )
 
 
-def _check_share(share: Sequence[Target]) -> list[_Replayed]:
-    assert _process is not None
-    return [_process.store.read(_check, _process.app, target) for target in share]
+def _check_share(share: Sequence[WorldTarget]) -> list[_ReplayResult]:
+    assert _verifier is not None
+    return [_verifier.store.read(_check_target, _verifier.app, target) for target in share]
 
 
-def _check_share_again(share: Sequence[_Replayed]) -> list[Finding]:
-    assert _process is not None
-    assert _process.app is not None
-    app = _process.app
+def _check_share_again(share: Sequence[_ReplayResult]) -> list[WorldFinding]:
+    assert _verifier is not None
+    assert _verifier.app is not None
+    app = _verifier.app
     return [
-        one.finding if one.finding.code else _process.store.read(_check_again, app, one)
-        for one in share
+        result.finding if result.finding.code else _verifier.store.read(_check_again, app, result)
+        for result in share
     ]

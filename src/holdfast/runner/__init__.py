@@ -1,59 +1,62 @@
-"""The worker loop, its policy, counters, sinks, hooks and frames.
+"""The queue worker: claims items, runs handlers and commits their outcomes.
 
 runner = Runner(store, "mail", handler, worker="mailer-1", timers="mail.later")
-with runner:        # boots, and loops in a thread; or runner.boot() and runner.tick() by hand
+with runner:        # boots and loops in a thread; alternatively call runner.boot() and runner.tick()
     ...
 
-boot        what must hold before anything runs      policy      every knob, in one frozen value
-runner      one tick                                 faults      what a handler's error means
-loop        tick after tick, rest, start, end        counters    how well it does
-claimer     the claiming side   claims  its commits  hooks       log and replay events
-settle      the settling side                        recording   steps in a file
-crew        handlers in threads                      replay      and once more
-bell, gate  what wakes, what excludes                frames      LMSG and LINT    dispatch  to them
+runner            one tick                             policy         all settings, one frozen value
+loop              repeats ticks, sleeps, start, stop   error_policy   error classification
+boot              checks before the first tick         counters       metrics
+claimer           claims items                         tick_stats     counts of one tick
+claim_ops         operations of the claimer            hooks          log and replay events
+executor          handlers in threads or an event loop recording      steps in a file
+claim_supervisor  extends claims, enforces timeouts    replay         runs recorded steps again
+settlement        commits outcomes                     frames         LMSG and LINT formats
+commit_handoff    outcomes in another's commit         frame_handler  handler for LMSG frames
+isolation         poison suspects run alone            wakeup, tick_lock
 """
 
 from __future__ import annotations
 
-from holdfast.runner.boot import LIFE, NotRunning, State
-from holdfast.runner.counters import Counters, Metrics
-from holdfast.runner.dispatch import FrameHandler, Misrouted, Undecodable
-from holdfast.runner.faults import Fault, Faults, Refused
-from holdfast.runner.gate import Gate, GateClosed
-from holdfast.runner.hooks import LogEvent, LogKind, Step, StepKind
-from holdfast.runner.policy import Policy
-from holdfast.runner.recording import Damaged, Recorder, read_steps
+from holdfast.runner.boot import RUNNER_TRANSITIONS, NotRunning, RunnerState
+from holdfast.runner.counters import Metrics, RunnerCounters
+from holdfast.runner.error_policy import ErrorKind, ErrorPolicy, Refused
+from holdfast.runner.frame_handler import FrameHandler, Misrouted, Undecodable
+from holdfast.runner.hooks import LogEvent, LogKind, RecordedStep, StepKind
+from holdfast.runner.policy import RunnerPolicy
+from holdfast.runner.recording import Recorder, RecordingDamaged, read_steps
 from holdfast.runner.replay import ReplayReport, replay, replay_file
 from holdfast.runner.runner import Runner
-from holdfast.runner.tick import Tick
-from holdfast.runner.work import Handler, Work
+from holdfast.runner.tick_lock import TickLock, TickLockClosed
+from holdfast.runner.tick_stats import TickStats
+from holdfast.runner.work import WorkHandler, WorkItem
 
 __all__ = [
-    "LIFE",
-    "Counters",
-    "Damaged",
-    "Fault",
-    "Faults",
+    "RUNNER_TRANSITIONS",
+    "ErrorKind",
+    "ErrorPolicy",
     "FrameHandler",
-    "Gate",
-    "GateClosed",
-    "Handler",
     "LogEvent",
     "LogKind",
     "Metrics",
     "Misrouted",
     "NotRunning",
-    "Policy",
+    "RecordedStep",
     "Recorder",
+    "RecordingDamaged",
     "Refused",
     "ReplayReport",
     "Runner",
-    "State",
-    "Step",
+    "RunnerCounters",
+    "RunnerPolicy",
+    "RunnerState",
     "StepKind",
-    "Tick",
+    "TickLock",
+    "TickLockClosed",
+    "TickStats",
     "Undecodable",
-    "Work",
+    "WorkHandler",
+    "WorkItem",
     "read_steps",
     "replay",
     "replay_file",

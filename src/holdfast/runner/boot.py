@@ -1,11 +1,11 @@
-"""Boot: what must hold before a runner does anything, and the states it lives through.
+"""Boot checks of a runner, and its lifecycle states.
 
-    1  the key spaces of this code are numbered without a gap from 0, with `app_state` at 0
-    2  the store's schema marker is ours; a missing one is written, if the caller allows it
-    3  only then STOPPED → RUNNING
+    1  the key spaces of this code are numbered from 0 without gaps, with `app_state` at 0
+    2  the store's schema marker matches; a missing marker is written if `bootstrap` is set
+    3  then STOPPED → RUNNING
 
-A step that fails raises, leaves the runner stopped and has written nothing: the marker is read and
-written in one transaction, and it is the only thing that booting writes.
+A failing step raises, leaves the runner stopped and writes nothing. The marker is the only row that
+booting writes, in the transaction that reads it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from enum import Enum
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.store import schema
 from holdfast.store.api import Txn
-from holdfast.store.engine import guard_schema
+from holdfast.store.engine import check_schema
 from holdfast.transitions import Transitions
-
-SCHEMA = (schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR)
 
 
 class NotRunning(HoldfastError):
@@ -27,34 +25,34 @@ class NotRunning(HoldfastError):
     hint = "boot the runner first"
 
 
-class State(Enum):
+class RunnerState(Enum):
     STOPPED = "stopped"
     RUNNING = "running"
     STOPPING = "stopping"
 
 
-class Event(Enum):
+class RunnerEvent(Enum):
     BOOT = "boot"
     STOP = "stop"
     HALT = "halt"
 
 
-LIFE = Transitions(
+RUNNER_TRANSITIONS = Transitions(
     "runner",
-    State.STOPPED,
+    RunnerState.STOPPED,
     {
-        (State.STOPPED, Event.BOOT): State.RUNNING,
-        (State.RUNNING, Event.STOP): State.STOPPING,
-        (State.STOPPING, Event.HALT): State.STOPPED,
+        (RunnerState.STOPPED, RunnerEvent.BOOT): RunnerState.RUNNING,
+        (RunnerState.RUNNING, RunnerEvent.STOP): RunnerState.STOPPING,
+        (RunnerState.STOPPING, RunnerEvent.HALT): RunnerState.STOPPED,
     },
 )
 
 
-def spaces() -> dict[str, int]:
+def key_spaces() -> dict[str, int]:
     return {space.name.lower(): int(space) for space in schema.Space}
 
 
-def check_spaces(numbers: Mapping[str, int]) -> None:
+def check_key_spaces(numbers: Mapping[str, int]) -> None:
     """Refuse a layout with a gap, a duplicate, or anything but `app_state` at 0."""
     if numbers.get("app_state") != 0:
         raise Invalid(
@@ -67,8 +65,8 @@ def check_spaces(numbers: Mapping[str, int]) -> None:
 
 
 def ensure_marker(txn: Txn, expected: tuple[int, int], *, bootstrap: bool) -> None:
-    """Document 001's guard, as one transaction: the store is ours, or becomes ours, or refuses."""
+    """Check the schema marker, or write a missing one with `bootstrap`, as document 001 requires."""
     found = txn.get(schema.MARKER_KEY)
-    guard_schema(found, expected, bootstrap=bootstrap)
+    check_schema(found, expected, bootstrap=bootstrap)
     if found is None:
-        txn.put(schema.MARKER_KEY, schema.marker(*expected))
+        txn.put(schema.MARKER_KEY, schema.encode_marker(*expected))

@@ -1,8 +1,8 @@
-"""The claiming side of a runner: what is due, taken, adopted, given back.
+"""The claimer of a runner: checks for due items, claims them, adopts orphaned claims, releases claims.
 
-Between asking for claims and having them in hand as work, anything may fail, and so may giving them
-back. The claimer is *unsure* then, and next time looks first at what it holds already: claims that it
-was not told of are adopted, instead of running out unused and costing their items an expiry.
+A claim or a release may fail after its commit, for example when the reply is lost. The claimer is then
+*uncertain*. Before its next claim it reads its claims from the store and adopts the ones it does not
+know. Otherwise they would expire unused and charge their items with an expiry.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from holdfast.durable.queue import Admission, Claim
 from holdfast.errors import CommitUnknown, HoldfastError
-from holdfast.runner import claims
-from holdfast.runner.faults import transient
+from holdfast.runner import claim_ops
+from holdfast.runner.error_policy import is_transient
 from holdfast.runner.hooks import Hooks
-from holdfast.runner.policy import Policy
-from holdfast.runner.tick import Tick
-from holdfast.runner.work import Work
-from holdfast.store.api import Store, glance
+from holdfast.runner.policy import RunnerPolicy
+from holdfast.runner.tick_stats import TickStats
+from holdfast.runner.work import WorkItem
+from holdfast.store.api import Store, read_stale
 
 
 class Claimer:
@@ -41,67 +41,72 @@ class Claimer:
         self._extend = extend
         self._hooks = hooks
         self._admission = admission
-        self._turn = 0
-        self._unsure = False
+        self._claim_no = 0
+        self._uncertain = False
 
     def next_due_ns(self) -> int | None:
-        return glance(self._store, claims.next_due_ns, self.names)
+        return read_stale(self._store, claim_ops.next_due_ns, self.names)
 
-    def looks(self) -> bool:
-        """Whether there is something to claim, or to adopt."""
-        return self._unsure or self._is_due()
+    def has_work(self) -> bool:
+        """Whether there may be items to claim or claims to adopt."""
+        return self._uncertain or self._is_due()
 
     def claim(
         self,
         limit: int,
-        policy: Policy,
-        tick: Tick,
-        in_hand: Callable[[Claim], bool],
-        again_max: int | None = None,
-    ) -> deque[Work]:
-        """Up to `limit` of what is due, the queue's items before timers.
+        policy: RunnerPolicy,
+        tick: TickStats,
+        is_known: Callable[[Claim], bool],
+        expired_before_max: int | None = None,
+    ) -> deque[WorkItem]:
+        """Claim up to `limit` due items, the queue's items before timers.
 
-        No more than `again_max` of them have been claimed before in vain.
+        At most `expired_before_max` of them have an expired claim.
         """
         if not limit:
             return deque()
         try:
-            adopted = self._adopt(limit, in_hand) if self._unsure else []
+            adopted = self._adopt_orphans(limit, is_known) if self._uncertain else []
             if adopted or not self._is_due():
-                works = self._works(adopted)
+                work_items = self._to_work_items(adopted)
             else:
-                taken = self._take(limit, policy, again_max)
-                tick.turned_away += taken.turned_away
-                works = self._works(taken.items + taken.timers)
+                batch = self._claim_batch(limit, policy, expired_before_max)
+                tick.not_admitted += batch.not_admitted
+                work_items = self._to_work_items(batch.items + batch.timers)
         except HoldfastError as error:
-            if not (transient(error) or isinstance(error, CommitUnknown)):
+            if not (is_transient(error) or isinstance(error, CommitUnknown)):
                 raise
             tick.busy += 1
             return deque()
-        # There may be more of them than there is room for now.
-        self._unsure = bool(adopted)
-        tick.claimed += len(works)
-        return works
+        # There may be more orphaned claims than `limit`.
+        self._uncertain = bool(adopted)
+        tick.claimed += len(work_items)
+        return work_items
 
-    def hand_back(self, works: Iterable[Work], tick: Tick) -> None:
-        """Give up what was not begun, unharmed. If that fails it is adopted again, or runs out."""
-        works = list(works)
-        for work in works:
-            work.lose(self._store)  # if it was begun after all: before another can claim it
+    def release_unstarted(self, work_items: Iterable[WorkItem], tick: TickStats) -> None:
+        """Release claims without counting a failure. If the release fails, the claims are adopted later or
+        expire."""
+        work_items = list(work_items)
+        for work in work_items:
+            work.abandon(self._store)  # a started item: before another worker can claim it
         try:
-            answers = self._store.transact(
-                claims.hand_back,
-                [work.claim.token for work in works],
-                [work.claim.token for work in works if not (work.began_ns or work.joined_lost)],
+            released_flags = self._store.transact(
+                claim_ops.release_unstarted,
+                [work.claim.token for work in work_items],
+                [
+                    work.claim.token
+                    for work in work_items
+                    if not (work.began_ns or work.claim_lost_operations)
+                ],
                 None if self._admission is None else self._admission(),
             )
         except HoldfastError as error:
-            if not (transient(error) or isinstance(error, CommitUnknown)):
+            if not (is_transient(error) or isinstance(error, CommitUnknown)):
                 raise
             tick.busy += 1
-            self._unsure = True
+            self._uncertain = True
             return
-        for work, released in zip(works, answers, strict=True):
+        for work, released in zip(work_items, released_flags, strict=True):
             if released:
                 tick.released += 1
                 self._hooks.released()
@@ -110,69 +115,78 @@ class Claimer:
                 self._hooks.lost(work)
 
     def _is_due(self) -> bool:
-        """Looking is free, a claim is a commit: so look first."""
+        """Whether an item is due. Checked first, because a read is free and a claim is a commit."""
         due_ns = self.next_due_ns()
         return due_ns is not None and due_ns <= self._store.now_ns()
 
-    def _adopt(self, limit: int, in_hand: Callable[[Claim], bool]) -> list[Claim]:
-        held = self._store.read(claims.live_claims, self.names, self.owner)
-        return [claim for claim in held if not in_hand(claim)][:limit]
+    def _adopt_orphans(self, limit: int, is_known: Callable[[Claim], bool]) -> list[Claim]:
+        live = self._store.read(claim_ops.live_claims, self.names, self.owner)
+        return [claim for claim in live if not is_known(claim)][:limit]
 
-    def _take(self, limit: int, policy: Policy, again_max: int | None) -> claims.Taken:
-        taken: claims.Taken = self._store.transact(
-            claims.take, *self.asking(limit, policy, again_max)
+    def _claim_batch(
+        self, limit: int, policy: RunnerPolicy, expired_before_max: int | None
+    ) -> claim_ops.ClaimedBatch:
+        batch: claim_ops.ClaimedBatch = self._store.transact(
+            claim_ops.claim_batch, *self.request_args(limit, policy, expired_before_max)
         )
-        return taken
+        return batch
 
-    def asking(self, limit: int, policy: Policy, again_max: int | None) -> tuple[Any, ...]:
-        """The arguments of `take`. Asked for, claims may be there whatever is answered."""
-        self._unsure = True
-        return self.arguments(limit, policy, again_max)
+    def request_args(
+        self, limit: int, policy: RunnerPolicy, expired_before_max: int | None
+    ) -> tuple[Any, ...]:
+        """Return the arguments of `claim_batch` and mark the claimer uncertain: the claims may exist even
+        if the call fails."""
+        self._uncertain = True
+        return self.claim_args(limit, policy, expired_before_max)
 
-    def arguments(self, limit: int, policy: Policy, again_max: int | None) -> tuple[Any, ...]:
-        """`asking` by somebody who says himself when there is doubt."""
-        self._turn += 1
+    def claim_args(
+        self, limit: int, policy: RunnerPolicy, expired_before_max: int | None
+    ) -> tuple[Any, ...]:
+        """Return the arguments of `claim_batch` for a caller that marks uncertainty explicitly."""
+        self._claim_no += 1
         return (
             self._queue,
             self._timers,
             self.owner,
             limit,
-            policy.reserved(self._turn, limit),
+            policy.reserved_for_timers(self._claim_no, limit),
             policy.lease_ttl_ns,
             policy.budget,
             None if self._admission is None else self._admission(),
-            again_max,
+            expired_before_max,
         )
 
-    def answered(self, taken: claims.Taken, tick: Tick) -> deque[Work]:
-        """What was asked for, in hand."""
-        works = self.brought(taken, tick)
-        self._unsure = False
-        return works
+    def accept_requested(self, batch: claim_ops.ClaimedBatch, tick: TickStats) -> deque[WorkItem]:
+        """Accept the claims of a request by this claimer, which is certain again."""
+        work_items = self.accept_claims(batch, tick)
+        self._uncertain = False
+        return work_items
 
-    def brought(self, taken: claims.Taken, tick: Tick) -> deque[Work]:
-        """What somebody else asked for, in hand."""
-        tick.turned_away += taken.turned_away
-        works = self._works(taken.items + taken.timers)
-        tick.claimed += len(works)
-        return works
+    def accept_claims(self, batch: claim_ops.ClaimedBatch, tick: TickStats) -> deque[WorkItem]:
+        """Accept claims that another component's commit made for this runner."""
+        tick.not_admitted += batch.not_admitted
+        work_items = self._to_work_items(batch.items + batch.timers)
+        tick.claimed += len(work_items)
+        return work_items
 
-    def doubt(self) -> None:
-        """There may be claims of ours that we were not told of."""
-        self._unsure = True
+    def mark_uncertain(self) -> None:
+        """Mark the claimer uncertain: the store may have claims that it does not know."""
+        self._uncertain = True
 
     @property
-    def sure(self) -> bool:
-        """Whether there can be no claim of ours that we do not know of."""
-        return not self._unsure
+    def is_certain(self) -> bool:
+        """Whether the claimer knows all of its claims."""
+        return not self._uncertain
 
-    def _works(self, taken: list[Claim]) -> deque[Work]:
-        if any(claim.blob for claim in taken):
-            payloads: list[bytes | None] = self._store.read(claims.payloads, taken)
+    def _to_work_items(self, claimed: list[Claim]) -> deque[WorkItem]:
+        if any(claim.blob for claim in claimed):
+            payloads: list[bytes | None] = self._store.read(claim_ops.read_payloads, claimed)
         else:
-            payloads = [claim.payload for claim in taken]
+            payloads = [claim.payload for claim in claimed]
         return deque(
-            Work(claim, payload, "timer" if claim.queue == self._timers else "queue", self._extend)
-            for claim, payload in zip(taken, payloads, strict=True)
+            WorkItem(
+                claim, payload, "timer" if claim.queue == self._timers else "queue", self._extend
+            )
+            for claim, payload in zip(claimed, payloads, strict=True)
             if payload is not None
         )

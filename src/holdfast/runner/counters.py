@@ -1,8 +1,8 @@
-"""How well a runner does: counts and latencies, kept since boot or the last reset.
+"""Metrics of a runner: counts and latencies since boot or the last reset.
 
-The sink is called synchronously after every update, with a copy that it may keep. It cannot break
-the loop: what it raises is counted and dropped, and it may call back in here, for it is called
-outside the lock, and updates that it makes do not call it again.
+The sink is called synchronously after every update, with a copy that it may keep. It cannot break the
+loop: its exceptions are counted and dropped. It may call these methods, because it runs outside the
+lock and its own updates do not call it again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from holdfast.clock import MS
-from holdfast.runner.faults import Fault
+from holdfast.runner.error_policy import ErrorKind
 
-# Upper bounds of the buckets of the latency histogram, inclusive; a last one takes the rest.
+# Inclusive upper bounds of the latency histogram's buckets. A last bucket has no bound.
 LATENCY_BOUNDS_MS = (
     1,
     2,
@@ -54,7 +54,7 @@ class Metrics:
     latency_samples: int = 0
     latency_total_ns: int = 0
     latency_max_ns: int = 0
-    # How many samples fell into each bucket, the one above the last bound included.
+    # Samples per bucket, including the unbounded last one.
     latency_histogram: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_MS) + 1)
 
     @property
@@ -72,22 +72,22 @@ class Metrics:
 
 Sink = Callable[[Metrics], object]
 
-# Which counter a handler's outcome moves.
-OF_FAULT = {
-    Fault.SUCCESS: "successes",
-    Fault.CONFLICT: "conflicts",
-    Fault.BUSY: "busies",
-    Fault.TRANSIENT: "transients",
-    Fault.REFUSED: "fatals",
-    Fault.FATAL: "fatals",
+# The counter of each kind of outcome.
+COUNTER_OF = {
+    ErrorKind.SUCCESS: "successes",
+    ErrorKind.CONFLICT: "conflicts",
+    ErrorKind.BUSY: "busies",
+    ErrorKind.TRANSIENT: "transients",
+    ErrorKind.REFUSED: "fatals",
+    ErrorKind.FATAL: "fatals",
 }
 
 
-class Counters:
+class RunnerCounters:
     def __init__(self, sink: Sink | None = None) -> None:
         self.sink = sink
         self._lock = threading.Lock()
-        self._telling = threading.local()
+        self._notifying = threading.local()
         self._clear()
 
     def snapshot(self) -> Metrics:
@@ -97,39 +97,39 @@ class Counters:
     def reset(self) -> None:
         with self._lock:
             self._clear()
-        self._tell()
+        self._notify_sink()
 
     def add(self, name: str, n: int = 1) -> None:
         with self._lock:
             self._counts[name] += n
-        self._tell()
+        self._notify_sink()
 
-    def finished(self, fault: Fault, latency_ns: int) -> None:
-        """One attempt ended: its outcome and its latency, as one update."""
+    def count_attempt(self, kind: ErrorKind, latency_ns: int) -> None:
+        """Count the outcome and latency of one attempt, as one update."""
         bucket = bisect_left(LATENCY_BOUNDS_MS, -(-latency_ns // MS))
         with self._lock:
             counts = self._counts
-            counts[OF_FAULT[fault]] += 1
+            counts[COUNTER_OF[kind]] += 1
             counts["latency_samples"] += 1
             counts["latency_total_ns"] += latency_ns
             counts["latency_max_ns"] = max(counts["latency_max_ns"], latency_ns)
             self._histogram[bucket] += 1
-        self._tell()
+        self._notify_sink()
 
     def _clear(self) -> None:
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._histogram = [0] * (len(LATENCY_BOUNDS_MS) + 1)
 
-    def _tell(self) -> None:
-        if self.sink is None or getattr(self._telling, "now", False):
+    def _notify_sink(self) -> None:
+        if self.sink is None or getattr(self._notifying, "now", False):
             return
-        self._telling.now = True
+        self._notifying.now = True
         try:
             self.sink(self.snapshot())
         except Exception:
             self.add("sink_errors")
         finally:
-            self._telling.now = False
+            self._notifying.now = False
 
 
 _COUNTS = tuple(field.name for field in fields(Metrics) if field.name != "latency_histogram")

@@ -1,4 +1,4 @@
-"""`LMSG` and `LINT` v0: the frames in which foreign producers hand us messages and intents.
+"""`LMSG` and `LINT` v0: binary frames of messages and intents from external producers.
 
 Little-endian, no padding. Both headers begin with the same 16 bytes:
 
@@ -28,12 +28,12 @@ LINT, a 28-byte header, then one LMSG:
         24     4  message_len      u32
         28     …  message
 
-Invariants: a value has exactly one frame and a frame at most one value, so whatever decodes encodes
-to the same bytes; a frame is refused as a whole; every refusal is a `FrameError` that names field,
-offset (from the first byte handed in), found and expected.
+Invariants: a value has exactly one frame and a frame at most one value, so a decoded frame encodes to
+the same bytes. A frame is rejected as a whole. Every rejection is a `FrameError` with field, offset (from
+the first input byte), found and expected.
 
-A trace of no bytes is not an absent trace, and worker 0 is not an absent sender: that is why
-presence has flags of its own.
+An empty trace differs from an absent trace, and worker 0 differs from an absent sender. Presence
+therefore has separate flags.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class FrameError(Invalid):
     code = "frame"
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     COMMAND = 0
     EVENT = 1
     TIMER = 2
 
 
-class Flag(IntFlag):
+class MessageFlag(IntFlag):
     NONE = 0x00
     DURABLE = 0x01
     HIGH_PRIORITY = 0x02
@@ -118,13 +118,13 @@ _INTENT_FLAGS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """`flags` may leave out HAS_FROM and HAS_TRACE: encoding sets them for a sender or a trace that
-    is there, and refuses them for one that is not. A decoded message has them as its frame did.
+class FrameMessage:
+    """A message. `flags` may omit HAS_FROM and HAS_TRACE: encoding sets them if the sender or the trace is
+    present, and rejects them if it is absent. A decoded message has the flags of its frame.
     """
 
-    kind: Kind
-    flags: Flag
+    kind: MessageKind
+    flags: MessageFlag
     to_worker: int
     route_worker: int
     route_timestamp: int
@@ -135,27 +135,27 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intent:
+class FrameIntent:
     kind: IntentKind
     due_ts: int | None
-    message: Message
+    message: FrameMessage
 
 
-def encode_message(message: Message) -> bytes:
-    return _message_frame(message, at=0)
+def encode_message(message: FrameMessage) -> bytes:
+    return _encode_message_at(message, at=0)
 
 
-def decode_message(frame: bytes) -> Message:
-    return _message(frame, at=0)
+def decode_message(frame: bytes) -> FrameMessage:
+    return _decode_message_at(frame, at=0)
 
 
-def encode_intent(intent: Intent) -> bytes:
+def encode_intent(intent: FrameIntent) -> bytes:
     kind = _known_kind(IntentKind, intent.kind, at=0)
     if kind is IntentKind.EMIT and intent.due_ts is not None:
-        raise _refusal("due_ts", intent.due_ts, "none: an emit is due at once", at=0)
+        raise _frame_error("due_ts", intent.due_ts, "none: an emit is due at once", at=0)
     if kind is IntentKind.TIMER_ARM and intent.due_ts is None:
-        raise _refusal("due_ts", None, "a time: a timer is due at one", at=0)
-    message = _message_frame(intent.message, at=_INTENT_HEADER.size)
+        raise _frame_error("due_ts", None, "a time: a timer is due at one", at=0)
+    message = _encode_message_at(intent.message, at=_INTENT_HEADER.size)
     header = _INTENT_HEADER.pack(
         _INTENT_MAGIC,
         _MAJOR,
@@ -170,35 +170,38 @@ def encode_intent(intent: Intent) -> bytes:
     return header + message
 
 
-def decode_intent(frame: bytes) -> Intent:
-    kind, flags, due_ts, message_len = _open(frame, _INTENT_HEADER, _INTENT_MAGIC, at=0)
+def decode_intent(frame: bytes) -> FrameIntent:
+    kind, flags, due_ts, message_len = _unpack_header(frame, _INTENT_HEADER, _INTENT_MAGIC, at=0)
     kind = _known_kind(IntentKind, kind, at=0)
     flags = _known_flags(IntentFlag, flags, at=0)
     _require("flags", int(flags), int(_INTENT_FLAGS[kind]), at=0)
     if not flags & IntentFlag.HAS_DUE:
         _require("due_ts", due_ts, _DUE_ABSENT, at=0)
     _require("message_len", message_len, len(frame) - _INTENT_HEADER.size, at=0)
-    return Intent(
+    return FrameIntent(
         kind=kind,
         due_ts=due_ts if flags & IntentFlag.HAS_DUE else None,
-        message=_message(frame[_INTENT_HEADER.size :], at=_INTENT_HEADER.size),
+        message=_decode_message_at(frame[_INTENT_HEADER.size :], at=_INTENT_HEADER.size),
     )
 
 
-# Below, `at` is where the frame begins in the bytes the caller handed in or gets back: 0, or behind
-# the header of the intent around it. Refusals add it to their offsets.
+# Below, `at` is the start of the frame in the caller's bytes: 0, or the size of the header of the
+# enclosing intent. Errors add it to their offsets.
 
 
-def _message_frame(message: Message, *, at: int) -> bytes:
-    kind = _known_kind(Kind, message.kind, at=at)
-    flags = _known_flags(Flag, message.flags, at=at)
-    for flag, value in ((Flag.HAS_FROM, message.from_worker), (Flag.HAS_TRACE, message.trace)):
+def _encode_message_at(message: FrameMessage, *, at: int) -> bytes:
+    kind = _known_kind(MessageKind, message.kind, at=at)
+    flags = _known_flags(MessageFlag, message.flags, at=at)
+    for flag, value in (
+        (MessageFlag.HAS_FROM, message.from_worker),
+        (MessageFlag.HAS_TRACE, message.trace),
+    ):
         if value is not None:
             flags |= flag
         elif flags & flag:
-            raise _refusal("flags", int(flags), int(flags & ~flag), at=at)
+            raise _frame_error("flags", int(flags), int(flags & ~flag), at=at)
     if not message.message_id:
-        raise _refusal("message_id_len", 0, "at least 1", at=at)
+        raise _frame_error("message_id_len", 0, "at least 1", at=at)
 
     trace = b"" if message.trace is None else message.trace
     body_len = len(message.message_id) + len(trace) + len(message.payload)
@@ -225,7 +228,7 @@ def _message_frame(message: Message, *, at: int) -> bytes:
     return b"".join((header, message.message_id, trace, message.payload))
 
 
-def _message(frame: bytes, *, at: int) -> Message:
+def _decode_message_at(frame: bytes, *, at: int) -> FrameMessage:
     (
         kind,
         flags,
@@ -236,26 +239,26 @@ def _message(frame: bytes, *, at: int) -> Message:
         message_id_len,
         trace_len,
         payload_len,
-    ) = _open(frame, _MESSAGE_HEADER, _MESSAGE_MAGIC, at=at)
-    kind = _known_kind(Kind, kind, at=at)
-    flags = _known_flags(Flag, flags, at=at)
-    has_from = bool(flags & Flag.HAS_FROM)
-    has_trace = bool(flags & Flag.HAS_TRACE)
+    ) = _unpack_header(frame, _MESSAGE_HEADER, _MESSAGE_MAGIC, at=at)
+    kind = _known_kind(MessageKind, kind, at=at)
+    flags = _known_flags(MessageFlag, flags, at=at)
+    has_from = bool(flags & MessageFlag.HAS_FROM)
+    has_trace = bool(flags & MessageFlag.HAS_TRACE)
 
     if not has_from:
         _require("from_worker", from_worker, _FROM_ABSENT, at=at)
     if message_id_len == 0:
-        raise _refusal("message_id_len", 0, "at least 1", at=at)
+        raise _frame_error("message_id_len", 0, "at least 1", at=at)
     if not has_trace:
         _require("trace_len", trace_len, _TRACE_ABSENT, at=at)
         trace_len = 0
     elif trace_len == _TRACE_ABSENT:
-        raise _refusal("trace_len", trace_len, "a length, as the flag says", at=at)
+        raise _frame_error("trace_len", trace_len, "a length, as the flag says", at=at)
 
     trace_start = _MESSAGE_HEADER.size + message_id_len
     payload_start = trace_start + trace_len
     _require("frame_len", len(frame), payload_start + payload_len, at=at)
-    return Message(
+    return FrameMessage(
         kind=kind,
         flags=flags,
         to_worker=to_worker,
@@ -268,8 +271,10 @@ def _message(frame: bytes, *, at: int) -> Message:
     )
 
 
-def _open(frame: bytes, header: struct.Struct, magic: bytes, *, at: int) -> tuple[int, ...]:
-    """Check the first 16 bytes and the length; return kind, flags and what follows `reserved`."""
+def _unpack_header(
+    frame: bytes, header: struct.Struct, magic: bytes, *, at: int
+) -> tuple[int, ...]:
+    """Check the first 16 bytes and the length. Return kind, flags and the fields after `reserved`."""
     if len(frame) < header.size:
         raise FrameError(
             field="header", offset=at + len(frame), found=len(frame), expected=header.size
@@ -283,43 +288,43 @@ def _open(frame: bytes, header: struct.Struct, magic: bytes, *, at: int) -> tupl
     return (kind, flags, *rest)
 
 
-_AnyKind = TypeVar("_AnyKind", Kind, IntentKind)
-_AnyFlag = TypeVar("_AnyFlag", Flag, IntentFlag)
+_AnyKind = TypeVar("_AnyKind", MessageKind, IntentKind)
+_AnyFlag = TypeVar("_AnyFlag", MessageFlag, IntentFlag)
 
 
 def _known_kind(kinds: type[_AnyKind], found: int, *, at: int) -> _AnyKind:
     try:
         return kinds(found)
     except ValueError:
-        raise _refusal("kind", found, f"0 to {max(kinds):d}", at=at) from None
+        raise _frame_error("kind", found, f"0 to {max(kinds):d}", at=at) from None
 
 
 def _known_flags(flags: type[_AnyFlag], found: int, *, at: int) -> _AnyFlag:
-    # IntFlag keeps bits that no member names, so the constructor would refuse nothing.
+    # IntFlag keeps bits without a member, so the constructor would accept any value.
     known = sum(flags)
     if int(found) & ~known:
-        raise _refusal("flags", int(found), int(found) & known, at=at)
+        raise _frame_error("flags", int(found), int(found) & known, at=at)
     return flags(found)
 
 
 def _frame_len(found: int, *, at: int) -> int:
     if found > FRAME_BYTES_MAX:
-        raise _refusal("frame_len", found, f"at most {FRAME_BYTES_MAX}", at=at)
+        raise _frame_error("frame_len", found, f"at most {FRAME_BYTES_MAX}", at=at)
     return found
 
 
 def _s64(field: str, found: int, *, at: int) -> int:
     if not -(2**63) <= found < 2**63:
-        raise _refusal(field, found, "a signed 64-bit integer", at=at)
+        raise _frame_error(field, found, "a signed 64-bit integer", at=at)
     return found
 
 
 def _require(field: str, found: int | bytes, expected: int | bytes, *, at: int) -> None:
     if found != expected:
-        raise _refusal(field, found, expected, at=at)
+        raise _frame_error(field, found, expected, at=at)
 
 
-def _refusal(
+def _frame_error(
     field: str, found: int | bytes | None, expected: int | bytes | str, *, at: int
 ) -> FrameError:
     return FrameError(field=field, offset=at + _OFFSETS[field], found=found, expected=expected)

@@ -1,11 +1,11 @@
-"""What a runner tells about itself: counters, a log, and steps that can be run again.
+"""Observability hooks of a runner: counters, a log sink and a replay hook.
 
-    counters       numbers, for dashboards            `Counters` and its sink
-    log sink       what went wrong, for people        `LogEvent`
-    replay hook    every step, for a post-mortem      `Step`, kept by `Recorder`
+    counters       metrics                            `RunnerCounters` and its sink
+    log sink       errors, for operators              `LogEvent`
+    replay hook    every step, for a post-mortem      `RecordedStep`, written by `Recorder`
 
-All three are called synchronously and none can break the loop: what they raise is counted under
-`sink_errors` and dropped. Frames are immutable bytes, so a hook may keep what it is given.
+All three are called synchronously and cannot break the loop: their exceptions are counted as
+`sink_errors` and dropped. Frames are immutable bytes, so a hook may keep its arguments.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from enum import Enum
 from typing import Any
 
 from holdfast.codec import Record
-from holdfast.runner.counters import Counters
-from holdfast.runner.faults import OK, Fault, code_of
-from holdfast.runner.work import Outcome, Work
+from holdfast.runner.counters import RunnerCounters
+from holdfast.runner.error_policy import OK_CODE, ErrorKind, code_of
+from holdfast.runner.work import WorkItem, WorkOutcome
 
 
 class LogKind(Enum):
@@ -32,11 +32,11 @@ class LogKind(Enum):
 class LogEvent(Record, frozen=True):
     kind: LogKind
     worker: str
-    # The item's number in its queue, or 0 for what concerns the loop itself.
+    # The seq of the item, or 0 for an error of the loop.
     seq: int
     # "ok", or the code of the error.
     status: str
-    # How often the item has failed, this time included.
+    # Failures of the item, including this one.
     detail: int = 0
     queue: str = ""
     error: str = ""
@@ -51,34 +51,34 @@ class StepKind(Enum):
     DEAD_LETTER = "dead_letter"
 
 
-ATTEMPT = {"queue": StepKind.INBOX_ATTEMPT, "timer": StepKind.TIMER_ATTEMPT}
-RESULT = {"queue": StepKind.INBOX_RESULT, "timer": StepKind.TIMER_RESULT}
+ATTEMPT_KIND = {"queue": StepKind.INBOX_ATTEMPT, "timer": StepKind.TIMER_ATTEMPT}
+RESULT_KIND = {"queue": StepKind.INBOX_RESULT, "timer": StepKind.TIMER_RESULT}
 
 
-class Step(Record, frozen=True):
+class RecordedStep(Record, frozen=True):
     kind: StepKind
     worker: str
     seq: int
-    # "ok", or the code of the error; empty for an attempt, which has no result yet.
+    # "ok" or the error code. Empty for an attempt, which has no result yet.
     result: str
     frame: bytes
     queue: str
-    # Which claim and which attempt of the item this was: they pair a result with its attempt.
+    # Claim number and attempt number of the item. They match a result with its attempt.
     number: int
     attempt: int
 
 
 LogSink = Callable[[LogEvent], object]
-ReplayHook = Callable[[Step], object]
+ReplayHook = Callable[[RecordedStep], object]
 
 
 class Hooks:
-    """One call per thing that happens; it reaches all three."""
+    """The dispatcher of runner events: each method updates the counters and calls the log sink and the replay hook."""
 
     def __init__(
         self,
         worker: str,
-        counters: Counters,
+        counters: RunnerCounters,
         log: LogSink | None = None,
         replay: ReplayHook | None = None,
     ) -> None:
@@ -87,30 +87,30 @@ class Hooks:
         self.log = log
         self.replay = replay
 
-    def began(self, work: Work) -> None:
+    def began(self, work: WorkItem) -> None:
         self.counters.add("attempts")
-        self._step(ATTEMPT[work.kind], work, "")
+        self._step(ATTEMPT_KIND[work.kind], work, "")
 
-    def ended(self, outcome: Outcome, fault: Fault) -> None:
-        self.counters.finished(fault, outcome.latency_ns)
-        self._step(RESULT[outcome.work.kind], outcome.work, code_of(outcome.error))
-        if fault is not Fault.SUCCESS:
-            self._log(LogKind.RETRYABLE if fault.retryable else LogKind.FATAL, outcome)
+    def ended(self, outcome: WorkOutcome, kind: ErrorKind) -> None:
+        self.counters.count_attempt(kind, outcome.latency_ns)
+        self._step(RESULT_KIND[outcome.work.kind], outcome.work, code_of(outcome.error))
+        if kind is not ErrorKind.SUCCESS:
+            self._log(LogKind.RETRYABLE if kind.retryable else LogKind.FATAL, outcome)
 
-    def requeued(self, outcome: Outcome) -> None:
+    def requeued(self, outcome: WorkOutcome) -> None:
         self.counters.add("requeues")
         self._step(StepKind.REQUEUE, outcome.work, code_of(outcome.error))
         self._log(LogKind.REQUEUED, outcome)
 
-    def buried(self, outcome: Outcome) -> None:
+    def dead_lettered(self, outcome: WorkOutcome) -> None:
         self.counters.add("dead_letters")
         self._step(StepKind.DEAD_LETTER, outcome.work, code_of(outcome.error))
         self._log(LogKind.DEAD_LETTER, outcome)
 
-    def lost(self, work: Work) -> None:
+    def lost(self, work: WorkItem) -> None:
         self.counters.add("lost")
         claim = work.claim
-        self._tell(
+        self._call_sink(
             self.log,
             LogEvent,
             LogKind.LOST,
@@ -127,14 +127,14 @@ class Hooks:
     def loop_error(self, error: BaseException) -> None:
         self.counters.add("loop_errors")
         status = code_of(error) if isinstance(error, Exception) else type(error).__name__
-        self._tell(
+        self._call_sink(
             self.log, LogEvent, LogKind.LOOP_ERROR, self.worker, 0, status, 0, "", str(error)
         )
 
-    def _log(self, kind: LogKind, outcome: Outcome) -> None:
+    def _log(self, kind: LogKind, outcome: WorkOutcome) -> None:
         claim, error = outcome.work.claim, outcome.error
         status, failures = code_of(error), claim.failures + 1
-        self._tell(
+        self._call_sink(
             self.log,
             LogEvent,
             kind,
@@ -143,14 +143,14 @@ class Hooks:
             status,
             failures,
             claim.queue,
-            text_of(error),
+            error_text(error),
         )
 
-    def _step(self, kind: StepKind, work: Work, result: str) -> None:
+    def _step(self, kind: StepKind, work: WorkItem, result: str) -> None:
         claim = work.claim
-        self._tell(
+        self._call_sink(
             self.replay,
-            Step,
+            RecordedStep,
             kind,
             self.worker,
             claim.seq,
@@ -161,25 +161,25 @@ class Hooks:
             work.attempt,
         )
 
-    def _tell(
-        self, listener: Callable[[Any], object] | None, event: type[Record], *fields: Any
+    def _call_sink(
+        self, sink: Callable[[Any], object] | None, event: type[Record], *fields: Any
     ) -> None:
-        if listener is None:
+        if sink is None:
             return
         try:
-            listener(event(*fields))
+            sink(event(*fields))
         except Exception:
             self.counters.add("sink_errors")
 
 
-def text_of(error: Exception | None) -> str:
-    """One line for people. The code is for machines."""
+def error_text(error: Exception | None) -> str:
+    """Format an error as one line for operators. Programs use the code."""
     if error is None:
-        return OK
+        return OK_CODE
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:
-        # An exception whose text cannot be made must not cost us the item.
+        # An exception whose `str` fails must not lose the item.
         text = type(error).__name__
-    # Half a surrogate pair is legal in a string and in no store.
+    # A lone surrogate is legal in a Python string but cannot be stored.
     return text.encode(errors="replace").decode()

@@ -1,7 +1,7 @@
-"""What may be tuned on a runner, in one frozen value that can be replaced while it runs.
+"""The settings of a runner, in one frozen value that can be replaced while it runs.
 
-Budgets are judged by the queue, on the item itself; the policy only says how large they are. What it
-computes (shares, delays) is pure, so that the same history always goes the same way.
+The queue enforces retry budgets on the item. The policy only sets their size. Its computations (shares,
+delays) are pure functions, so that the same history gives the same result.
 """
 
 from __future__ import annotations
@@ -11,43 +11,43 @@ from typing import Any, Literal, get_args
 
 from holdfast.clock import MS
 from holdfast.config import BATCH_MAX, TTL_NS_MAX
-from holdfast.durable.queue import Budget
+from holdfast.durable.queue import RetryBudget
 from holdfast.errors import Invalid
-from holdfast.retry import Backoff, spread
-from holdfast.runner.faults import Faults
+from holdfast.retry import Backoff, jitter
+from holdfast.runner.error_policy import ErrorPolicy
 
 OnFatal = Literal["stop", "raise", "go_on"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    # How long a claim lasts unless its handler extends it.
+class RunnerPolicy:
+    # TTL of a claim. A handler may extend it.
     lease_ttl_ms: int = 30_000
-    # How often a settlement is tried while the store refuses; then the claim is left to expire.
+    # Settlement attempts while the store refuses. Then the claim is left to expire.
     requeue_max_attempts: int = 32
-    # An item's failures; with the last of them it is a dead letter. 1 is no retry at all.
+    # Failures of an item before it becomes a dead letter. 1 means no retry.
     retry_budget_max: int = 5
-    # Claims of an item that may run out (its worker died or hung) before it is a dead letter.
+    # Expired claims of an item (its worker crashed or hung) before it becomes a dead letter.
     expiries_max: int = 3
-    # An item is claimed by itself after so many claims of it ran out; 0: never.
-    alone_from: int = 0
-    # Extend the claims of a crew for as long as its handlers are within their time, and end those
-    # that are not. A handler sets its own bound (`work.limit_ns`); without one its claim runs out.
-    tend: bool = False
-    # How long handlers have to finish after a stop; then what a tended crew is at is given back.
+    # Expired claims after which an item is claimed in isolation. 0: never.
+    isolate_from_expiries: int = 0
+    # Extend the claims of handlers in progress, and end handlers that exceed their time limit. A handler
+    # sets its limit (`work.time_limit_ns`). Without a limit its claim is not extended and expires.
+    extend_claims: bool = False
+    # Time for handlers to finish after a stop. Then an executor with extended claims releases the rest.
     stop_grace_ms: int = 10_000
-    # What one tick claims at most, from queue and timers together ...
+    # Maximum claims of one tick, from queue and timers together.
     max_batch: int = 32
-    # ... and the part of it that is kept for due timers while the queue is full.
+    # Share of the batch that is reserved for due timers while the queue is full.
     timer_share: float = 0.25
-    # A hint may be lost: an idle runner looks at least this often.
+    # Maximum sleep of an idle runner. A notification may be lost.
     idle_sleep_max_ms: int = 1_000
-    # Between two handlers of a batch, finished work waits no longer than this for its commit.
+    # Maximum delay of the commit of finished items while a batch runs inline.
     settle_after_ms: int = 50
-    # After a non-retryable error: stop the runner, raise it out of the tick, or go on.
+    # After a non-retryable error: stop the runner, raise the error from the tick, or continue.
     on_fatal: OnFatal = "go_on"
     backoff: Backoff = field(default_factory=Backoff)
-    faults: Faults = field(default_factory=Faults)
+    faults: ErrorPolicy = field(default_factory=ErrorPolicy)
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -70,10 +70,12 @@ class Policy:
             "at least 1 and less than lease_ttl_ms",
         )
         _require("backoff", self.backoff, _is_backoff, "a Backoff of 0 to TTL_NS_MAX, growing")
-        _require("faults", self.faults, lambda found: isinstance(found, Faults), "a Faults table")
+        _require(
+            "faults", self.faults, lambda found: isinstance(found, ErrorPolicy), "a Faults table"
+        )
 
     @classmethod
-    def default(cls) -> Policy:
+    def default(cls) -> RunnerPolicy:
         return cls()
 
     @property
@@ -81,19 +83,21 @@ class Policy:
         return self.lease_ttl_ms * MS
 
     @property
-    def budget(self) -> Budget:
-        return Budget(self.retry_budget_max, self.expiries_max, self.alone_from)
+    def budget(self) -> RetryBudget:
+        return RetryBudget(self.retry_budget_max, self.expiries_max, self.isolate_from_expiries)
 
-    def reserved(self, tick: int, limit: int) -> int:
-        """How many of a tick's places belong to timers first.
+    def reserved_for_timers(self, tick_no: int, limit: int) -> int:
+        """Return the number of slots of a tick that are reserved for timers.
 
-        Shares are dealt out over successive ticks, so that a batch of one still serves both.
+        Fractions accumulate over successive ticks, so that a batch of one still serves both.
         """
-        return int((tick + 1) * limit * self.timer_share) - int(tick * limit * self.timer_share)
+        return int((tick_no + 1) * limit * self.timer_share) - int(
+            tick_no * limit * self.timer_share
+        )
 
     def delay_ns(self, seq: int, failures: int) -> int:
-        """How long an item waits after its latest failure (1 is the first)."""
-        return self.backoff.delay_ns(failures, spread(seq, failures))
+        """Return the backoff of an item after a failure (1 is the first)."""
+        return self.backoff.delay_ns(failures, jitter(seq, failures))
 
 
 _COUNTS = (
@@ -124,6 +128,6 @@ def _is_share(found: Any) -> bool:
     return isinstance(found, int | float) and 0 < found < 1
 
 
-def _require(name: str, found: Any, fits: Any, expected: Any) -> None:
-    if not fits(found):
+def _require(name: str, found: Any, is_valid: Any, expected: Any) -> None:
+    if not is_valid(found):
         raise Invalid(what="policy", field=name, found=found, expected=expected)

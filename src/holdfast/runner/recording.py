@@ -1,11 +1,11 @@
-"""A recording: the steps of a runner in a file, so that a post-mortem can run them again.
+"""Recordings: the steps of a runner in a file, for replay in a post-mortem.
 
     header     "HOLDFAST STEPS 1\\n"
     record     length u32, crc32 of the body u32, both little-endian; then the body, a `Step` in msgpack
 
-A record is one unbuffered write, so a killed process loses nothing that happened before; the power
-may cut off the last one. A reader yields every step before a damage and then raises `Damaged`, which
-names the offset. Nothing is appended to a damaged file, where no reader would find it.
+A record is one unbuffered write, so a killed process loses no earlier step. A power failure may truncate
+the last record. A reader yields every step before the damage and then raises `RecordingDamaged` with the
+offset. A recorder refuses to append to a damaged file, because no reader would reach the new records.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from typing import BinaryIO
 from holdfast import codec
 from holdfast.config import FRAME_BYTES_MAX
 from holdfast.errors import Busy, Invalid, NotFound, StoreFull
-from holdfast.runner.hooks import Step
+from holdfast.runner.hooks import RecordedStep
 
 HEADER = b"HOLDFAST STEPS 1\n"
 _PREFIX = struct.Struct("<II")
 
 
-class Damaged(Invalid):
+class RecordingDamaged(Invalid):
     code = "recording_damaged"
-    hint = "what comes before the offset is sound; record into another file"
+    hint = "the records before the offset are valid; record into another file"
 
 
 class Recorder:
-    """A replay hook that writes to a file. One writer at a time; several runners may share it."""
+    """A replay hook that writes to a file. A file has one recorder. Several runners may share it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -46,7 +46,7 @@ class Recorder:
         if self._end == 0:
             self._append(HEADER)
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: RecordedStep) -> None:
         body = codec.pack(step)
         with self._lock:
             self._append(_PREFIX.pack(len(body), zlib.crc32(body)) + body)
@@ -66,27 +66,27 @@ class Recorder:
         except OSError as error:
             written, why = 0, str(error)
         else:
-            why = "the disk took a part of it"
+            why = "the write was incomplete"
         if written != len(data):
-            # Half a record would hide all that follow it.
+            # A partial record would hide all records after it.
             self._file.truncate(self._end)
             raise StoreFull(path=str(self.path), why=why)
         self._end += len(data)
 
 
-def read_steps(path: str | os.PathLike[str]) -> Iterator[Step]:
-    """The steps of a recording, in order; `Damaged` where it ends to be sound."""
-    with _opened(path) as file:
+def read_steps(path: str | os.PathLike[str]) -> Iterator[RecordedStep]:
+    """Yield the steps of a recording in order. Raises `RecordingDamaged` at the first damaged record."""
+    with _open_to_read(path) as file:
         found = file.read(len(HEADER))
         if found != HEADER:
             cut_off = HEADER.startswith(found)
             raise _damaged(path, 0, "cut off" if cut_off else "not a recording")
-        while (step := _next(file, path)) is not None:
+        while (step := _read_step(file, path)) is not None:
             yield step
 
 
 @contextlib.contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def _open_to_read(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     try:
         with open(path, "rb") as file:
             yield file
@@ -96,7 +96,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise Invalid(what="recording", path=str(path), why=str(error)) from None
 
 
-def _next(file: BinaryIO, path: str | os.PathLike[str]) -> Step | None:
+def _read_step(file: BinaryIO, path: str | os.PathLike[str]) -> RecordedStep | None:
     offset = file.tell()
     prefix = file.read(_PREFIX.size)
     if not prefix:
@@ -112,7 +112,7 @@ def _next(file: BinaryIO, path: str | os.PathLike[str]) -> Step | None:
     if zlib.crc32(body) != checksum:
         raise _damaged(path, offset, "the checksum does not match")
     try:
-        return codec.unpack_as(Step, body)
+        return codec.unpack_as(RecordedStep, body)
     except Invalid as error:
         raise _damaged(path, offset, str(error.why)) from None
 
@@ -133,5 +133,5 @@ def _open_to_append(path: Path) -> FileIO:
     return file
 
 
-def _damaged(path: str | os.PathLike[str], offset: int, why: str) -> Damaged:
-    return Damaged(path=str(path), offset=offset, why=why)
+def _damaged(path: str | os.PathLike[str], offset: int, why: str) -> RecordingDamaged:
+    return RecordingDamaged(path=str(path), offset=offset, why=why)

@@ -1,8 +1,7 @@
-"""Replay: every recorded attempt once more, through a handler, without a store.
+"""Replay of recorded attempts through a handler, without a store.
 
-Each attempt's frame is handed to the handler at once and what comes of it is compared, by result
-code, with what was recorded. An attempt without a recorded result is where a worker died in mid-step:
-it is run too, and reported as unfinished.
+Replay calls the handler with the frame of each attempt and compares the result code with the recorded
+one. An attempt without a recorded result marks a worker crash. It is run too, and reported as unfinished.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from holdfast.durable.queue import Claim
-from holdfast.runner.faults import code_of
-from holdfast.runner.hooks import Step, StepKind
-from holdfast.runner.recording import Damaged, read_steps
-from holdfast.runner.work import Handler, Kind, Work
+from holdfast.runner.error_policy import code_of
+from holdfast.runner.hooks import RecordedStep, StepKind
+from holdfast.runner.recording import RecordingDamaged, read_steps
+from holdfast.runner.work import WorkHandler, WorkItem, WorkKind
 
-_ATTEMPTS: dict[StepKind, Kind] = {
+_ATTEMPTS: dict[StepKind, WorkKind] = {
     StepKind.INBOX_ATTEMPT: "queue",
     StepKind.TIMER_ATTEMPT: "timer",
 }
@@ -26,10 +25,10 @@ _NO_DEADLINE_NS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Rerun:
-    """One attempt, then and now. `recorded` is None when no result was."""
+class ReplayedAttempt:
+    """One replayed attempt. `recorded` is None when the recording has no result."""
 
-    attempt: Step
+    attempt: RecordedStep
     recorded: str | None
     result: str
 
@@ -38,43 +37,43 @@ class Rerun:
 class ReplayReport:
     attempts: int = 0
     matched: int = 0
-    mismatches: list[Rerun] = field(default_factory=list)
-    unfinished: list[Rerun] = field(default_factory=list)
-    # Dispositions that were recorded; a replay has no store to dispose in.
+    mismatches: list[ReplayedAttempt] = field(default_factory=list)
+    unfinished: list[ReplayedAttempt] = field(default_factory=list)
+    # Recorded counts. Replay has no store, so it does not requeue or dead-letter.
     requeues: int = 0
     dead_letters: int = 0
-    # Where the file ends to be sound, if it does. Everything before it was run.
-    damage: Damaged | None = None
+    # The damage that ended the recording, if any. All steps before it were run.
+    damage: RecordingDamaged | None = None
 
     @property
     def ok(self) -> bool:
         return not self.mismatches and self.damage is None
 
 
-def replay_file(path: str | os.PathLike[str], handler: Handler) -> ReplayReport:
+def replay_file(path: str | os.PathLike[str], handler: WorkHandler) -> ReplayReport:
     report = ReplayReport()
     try:
         _replay(read_steps(path), handler, report)
-    except Damaged as damage:
+    except RecordingDamaged as damage:
         report.damage = damage
     return report
 
 
-def replay(steps: Iterable[Step], handler: Handler) -> ReplayReport:
+def replay(steps: Iterable[RecordedStep], handler: WorkHandler) -> ReplayReport:
     report = ReplayReport()
     _replay(steps, handler, report)
     return report
 
 
-def _replay(steps: Iterable[Step], handler: Handler, report: ReplayReport) -> None:
-    """Fills the report as it goes, so that it holds what came before a damage."""
-    open_attempts: dict[tuple[str, str, int, int], Rerun] = {}
+def _replay(steps: Iterable[RecordedStep], handler: WorkHandler, report: ReplayReport) -> None:
+    """Fill the report incrementally, so that it contains the steps before a damage."""
+    open_attempts: dict[tuple[str, str, int, int], ReplayedAttempt] = {}
     try:
         for step in steps:
             key = (step.worker, step.queue, step.seq, step.number)
             if step.kind in _ATTEMPTS:
                 report.attempts += 1
-                open_attempts[key] = Rerun(step, None, _result_of(step, handler))
+                open_attempts[key] = ReplayedAttempt(step, None, _result_of(step, handler))
             elif step.kind in _RESULTS:
                 if key in open_attempts:
                     _compare(open_attempts.pop(key), step.result, report)
@@ -86,14 +85,14 @@ def _replay(steps: Iterable[Step], handler: Handler, report: ReplayReport) -> No
         report.unfinished.extend(open_attempts.values())
 
 
-def _compare(rerun: Rerun, recorded: str, report: ReplayReport) -> None:
+def _compare(rerun: ReplayedAttempt, recorded: str, report: ReplayReport) -> None:
     if rerun.result == recorded:
         report.matched += 1
     else:
-        report.mismatches.append(Rerun(rerun.attempt, recorded, rerun.result))
+        report.mismatches.append(ReplayedAttempt(rerun.attempt, recorded, rerun.result))
 
 
-def _result_of(step: Step, handler: Handler) -> str:
+def _result_of(step: RecordedStep, handler: WorkHandler) -> str:
     claim = Claim(
         queue=step.queue,
         seq=step.seq,
@@ -108,7 +107,9 @@ def _result_of(step: Step, handler: Handler) -> str:
     )
     try:
         handler(
-            Work(claim, step.frame, _ATTEMPTS[step.kind], lambda claim, ttl_ms: claim.expires_ns)
+            WorkItem(
+                claim, step.frame, _ATTEMPTS[step.kind], lambda claim, ttl_ms: claim.expires_ns
+            )
         )
     except Exception as error:
         return code_of(error)

@@ -1,18 +1,18 @@
-"""The runner: the one loop that works off a queue, whatever is in it.
+"""The runner: a queue worker. It claims items, runs their handler and settles the outcomes.
 
-    tick    settle what finished → claim from queue and timers → handle → settle
-    loop    tick, then sleep until something is put, due, finished or to be stopped
+    tick    settle finished items → claim from queue and timers → run handlers → settle
+    loop    tick, then sleep until an item is put or due, a handler finishes, or a stop is requested
 
-- A handler runs outside any transaction, under a claim. Its item is acknowledged, requeued or buried
-  under that claim's token: nothing is settled twice, and nothing after its time.
-- A tick settles all in one commit, unless handlers run long: then what is finished goes first, and
-  what is not begun is given back while its claim still has time.
-- A store that is busy, or says conflict or not found, makes the tick busy; it never ends the loop.
-- A crash (a BaseException that is no Exception) goes right through and settles nothing.
+- A handler runs outside any transaction, under a claim. Its item is acked, requeued or dead-lettered
+  under that claim's token, so no item is settled twice or after its claim expired.
+- A tick settles all items in one commit. If handlers run long, finished items are committed earlier, and
+  unstarted items are released before their claims expire.
+- Transient store errors (busy, conflict, not found) make the tick busy. They never end the loop.
+- A crash (a BaseException that is not an Exception) propagates and settles nothing.
 
-`tick` may be driven directly, by the simulator or by a host with a scheduler of its own; without a
-crew no thread is started then. With `concurrency` above 1 handlers run in a crew of threads, and a
-tick only gives and collects.
+The simulator, or a host with a scheduler, may call `tick` directly. Without an executor this starts no
+thread. With `concurrency` above 1 handlers run in an executor, and a tick only submits work and drains
+results.
 """
 
 from __future__ import annotations
@@ -29,21 +29,29 @@ from holdfast.durable import queue as queues
 from holdfast.durable.queue import Admission, Claim
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid
 from holdfast.runner import boot
-from holdfast.runner.alone import Alone
-from holdfast.runner.boot import LIFE, Event, NotRunning, State
+from holdfast.runner.boot import RUNNER_TRANSITIONS, NotRunning, RunnerEvent, RunnerState
+from holdfast.runner.claim_supervisor import ClaimSupervisor, Throttle
 from holdfast.runner.claimer import Claimer
-from holdfast.runner.counters import Counters
-from holdfast.runner.crew import Crew, Tasks, Threads
-from holdfast.runner.faults import Fault
-from holdfast.runner.gate import Gate
+from holdfast.runner.commit_handoff import CommitOwner, HandoffQueue
+from holdfast.runner.counters import RunnerCounters
+from holdfast.runner.error_policy import ErrorKind
+from holdfast.runner.executor import AsyncExecutor, Executor, ThreadExecutor
 from holdfast.runner.hooks import Hooks, LogSink, ReplayHook
-from holdfast.runner.loop import Loop
-from holdfast.runner.parcel import Carrier, Post
-from holdfast.runner.policy import Policy
-from holdfast.runner.settle import Desk
-from holdfast.runner.tending import Tending, Throttle
-from holdfast.runner.tick import Tick
-from holdfast.runner.work import AsyncHandler, Handler, Outcome, Work, attempt, attempt_async
+from holdfast.runner.isolation import IsolationLock
+from holdfast.runner.loop import RunnerLoop
+from holdfast.runner.policy import RunnerPolicy
+from holdfast.runner.settlement import SettlementBuffer
+from holdfast.runner.tick_lock import TickLock
+from holdfast.runner.tick_stats import TickStats
+from holdfast.runner.work import (
+    AsyncWorkHandler,
+    WorkHandler,
+    WorkItem,
+    WorkOutcome,
+    run_handler,
+    run_handler_async,
+)
+from holdfast.store import schema
 from holdfast.store.api import Store
 
 
@@ -52,133 +60,135 @@ class Runner:
         self,
         store: Store,
         queue: str,
-        handler: Handler | AsyncHandler,
+        handler: WorkHandler | AsyncWorkHandler,
         *,
         worker: str,
         timers: str | None = None,
-        policy: Policy | None = None,
+        policy: RunnerPolicy | None = None,
         clock: Clock = SYSTEM,
         sleep: Callable[[float], object] | None = None,
-        gate: Gate | None = None,
+        tick_lock: TickLock | None = None,
         concurrency: int = 1,
         loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
-        alone: Alone | None = None,
+        isolation: IsolationLock | None = None,
         throttle: Throttle | None = None,
         admission: Callable[[], Admission | None] | None = None,
-        counters: Counters | None = None,
+        counters: RunnerCounters | None = None,
         log: LogSink | None = None,
         replay: ReplayHook | None = None,
         bootstrap: bool = False,
     ) -> None:
-        """`timers` names a second queue, of items put with a `not_before_ns`.
+        """`timers` names a second queue, for items with a `not_before_ns`.
 
-        `sleep` is what the loop rests with instead of waiting for the store to call. With a `loop`
-        the handler is a coroutine function, and its calls are tasks of that loop. Runners that
-        share an `alone` let a suspect run by itself.
+        `sleep` replaces waiting for store notifications. With a `loop` the handler is a coroutine function,
+        and its calls are tasks of that event loop. Runners that share an `isolation` lock run poison
+        suspects in isolation.
         """
         if not 1 <= concurrency <= CONCURRENCY_MAX:
             raise Invalid(what="concurrency", found=concurrency, expected=f"1 to {CONCURRENCY_MAX}")
         if timers == queue:
             raise Invalid(what="timers", found=timers, expected="another name than the queue's")
         self.worker = worker
-        self.counters = counters or Counters()
+        self.counters = counters or RunnerCounters()
         self.hooks = Hooks(worker, self.counters, log, replay)
-        # What the last tick that failed has raised, and logged.
-        self.told: BaseException | None = None
+        # The error of the last failed tick, which is already logged.
+        self.logged_error: BaseException | None = None
         self.last_progress_ns = clock.mono_ns()
         self._store = store
         self._queue, self._timers = queue, timers
         self._handler = handler
-        self._policy = policy or Policy.default()
+        self._policy = policy or RunnerPolicy.default()
         self._clock = clock
-        self._gate = gate or Gate()
+        self._tick_lock = tick_lock or TickLock()
         self._concurrency = concurrency
         self._throttle = throttle
         self._bootstrap = bootstrap
-        self._state = LIFE.initial
-        self._life = threading.Lock()
+        self._state = RUNNER_TRANSITIONS.initial
+        self._state_lock = threading.Lock()
         self._event_loop = loop
-        self._alone = alone
+        self._isolation = isolation
         self._admission = admission
         self._fatal: Exception | None = None
         self._sleep = sleep
-        self._carrier: Carrier | None = None
-        self._begin()
-        if alone is not None:
-            alone.enter(self)
+        self._commit_owner: CommitOwner | None = None
+        self._create_parts()
+        if isolation is not None:
+            isolation.register(self)
 
     # -- life ----------------------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunnerState:
         return self._state
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the loop of a started runner, if an error did."""
+        """The error that ended the loop of a started runner, if any."""
         return self._loop.failure
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> RunnerPolicy:
         return self._policy
 
     @property
     def owner(self) -> str:
-        """The name in our claims. It is new at each boot, so that we fence our former selves."""
+        """The owner name in claims. It is new at each boot, so that a restart fences its former self."""
         return self._claimer.owner
 
-    def set_policy(self, policy: Policy) -> None:
-        """In force from the next tick on."""
+    def set_policy(self, policy: RunnerPolicy) -> None:
+        """Replace the policy from the next tick on."""
         self._policy = policy
 
-    def ride(self, carrier: Carrier) -> None:
-        """Let somebody in this process settle what it goes on with. Before the start."""
-        self._carrier = carrier
+    def set_commit_owner(self, commit_owner: CommitOwner) -> None:
+        """Set the commit owner, which settles outcomes in its own commits. Call before the start."""
+        self._commit_owner = commit_owner
 
     def boot(self, layout: Mapping[str, int] | None = None) -> None:
-        """STOPPED → RUNNING, or an error and still stopped."""
-        with self._life:
-            booted = LIFE.next(self._state, Event.BOOT, worker=self.worker)
-            boot.check_spaces(boot.spaces() if layout is None else layout)
-            self._store.transact(boot.ensure_marker, boot.SCHEMA, bootstrap=self._bootstrap)
-            self._begin()
-            self._state = booted
+        """Check the store and go from STOPPED to RUNNING. On an error the runner stays stopped."""
+        with self._state_lock:
+            new_state = RUNNER_TRANSITIONS.next(self._state, RunnerEvent.BOOT, worker=self.worker)
+            boot.check_key_spaces(boot.key_spaces() if layout is None else layout)
+            self._store.transact(
+                boot.ensure_marker, schema.SCHEMA_VERSION, bootstrap=self._bootstrap
+            )
+            self._create_parts()
+            self._state = new_state
 
     def start(self) -> None:
-        """Boot if need be, and loop in a thread of its own."""
-        if self._state is State.STOPPED:
+        """Boot if stopped, and run the loop in a new thread."""
+        if self._state is RunnerState.STOPPED:
             self.boot()
         self._loop.start()
 
     def run(self) -> None:
-        """Loop in this thread until a stop is asked for and nothing is in hand any more."""
+        """Run the loop in this thread until a stop is requested and all items are settled."""
         self._loop.run()
 
     def request_stop(self) -> None:
-        """No more claims from now on. Any thread may ask, a handler's too."""
-        with self._life:
-            if LIFE.allows(self._state, Event.STOP):
-                self._state = LIFE.next(self._state, Event.STOP)
-        self._loop.ring()
+        """Stop claiming. Any thread may call it, including a handler's."""
+        with self._state_lock:
+            if RUNNER_TRANSITIONS.allows(self._state, RunnerEvent.STOP):
+                self._state = RUNNER_TRANSITIONS.next(self._state, RunnerEvent.STOP)
+        self._loop.wake()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the loop to end; False if it has not by then. Raises the error that ended it."""
+        """Wait for the loop to end. Return False after the timeout. Raises the error that ended the loop."""
         return self._loop.join(timeout_s)
 
     def shutdown(self, timeout_s: float | None = None) -> bool:
-        """Stop, settle what is in hand, and wait until it is done, as `join` does."""
+        """Request a stop, settle the items in progress, and wait like `join`."""
         self.request_stop()
         return self._loop.finish(timeout_s)
 
     def halt(self) -> None:
-        """The end of the loop. Whatever is still in hand is left to run out."""
+        """End the lifecycle of the runner. Claims of unsettled items are left to expire."""
         self.request_stop()
-        with self._life:
-            if LIFE.allows(self._state, Event.HALT):
-                self._state = LIFE.next(self._state, Event.HALT)
-                self._tending.close()
-        if self._alone is not None:
-            self._alone.leave(self)
+        with self._state_lock:
+            if RUNNER_TRANSITIONS.allows(self._state, RunnerEvent.HALT):
+                self._state = RUNNER_TRANSITIONS.next(self._state, RunnerEvent.HALT)
+                self._supervisor.close()
+        if self._isolation is not None:
+            self._isolation.release(self)
 
     def __enter__(self) -> Runner:
         self.start()
@@ -187,7 +197,7 @@ class Runner:
     def __exit__(self, *exc: object) -> None:
         self.shutdown()
 
-    def _begin(self) -> None:
+    def _create_parts(self) -> None:
         owner = f"{self.worker}/{self._clock.entropy(6).hex()}"
         self._claimer = Claimer(
             self._store,
@@ -198,168 +208,176 @@ class Runner:
             hooks=self.hooks,
             admission=self._admission,
         )
-        self._tending = Tending(
+        self._supervisor = ClaimSupervisor(
             self._store,
             self._queue,
             self._claimer,
             member=self,
             hooks=self.hooks,
             clock=self._clock,
-            hire=self._hire,
-            ended=self._ended,
-            crewed=self._has_crew,
-            alone=self._alone,
+            make_executor=self._make_executor,
+            on_outcome=self._on_outcome,
+            has_executor=self._has_executor,
+            isolation=self._isolation,
             throttle=self._throttle,
         )
-        self._desk = Desk(self._store, self.hooks)
-        self._loop = Loop(self, self._store, self._claimer.names, sleep=self._sleep)
-        self._post: Post | None = None
-        if self._carrier is not None:
-            self._post = Post(
-                self._carrier, self._desk, self._claimer, self._clock, self._loop.ring
+        self._settlement = SettlementBuffer(self._store, self.hooks)
+        self._loop = RunnerLoop(self, self._store, self._claimer.names, sleep=self._sleep)
+        self._handoffs: HandoffQueue | None = None
+        if self._commit_owner is not None:
+            self._handoffs = HandoffQueue(
+                self._commit_owner, self._settlement, self._claimer, self._clock, self._loop.wake
             )
         self._fatal = None
 
     # -- one tick ------------------------------------------------------------------------------
 
     @property
-    def in_hand(self) -> bool:
-        """Whether something is handled or finished that the store does not know of yet."""
-        parcels = self._post is not None and self._post.busy
-        return bool(self._desk.outcomes) or parcels or self._tending.busy
+    def has_unsettled(self) -> bool:
+        """Whether there are items in progress or finished items without a commit."""
+        handoffs_busy = self._handoffs is not None and self._handoffs.busy
+        return bool(self._settlement.outcomes) or handoffs_busy or self._supervisor.busy
 
     @property
     def under_way(self) -> int:
-        """How many items are with the crew. Others may ask, from their threads."""
-        return self._tending.under_way
+        """Number of items in the executor. Any thread may read it."""
+        return self._supervisor.under_way
 
     @property
-    def room(self) -> int:
-        """How many more items may be handled at once."""
-        tending = self._tending
-        if tending.barred:
+    def capacity(self) -> int:
+        """Number of further items that may be claimed now."""
+        supervisor = self._supervisor
+        if supervisor.blocked:
             return 0
         if self._throttle is not None:
-            return self._policy.max_batch - len(tending.paced)
-        if tending.crew is not None:
-            return tending.crew.room
-        return self._concurrency if self._has_crew else self._policy.max_batch
+            return self._policy.max_batch - len(supervisor.rate_limited)
+        if supervisor.executor is not None:
+            return supervisor.executor.capacity
+        return self._concurrency if self._has_executor else self._policy.max_batch
 
-    def tick(self) -> Tick:
-        """Handle up to a batch. Waits for the store and, without a crew, for its handlers."""
-        with self._gate:
-            if self._state is State.STOPPED:
+    def tick(self) -> TickStats:
+        """Process up to one batch. Blocks on the store and, without an executor, on the handlers."""
+        with self._tick_lock:
+            if self._state is RunnerState.STOPPED:
                 raise NotRunning(worker=self.worker)
-            policy, tick = self._policy, Tick()
+            policy, tick = self._policy, TickStats()
             try:
                 self._step(policy, tick)
             except Exception as error:
-                # Here, and not in the loop alone: a host that ticks by itself has the same log.
+                # Logged here and not in the loop, so that a host that calls `tick` gets the same log.
                 self.hooks.loop_error(error)
-                self.told = error
+                self.logged_error = error
                 raise
             return tick
 
-    def _step(self, policy: Policy, tick: Tick) -> None:
+    def _step(self, policy: RunnerPolicy, tick: TickStats) -> None:
         try:
             self._advance(policy, tick)
         except HoldfastError as error:
             if not (error.retryable or isinstance(error, CommitUnknown)):
                 raise
-            # The store may be away at any look. Whatever was asked for by then may be ours.
+            # The store may fail at any call. Claims requested before that may exist.
             tick.busy += 1
-            self._claimer.doubt()
-        self._progress()
-        self._surface(policy)
+            self._claimer.mark_uncertain()
+        self._record_progress()
+        self._apply_fatal_policy(policy)
 
-    def _advance(self, policy: Policy, tick: Tick) -> None:
-        tending = self._tending
-        running = self._state is State.RUNNING
-        tending.collect(policy, tick, running=running)
-        tending.attend(policy, tick, running=running)
-        if self._post is not None:
-            self._exchange(self._post, policy, tick)
-        if self._has_crew and self._state is State.RUNNING and self._desk.outcomes:
-            self._turn(policy, tick)
-        self._desk.settle(policy, tick)
-        # While the store does not take what is finished, nothing more is begun.
-        if self._state is State.RUNNING and not self._desk.outcomes:
-            works = self._claim(policy, tick)
-            if self._has_crew:
-                tending.take(works, policy, tick)
+    def _advance(self, policy: RunnerPolicy, tick: TickStats) -> None:
+        supervisor = self._supervisor
+        running = self._state is RunnerState.RUNNING
+        supervisor.collect_finished(policy, tick, running=running)
+        supervisor.supervise(policy, tick, running=running)
+        if self._handoffs is not None:
+            self._exchange_handoffs(self._handoffs, policy, tick)
+        if self._has_executor and self._state is RunnerState.RUNNING and self._settlement.outcomes:
+            self._settle_and_claim(policy, tick)
+        self._settlement.settle(policy, tick)
+        # While the store refuses the settlement, no item starts.
+        if self._state is RunnerState.RUNNING and not self._settlement.outcomes:
+            work_items = self._claim(policy, tick)
+            if self._has_executor:
+                supervisor.start_claimed(work_items, policy, tick)
             else:
-                self._handle_here(works, policy, tick)
-            self._desk.settle(policy, tick)
-        self._leave_offer(policy, tick)
+                self._run_inline(work_items, policy, tick)
+            self._settlement.settle(policy, tick)
+        self._offer_capacity(policy, tick)
 
-    def _exchange(self, post: Post, policy: Policy, tick: Tick) -> None:
-        """Take what the carrier has brought, and hand it what is finished."""
-        running = self._state is State.RUNNING
-        works = post.collect(policy, tick, running=running)
-        if works:
-            self._tending.take(works, policy, tick)
-        if running and (self._desk.outcomes or post.busy):
-            # What is throttled is claimed by whoever counts its tokens.
-            room = self.room if self._throttle is None else 0
-            post.send(policy, room, self._again_max(policy))
+    def _exchange_handoffs(
+        self, handoffs: HandoffQueue, policy: RunnerPolicy, tick: TickStats
+    ) -> None:
+        """Process the results of commit handoffs, and hand off finished outcomes."""
+        running = self._state is RunnerState.RUNNING
+        work_items = handoffs.collect(policy, tick, running=running)
+        if work_items:
+            self._supervisor.start_claimed(work_items, policy, tick)
+        if running and (self._settlement.outcomes or handoffs.busy):
+            # Rate-limited items are claimed only by this runner, which counts the tokens.
+            capacity = self.capacity if self._throttle is None else 0
+            handoffs.send(policy, capacity, self._expired_before_max(policy))
 
-    def _leave_offer(self, policy: Policy, tick: Tick) -> None:
-        """Before a rest: whoever puts something into the queue may claim it for us."""
-        idle = self._state is State.RUNNING and not tick.moved and not tick.busy
-        if self._post is not None and idle and self._throttle is None:
-            self._post.offer(policy, self.room, self._again_max(policy))
+    def _offer_capacity(self, policy: RunnerPolicy, tick: TickStats) -> None:
+        """Offer capacity before sleeping: the commit owner may claim new items for this runner."""
+        idle = self._state is RunnerState.RUNNING and not tick.made_progress and not tick.busy
+        if self._handoffs is not None and idle and self._throttle is None:
+            self._handoffs.offer_capacity(policy, self.capacity, self._expired_before_max(policy))
 
-    def _turn(self, policy: Policy, tick: Tick) -> None:
-        """Settle and claim in one commit, if there is something for both and nothing in doubt."""
-        if not (self._desk.sure and self._claimer.sure and self._claimer.looks()):
+    def _settle_and_claim(self, policy: RunnerPolicy, tick: TickStats) -> None:
+        """Settle and claim in one commit, if both have work and no outcome is in doubt."""
+        if not (
+            self._settlement.is_certain and self._claimer.is_certain and self._claimer.has_work()
+        ):
             return
-        if self._post is not None and not self._post.retract():
+        if self._handoffs is not None and not self._handoffs.cancel_offer():
             return
-        limit = self._limit(policy, tick)
+        limit = self._claim_limit(policy, tick)
         if limit <= 0:
             return
-        asking = self._claimer.asking(limit, policy, self._again_max(policy))
-        taken = self._desk.turn(policy, tick, asking)
-        if taken is not None:
-            self._tending.take(self._claimer.answered(taken, tick), policy, tick)
+        claim_args = self._claimer.request_args(limit, policy, self._expired_before_max(policy))
+        batch = self._settlement.settle_and_claim(policy, tick, claim_args)
+        if batch is not None:
+            self._supervisor.start_claimed(
+                self._claimer.accept_requested(batch, tick), policy, tick
+            )
 
-    def _claim(self, policy: Policy, tick: Tick) -> deque[Work]:
-        limit = max(self._limit(policy, tick), 0)
-        again_max = self._again_max(policy)
-        if self._post is not None and not self._post.retract():
+    def _claim(self, policy: RunnerPolicy, tick: TickStats) -> deque[WorkItem]:
+        limit = max(self._claim_limit(policy, tick), 0)
+        expired_before_max = self._expired_before_max(policy)
+        if self._handoffs is not None and not self._handoffs.cancel_offer():
             return deque()
-        if self._post is not None and self._post.busy:
-            # What is on its way is held, too: it must not be adopted. And it claims by itself.
-            if self._post.asked or not self._claimer.sure:
+        if self._handoffs is not None and self._handoffs.busy:
+            # Claims of handoffs in flight must not be adopted, and the handoffs request new claims already.
+            if self._handoffs.requested_claims or not self._claimer.is_certain:
                 return deque()
-        return self._claimer.claim(limit, policy, tick, self._tending.has, again_max)
+        return self._claimer.claim(
+            limit, policy, tick, self._supervisor.has_claim, expired_before_max
+        )
 
-    def _limit(self, policy: Policy, tick: Tick) -> int:
-        asked = 0 if self._post is None else self._post.asked
-        limit = min(policy.max_batch, self.room - asked)
+    def _claim_limit(self, policy: RunnerPolicy, tick: TickStats) -> int:
+        requested = 0 if self._handoffs is None else self._handoffs.requested_claims
+        limit = min(policy.max_batch, self.capacity - requested)
         if self._throttle is not None and limit > 0:
-            return self._tending.allowed(self._throttle, limit, tick)
+            return self._supervisor.claim_limit(self._throttle, limit, tick)
         return limit
 
-    def _again_max(self, policy: Policy) -> int | None:
-        """How many items that were claimed in vain before would be begun at once."""
-        if not policy.tend:
+    def _expired_before_max(self, policy: RunnerPolicy) -> int | None:
+        """The maximum number of items with expired claims to claim: as many as would start at once."""
+        if not policy.extend_claims:
             return None
-        crew = self._tending.crew
-        return self._concurrency if crew is None else crew.free
+        executor = self._supervisor.executor
+        return self._concurrency if executor is None else executor.free_workers
 
     @property
-    def awaits(self) -> bool:
-        """Whether an answer is on its way that will ring."""
-        return self._post is not None and self._post.asked > 0
+    def awaits_handoff(self) -> bool:
+        """Whether a handoff in flight will return claims and wake the loop."""
+        return self._handoffs is not None and self._handoffs.requested_claims > 0
 
-    def attend_s(self) -> float:
-        """How long the crew may be left to itself."""
-        return self._tending.attend_s(self._policy) if self.in_hand else float("inf")
+    def next_check_s(self) -> float:
+        """Return the time in seconds until the executor needs the next check."""
+        return self._supervisor.next_check_s(self._policy) if self.has_unsettled else float("inf")
 
     def idle_sleep_ns(self) -> int:
-        """How long there is nothing to do: until the next item is due, within the policy's bound."""
-        with self._gate:
+        """Return the time until the next item is due, at most the policy's idle maximum."""
+        with self._tick_lock:
             due_ns = self._claimer.next_due_ns()
         longest_ns = self._policy.idle_sleep_max_ms * MS
         if due_ns is None:
@@ -369,95 +387,99 @@ class Runner:
         return max(0, min(due_ns - self._store.now_ns(), longest_ns))
 
     def idle_sleep_ms(self) -> int:
-        """The same in whole milliseconds, never less."""
+        """Return `idle_sleep_ns` in milliseconds, rounded up."""
         return -(-self.idle_sleep_ns() // MS)
 
     @property
-    def _has_crew(self) -> bool:
-        return self._concurrency > 1 or self._event_loop is not None or self._policy.tend
+    def _has_executor(self) -> bool:
+        return self._concurrency > 1 or self._event_loop is not None or self._policy.extend_claims
 
-    def _hire(self, policy: Policy) -> Crew:
-        # A token is used when a call begins: what is throttled is not taken ahead.
-        ahead_max = policy.max_batch if policy.tend and self._throttle is None else 0
+    def _make_executor(self, policy: RunnerPolicy) -> Executor:
+        # A token is used at the start of a call, so rate-limited items are not prefetched.
+        ahead_max = policy.max_batch if policy.extend_claims and self._throttle is None else 0
         if self._event_loop is not None:
-            return Tasks(
+            return AsyncExecutor(
                 self._concurrency,
                 self._attempt_async,
                 self._event_loop(),
-                began=self.hooks.began,
-                done=self._loop.ring,
+                on_begin=self.hooks.began,
+                on_done=self._loop.wake,
                 clock=self._clock,
-                ahead_max=ahead_max,
+                prefetch_max=ahead_max,
             )
-        return Threads(
+        return ThreadExecutor(
             self._concurrency,
             self._attempt,
             name=self.worker,
-            began=self.hooks.began,
-            done=self._loop.ring,
+            on_begin=self.hooks.began,
+            on_done=self._loop.wake,
             clock=self._clock,
-            ahead_max=ahead_max,
+            prefetch_max=ahead_max,
         )
 
-    def _handle_here(self, works: deque[Work], policy: Policy, tick: Tick) -> None:
+    def _run_inline(
+        self, work_items: deque[WorkItem], policy: RunnerPolicy, tick: TickStats
+    ) -> None:
         settle_at_ns = self._clock.mono_ns() + policy.settle_after_ms * MS
-        # The first item is begun if its claim lives at all, so that every batch gets somewhere;
-        # the others only with half a lease before them.
+        # The first item starts if its claim is live, so that every batch makes progress. Later items start
+        # only with half of the claim's TTL left.
         needs_ns = 0
-        while works:
+        while work_items:
             if self._clock.mono_ns() >= settle_at_ns and not tick.busy:
-                self._desk.settle(policy, tick)
+                self._settlement.settle(policy, tick)
                 settle_at_ns = self._clock.mono_ns() + policy.settle_after_ms * MS
-            late = works[0].deadline_ns <= self._store.now_ns() + needs_ns
-            if late or self._cut_short(policy):
-                self._claimer.hand_back(works, tick)
+            late = work_items[0].deadline_ns <= self._store.now_ns() + needs_ns
+            if late or self._must_stop_batch(policy):
+                self._claimer.release_unstarted(work_items, tick)
                 return
-            work = works.popleft()
+            work = work_items.popleft()
             self.hooks.began(work)
-            self._ended(self._attempt(work), policy, tick)
-            self._progress()
+            self._on_outcome(self._attempt(work), policy, tick)
+            self._record_progress()
             needs_ns = policy.lease_ttl_ns // 2
 
-    def _attempt(self, work: Work) -> Outcome:
-        return attempt(work, self._handler, self._clock)
+    def _attempt(self, work: WorkItem) -> WorkOutcome:
+        return run_handler(work, self._handler, self._clock)
 
-    async def _attempt_async(self, work: Work) -> Outcome:
-        return await attempt_async(work, typing.cast(AsyncHandler, self._handler), self._clock)
+    async def _attempt_async(self, work: WorkItem) -> WorkOutcome:
+        return await run_handler_async(
+            work, typing.cast(AsyncWorkHandler, self._handler), self._clock
+        )
 
-    def _ended(self, outcome: Outcome, policy: Policy, tick: Tick) -> None:
+    def _on_outcome(self, outcome: WorkOutcome, policy: RunnerPolicy, tick: TickStats) -> None:
         if outcome.work.lost:
             tick.lost += 1
             self.hooks.lost(outcome.work)
             return
-        fault = policy.faults.of(outcome.error)
-        self.hooks.ended(outcome, fault)
-        self._desk.outcomes.append(outcome)
-        if fault is Fault.FATAL and self._fatal is None:
+        kind = policy.faults.classify(outcome.error)
+        self.hooks.ended(outcome, kind)
+        self._settlement.outcomes.append(outcome)
+        if kind is ErrorKind.FATAL and self._fatal is None:
             self._fatal = outcome.error
 
-    def _cut_short(self, policy: Policy) -> bool:
-        alarmed = self._fatal is not None and policy.on_fatal != "go_on"
-        return alarmed or self._state is not State.RUNNING
+    def _must_stop_batch(self, policy: RunnerPolicy) -> bool:
+        has_fatal = self._fatal is not None and policy.on_fatal != "go_on"
+        return has_fatal or self._state is not RunnerState.RUNNING
 
-    def _surface(self, policy: Policy) -> None:
-        """A non-retryable error is the policy's to decide on, once its item is kept."""
-        if self._fatal is None or self._desk.outcomes:
+    def _apply_fatal_policy(self, policy: RunnerPolicy) -> None:
+        """Apply the policy's `on_fatal` to a non-retryable error, after its item is settled."""
+        if self._fatal is None or self._settlement.outcomes:
             return
         fatal, self._fatal = self._fatal, None
         if policy.on_fatal == "stop":
             self.request_stop()
-        elif policy.on_fatal == "raise" and self._state is State.RUNNING:
+        elif policy.on_fatal == "raise" and self._state is RunnerState.RUNNING:
             raise fatal
 
     def _extend(self, claim: Claim, ttl_ms: int | None) -> int | None:
         ttl_ns = self._policy.lease_ttl_ns if ttl_ms is None else ttl_ms * MS
-        answers: list[int | None] = self._store.transact(queues.extend, [claim.token], ttl_ns)
-        self._progress()
-        return answers[0]
+        expiries: list[int | None] = self._store.transact(queues.extend, [claim.token], ttl_ns)
+        self._record_progress()
+        return expiries[0]
 
     def wake(self) -> None:
-        """Look again: something else than the store has changed."""
-        self._loop.ring()
+        """Wake the loop, after a change outside the store."""
+        self._loop.wake()
 
-    def _progress(self) -> None:
+    def _record_progress(self) -> None:
         self.last_progress_ns = self._clock.mono_ns()

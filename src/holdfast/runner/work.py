@@ -1,8 +1,8 @@
-"""What a handler gets, and what came of it.
+"""Work items: claimed queue items as handlers see them, and their outcomes.
 
-A `Work` is one claimed item in a handler's hands. Its handler runs outside any transaction, may run
-again after a crash, and ends in one of three ways: it returns (done), it raises (`faults` says what
-that means), or its claim runs out first and whatever it did is somebody else's to settle.
+A handler runs outside any transaction and may run again after a crash. It ends in one of three ways. It
+returns (done). It raises (`error_policy` classifies the error). Or its claim expires first, and the next
+claim holder settles the item.
 """
 
 from __future__ import annotations
@@ -17,16 +17,30 @@ from holdfast.durable.queue import Claim
 from holdfast.errors import ClaimLost, HoldfastError
 from holdfast.store.api import Operation, Store
 
-Kind = Literal["queue", "timer"]
-Joined = tuple[Operation[Any, Any], tuple[Any, ...]]
+WorkKind = Literal["queue", "timer"]
+JoinedCall = tuple[Operation[Any, Any], tuple[Any, ...]]
 
 
-class Work:
-    """`deadline_ns` is store time: what is not settled by then was not done by us."""
+class WorkItem:
+    """A claimed item. After `deadline_ns` (store time) this claim can no longer settle it."""
 
     __slots__ = (
-        "_clock", "_extend", "attempt", "began_ns", "claim", "deadline_ns", "dropped", "joined",
-        "joined_failing", "joined_lost", "kind", "limit_ns", "lost", "payload", "seq", "taken_ns",
+        "_clock",
+        "_extend",
+        "ack_operations",
+        "attempt",
+        "began_ns",
+        "claim",
+        "claim_lost_operations",
+        "deadline_ns",
+        "dropped",
+        "failure_operations",
+        "kind",
+        "limit_ns",
+        "lost",
+        "payload",
+        "seq",
+        "taken_ns",
         "token",
     )  # fmt: skip
 
@@ -34,30 +48,30 @@ class Work:
         self,
         claim: Claim,
         payload: bytes,
-        kind: Kind,
+        kind: WorkKind,
         extend: Callable[[Claim, int | None], int | None],
     ) -> None:
         self.claim = claim
         self.token = claim.token
         self.payload = payload
-        self.kind: Kind = kind
+        self.kind: WorkKind = kind
         self.seq = claim.seq
-        # Failures and expired claims are attempts; an item that was given back unharmed had none.
+        # Failures and expired claims count as attempts. A release does not.
         self.attempt = claim.failures + claim.expiries + 1
         self.deadline_ns = claim.expires_ns
         self.lost = False
-        # What is committed together with the ack: (operation, arguments).
-        self.joined: list[Joined] = []
-        # The same for its failure.
-        self.joined_failing: list[Joined] = []
-        # What is committed by itself if the claim is lost, or given back in the middle.
-        self.joined_lost: list[Joined] = []
+        # Operations that commit with the ack: (operation, arguments).
+        self.ack_operations: list[JoinedCall] = []
+        # Operations that commit with the failure.
+        self.failure_operations: list[JoinedCall] = []
+        # Operations that commit separately if the claim is lost, or released after the start.
+        self.claim_lost_operations: list[JoinedCall] = []
         self._extend = extend
-        # When a hand of the crew began with it, and how long it may go on from then without a sign
-        # of progress; 0 is no bound but the claim's.
+        # Start time in the executor, and the time limit from there without a progress report. 0: only the
+        # claim's TTL limits it.
         self.began_ns = 0
         self.limit_ns = 0
-        # Nobody waits for it any more: it was cancelled, or is out of time.
+        # Abandoned: the item was cancelled or exceeded its time limit.
         self.dropped = False
         self.taken_ns = 0
         self._clock: Clock | None = None
@@ -67,35 +81,35 @@ class Work:
         self._clock = clock
 
     def progress(self) -> None:
-        """Say that it goes on: it has its whole time again from now."""
+        """Report progress: the time limit starts again from now."""
         if self._clock is not None:
             self.began_ns = self._clock.mono_ns()
 
-    def join(self, operation: Operation[Any, Any], *args: Any) -> None:
-        """Commit an operation with the ack of this item: both happen, or neither.
+    def on_ack(self, operation: Operation[Any, Any], *args: Any) -> None:
+        """Join an operation to the ack of this item: both commit, or neither.
 
-        It is dropped if the handler raises, and if the claim is lost. It must not raise itself.
+        It is dropped if the handler raises or the claim is lost. The operation must not raise.
         """
-        self.joined.append((operation, operation.positional(args, {})))
+        self.ack_operations.append((operation, operation.bind_positional(args, {})))
 
-    def join_failing(self, operation: Operation[Any, Any], *args: Any) -> None:
-        """Commit an operation if this attempt ends in a failure, together with that; the last one
-        that was said. The loop may end the attempt at any time, so it is said in one step."""
-        self.joined_failing = [(operation, operation.positional(args, {}))]
+    def on_failure(self, operation: Operation[Any, Any], *args: Any) -> None:
+        """Join an operation to the failure of this attempt. The last call wins. It replaces the operation
+        atomically, because the loop may end the attempt at any time."""
+        self.failure_operations = [(operation, operation.bind_positional(args, {}))]
 
-    def join_lost(self, operation: Operation[Any, Any], *args: Any) -> None:
-        """Commit an operation if the claim turns out not to be ours to settle: by itself, as far as
-        the store takes it, and perhaps twice. The last one that was said."""
-        self.joined_lost = [(operation, operation.positional(args, {}))]
+    def on_claim_lost(self, operation: Operation[Any, Any], *args: Any) -> None:
+        """Set an operation to commit separately if the claim is lost. Best effort: it may run twice or not
+        run. The last call wins."""
+        self.claim_lost_operations = [(operation, operation.bind_positional(args, {}))]
 
-    def lose(self, store: Store) -> None:
-        """Nobody will settle this attempt: commit what was said for that."""
-        for operation, args in self.joined_lost:
+    def abandon(self, store: Store) -> None:
+        """Abandon this attempt: submit its operations for a lost claim."""
+        for operation, args in self.claim_lost_operations:
             with contextlib.suppress(HoldfastError):
                 store.submit(operation, *args)
 
     def extend(self, ttl_ms: int | None = None) -> int:
-        """Ask for more time from now on (the policy's lease by default); the new deadline."""
+        """Extend the claim from now (by default by the policy's TTL), and return the new deadline."""
         deadline_ns = self._extend(self.claim, ttl_ms)
         if deadline_ns is None:
             self.lost = True
@@ -104,46 +118,46 @@ class Work:
         return deadline_ns
 
 
-class Handler(Protocol):
-    def __call__(self, work: Work, /) -> object: ...
+class WorkHandler(Protocol):
+    def __call__(self, work: WorkItem, /) -> object: ...
 
 
-class AsyncHandler(Protocol):
-    def __call__(self, work: Work, /) -> Awaitable[object]: ...
+class AsyncWorkHandler(Protocol):
+    def __call__(self, work: WorkItem, /) -> Awaitable[object]: ...
 
 
 @dataclass(slots=True, eq=False)
-class Outcome:
-    """How one attempt ended, and how far its settlement got."""
+class WorkOutcome:
+    """The outcome of one attempt, with the state of its settlement."""
 
-    work: Work
+    work: WorkItem
     error: Exception | None
     latency_ns: int
-    # Settlements that the store refused so far.
+    # Settlement attempts that the store refused.
     refusals: int = 0
-    # True after a commit of unknown outcome: look before it is settled again.
-    unsure: bool = False
-    # It was in a parcel (see `parcel`).
-    sent: bool = False
+    # The settlement commit is in doubt: look it up before settling again.
+    outcome_unknown: bool = False
+    # The outcome was part of a handoff (see `commit_handoff`).
+    handed_off: bool = False
 
 
-async def attempt_async(work: Work, handler: AsyncHandler, clock: Clock) -> Outcome:
-    """`attempt`, of a coroutine."""
+async def run_handler_async(work: WorkItem, handler: AsyncWorkHandler, clock: Clock) -> WorkOutcome:
+    """Run a coroutine handler like `run_handler`."""
     began_ns = clock.mono_ns()
     error: Exception | None = None
     try:
         await handler(work)
     except Exception as raised:
         error = raised
-    return Outcome(work, error, clock.mono_ns() - began_ns)
+    return WorkOutcome(work, error, clock.mono_ns() - began_ns)
 
 
-def attempt(work: Work, handler: Handler, clock: Clock) -> Outcome:
-    """Run the handler. Only an Exception is an outcome: a crash or an interrupt goes right through."""
+def run_handler(work: WorkItem, handler: WorkHandler, clock: Clock) -> WorkOutcome:
+    """Run the handler. Only an Exception is an outcome. A BaseException (crash, interrupt) propagates."""
     began_ns = clock.mono_ns()
     error: Exception | None = None
     try:
         handler(work)
     except Exception as raised:
         error = raised
-    return Outcome(work, error, clock.mono_ns() - began_ns)
+    return WorkOutcome(work, error, clock.mono_ns() - began_ns)

@@ -1,20 +1,18 @@
-"""The simulator: the product's own code under a seeded scheduler, simulated clocks and faults.
+"""The deterministic simulator: product code under a seeded scheduler, simulated clocks and faults.
 
-tape         every random decision, recorded, replayed, shrunk
-scheduler    one actor at a time, chosen by the tape
-store        the real engine on real rows, and every way it can fail its callers
-postgres     the engine of PostgreSQL in the same place;  outcomes: what it is asked for and does not keep
-workloads    the actors: hosts, producers, workers, runners, ledger services and their tasks, submitters and
-             workers of tasks, operators, fate
-processes    the product's roles under the scheduler: world workers, orchestrators, pools, timers
-household    several of them in one process, threads and all: what is done or due goes on in one commit
-outside      what effects of simulated worlds find, and how it fails;  inplace: effects without threads
-ledger_process a process of the ledger service: its shipped core and log, and lines to it
-world_app    what the simulated worlds do;  check_app: the same, stated once more
-history      what happened;  audit: what the rows say, decoded independently
-checkers     one per line of INVARIANTS.md;  model_*: what should be, check_*: what is
-run          a seed → its verdict;  exhaustive: every single crash point of a small scenario
-mutants      planted bugs that the checkers must catch;  edits: how they are planted
-session      a simulation that a user drives (`hf.simulate`);  stand_ins: its effects;  parity: its verdict
-command      `holdfast sim`
+`hf.simulate` and `holdfast sim --app` use:
+
+    choice_tape       every random choice of a run: recorded, replayed, shrunk
+    scheduler         runs one actor at a time, chosen by the tape
+    sim_store         the real commit engine on real rows;  faulting_client: a store client with faults
+    postgres_backend  the PostgreSQL engine in the same place;  commit_outcomes: its recent outcomes
+    processes         the product's services under the scheduler: world workers, orchestrators,
+                      effect workers, timer workers
+    effect_stubs      the app's effects in a session;  inline_effects: effects without threads
+    history           the recorded events;  row_decoder: the stored rows, decoded independently
+    session           a simulation that a user drives;  parity: its replay check
+    app_run           random events to any app, with stubbed effects (`holdfast sim --app`)
+    value_generator   random values of declared types
+
+The oracle of the project's own simulation is not in the wheel: `tests/simulation` of the checkout.
 """

@@ -1,8 +1,8 @@
-"""What can go wrong at a commit, and how often it does in one run.
+"""Faults at commits, and their rates in one run.
 
-Each boundary of INVARIANTS.md's second table is a commit of some role, tried before, after and with
-unknown outcome. `Plan` answers, commit by commit, what happens there: drawn from the tape, or, for
-exhaustive runs, laid down in advance.
+Each boundary of the second table of INVARIANTS.md is a commit of some role. A fault hits it before,
+after, or with an unknown outcome. `FaultPlan` returns the fault of each commit: drawn from the
+tape, or fixed in advance for exhaustive runs.
 """
 
 from __future__ import annotations
@@ -10,55 +10,59 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from holdfast.sim.tape import MILLE, Tape
+from holdfast.sim.choice_tape import PER_MILLE, ChoiceTape
 
 
 class Fault(Enum):
-    CRASH_BEFORE = "crash before"  # the actor dies; nothing was applied
-    CRASH_AFTER = "crash after"  # the actor dies; it was applied
-    UNKNOWN_BEFORE = "unknown before"  # CommitUnknown; nothing was applied
-    UNKNOWN_AFTER = "unknown after"  # CommitUnknown; it was applied
-    LOST_BEFORE = "lost before"  # the request is lost, the client sends it again
-    LOST_AFTER = "lost after"  # the answer is lost, the client sends the request again
-    CONFLICT = "conflict"  # somebody else committed first: the function runs again
+    CRASH_BEFORE = "crash before"  # the actor dies; the commit is not applied
+    CRASH_AFTER = "crash after"  # the actor dies; the commit is applied
+    UNKNOWN_BEFORE = "unknown before"  # CommitUnknown; the commit is not applied
+    UNKNOWN_AFTER = "unknown after"  # CommitUnknown; the commit is applied
+    LOST_BEFORE = "lost before"  # the request is lost, the client resends it
+    LOST_AFTER = "lost after"  # the answer is lost, the client resends the request
+    CONFLICT = "conflict"  # another client committed first: the function runs again
     STALL = "stall"  # the actor is paused for longer than its leases
-    FULL = "full"  # the disk is full: StoreFull, nothing was applied
+    FULL = "full"  # the disk is full: StoreFull, the commit is not applied
 
 
-# Of a thousand doubtful commits, those whose answer is lost.
-DOUBTFUL_MILLE = 350
+# Per mille of the commits marked as doubtful whose answer is lost.
+LOSS_PRONE_MILLE = 350
 
 
-class Plan:
-    """What happens at each commit attempt; `rates` are per mille."""
+class FaultPlan:
+    """Returns the fault of each commit attempt. `rates` are per mille."""
 
     def __init__(
-        self, tape: Tape, rates: Mapping[Fault, int], forced: Mapping[int, Fault] | None = None
+        self,
+        tape: ChoiceTape,
+        rates: Mapping[Fault, int],
+        faults_by_commit: Mapping[int, Fault] | None = None,
     ) -> None:
         self.boundary = 0
-        self.calm = False
+        self.faults_stopped = False
         self._tape = tape
-        self._forced = dict(forced or {})
-        # The faults sit at the top of the range, so that the zero of a worn-out tape is none.
+        self._faults_by_commit = dict(faults_by_commit or {})
+        # Faults occupy the top of the range, so that the zero of an exhausted tape is no fault.
         self._bands: list[tuple[int, Fault]] = []
-        top = MILLE
+        top = PER_MILLE
         for fault, rate in rates.items():
             top -= rate
             self._bands.append((top, fault))
         assert top > 0, "more faults than commits"
 
-    def next(self, *, doubtful: bool = False) -> Fault | None:
-        """What happens at this commit. The answer to a doubtful one is lost more often, where any is."""
+    def next_fault(self, *, loss_prone: bool = False) -> Fault | None:
+        """Return the fault of this commit. Answers to doubtful commits are lost more often, if
+        losses are enabled."""
         self.boundary += 1
-        if self.boundary in self._forced:
-            return self._forced[self.boundary]
-        if self.calm or not self._bands:
+        if self.boundary in self._faults_by_commit:
+            return self._faults_by_commit[self.boundary]
+        if self.faults_stopped or not self._bands:
             return None
-        drawn = self._tape.draw(MILLE)
+        drawn = self._tape.draw(PER_MILLE)
         for low, fault in self._bands:
             if drawn >= low:
                 return fault
         lossy = any(fault is Fault.UNKNOWN_AFTER for _, fault in self._bands)
-        if doubtful and lossy and self._tape.chance(DOUBTFUL_MILLE):
+        if loss_prone and lossy and self._tape.chance(LOSS_PRONE_MILLE):
             return Fault.UNKNOWN_AFTER
         return None

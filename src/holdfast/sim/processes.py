@@ -1,8 +1,8 @@
-"""Processes that run the product's roles: tick, sleep until there is work, tick again.
+"""Processes that run the product's services: tick, sleep until there is work, tick again.
 
-What `Role.run` does in a thread, these do under the scheduler: a tick that finds the store busy, or
-does not know how its commit ended, is followed by another; anything else ends the process. Who kills,
-stops and restarts it is somebody else's business.
+They do under the scheduler what `Role.run` does in a thread. After a tick that finds the store
+busy, or whose commit outcome is unknown, another tick follows. Any other error ends the process.
+The simulation kills and restarts it.
 """
 
 from __future__ import annotations
@@ -13,219 +13,234 @@ from typing import Any, cast
 
 from holdfast.app.app import App
 from holdfast.clock import MS, S
-from holdfast.config import DELETED_KEPT_NS, UNKNOWN_EVENT_S
+from holdfast.config import DELETED_RETENTION_NS, UNKNOWN_EVENT_TIMEOUT_S
 from holdfast.durable.lease import Lease
 from holdfast.durable.queue import topic
 from holdfast.errors import CommitUnknown, HoldfastError, StoreReplaced
-from holdfast.roles.adapter import CLAIM_S, Adapter, AdapterPool
-from holdfast.roles.crew import RunnerRole
-from holdfast.roles.orchestrator import Orchestrator
-from holdfast.roles.role import Role
-from holdfast.roles.timer_worker import TimerWorker
-from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 from holdfast.runner import Runner
-from holdfast.sim.actor import Actor, Halted, Life
+from holdfast.sim.actor import Actor, Incarnation, ProcessHalted
 from holdfast.store.api import Operation, Store
-from holdfast.world.host import Host
+from holdfast.workers.effects.pool import CLAIM_S, EffectAdapter, EffectWorkerPool
+from holdfast.workers.orchestrator import Orchestrator
+from holdfast.workers.runner_service import RunnerService
+from holdfast.workers.service import TickService
+from holdfast.workers.timers.worker import TimerWorker
+from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
+from holdfast.world.host import WorldHost
 
-BUSY_NS = 50 * MS
-# A process is stopped in good order after about this many ticks of a thousand.
-STOPPED_MILLE = 20
+BUSY_RETRY_NS = 50 * MS
+# Per mille of ticks after which a process shuts down gracefully.
+SHUTDOWN_MILLE = 20
 STOP_TICKS_MAX = 5
 IDLE_MS_MIN = 20
-# Of the answers of a store far away, so many are lost.
-LOST_MILLE = 150
-# A policy with so many expiries gives nothing up, and is left as it is.
-CERTAIN_MIN = 1_000
+# Per mille of lost answers of a remote store.
+LOST_ANSWER_MILLE = 150
+# A policy with at least this many expiries never dead-letters and is not changed.
+NEVER_DEAD_EXPIRIES_MIN = 1_000
 
 
 class RoleProcess(Actor):
-    """A process with one role in it, for an app."""
+    """A process with one role of an app."""
 
     def __init__(self, name: str, app: App) -> None:
         super().__init__(name)
         self.app = app
 
-    def role(self, life: Life) -> Role:
+    def build_role(self, incarnation: Incarnation) -> TickService:
         raise NotImplementedError
 
-    def live(self, life: Life) -> None:
-        role = self.role(life)
+    def run_process(self, incarnation: Incarnation) -> None:
+        role = self.build_role(incarnation)
         since = 0
         while True:
-            since = survived(life, life.store.wait, role.topics, since, 0.0)
-            more = survived(life, role.tick)
-            if not life.calm and life.tape.chance(STOPPED_MILLE):
-                life.seen(f"{role.name} stopped in good order")
-                survived(life, role.finish)
+            since = call_tolerating_errors(
+                incarnation, incarnation.store.wait, role.topics, since, 0.0
+            )
+            more = call_tolerating_errors(incarnation, role.tick)
+            if not incarnation.faults_stopped and incarnation.tape.chance(SHUTDOWN_MILLE):
+                incarnation.count_coverage(f"{role.name} stopped in good order")
+                call_tolerating_errors(incarnation, role.shut_down)
                 return
             if not more:
-                idle_s = max(survived(life, role.next_s) or 0.0, 0.0)
-                since = survived(life, life.store.wait, role.topics, since, idle_s)
+                idle_s = max(call_tolerating_errors(incarnation, role.sleep_s) or 0.0, 0.0)
+                since = call_tolerating_errors(
+                    incarnation, incarnation.store.wait, role.topics, since, idle_s
+                )
 
 
-def survived(life: Life, act: Callable[..., Any], *args: Any) -> Any:
-    """What a role in production gets over, it gets over here; None if there was something."""
+def call_tolerating_errors(incarnation: Incarnation, act: Callable[..., Any], *args: Any) -> Any:
+    """Call `act` and tolerate the errors that a role tolerates in production. Return None after
+    such an error."""
     try:
         return act(*args)
     except StoreReplaced:
-        raise Halted from None
+        raise ProcessHalted from None
     except HoldfastError as error:
         if not error.retryable and not isinstance(error, CommitUnknown):
             raise
-        life.sleep(BUSY_NS)
+        incarnation.sleep(BUSY_RETRY_NS)
         return None
 
 
-class Hosting(RoleProcess):
-    """A world worker."""
+class WorldWorkerProcess(RoleProcess):
+    """Process of a world worker."""
 
-    def __init__(self, name: str, app: App, policy: WorkerPolicy) -> None:
+    def __init__(self, name: str, app: App, policy: WorldWorkerPolicy) -> None:
         super().__init__(name, app)
         self.policy = policy
 
-    def role(self, life: Life) -> Role:
-        life.store.acting = _lease_of_host
+    def build_role(self, incarnation: Incarnation) -> TickService:
+        incarnation.store.acting_lease = _lease_of_host
         return WorldWorker(
-            life.store,
+            incarnation.store,
             universe=self.app.universe,
             programs=self.app.programs,
             vocabulary=self.app,
             worker=self.name,
-            incarnation=life.incarnation,
+            incarnation=incarnation.incarnation_id,
             policy=self.policy,
-            clock=life.clock,
+            clock=incarnation.clock,
         )
 
 
-class Leading(RoleProcess):
-    """An orchestrator, or one that stands by."""
+class OrchestratorProcess(RoleProcess):
+    """Process of an orchestrator, leader or standby."""
 
     def __init__(
         self,
         name: str,
         app: App,
         ttl_s: float,
-        unknown_event_s: float = UNKNOWN_EVENT_S,
-        deleted_kept_s: float = DELETED_KEPT_NS / S,
+        unknown_event_s: float = UNKNOWN_EVENT_TIMEOUT_S,
+        deleted_kept_s: float = DELETED_RETENTION_NS / S,
     ) -> None:
         super().__init__(name, app)
         self.ttl_s = ttl_s
         self.unknown_event_s = unknown_event_s
         self.deleted_kept_s = deleted_kept_s
 
-    def role(self, life: Life) -> Role:
+    def build_role(self, incarnation: Incarnation) -> TickService:
         role = Orchestrator(
-            life.store,
+            incarnation.store,
             universe=self.app.universe,
             worker=self.name,
-            incarnation=life.incarnation,
+            incarnation=incarnation.incarnation_id,
             lease_ttl_s=self.ttl_s,
             worker_ttl_s=self.ttl_s,
             histories=self.app.histories,
             deleted_kept_s=self.deleted_kept_s,
             unknown_event_s=self.unknown_event_s,
-            clock=life.clock,
+            clock=incarnation.clock,
         )
-        life.store.acting = lambda fn: _lease_of_leader(role, fn)
+        incarnation.store.acting_lease = lambda fn: _lease_of_leader(role, fn)
         return role
 
 
-class Firing(RoleProcess):
-    """A timer worker."""
+class TimerWorkerProcess(RoleProcess):
+    """Process of a timer worker."""
 
-    def role(self, life: Life) -> Role:
-        return TimerWorker(life.store, universe=self.app.universe, clock=life.clock)
+    def build_role(self, incarnation: Incarnation) -> TickService:
+        return TimerWorker(incarnation.store, universe=self.app.universe, clock=incarnation.clock)
 
 
-class Performing(Actor):
-    """An adapter pool, with what its effects do outside: its runners are ticked in turn, as their
-    threads would be."""
+class EffectPoolProcess(Actor):
+    """Process of an effect worker pool. Its runners are ticked in turn, in place of their
+    threads."""
 
     def __init__(
         self,
         name: str,
         app: App,
-        adapters: Callable[[Life], Mapping[str, Adapter]],
-        changes: Mapping[str, Any] | None = None,
+        effects_of: Callable[[Incarnation], Mapping[str, EffectAdapter]],
+        policy_overrides: Mapping[str, Any] | None = None,
         *,
         claim_s: float = CLAIM_S,
-        abroad: Sequence[str] = (),
+        remote_universes: Sequence[str] = (),
     ) -> None:
         super().__init__(name)
-        # Universes that it takes for those of another store, though they are in this one.
-        self.abroad = abroad
+        # Universes that it treats as living in another store, although they are in this one.
+        self.remote_universes = remote_universes
         self.app = app
-        self.adapters = adapters
+        self.effects_of = effects_of
         self.claim_s = claim_s
-        # What the runners' policies are to have instead of what the pool gives them.
-        self.changes = dict(changes or {})
+        # Overrides of the runners' policies.
+        self.policy_overrides = dict(policy_overrides or {})
 
-    def live(self, life: Life) -> None:
-        pool = AdapterPool(
-            life.store,
+    def run_process(self, incarnation: Incarnation) -> None:
+        pool = EffectWorkerPool(
+            incarnation.store,
             universe=self.app.universe,
-            adapters=self.adapters(life),
-            worker=f"{self.name}.{life.incarnation}",
-            stores={universe: cast(Store, _Distant(life)) for universe in self.abroad},
+            adapters=self.effects_of(incarnation),
+            worker=f"{self.name}.{incarnation.incarnation_id}",
+            stores={
+                universe: cast(Store, _RemoteStore(incarnation))
+                for universe in self.remote_universes
+            },
             claim_s=self.claim_s,
             inline=True,
-            clock=life.clock,
+            clock=incarnation.clock,
         )
         for runner in pool.runners:
-            if runner.policy.expiries_max < CERTAIN_MIN:
-                runner.set_policy(dataclasses.replace(runner.policy, **self.changes))
-            while not survived(life, booted, runner):
+            if runner.policy.expiries_max < NEVER_DEAD_EXPIRIES_MIN:
+                runner.set_policy(dataclasses.replace(runner.policy, **self.policy_overrides))
+            while not call_tolerating_errors(incarnation, boot_runner, runner):
                 pass
         topics = [topic(runner._queue) for runner in pool.runners]
         since = 0
         while True:
-            since = survived(life, life.store.wait, topics, since, 0.0)
-            ticks = [survived(life, runner.tick) for runner in pool.runners]
-            if not life.calm and life.tape.chance(STOPPED_MILLE):
-                life.seen(f"{pool.name} stopped in good order")
-                stop(life, pool)
+            since = call_tolerating_errors(incarnation, incarnation.store.wait, topics, since, 0.0)
+            ticks = [call_tolerating_errors(incarnation, runner.tick) for runner in pool.runners]
+            if not incarnation.faults_stopped and incarnation.tape.chance(SHUTDOWN_MILLE):
+                incarnation.count_coverage(f"{pool.name} stopped in good order")
+                stop_runners(incarnation, pool)
                 return
-            if not any(tick is not None and tick.moved for tick in ticks):
-                idle_ms = min(survived(life, one.idle_sleep_ms) or 0 for one in pool.runners)
+            if not any(tick is not None and tick.made_progress for tick in ticks):
+                idle_ms = min(
+                    call_tolerating_errors(incarnation, one.idle_sleep_ms) or 0
+                    for one in pool.runners
+                )
                 idle_s = max(idle_ms, IDLE_MS_MIN) / 1000
-                since = survived(life, life.store.wait, topics, since, idle_s)
+                since = call_tolerating_errors(
+                    incarnation, incarnation.store.wait, topics, since, idle_s
+                )
 
 
-class _Distant:
-    """This store, as if it were another one, far away: answers are lost on their way at times."""
+class _RemoteStore:
+    """This store, presented as a remote store that loses answers at times."""
 
-    def __init__(self, life: Life) -> None:
-        self._life = life
+    def __init__(self, incarnation: Incarnation) -> None:
+        self._incarnation = incarnation
 
     def transact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        answer = self._life.store.transact(fn, *args, **kwargs)
-        if not self._life.calm and self._life.tape.chance(LOST_MILLE):
+        answer = self._incarnation.store.transact(fn, *args, **kwargs)
+        if not self._incarnation.faults_stopped and self._incarnation.tape.chance(
+            LOST_ANSWER_MILLE
+        ):
             raise CommitUnknown(why="the answer was lost")
         return answer
 
 
-def stop(life: Life, role: RunnerRole) -> None:
-    """What is in hand is settled, within a bound; what is not runs out."""
+def stop_runners(incarnation: Incarnation, role: RunnerService) -> None:
+    """Shut down: settle claimed work within a limit. Remaining claims expire."""
     role.request_stop()
     for runner in role.runners:
         for _ in range(STOP_TICKS_MAX):
-            if not runner.in_hand:
+            if not runner.has_unsettled:
                 break
-            survived(life, runner.tick)
+            call_tolerating_errors(incarnation, runner.tick)
 
 
-def booted(runner: Runner) -> bool:
+def boot_runner(runner: Runner) -> bool:
     runner.boot()
     return True
 
 
 def _lease_of_host(fn: Any) -> Lease | None:
     host = getattr(fn, "__self__", None)
-    return host.lease if isinstance(host, Host) else None
+    return host.lease if isinstance(host, WorldHost) else None
 
 
 def _lease_of_leader(role: Orchestrator, fn: Any) -> Lease | None:
-    """What a leader commits it commits as a leader. Calling workers decides nothing."""
-    calling = isinstance(fn, Operation) or fn == role._call_workers
+    """The lease under which an orchestrator commits. Notifying workers needs none."""
+    calling = isinstance(fn, Operation) or fn == role._request_heartbeats
     return None if calling else role._lease

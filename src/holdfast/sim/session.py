@@ -1,12 +1,12 @@
 """A simulation that a user drives: `hf.simulate(app, seed=…)`.
 
-Workers, orchestrators, adapter pools and a timer worker run the user's app under the seeded scheduler,
-and crash at commits that the seed picks, and around the calls of effects (`stand_ins`). The user's calls
-are tasks of that scheduler, too: while one is under way everybody else goes on, in virtual time. Between
-calls nothing moves.
+World workers, orchestrators, effect worker pools and a timer worker run the user's app under the
+seeded scheduler. They crash at commits that the seed picks, and around effect calls
+(`effect_stubs`). The user's calls are threads of the same scheduler: during a call all other
+threads run, in virtual time. Between calls the clock does not advance.
 
-Clients do not fail: what a user sends is durable when the call returns. What may fail, at any commit,
-is whoever works it off.
+Clients do not fail: a sent message is durable when the call returns. The workers that process it
+may fail at any commit.
 """
 
 from __future__ import annotations
@@ -16,30 +16,36 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from holdfast.app.app import App
-from holdfast.app.declare import World
-from holdfast.app.handle import WorldHandle
+from holdfast.app.definitions import World
 from holdfast.app.runtime import Runtime
+from holdfast.app.world_handle import WorldHandle
 from holdfast.clock import S
 from holdfast.messages import FABRIC_SEND
-from holdfast.roles.world_worker import WorkerPolicy
 from holdfast.sim import parity
-from holdfast.sim.actor import Actor, Life
-from holdfast.sim.audit import audit
+from holdfast.sim.actor import Actor, Incarnation
+from holdfast.sim.choice_tape import ChoiceTape
+from holdfast.sim.effect_stubs import EffectFunction, EffectStubs
+from holdfast.sim.faulting_client import FaultingClient
 from holdfast.sim.faults import Fault
-from holdfast.sim.processes import Firing, Hosting, Leading, Performing
-from holdfast.sim.scheduler import Task, Threads
-from holdfast.sim.settings import LEASE_NS, Settings
+from holdfast.sim.processes import (
+    EffectPoolProcess,
+    OrchestratorProcess,
+    TimerWorkerProcess,
+    WorldWorkerProcess,
+)
+from holdfast.sim.row_decoder import decode_rows
+from holdfast.sim.scheduler import SimThread, SimThreadPool
+from holdfast.sim.settings import LEASE_NS, SimulationSettings
 from holdfast.sim.simulation import Simulation
-from holdfast.sim.stand_ins import Stand, StandIns
-from holdfast.sim.store import FaultingStore
-from holdfast.sim.tape import Tape
-from holdfast.world import publish
+from holdfast.workers.mail.routing import NoMailRoute
+from holdfast.workers.world.worker import WorldWorkerPolicy
+from holdfast.world import intents
 from holdfast.world.host import SnapshotPolicy
 
 W = TypeVar("W", bound=World)
 
-# Per mille of the commits, each.
-CRASHES = {
+# Rates per mille of commits.
+CRASH_RATES = {
     Fault.CRASH_BEFORE: 40,
     Fault.CRASH_AFTER: 40,
     Fault.UNKNOWN_BEFORE: 30,
@@ -47,36 +53,36 @@ CRASHES = {
     Fault.LOST_AFTER: 10,
     Fault.STALL: 10,
 }
-POLICY = WorkerPolicy(
+POLICY = WorldWorkerPolicy(
     lease_ttl_s=LEASE_NS / S,
     idle_s=1.0,
     heartbeat_s=0.5,
-    # Here leases are lost all the time, and nobody is to blame.
+    # Crashes lose leases all the time here, so a lost lease proves no poison event.
     stuck_max=1_000_000_000,
     snapshots=SnapshotPolicy(entries=8),
 )
 LEADER_TTL_S = 1.5
-# Here pools die all the time, and no effect is to blame.
-PATIENT = {"expiries_max": 1_000_000_000, "idle_sleep_max_ms": 5_000}
-# A claim outlives a call by this.
+# Crashes kill workers all the time here, so an expired claim proves no poison effect.
+NEVER_DEAD_POLICY = {"expiries_max": 1_000_000_000, "idle_sleep_max_ms": 5_000}
+# Lease time of an effect claim beyond the call.
 CLAIM_S = 2.0
-# One call, or the way to rest, ends within so many steps; the second half of it without faults.
+# Step limit of one call or one `run_until_quiet`. Its second half runs without faults.
 STEPS_MAX = 100_000
-LOOK_EVERY = 40
-# Between two leaps of time everybody is awake for so long.
-AWAKE_NS = 20 * S
+CHECK_EVERY_STEPS = 40
+# Between two jumps of the clock, actors run for this long.
+AWAKE_BETWEEN_JUMPS_NS = 20 * S
 FOREVER_NS = 1 << 62
 
 
 class NotQuiet(AssertionError):
-    """Something that could go on did not come to its end within the bound."""
+    """Runnable work did not finish within the step limit."""
 
 
 class ProcessDied(AssertionError):
-    """A process died of something that no fault was the cause of."""
+    """A process died without an injected fault."""
 
 
-class Session:
+class SimulationSession:
     def __init__(
         self,
         app: App,
@@ -84,32 +90,34 @@ class Session:
         seed: int,
         crashes: bool,
         workers: int,
-        effects: Mapping[str, Stand] | None = None,
+        effects: Mapping[str, EffectFunction] | None = None,
         effect_faults: bool = True,
     ) -> None:
         self.app = app
         self.seed = seed
-        stand_ins = StandIns(app, effects or {}, faults=crashes and effect_faults)
-        self._threads = Threads()
+        stand_ins = EffectStubs(app, effects or {}, faults=crashes and effect_faults)
+        self._threads = SimThreadPool()
         actors: list[Actor] = [
-            *(Hosting(f"worker{n}", app, POLICY) for n in range(workers)),
-            *(Leading(f"leader{n}", app, LEADER_TTL_S) for n in range(2)),
+            *(WorldWorkerProcess(f"worker{n}", app, POLICY) for n in range(workers)),
+            *(OrchestratorProcess(f"leader{n}", app, LEADER_TTL_S) for n in range(2)),
             *(
-                Performing(f"pool{n}", app, stand_ins.adapters, PATIENT, claim_s=CLAIM_S)
+                EffectPoolProcess(
+                    f"pool{n}", app, stand_ins.effects_of, NEVER_DEAD_POLICY, claim_s=CLAIM_S
+                )
                 for n in range(2)
             ),
-            Firing("timers", app),
+            TimerWorkerProcess("timers", app),
         ]
-        settings = Settings(rates=CRASHES if crashes else {})
-        self._run = _Driven(Tape(seed), settings, actors, self._threads)
-        self._run.served = frozenset(
-            publish.effects(app.universe, kind) for kind in (*app.effects, FABRIC_SEND)
+        settings = SimulationSettings(rates=CRASH_RATES if crashes else {})
+        self._simulation = _DrivenSimulation(ChoiceTape(seed), settings, actors, self._threads)
+        self._simulation.served_queues = frozenset(
+            intents.effect_queue(app.universe, kind) for kind in (*app.effects, FABRIC_SEND)
         )
-        client = Life(self._run, Actor("client"), "1")
+        client = Incarnation(self._simulation, Actor("client"), "1")
         self._store = client.store
-        self._store.mortal = False
+        self._store.faults_enabled = False
         self._runtime = Runtime(
-            app, _ClientStore(self._store, self._run), roles=(), clock=client.clock
+            app, _SessionStore(self._store, self._simulation), roles=(), clock=client.clock
         )
         self.restart()
 
@@ -121,131 +129,140 @@ class Session:
     def send_many(self, items: Iterable[tuple[WorldHandle[Any], Any]]) -> list[int]:
         return self._runtime.send_many(items)
 
-    # -- time and fate -------------------------------------------------------------------------
+    # -- time and crashes
+    # ----------------------------------------------------------------------------
 
     @property
     def now_s(self) -> float:
         """Store time, in seconds."""
-        return self._run.store.engine_now_ns() / S
+        return self._simulation.store.engine_now_ns() / S
 
     def advance(self, seconds: float) -> None:
-        self._run.pass_time(int(seconds * S))
+        self._simulation.advance(int(seconds * S))
 
     def run_until_quiet(self) -> None:
-        self._run.rest()
+        self._simulation.run_until_quiet()
 
     def crash(self) -> None:
-        self._run.down = True
-        self._run.kill_all()
-        self._run.call(self._run.scheduler.yield_)
+        self._simulation.is_down = True
+        self._simulation.kill_all()
+        self._simulation.call(self._simulation.scheduler.yield_)
 
     def restart(self) -> None:
-        self._run.up()
+        self._simulation.start_all()
 
-    # -- the verdict ---------------------------------------------------------------------------
+    # -- checks
+    # --------------------------------------------------------------------------------------
 
     @property
     def crashes(self) -> int:
-        """How often a process died or lost its memory so far."""
-        return sum(event.op in ("fault", "crash") for event in self._run.history)
+        """Number of injected faults and crashes so far."""
+        return sum(event.op in ("fault", "crash") for event in self._simulation.history)
 
     @property
     def history_hash(self) -> str:
-        return self._run.history.hash()
+        return self._simulation.history.hash()
 
     def assert_parity(self) -> None:
-        self._run.rest()
-        parity.check(self._store.peek, self.app)
+        self._simulation.run_until_quiet()
+        parity.check_parity(self._store.peek, self.app)
 
     def close(self) -> None:
-        self._run.end()
+        self._simulation.close()
         self._threads.close()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> SimulationSession:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
 
-class _Driven(Simulation):
-    """The actors, moved along by calls from outside."""
+class _DrivenSimulation(Simulation):
+    """A simulation that advances only during calls from outside."""
 
     def __init__(
-        self, tape: Tape, settings: Settings, actors: list[Actor], threads: Threads
+        self,
+        tape: ChoiceTape,
+        settings: SimulationSettings,
+        actors: list[Actor],
+        threads: SimThreadPool,
     ) -> None:
         super().__init__(tape, settings, actors, threads)
-        self.down = True
-        # Queues of effects that somebody does.
-        self.served: frozenset[str] = frozenset()
-        self.scheduler.on_exit = self._ended
-        self.store.note("config", settings.promises())
+        self.is_down = True
+        # Effect queues that a worker pool serves.
+        self.served_queues: frozenset[str] = frozenset()
+        self.scheduler.on_exit = self._on_thread_exit
+        self.store.record("config", settings.config_arguments())
 
-    def up(self) -> None:
-        if self.down:
-            self.down = False
+    def start_all(self) -> None:
+        if self.is_down:
+            self.is_down = False
             for actor in self.actors:
                 self._start(actor, 0)
 
     def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a function as a task, and everybody else meanwhile; what it returns or raises."""
+        """Run a function as a scheduled thread, together with all actors. Return or raise its
+        result."""
         answer: list[Any] = []
-        task = self.scheduler.spawn("client", lambda: answer.append(fn(*args, **kwargs)))
-        self._steps(lambda: task.dead)
-        if task.error is not None:
-            raise task.error
+        thread = self.scheduler.spawn("client", lambda: answer.append(fn(*args, **kwargs)))
+        self._run_steps(lambda: thread.has_ended)
+        if thread.error is not None:
+            raise thread.error
         return answer[0]
 
-    def pass_time(self, ns: int) -> None:
-        """Let time pass. Where nothing is to happen for long it leaps, as for a machine that sleeps."""
+    def advance(self, ns: int) -> None:
+        """Advance the clock. While nothing is due for long, it jumps, as on a suspended machine."""
         until_ns = self.clock.boot_ns() + ns
         while (left_ns := until_ns - self.clock.boot_ns()) > 0:
-            idle_ns = min(left_ns, self._idle_ns()) - AWAKE_NS
+            idle_ns = min(left_ns, self._idle_time_ns()) - AWAKE_BETWEEN_JUMPS_NS
             if idle_ns > 0:
-                self.store.note("leap", {"ns": idle_ns})
+                self.store.record("leap", {"ns": idle_ns})
                 self.clock.advance(idle_ns)
                 left_ns -= idle_ns
-            self.call(self.scheduler.sleep, min(left_ns, AWAKE_NS))
+            self.call(self.scheduler.sleep, min(left_ns, AWAKE_BETWEEN_JUMPS_NS))
 
-    def rest(self) -> None:
-        """Until nothing waits that could go on; if it takes long, without further faults."""
-        if self.down or not self._waiting():
+    def run_until_quiet(self) -> None:
+        """Run until no runnable work is left. After the step limit, continue without faults."""
+        if self.is_down or not self._remaining_work():
             return
-        self._steps(self._quiet, raises=False)
-        if self._waiting():
-            self.plan.calm = True
-            self._steps(self._quiet)
-            self.plan.calm = False
+        self._run_steps(self._check_quiet, raises=False)
+        if self._remaining_work():
+            self.fault_plan.faults_stopped = True
+            self._run_steps(self._check_quiet)
+            self.fault_plan.faults_stopped = False
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.scheduler.close()
         self.store.close()
         self._backends.close()
 
-    def _steps(self, done: Callable[[], bool], *, raises: bool = True) -> None:
+    def _run_steps(self, done: Callable[[], bool], *, raises: bool = True) -> None:
         last = self.scheduler.steps + STEPS_MAX
         self.scheduler.run(lambda: bool(self.errors) or done() or self.scheduler.steps >= last)
         if self.errors:
             raise ProcessDied("; ".join(f"{name}: {error}" for name, error in self.errors))
         if raises and self.scheduler.steps >= last:
-            raise NotQuiet(f"seed {self.tape.seed}: after {STEPS_MAX} steps {self._waiting()}")
+            raise NotQuiet(
+                f"seed {self.tape.seed}: after {STEPS_MAX} steps {self._remaining_work()}"
+            )
 
-    def _quiet(self) -> bool:
-        if self.scheduler.steps - self._looked < LOOK_EVERY:
+    def _check_quiet(self) -> bool:
+        if self.scheduler.steps - self._last_check_step < CHECK_EVERY_STEPS:
             return False
-        self._looked = self.scheduler.steps
-        return not self._waiting()
+        self._last_check_step = self.scheduler.steps
+        return not self._remaining_work()
 
-    def _ended(self, task: Task) -> None:
-        if task.name not in self._tasks:
-            return  # a call of the user's, who gets its error
-        if self.down and task.killed:
+    def _on_thread_exit(self, thread: SimThread) -> None:
+        if thread.name not in self._threads_by_actor:
+            return  # a call of the user, which receives the error
+        if self.is_down and thread.killed:
             return
-        super()._ended(task)
+        super()._on_thread_exit(thread)
 
-    def _waiting(self) -> list[str]:
-        """Messages of worlds that may go on, timers that are due, effects that are to be done."""
-        rows = audit(self.store.rows())
+    def _remaining_work(self) -> list[str]:
+        """Undelivered messages of active worlds, due timers and unfinished effects."""
+        rows = decode_rows(self.store.rows())
         now_ns = self.store.engine_now_ns()
         running = {
             f"{universe}/{world_id}"
@@ -260,25 +277,30 @@ class _Driven(Simulation):
                 if name in running
                 for seq in box["rows"]
             ),
-            *(name for name, due_ns in self._timers(rows) if due_ns <= now_ns),
+            *(name for name, due_ns in self._timer_due_times(rows) if due_ns <= now_ns),
             *(
                 f"{name}/{seq}"
                 for name, queue in rows["queues"].items()
-                if name in self.served
-                for seq in queue["items"]
+                if name in self.served_queues
+                for seq, item in queue["items"].items()
+                # Mail to a universe that is not in this store waits until it is.
+                if item["code"] != NoMailRoute.code
             ),
         ]
 
-    def _idle_ns(self) -> int:
-        """For how long there is nothing to do: until a timer is due, if nothing else waits."""
-        if self._waiting():
+    def _idle_time_ns(self) -> int:
+        """Time until the next timer is due, if no other work is pending. 0 if other work is
+        pending."""
+        if self._remaining_work():
             return 0
         now_ns = self.store.engine_now_ns()
-        due = [due_ns - now_ns for _, due_ns in self._timers(audit(self.store.rows()))]
+        due = [
+            due_ns - now_ns for _, due_ns in self._timer_due_times(decode_rows(self.store.rows()))
+        ]
         return min(due, default=FOREVER_NS)
 
-    def _timers(self, rows: dict[str, Any]) -> Iterator[tuple[str, int]]:
-        """What waits for a time, and for which by store time."""
+    def _timer_due_times(self, rows: dict[str, Any]) -> Iterator[tuple[str, int]]:
+        """Each timer with its due time in store time."""
         ahead_ns = self.clock.wall_ns() - self.store.engine_now_ns()
         for name, queue in rows["queues"].items():
             if name.endswith(("/timers", "/timers/calendar")):
@@ -287,13 +309,13 @@ class _Driven(Simulation):
                     yield f"{name}/{seq}", item["not_before_ns"] - clock_ns
 
 
-class _ClientStore:
-    """The user's store: each call is a task of the scheduler."""
+class _SessionStore:
+    """The user's store: each call is a thread of the scheduler."""
 
-    def __init__(self, inner: FaultingStore, run: _Driven) -> None:
+    def __init__(self, inner: FaultingClient, simulation: _DrivenSimulation) -> None:
         self.url = inner.url
         self._inner = inner
-        self._run = run
+        self._simulation = simulation
 
     @property
     def generation(self) -> int:
@@ -303,31 +325,31 @@ class _ClientStore:
         return self._inner.now_ns()
 
     def transact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self._run.call(self._inner.transact, fn, *args, **kwargs)
+        return self._simulation.call(self._inner.transact, fn, *args, **kwargs)
 
     def read(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return self._inner.peek(fn, *args, **kwargs)
 
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self._run.call(self._inner.submit, fn, *args, **kwargs)
+        return self._simulation.call(self._inner.submit, fn, *args, **kwargs)
 
-    def stand(self, topics: Sequence[str], fn: Callable[..., Any], *args: Any) -> None:
-        """Whoever waits here asks for himself."""
+    def submit_when(self, topics: Sequence[str], fn: Callable[..., Any], *args: Any) -> None:
+        """Do nothing: requests are not parked in the simulator, callers poll."""
         return
 
-    def together(self) -> AbstractContextManager[None]:
-        return self._inner.together()
+    def batched(self) -> AbstractContextManager[None]:
+        return self._inner.batched()
 
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
-        found: int = self._run.call(self._inner.wait, topic, since, timeout)
-        return found
+        commit_no: int = self._simulation.call(self._inner.wait, topic, since, timeout)
+        return commit_no
 
     def backup(self, path: str) -> None:
         self._inner.backup(path)
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> _ClientStore:
+    def __enter__(self) -> _SessionStore:
         return self
 
     def __exit__(self, *exc: object) -> None: ...

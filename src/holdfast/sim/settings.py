@@ -1,7 +1,7 @@
-"""The shape of one run: how big, which actors, which faults. Drawn first, from the same tape.
+"""Settings of one run: its size, actors and faults, drawn first from the same tape.
 
-Swarm testing: each fault is on or off per seed, so that some seeds are calm enough for long stories
-and others have one fault alone, often. All bounds of a run are here.
+Swarm testing: each fault is on or off per seed. Some seeds are calm enough for long histories,
+others have a single, frequent fault. All limits of a run are defined here.
 """
 
 from __future__ import annotations
@@ -11,41 +11,41 @@ from importlib.util import find_spec
 from typing import Any
 
 from holdfast.clock import S
-from holdfast.config import DELETED_KEPT_NS
-from holdfast.sim import ledger_shape
+from holdfast.config import DELETED_RETENTION_NS
+from holdfast.sim import run_parameters
+from holdfast.sim.choice_tape import ChoiceTape
 from holdfast.sim.faults import Fault
-from holdfast.sim.ledger_shape import LedgerShape
-from holdfast.sim.tape import Tape
+from holdfast.sim.run_parameters import RunParameters
 
 LEASE_NS = 2 * S
 CLAIM_NS = 2 * S
-# A key may be forgotten after this; a producer stops sending it again well before.
+# The runtime may forget a key after this time. A producer stops resending well before.
 RETENTION_NS = 5 * S
-HORIZON_NS = 3 * S
-# A host that made no progress for this long does not renew.
+RESEND_HORIZON_NS = 3 * S
+# A host without progress for this long does not renew its lease.
 PROGRESS_NS = 1 * S
-# After faults stop, all must come to rest within these.
+# After faults stop, all work must finish within these limits.
 REST_STEPS_MAX = 3000
 REST_NS = 5 * S
-FAULTS_UNTIL = 0.6
-# Leases lost at one message, after which its world is parked.
+FAULTY_SHARE = 0.6
+# Lost leases at one message, after which its world is parked.
 STUCK_MAX = 3
-# An item that no live worker knows is given up after this long.
-UNKNOWN_NS = S * 4 // 5
-# Of a thousand runs of worlds with several workers, those with two versions of their code.
-VERSIONS_MILLE = 400
-# Of a thousand runs of effects, those with a process that hosts worlds, does their effects and
-# fires their timers.
-HOUSEHOLD_MILLE = 500
-# Bounds on the histories of accounts, (entries, ns), by two draws that only runs of the spine use: so the
-# other seeds stay as they were.
-KEEPS = {(3, 1): (3, 0), (3, 2): (2, 2 * S)}
-# How long the rows of a deleted account are kept in those runs.
+# An event type unknown to all live workers is given up after this time.
+UNKNOWN_EVENT_NS = S * 4 // 5
+# Share (per mille) of world runs with several workers that mix two code versions.
+MIXED_VERSIONS_MILLE = 400
+# Share (per mille) of effect runs with a co-located process: one that hosts worlds, runs their
+# effects and fires their timers.
+COLOCATED_MILLE = 500
+# History bounds of accounts (entries, ns), chosen by two draws that other workloads use for hosts
+# and producers. This keeps the remaining draws of existing seeds unchanged.
+HISTORY_BOUNDS = {(3, 1): (3, 0), (3, 2): (2, 2 * S)}
+# Retention of the rows of a deleted account in those runs.
 DELETED_NS = S
-# Attempts that the effects of simulated worlds get.
+# Attempts per effect of the simulated worlds.
 ATTEMPTS = {"fx.quote": 3, "fx.pay": 2}
-# Mail and timers are never given up.
-CERTAIN = {
+# Mail and timers are never dead-lettered.
+NEVER_DEAD = {
     name: {"failures_max": 1 << 31, "expiries_max": 1 << 31}
     for name in (
         "u/effects/fabric.send",
@@ -57,18 +57,18 @@ CERTAIN = {
 
 
 class Workload:
-    """What a run is about."""
+    """The subject of a run."""
 
-    SPINE = "spine"  # leases, journals, inboxes, queues and the runner, each by itself
-    WORLDS = "worlds"  # world workers and orchestrators, with all of that below them
-    EFFECTS = "effects"  # the same, with worlds that want much of others, and pools of those
+    SPINE = "spine"  # leases, journals, inboxes, queues and the runner, without worlds
+    WORLDS = "worlds"  # world workers and orchestrators, on top of the above
+    EFFECTS = "effects"  # worlds with many effects, timers and mail, and their workers
     BOTH = "both"
     TASKS = "tasks"  # submitters, workers and operators of tasks
-    LEDGER = "ledger"  # services of a run's ledger, tasks that work its rows off, a sink
+    LEDGER = "ledger"  # ledger services, tasks that process rows, a sink
 
 
-class Nemesis:
-    """What the environment may do besides faults at commits, by name."""
+class EnvironmentFault:
+    """Faults of the environment, beside faults at commits, by name."""
 
     KILL = "kill"
     CLOCK = "clock"
@@ -81,7 +81,7 @@ class Nemesis:
 
 
 @dataclass
-class Settings:
+class SimulationSettings:
     steps: int = 500
     worlds: int = 1
     hosts: int = 2
@@ -90,7 +90,7 @@ class Settings:
     workers: int = 1
     runners: int = 1
     operators: int = 1
-    clerks: int = 2
+    kv_clients: int = 2
     workload: str = Workload.SPINE
     world_workers: int = 2
     orchestrators: int = 2
@@ -98,60 +98,61 @@ class Settings:
     accounts: int = 2
     pools: int = 1
     timer_workers: int = 1
-    # One process hosts worlds, does their effects and fires their timers, too.
-    household: bool = False
-    # Inboxes are so short that they are full at times.
-    crowded: bool = False
-    # Mail to another universe goes by a lane of its own, as to another store.
-    lanes: bool = False
-    # Workers run two versions of the code, and change it when they start anew.
-    versions: bool = False
-    # The history that an account keeps: a number of entries, and an age below which entries stay; None: all.
-    keep: tuple[int, int] | None = None
+    # One process hosts worlds, runs their effects and fires their timers.
+    colocated: bool = False
+    # Inboxes are short, so that they are full at times.
+    small_inboxes: bool = False
+    # Mail to another universe uses a peer queue, as for another store.
+    peer_queues: bool = False
+    # Workers run two code versions and may change version at a restart.
+    mixed_versions: bool = False
+    # History bound of accounts: number of entries, and minimum age of removed entries. None:
+    # unbounded.
+    history_bound: tuple[int, int] | None = None
     rates: dict[Fault, int] = field(default_factory=dict)
-    nemesis: tuple[str, ...] = ()
+    environment_faults: tuple[str, ...] = ()
     failures_max: int = 3
     expiries_max: int = 3
-    # The engine remembers so few commits that snapshots and outcomes grow too old.
+    # The engine keeps few commits, so that snapshots and outcomes become too old.
     short_memory: bool = False
     # Transactions of several actors share a commit.
-    group: bool = False
+    group_commit: bool = False
     skew: bool = False
     audit_every: int = 150
-    ledger: LedgerShape = field(default_factory=LedgerShape)
+    ledger: RunParameters = field(default_factory=RunParameters)
 
     @property
     def budget(self) -> dict[str, int]:
         return {"failures_max": self.failures_max, "expiries_max": self.expiries_max}
 
     @property
-    def deleted_ns(self) -> int:
-        """How long the rows of a deleted world stay."""
-        return DELETED_KEPT_NS if self.keep is None else DELETED_NS
+    def deleted_retention_ns(self) -> int:
+        """Retention of the rows of a deleted world."""
+        return DELETED_RETENTION_NS if self.history_bound is None else DELETED_NS
 
-    def promises(self) -> dict[str, Any]:
-        """What checkers need to know of the run: its `config` event."""
+    def config_arguments(self) -> dict[str, Any]:
+        """Arguments of the `config` event: the parameters of the run that checkers need."""
         effects = {
             f"u/effects/{kind}": {**self.budget, "failures_max": attempts}
             for kind, attempts in ATTEMPTS.items()
         }
         return {
-            "budgets": {**dict.fromkeys(("q", "t", "fx"), self.budget), **effects, **CERTAIN},
-            "crowded": self.crowded,
+            "budgets": {**dict.fromkeys(("q", "t", "fx"), self.budget), **effects, **NEVER_DEAD},
+            "crowded": self.small_inboxes,
             "retention_ns": RETENTION_NS,
             "progress_ns": PROGRESS_NS,
             "rest_ns": REST_NS,
             "stuck_max": STUCK_MAX,
-            "unknown_ns": UNKNOWN_NS,
-            "deleted_ns": self.deleted_ns,
-            "keep": dict(zip(("entries", "ns"), self.keep or (), strict=False)),
+            "unknown_ns": UNKNOWN_EVENT_NS,
+            "deleted_ns": self.deleted_retention_ns,
+            "keep": dict(zip(("entries", "ns"), self.history_bound or (), strict=False)),
             "claims_whole": not self.ledger.partitions,
         }
 
 
-# A ledger is arrays: where NumPy is not installed, runs are about the rest.
+# The ledger needs NumPy. Without it, no seed draws a ledger run.
 HAS_LEDGER = find_spec("numpy") is not None
-# Seeds by what they are about: most are about one thing.
+# Workloads by weight. Most seeds have one subject.
 WORKLOADS = (
     *[Workload.SPINE] * 3,
     Workload.TASKS,
@@ -163,60 +164,63 @@ WORKLOADS = (
 )
 
 
-def swarm(tape: Tape) -> Settings:
-    """The settings that a seed draws."""
+def draw_settings(tape: ChoiceTape) -> SimulationSettings:
+    """Draw the settings of a seed."""
     rates = {fault: (8, 20, 50)[tape.draw(3)] for fault in Fault if tape.chance(500)}
-    nemesis = tuple(name for name in Nemesis.ALL if tape.chance(400))
+    environment_faults = tuple(name for name in EnvironmentFault.ALL if tape.chance(400))
     runners = 1 + tape.draw(2)
-    settings = Settings(
+    settings = SimulationSettings(
         steps=(500, 800, 1200)[tape.draw(3)],
         worlds=1 + tape.draw(2),
         hosts=1 + tape.draw(3),
         producers=1 + tape.draw(2),
         putters=1 + tape.draw(2),
-        # One runner serves one queue; somebody must serve the other.
+        # A single runner serves one queue. A worker must serve the other.
         workers=tape.draw(3) if runners > 1 else 1 + tape.draw(2),
         runners=runners,
         operators=1 + tape.draw(2),
-        clerks=2 * tape.draw(2),
+        kv_clients=2 * tape.draw(2),
         workload=WORKLOADS[tape.draw(len(WORKLOADS))],
         world_workers=1 + tape.draw(3),
         orchestrators=1 + tape.draw(2),
         senders=1 + tape.draw(3),
         accounts=1 + tape.draw(3),
         rates=rates,
-        nemesis=nemesis,
+        environment_faults=environment_faults,
         failures_max=1 + tape.draw(4),
         expiries_max=1 + tape.draw(3),
         short_memory=tape.chance(200),
-        group=tape.chance(400),
+        group_commit=tape.chance(400),
         skew=tape.chance(300),
     )
     if settings.workload in (Workload.WORLDS, Workload.EFFECTS):
-        settings.keep = KEEPS.get((settings.hosts, settings.producers))
+        settings.history_bound = HISTORY_BOUNDS.get((settings.hosts, settings.producers))
     if settings.workload == Workload.EFFECTS:
         settings.steps += 400
         settings.pools = settings.timer_workers = 2
-        settings.crowded = tape.chance(200)
-        settings.lanes = tape.chance(500)
-        settings.household = tape.chance(HOUSEHOLD_MILLE)
-        if settings.household:
-            # What is carried is rare: these runs are about that alone.
-            settings.keep = None
-            # Few others: most of what its worlds want is done where they are.
-            settings.pools = int(settings.lanes)
+        settings.small_inboxes = tape.chance(200)
+        settings.peer_queues = tape.chance(500)
+        settings.colocated = tape.chance(COLOCATED_MILLE)
+        if settings.colocated:
+            # Fused commits are rare: these runs concentrate on them.
+            settings.history_bound = None
+            # Few other workers, so that most effects run in the process of their world.
+            settings.pools = int(settings.peer_queues)
             settings.senders = settings.orchestrators = 1
-            # A turn of a house has many steps.
+            # One round of a co-located process takes many steps.
             settings.steps += 1200
             settings.world_workers = 1 + tape.chance(300)
-            # Besides its own: a timer worker of another process that fires the same timers, or none.
+            # At most one timer worker in another process, which competes for the same timers.
             settings.timer_workers = int(tape.chance(300))
     if settings.workload == Workload.WORLDS and settings.world_workers > 1:
-        settings.versions = tape.chance(VERSIONS_MILLE)
+        settings.mixed_versions = tape.chance(MIXED_VERSIONS_MILLE)
     if settings.workload == Workload.TASKS:
         settings.audit_every = 50
     if settings.workload == Workload.LEDGER:
-        settings.ledger = ledger_shape.drawn(tape)
-        # What a restored backup means to a sink that went on is for a person to say.
-        settings.nemesis = tuple(name for name in nemesis if name != Nemesis.RESTORE)
+        settings.ledger = run_parameters.draw_run_parameters(tape)
+        # The sink outlives a restored backup. The meaning of that state is an operator's decision,
+        # so it is not checked.
+        settings.environment_faults = tuple(
+            name for name in environment_faults if name != EnvironmentFault.RESTORE
+        )
     return settings

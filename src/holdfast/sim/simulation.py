@@ -1,8 +1,8 @@
-"""One run: actors on a faulting store under a scheduler, until all is at rest, then the verdict.
+"""One simulation run: actors on a faulting store under a scheduler, until no work is left.
 
-Faults stop at 60 % of the steps. From there producers stop too, handlers succeed, dead processes
-come back at once, and everything that was begun must come to its end within a bound: that is the
-liveness half. The safety half is checked on the whole history afterwards.
+Faults stop at 60 % of the steps. From then on producers stop too, handlers succeed, and dead
+processes restart at once. All started work must then finish within a limit: the liveness check. The
+safety checks examine the whole history afterwards.
 """
 
 from __future__ import annotations
@@ -17,95 +17,110 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.clock import MS, SimClock
-from holdfast.sim.actor import RESTARTS_NS, Actor, Halted, Life, alive, describe
-from holdfast.sim.audit import audit
-from holdfast.sim.audit_tasks import open_tasks
-from holdfast.sim.faults import Fault, Plan
+from holdfast.sim.actor import (
+    RESTART_DELAYS_NS,
+    Actor,
+    Incarnation,
+    ProcessHalted,
+    describe_error,
+    is_alive,
+)
+from holdfast.sim.choice_tape import ChoiceTape
+from holdfast.sim.fault_injector import FaultInjector
+from holdfast.sim.faults import Fault, FaultPlan
 from holdfast.sim.history import History
-from holdfast.sim.machine import ClosableBackend, SimStore
-from holdfast.sim.nemesis import Fate
-from holdfast.sim.scheduler import Scheduler, Task, Threads
-from holdfast.sim.settings import FAULTS_UNTIL, LEASE_NS, REST_STEPS_MAX, Settings, Workload
-from holdfast.sim.tape import Tape
-from holdfast.store.memory import MemoryBackend
-from holdfast.store.rows import LmdbBackend
+from holdfast.sim.row_decoder import decode_rows
+from holdfast.sim.row_decoder_tasks import open_tasks
+from holdfast.sim.scheduler import Scheduler, SimThread, SimThreadPool
+from holdfast.sim.settings import (
+    FAULTY_SHARE,
+    LEASE_NS,
+    REST_STEPS_MAX,
+    SimulationSettings,
+    Workload,
+)
+from holdfast.sim.sim_store import ClosableBackend, SimStore
+from holdfast.store.lmdb.backend import LmdbBackend
+from holdfast.store.memory_backend import MemoryBackend
 from holdfast.store.urls import scheme_of
 
 Plain = dict[str, Any]
 
-# A universe in which nobody works.
-UNATTENDED = "v"
-# Looking whether all is at rest costs a scan: it is done once in so many steps.
-LOOK_EVERY = 40
-# Timers that wait for store time, and for a time on the wall.
-DELAYS, CALENDAR = "/timers", "/timers/calendar"
-# Commits that the engine remembers, to validate by and to answer from; answers that a board keeps for
-# repeats, and what it does at once. By module.
-SHORT_MEMORY = {
-    "store.applying": {"RING_COMMITS_MAX": 6},
+# A universe without workers.
+UNIVERSE_WITHOUT_WORKERS = "v"
+# Checking for remaining work needs a full scan, so it runs once per this many steps.
+CHECK_EVERY_STEPS = 40
+# Timer queues by store time and by wall clock.
+DELAY_TIMERS, CALENDAR_TIMERS = "/timers", "/timers/calendar"
+# Limits by module: commits kept for validation, outcomes kept for resends.
+SHORT_MEMORY_LIMITS = {
+    "store.validation": {"RECENT_COMMITS_MAX": 6},
     "store.engine": {"OUTCOMES_KEPT": 12},
 }
-# A step of simulated time is as long as a token of a rate is good for: here it is good for longer. A round of
-# timers is waited for longer, too; after one that did not do, the next is tried within the run.
-COARSE: dict[str, dict[str, float]] = {
-    "effects.rate": {"LATE_NS": 500 * MS, "AHEAD_NS": 1000 * MS},
-    "roles.timer_worker": {"BEGIN_S": 0.8, "ALONE_S": 0.2, "ALONE_S_MAX": 1.6},
-    "roles.carrying": {"MISTAKEN_S": 0.3},
+# A simulated step is as long as a rate token is valid, so tokens stay valid longer here. Timer
+# commits also wait longer, and a failed one is retried within the run.
+SIMULATED_TIME_LIMITS: dict[str, dict[str, float]] = {
+    "effects.rate": {"LATENESS_NS": 500 * MS, "PREFETCH_NS": 1000 * MS},
+    "workers.timers.worker": {"BEGIN_S": 0.8, "FUSION_OFF_S": 0.2, "FUSION_OFF_S_MAX": 1.6},
+    "workers.world.fused_commit": {"CONFLICT_BACKOFF_S": 0.3},
 }
-CROWDED = {"world.ingress": {"INBOX_DEPTH_MAX": 4}, "world.fabric": {"INBOX_DEPTH_MAX": 4}}
-# Histories are cut, and worlds erased, a few rows in a commit, and it is looked often whether one is due.
-SHORT_HISTORY: dict[str, dict[str, float]] = {
-    "roles.upkeep": {"ERASED_PER_COMMIT": 3, "LOOK_NS": 100 * MS},
-    "world.purge": {"ERASED_PER_COMMIT": 3},
+SMALL_INBOX_LIMITS = {
+    "world.ingress": {"INBOX_DEPTH_MAX": 4},
+    "world.messaging.delivery": {"INBOX_DEPTH_MAX": 4},
 }
-# Checkpoints of a few tasks a chunk, by makers that are soon taken for dead.
-SHORT_TASKS = {"tasks.checkpoint": {"CHUNK_TASKS": 4, "STALLED_NS": 200 * MS}}
-SHORT_LEDGER = {
-    "ledger.position": {"REPLIES_KEPT": 2, "OVER_KEPT": 2, "RIPEN_MAX": 1},
-    "ledger.choose": {"PARTS_MAX": 2},
+# History trimming and erasure process few rows per commit and check often whether work is due.
+SHORT_HISTORY_LIMITS: dict[str, dict[str, float]] = {
+    "workers.history_upkeep": {"ERASE_ROWS_PER_COMMIT": 3, "CHECK_EVERY_NS": 100 * MS},
+    "world.purge": {"ERASE_ROWS_PER_COMMIT": 3},
+}
+# Checkpoints have few tasks per chunk, and their makers are presumed dead early.
+SHORT_TASK_LIMITS = {"tasks.checkpoint": {"CHUNK_TASKS": 4, "STALLED_NS": 200 * MS}}
+SHORT_LEDGER_LIMITS = {
+    "ledger.run_state": {"REPLIES_KEPT": 2, "FINISHED_GRANTS_KEPT": 2, "RETRIES_DUE_MAX": 1},
+    "ledger.assignment": {"GRANT_RANGES_MAX": 2},
 }
 
 
 class Simulation:
     def __init__(
         self,
-        tape: Tape,
-        settings: Settings,
+        tape: ChoiceTape,
+        settings: SimulationSettings,
         actors: list[Actor],
-        threads: Threads,
+        threads: SimThreadPool,
         *,
         backend: str = "memory",
-        forced: Mapping[int, Fault] | None = None,
+        faults_by_commit: Mapping[int, Fault] | None = None,
     ) -> None:
         self.tape = tape
         self.settings = settings
         self.actors = actors
         self.clock = SimClock()
         self.history = History()
-        self.seen: Counter[str] = Counter()
+        self.coverage: Counter[str] = Counter()
         self.errors: list[tuple[str, str]] = []
         self.scheduler = Scheduler(tape, self.clock, threads)
-        self.plan = Plan(tape, settings.rates, forced)
-        self._backends = _Backends(backend)
+        self.fault_plan = FaultPlan(tape, settings.rates, faults_by_commit)
+        self._backends = _BackendFactory(backend)
         self.store = SimStore(
             self._backends.make,
             self.scheduler,
             self.clock,
             self.history,
-            self.plan,
+            self.fault_plan,
             lease_ns=LEASE_NS,
-            group=settings.group,
+            group=settings.group_commit,
         )
-        self._tasks: dict[str, tuple[Actor, Task]] = {}
-        self._looked = 0
-        self._audited = 0
+        self._threads_by_actor: dict[str, tuple[Actor, SimThread]] = {}
+        self._last_check_step = 0
+        self._last_audit_step = 0
 
     @property
-    def calm(self) -> bool:
-        return self.plan.calm
+    def faults_stopped(self) -> bool:
+        return self.fault_plan.faults_stopped
 
     def run(self) -> None:
-        with _short_memory(self.settings):
+        with _patched_limits(self.settings):
             try:
                 self._run()
             finally:
@@ -115,102 +130,107 @@ class Simulation:
 
     def _run(self) -> None:
         settings, store, scheduler = self.settings, self.store, self.scheduler
-        store.note("config", settings.promises())
-        scheduler.on_exit = self._ended
+        store.record("config", settings.config_arguments())
+        scheduler.on_exit = self._on_thread_exit
         for actor in self.actors:
             self._start(actor, 0)
-        until = int(settings.steps * FAULTS_UNTIL)
-        scheduler.run(lambda: bool(self.errors) or scheduler.steps >= until or self._look())
-        self.plan.calm = True
-        store.note("calm")
-        scheduler.run(lambda: bool(self.errors) or self._at_rest(until + REST_STEPS_MAX))
-        waiting = self._waiting()
+        until = int(settings.steps * FAULTY_SHARE)
+        scheduler.run(lambda: bool(self.errors) or scheduler.steps >= until or self._audit_if_due())
+        self.fault_plan.faults_stopped = True
+        store.record("calm")
+        scheduler.run(lambda: bool(self.errors) or self._is_quiescent(until + REST_STEPS_MAX))
+        waiting = self._remaining_work()
         if not self.errors:
-            store.note("quiet", {"waiting": waiting}, value=not waiting)
-        store.audit()
+            store.record("quiet", {"waiting": waiting}, value=not waiting)
+        store.record_audit()
         self.state_hash = store.state_hash()
         self.content_hash = store.content_hash()
 
     # -- processes -------------------------------------------------------------------------------
 
-    def kill_one(self) -> None:
+    def kill_random(self) -> None:
         mortal = [
-            (actor, task) for actor, task in self._tasks.values() if not isinstance(actor, Fate)
+            (actor, task)
+            for actor, task in self._threads_by_actor.values()
+            if not isinstance(actor, FaultInjector)
         ]
         actor, task = self.tape.pick(mortal)
-        if alive(task):
-            self.store.note("kill", {"name": actor.name})
+        if is_alive(task):
+            self.store.record("kill", {"name": actor.name})
             self.scheduler.kill(task)
 
     def kill_all(self) -> None:
-        for actor, task in self._tasks.values():
-            if not isinstance(actor, Fate) and alive(task):
+        for actor, task in self._threads_by_actor.values():
+            if not isinstance(actor, FaultInjector) and is_alive(task):
                 self.scheduler.kill(task)
 
     def _start(self, actor: Actor, delay_ns: int) -> None:
         actor.incarnations += 1
         incarnation = str(actor.incarnations)
         task = self.scheduler.spawn(
-            actor.name, lambda: actor.live(Life(self, actor, incarnation)), delay_ns=delay_ns
+            actor.name,
+            lambda: actor.run_process(Incarnation(self, actor, incarnation)),
+            delay_ns=delay_ns,
         )
-        self._tasks[actor.name] = (actor, task)
+        self._threads_by_actor[actor.name] = (actor, task)
 
-    def _ended(self, task: Task) -> None:
-        if task.error is not None and not isinstance(task.error, Halted):
-            # What no actor expects, the product must not do.
-            self.errors.append((task.name, describe(task.error)))
-        if task.name not in self._tasks:
-            return  # a thread of some process, which ends with it
-        actor, _ = self._tasks[task.name]
-        delay_ns = 20 * MS if self.calm else self.tape.pick(RESTARTS_NS)
+    def _on_thread_exit(self, thread: SimThread) -> None:
+        if thread.error is not None and not isinstance(thread.error, ProcessHalted):
+            # An exception that no actor expects is a product bug.
+            self.errors.append((thread.name, describe_error(thread.error)))
+        if thread.name not in self._threads_by_actor:
+            return  # another thread of a process, which ends with it
+        actor, _ = self._threads_by_actor[thread.name]
+        delay_ns = 20 * MS if self.faults_stopped else self.tape.pick(RESTART_DELAYS_NS)
         self._start(actor, delay_ns)
 
-    # -- rest ------------------------------------------------------------------------------------
+    # -- quiescence
+    # ----------------------------------------------------------------------------------
 
-    def _look(self) -> bool:
-        if self.scheduler.steps - self._audited >= self.settings.audit_every:
-            self._audited = self.scheduler.steps
-            self.store.audit()
+    def _audit_if_due(self) -> bool:
+        if self.scheduler.steps - self._last_audit_step >= self.settings.audit_every:
+            self._last_audit_step = self.scheduler.steps
+            self.store.record_audit()
         return False
 
-    def _at_rest(self, steps_max: int) -> bool:
+    def _is_quiescent(self, steps_max: int) -> bool:
         if self.scheduler.steps >= steps_max:
             return True
-        if self.scheduler.steps - self._looked < LOOK_EVERY:
+        if self.scheduler.steps - self._last_check_step < CHECK_EVERY_STEPS:
             return False
-        self._looked = self.scheduler.steps
-        return not self._waiting()
+        self._last_check_step = self.scheduler.steps
+        return not self._remaining_work()
 
-    def _due(self, name: str, row: Plain) -> bool:
-        """Whether an item is to be done by now. A timer's time may be far away."""
-        if name.endswith(CALENDAR):
+    def _is_due(self, name: str, row: Plain) -> bool:
+        """Whether an item is due. A timer may be due much later."""
+        if name.endswith(CALENDAR_TIMERS):
             return bool(row["not_before_ns"] <= self.clock.wall_ns())
-        if name.endswith(DELAYS):
+        if name.endswith(DELAY_TIMERS):
             return bool(row["not_before_ns"] <= self.store.engine_now_ns())
         return True
 
-    def _waiting(self) -> list[str]:
-        """What still has to happen: items, ingress, producers that do not know yet."""
-        rows = audit(self.store.rows())
+    def _remaining_work(self) -> list[str]:
+        """Remaining work: queue items, inbox rows, open tasks, clients with unknown outcomes."""
+        rows = decode_rows(self.store.rows())
         deleted = {
             f"{universe}/{world_id}"
             for universe, found in rows["worlds"].items()
             for world_id, record in found["records"].items()
-            if record["status"] == "deleted" or universe == UNATTENDED
+            if record["status"] == "deleted" or universe == UNIVERSE_WITHOUT_WORKERS
         }
-        # Worlds whose histories have a bound.
-        kept = {
+        # Worlds with bounded histories.
+        bounded = {
             f"{universe}/{world_id}"
             for universe, found in rows["worlds"].items()
             for world_id in found["records"]
-            if self.settings.keep is not None
+            if self.settings.history_bound is not None
         } - deleted
         return [
             *(
                 f"{name}/{seq}"
                 for name, q in rows["queues"].items()
                 for seq, row in q["items"].items()
-                if self._due(name, row)
+                if self._is_due(name, row)
             ),
             *(
                 f"{name}/{seq}"
@@ -221,7 +241,7 @@ class Simulation:
             *(
                 f"{name} is cut and not swept"
                 for name, journal in rows["journals"].items()
-                if name in kept
+                if name in bounded
                 and min(journal["entries"], default=1 << 62) < journal["head"]["floor"]
             ),
             *(
@@ -235,17 +255,17 @@ class Simulation:
                 for universe, found in rows["tasks"].items()
                 for seq in open_tasks(found)
             ),
-            *(actor.name for actor in self.actors if not actor.idle()),
+            *(actor.name for actor in self.actors if not actor.is_idle()),
         ]
 
 
-class _Backends:
-    """Fresh rows for a store, and for each store restored from a backup."""
+class _BackendFactory:
+    """Creates an empty backend for the store, and one for each restored backup."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._made = 0
-        # LMDB syncs each commit; on a file system in memory that costs nothing.
+        # LMDB syncs each commit. That is free on an in-memory file system.
         memory = Path("/dev/shm")
         where = str(memory) if memory.is_dir() else None
         self._path = (
@@ -255,9 +275,9 @@ class _Backends:
     def make(self) -> ClosableBackend:
         self._made += 1
         if scheme_of(self._kind) == "postgresql":
-            from holdfast.sim.postgres import PgRows
+            from holdfast.sim.postgres_backend import PgSimBackend
 
-            return PgRows(self._kind)
+            return PgSimBackend(self._kind)
         if self._path is None:
             return MemoryBackend()
         path = self._path / str(self._made)
@@ -270,27 +290,28 @@ class _Backends:
 
 
 @contextmanager
-def _short_memory(settings: Settings) -> Iterator[None]:
-    """With a short memory, snapshots, outcomes and answers grow too old within one run."""
-    wanted: dict[str, Mapping[str, float]] = {**COARSE}
+def _patched_limits(settings: SimulationSettings) -> Iterator[None]:
+    """Patch product limits, so that snapshots, outcomes and answers become too old within one
+    run."""
+    limits: dict[str, Mapping[str, float]] = {**SIMULATED_TIME_LIMITS}
     if settings.short_memory:
-        wanted |= SHORT_MEMORY
+        limits |= SHORT_MEMORY_LIMITS
     if settings.short_memory and settings.workload == Workload.LEDGER:
-        wanted = {**wanted, **SHORT_LEDGER}
+        limits = {**limits, **SHORT_LEDGER_LIMITS}
     if settings.workload == Workload.TASKS:
-        wanted = {**wanted, **SHORT_TASKS}
-    if settings.keep is not None:
-        wanted = {**wanted, **SHORT_HISTORY}
-    if settings.crowded:
-        wanted = {**wanted, **CROWDED}
-    genuine = []
+        limits = {**limits, **SHORT_TASK_LIMITS}
+    if settings.history_bound is not None:
+        limits = {**limits, **SHORT_HISTORY_LIMITS}
+    if settings.small_inboxes:
+        limits = {**limits, **SMALL_INBOX_LIMITS}
+    originals = []
     try:
-        for name, changes in wanted.items():
+        for name, changes in limits.items():
             module = import_module(f"holdfast.{name}")
             for constant, value in changes.items():
-                genuine.append((module, constant, getattr(module, constant)))
+                originals.append((module, constant, getattr(module, constant)))
                 setattr(module, constant, value)
         yield
     finally:
-        for module, constant, value in genuine:
+        for module, constant, value in originals:
             setattr(module, constant, value)

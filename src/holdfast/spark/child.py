@@ -1,12 +1,12 @@
-"""The process that runs the user's function: `python -m holdfast.spark.child`.
+"""The child process that runs the user's function: `python -m holdfast.spark.child`.
 
-A Spark Python worker starts one and keeps it for its later tasks. On standard input come duties,
-one after another: a header and the pickled function; on what was standard output goes how each
-ended. What the function prints goes to standard error, where executors keep their logs.
+A Spark Python worker starts one child and reuses it for later tasks. Standard input carries jobs, one
+after another: a header and the pickled function. The original standard output carries the result of each
+job. Output that the function prints goes to standard error, which executors log.
 
-The end of the input means that the worker is gone. Calls that are under way have been paid for, so
-they may end and are told, for `DRAIN_S` at most; nothing is begun any more. What is left then is
-reclaimed when the connection closes.
+End of file on the input means that the worker has exited. Calls under way are already paid for, so they
+may finish and be reported for at most `DRAIN_S`. No further call is begun. The ledger reclaims the rest
+when the connection closes.
 """
 
 from __future__ import annotations
@@ -26,129 +26,138 @@ import msgspec
 
 from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
-from holdfast.spark import code, wire
+from holdfast.spark import function_pickle, ledger_protocol
+from holdfast.spark.arrow_rows import ResultEncoder
 from holdfast.spark.call_slots import CallSlots
-from holdfast.spark.caller import Caller
-from holdfast.spark.client import Client
-from holdfast.spark.engine import Duty, Engine, HungCall
-from holdfast.spark.rows import Encoder
+from holdfast.spark.caller import FunctionCaller
+from holdfast.spark.child_job import ChildJob, HungCall
+from holdfast.spark.ledger_client import LedgerClient
+from holdfast.spark.row_executor import RowExecutor
 
-# How a child that cannot stop a hung call leaves.
-EXIT_HUNG = 75
+# Exit status of a child with a hung call that it cannot stop.
+EXIT_HUNG_CALL = 75
 DRAIN_S = 2.0
 _LENGTHS = struct.Struct("<II")
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """How a duty ended: over, stop, timed_out, or an error of the set-up; and how many steps it took."""
+class ChildResult(msgspec.Struct, frozen=True):
+    """The result of a job: over, stop, timed_out, or a set-up error; and the number of exchanges."""
 
     state: str
     steps: int
     error: str = ""
     code: str = ""
-    # The same error as it travels.
-    told: list[Any] = []
-    # The rows whose calls ran out of time: this process ends, and its successor tells of them.
+    # The same error in wire form.
+    wire_error: list[Any] = []
+    # Rows with a call that timed out. The process exits, and its successor reports them.
     timed_out: list[int] = []
-    # Of the calls that ended.
+    # Totals of the finished calls.
     calls: int = 0
     cost: float = 0.0
 
     @classmethod
-    def failed(cls, error: HoldfastError, steps: int = 0) -> Verdict:
-        return cls("failed", steps, str(error), error.code, wire.refused(error).error)
+    def failed(cls, error: HoldfastError, steps: int = 0) -> ChildResult:
+        return cls(
+            "failed", steps, str(error), error.code, ledger_protocol.error_reply(error).error
+        )
 
 
 def main() -> None:
-    # Spark hangs up on the whole group of its workers; here the end of the pipe is the word.
+    # Spark signals the whole process group of its workers. Only end of file on the pipe counts
+    # here.
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    # The pipes are taken out of reach of `print`, of `input` and of programs that the function starts.
+    # Move the pipes away from descriptors 0 and 1, which `print`, `input` and subprocesses use.
     answers, source = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     slots = CallSlots(os.fdopen(int(sys.argv[1]), "r+b")) if len(sys.argv) > 1 else CallSlots()
-    duties: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
     orphaned = threading.Event()
-    threading.Thread(target=_read, args=(source, duties, orphaned), daemon=True).start()
-    while (given := duties.get()) is not None:
-        header, function = given
-        verdict = _do(msgspec.msgpack.decode(header, type=Duty), function, orphaned, slots)
+    threading.Thread(target=_read_jobs, args=(source, jobs, orphaned), daemon=True).start()
+    while (message := jobs.get()) is not None:
+        header, function = message
+        result = _run_job(msgspec.msgpack.decode(header, type=ChildJob), function, orphaned, slots)
         if orphaned.is_set():
             os._exit(0)
-        data = msgspec.msgpack.encode(verdict)
+        data = msgspec.msgpack.encode(result)
         answers.write(struct.pack("<I", len(data)) + data)
         answers.flush()
-        if verdict.state == "timed_out":
-            os._exit(EXIT_HUNG)
+        if result.state == "timed_out":
+            os._exit(EXIT_HUNG_CALL)
 
 
-def _do(duty: Duty, function: bytes, orphaned: threading.Event, slots: CallSlots) -> Verdict:
-    code.look_in(duty.paths)
+def _run_job(
+    job: ChildJob, function: bytes, orphaned: threading.Event, slots: CallSlots
+) -> ChildResult:
+    function_pickle.extend_module_path(job.paths)
     try:
-        fn, retry_on, tokens = code.load(function)
-    except code.NotLoadable as error:
-        return Verdict.failed(error)
-    if duty.probe:
-        return _probed(duty, fn)
-    from pyspark.sql.types import StructType  # after the function's own imports
+        fn, retry_on, tokens = function_pickle.load_function(function)
+    except function_pickle.NotLoadable as error:
+        return ChildResult.failed(error)
+    if job.probe:
+        return _run_probe(job, fn)
+    from pyspark.sql.types import StructType  # after the imports of the function
 
-    _keep_modules()
+    _freeze_modules()
 
-    encoder = Encoder(StructType.fromJson(msgspec.json.decode(duty.schema)))
-    caller = Caller(fn, retry_on, encoder, duty.run_id, duty.timeout_s)
-    with Client(duty.address, "child") as client:
-        client.owner = duty.owner or client.owner
-        engine = Engine(duty, caller, client, orphaned, slots, tokens)
+    encoder = ResultEncoder(StructType.fromJson(msgspec.json.decode(job.schema)))
+    caller = FunctionCaller(fn, retry_on, encoder, job.run_id, job.timeout_s)
+    with LedgerClient(job.address, "child") as client:
+        client.owner = job.owner or client.owner
+        executor = RowExecutor(job, caller, client, orphaned, slots, tokens)
         try:
-            state = engine.run()
-            return Verdict(
-                state, engine.steps, calls=engine.figures.calls, cost=engine.figures.cost
+            state = executor.run()
+            return ChildResult(
+                state, executor.exchanges, calls=executor.metrics.calls, cost=executor.metrics.cost
             )
         except HungCall as hung:
             print(f"holdfast: {hung}; leaving", file=sys.stderr, flush=True)
-            return _handed_over(client, hung, engine)
+            return _announce_successor(client, hung, executor)
         except HoldfastError as error:
-            return Verdict.failed(error, engine.steps)
+            return ChildResult.failed(error, executor.exchanges)
 
 
 @functools.cache
-def _keep_modules() -> None:
-    """Once, before the first row: a collection of garbage need not look at modules again. They are
-    most of the objects of this process, and would be half of the time of a short call."""
+def _freeze_modules() -> None:
+    """Exempt loaded modules from garbage collection, once, before the first row. Modules are most
+    objects of this process: scanning them would take half the time of a short call.
+    """
     gc.freeze()
 
 
-def _probed(duty: Duty, fn: Callable[..., Any]) -> Verdict:
-    from holdfast.spark.probe import in_child  # once a run
+def _run_probe(job: ChildJob, fn: Callable[..., Any]) -> ChildResult:
+    from holdfast.spark.executor_probe import probe_in_child  # once a run
 
     try:
-        in_child(duty, fn)
+        probe_in_child(job, fn)
     except HoldfastError as error:
-        return Verdict.failed(error)
-    return Verdict("probed", 0)
+        return ChildResult.failed(error)
+    return ChildResult("probed", 0)
 
 
-def _handed_over(client: Client, hung: HungCall, engine: Engine) -> Verdict:
-    """The successor of this process takes what it holds; without a word it would be reclaimed."""
+def _announce_successor(client: LedgerClient, hung: HungCall, executor: RowExecutor) -> ChildResult:
+    """Announce the hand-over of the grants to the successor of this process. Without it the ledger
+    would reclaim them.
+    """
     try:
-        client.ask(wire.HandOver(client.owner))
+        client.request(ledger_protocol.AnnounceHandover(client.owner))
     except HoldfastError as error:
-        return Verdict.failed(error, engine.steps)
-    return Verdict(
+        return ChildResult.failed(error, executor.exchanges)
+    return ChildResult(
         "timed_out",
-        engine.steps,
+        executor.exchanges,
         timed_out=hung.seqs,
-        calls=engine.figures.calls,
-        cost=engine.figures.cost,
+        calls=executor.metrics.calls,
+        cost=executor.metrics.cost,
     )
 
 
-def _read(
+def _read_jobs(
     source: BinaryIO,
-    duties: queue.SimpleQueue[tuple[bytes, bytes] | None],
+    jobs: queue.SimpleQueue[tuple[bytes, bytes] | None],
     orphaned: threading.Event,
 ) -> None:
     try:
@@ -157,16 +166,16 @@ def _read(
             if len(lengths) < _LENGTHS.size:
                 break
             header, function = _LENGTHS.unpack(lengths)
-            duties.put((source.read(header), source.read(function)))
+            jobs.put((source.read(header), source.read(function)))
         orphaned.set()
-        duties.put(None)
+        jobs.put(None)
         SYSTEM.sleep(DRAIN_S)
     finally:
         os._exit(0)
 
 
-def frame(duty: Duty, function: bytes) -> bytes:
-    header = msgspec.msgpack.encode(duty)
+def encode_job(job: ChildJob, function: bytes) -> bytes:
+    header = msgspec.msgpack.encode(job)
     return _LENGTHS.pack(len(header), len(function)) + header + function
 
 

@@ -1,9 +1,9 @@
-"""Outputs that the driver writes: those for which Spark itself is needed (`TableSink`).
+"""Outputs that the driver writes because they need a Spark session (`TableSink`).
 
-The ledger service has no Spark session. A run with such an output ends without one there, and the driver
-writes its rows afterwards, part by part: from the store, or by tasks that read the spool. The run's record says when that is done; until
-then every `run` goes on with it. A run over a grown input writes the rows that no earlier run of its
-ancestors has written.
+The ledger service has no Spark session. It finishes such a run without an output. The driver then writes
+the rows part by part: from the store, or by tasks that read the spool. The run's record marks the
+completed output. Until then every `run` resumes the write. A run over a grown input writes only the rows
+that none of its ancestors has written.
 """
 
 from __future__ import annotations
@@ -13,87 +13,89 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import NotFound
 from holdfast.ledger import runs
-from holdfast.spark.executor_writes import frame_between, intervals_of
-from holdfast.spark.journal import Input, Outcomes
-from holdfast.spark.outcome_rows import is_bundled
-from holdfast.spark.output_parts import cut_of, parts_of
+from holdfast.spark.executor_writes import file_intervals, frame_between
+from holdfast.spark.outcome_bundles import can_bundle
+from holdfast.spark.output_parts import file_limits, run_parts
+from holdfast.spark.output_succession import same_rows
+from holdfast.spark.run_data import RunInput, RunOutcomes
 from holdfast.spark.sinks import KeptPart, Sink, open_sink
-from holdfast.spark.succession import same_rows
 from holdfast.store.api import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def is_in_driver(sink: Sink | None) -> bool:
+def is_driver_sink(sink: Sink | None) -> bool:
     return bool(getattr(sink, "in_driver", False))
 
 
-def use(sink: Sink, spark: SparkSession) -> Sink:
-    """Give the session to a sink that needs one."""
-    taken: Any = getattr(sink, "use", None)
-    if taken is not None:
-        taken(spark)
+def attach_session(sink: Sink, spark: SparkSession) -> Sink:
+    """Attach the session to a sink that needs one."""
+    attach: Any = getattr(sink, "use", None)
+    if attach is not None:
+        attach(spark)
     return sink
 
 
-def write(store: Store, record: runs.RunRecord, spark: SparkSession) -> runs.RunRecord:
-    """Write the rows of a finished run, if its output is the driver's and they are not written."""
-    if record.status is not runs.Status.FINISHED or runs.WRITTEN in record.config:
+def write_driver_output(
+    store: Store, record: runs.RunRecord, spark: SparkSession
+) -> runs.RunRecord:
+    """Write the rows of a finished run, if the driver writes its output and has not done so yet."""
+    if record.status is not runs.RunLifecycle.FINISHED or runs.WRITTEN_KEY in record.config:
         return record
     sink = open_sink(record.sink) if record.sink else None
-    if sink is None or not is_in_driver(sink):
+    if sink is None or not is_driver_sink(sink):
         return record
-    use(sink, spark)
-    rows = Outcomes(store, record, Input(store, record))
-    before = _written_ancestor(store, record)
-    same = same_rows(store, record, before) if before else []
+    attach_session(sink, spark)
+    rows = RunOutcomes(store, record, RunInput(store, record))
+    written_ancestor = _written_ancestor(store, record)
+    same = same_rows(store, record, written_ancestor) if written_ancestor else []
     version = sink.begin(record.run_id, record.name, rows.schema)
     kept = [KeptPart(one.lo, one.hi) for one in same]
-    append(spark, store, rows, sink, version, kept)
+    append_rows(spark, store, rows, sink, version, kept)
     sink.finish()
     written: runs.RunRecord = store.transact(runs.mark_written, record.run_id)
     return written
 
 
-def append(
+def append_rows(
     spark: SparkSession,
     store: Store,
-    rows: Outcomes,
+    rows: RunOutcomes,
     sink: Sink,
     version: int,
     kept: Sequence[KeptPart] = (),
 ) -> None:
-    """Append the rows of a run above a version, but for those that are kept."""
+    """Append the rows of a run above a version, except the kept parts."""
     commit_frame: Any = getattr(sink, "commit_frame", None)
-    if commit_frame is None or not is_bundled(store, rows.record):
-        for part in parts_of(rows, version, kept):
+    if commit_frame is None or not can_bundle(store, rows.record):
+        for part in run_parts(rows, version, kept):
             sink.commit_many([part])
         return
-    file_rows, _ = cut_of(rows.record)
-    for lo, hi in _left(version + 1, rows.record.size, file_rows, kept):
+    file_rows, _ = file_limits(rows.record)
+    for lo, hi in _unwritten_intervals(version + 1, rows.record.size, file_rows, kept):
         frame, count = frame_between(spark, store, rows, lo, hi)
         commit_frame(lo, hi, frame, count)
 
 
-def _left(
+def _unwritten_intervals(
     lo: int, size: int, file_rows: int, kept: Sequence[KeptPart]
 ) -> Iterator[tuple[int, int]]:
-    """The intervals of rows that are to be written, in order."""
+    """Yield the intervals of rows that remain to be written, in order."""
     for one in [*kept, KeptPart(size, size)]:
-        yield from intervals_of(min(one.lo, size), lo, file_rows)
+        yield from file_intervals(min(one.lo, size), lo, file_rows)
         lo = max(lo, one.hi)
 
 
 def _written_ancestor(store: Store, record: runs.RunRecord) -> str:
-    """The newest run before this one whose rows are in the output."""
-    found: runs.RunRecord | None = record
-    while found is not None and found.base_run:
-        base = found.base_run
-        found = store.read(runs.get, base)
-        if found is None:
+    """Return the newest ancestor run that has written its rows to the output."""
+    ancestor: runs.RunRecord | None = record
+    while ancestor is not None and ancestor.base_run:
+        base = ancestor.base_run
+        ancestor = store.read(runs.get_record, base)
+        if ancestor is None:
             why = "it was deleted: whether the table has its rows is not known; use run.write() into another table"
             raise NotFound(what="run", run_id=base, why=why)
-        if runs.WRITTEN in found.config:
-            return found.run_id
+        if runs.WRITTEN_KEY in ancestor.config:
+            return ancestor.run_id
     return ""

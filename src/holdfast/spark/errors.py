@@ -1,27 +1,27 @@
-"""What can be wrong with a stage, named for what its user does next.
+"""Errors of a stage, grouped by the user's next action.
 
 Invalid
-├── RunChanged       the name has a run of other settings: use another name, or fresh=True
-├── InputChanged     ... of other input: changed="extend" calls new and changed rows alone
-├── RunCancelled     the run of this name was cancelled: changed="extend" goes on with what it has
+├── RunChanged       the name has a run with other settings: use another name, or fresh=True
+├── InputChanged     ... with other input: changed="extend" calls only new and changed rows
+├── RunCancelled     the run of this name was cancelled: changed="extend" resumes and reuses its outcomes
 ├── OutputNotShared  executors do not see the output's directory; no call was made
 ├── ExecutorUnfit    an executor cannot run the stage; no call was made
-│   ├── PythonDiffers      its Python is of another minor version than the driver's
+│   ├── PythonDiffers      its Python has another minor version than the driver's
 │   └── HoldfastDiffers    it has no holdfast, or another version
-├── NotADataFrame    the input is of pandas, pandas-on-Spark or something else
+├── NotADataFrame    the input is from pandas, pandas-on-Spark or another library
 ├── InPipeline       a query function of a declarative pipeline cannot run a stage
-├── SpoolDenied      the spool refuses this process: credentials, rights
-└── NotAStage        an argument of Stage is no good
+├── SpoolDenied      the spool refuses this process: credentials, permissions
+└── NotAStage        an argument of Stage is invalid
 Busy
-└── SpoolUnreachable the spool cannot be read or written just now
+└── SpoolUnreachable the spool cannot be read or written at the moment
 StoreError
-├── JobCancelled     somebody ended the Spark job, in the UI for one; the run is open
-├── RunHalted        the ledger saw an illegal move: a bug; the run is kept for a look
-├── OutputUnreadable this Spark has no file system for the output; its rows are there
-├── RunFailed        the Spark job cannot go on; what is done is kept, run again to resume
-├── SpoolLost        objects of the run's spool are gone or changed; nothing was called
-├── RunStopped       a bound of stop_after was reached; the run is open, run again to go on
-└── RowsFailed       rows failed: on_fail="raise", or the lazy form would leave them out
+├── JobCancelled     the Spark job was cancelled, for example in the UI; the run is open
+├── RunHalted        the ledger detected an illegal transition: a bug; the run is kept for inspection
+├── OutputUnreadable this Spark has no file system for the output; the rows are written
+├── RunFailed        the Spark job cannot continue; finished rows are kept, run again to resume
+├── SpoolLost        objects of the run's spool are gone or changed; no call was made
+├── RunStopped       a bound of stop_after was reached; the run is open, run again to resume
+└── RowsFailed       rows failed: on_fail="raise", or the lazy form would omit them
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NotAStage(Invalid):
 
 class NotADataFrame(Invalid):
     code = "not_a_dataframe"
-    hint = "a stage takes a DataFrame of Spark; `use` makes one"
+    hint = "a stage takes a Spark DataFrame; `use` creates one"
 
 
 class InPipeline(Invalid):
@@ -50,12 +50,12 @@ class RunChanged(Invalid):
 
 class InputChanged(Invalid):
     code = "input_changed"
-    hint = 'nothing was changed; run(df, changed="extend") calls new and changed rows alone; fresh=True calls all rows again'
+    hint = 'nothing was changed; run(df, changed="extend") calls only new and changed rows; fresh=True calls all rows again'
 
 
 class RunCancelled(Invalid):
     code = "run_cancelled"
-    hint = 'its outcomes are kept; run(df, changed="extend") goes on and reuses them; fresh=True calls all rows again, into a new output'
+    hint = 'its outcomes are kept; run(df, changed="extend") resumes and reuses them; fresh=True calls all rows again, into a new output'
 
 
 class OutputNotShared(Invalid):
@@ -65,7 +65,7 @@ class OutputNotShared(Invalid):
 
 class ExecutorUnfit(Invalid):
     code = "executor_unfit"
-    hint = "no call was made; mend the executor's set-up and run the stage again"
+    hint = "no call was made; fix the executor's set-up and run the stage again"
 
 
 class PythonDiffers(ExecutorUnfit):
@@ -80,9 +80,7 @@ class HoldfastDiffers(ExecutorUnfit):
 
 class SpoolDenied(Invalid):
     code = "spool_denied"
-    hint = (
-        "give credentials in the environment or with storage_options=, or rights to the directory"
-    )
+    hint = "set credentials in the environment or with storage_options=, or grant access to the directory"
 
 
 class SpoolUnreachable(Busy):
@@ -93,8 +91,8 @@ class SpoolUnreachable(Busy):
 class SpoolLost(StoreError):
     code = "spool_lost"
     hint = (
-        "rows in these ranges of _seq have lost what the spool kept of them; bring the objects back, or "
-        "pay for them again with fresh=True"
+        "the spool objects of the rows in these ranges of _seq are lost; restore the objects, or call "
+        "the rows again with fresh=True"
     )
 
 
@@ -105,30 +103,30 @@ class JobCancelled(StoreError):
 
 class RunHalted(StoreError):
     code = "run_halted"
-    hint = "this is a bug, please report it with `holdfast runs show`; fresh=True begins anew"
+    hint = "this is a bug, please report it with `holdfast runs show`; fresh=True starts a new run"
 
 
 class OutputUnreadable(StoreError):
     code = "output_unreadable"
     hint = (
-        "the rows are there: add the file system's jar to Spark (hadoop-aws for s3a:), or read the "
+        "the rows are written: add the file system's jar to Spark (hadoop-aws for s3a:), or read the "
         "files that holdfast.spark.sinks.read_parts(url).files lists by pyarrow"
     )
 
 
 class RunFailed(StoreError):
     code = "run_failed"
-    hint = "what is done is kept: run the stage again, it resumes"
+    hint = "finished rows are kept: run the stage again, it resumes"
 
 
 class RunStopped(StoreError):
     code = "run_stopped"
     hint = (
-        "mend the cause and run the stage again: it goes on, and the bounds count anew; "
+        "fix the cause and run the stage again: it resumes, and the bounds count from zero; "
         "`holdfast runs retry` includes the rows that had failed"
     )
 
 
 class RowsFailed(StoreError):
     code = "rows_failed"
-    hint = 'see Run.of(name, spark, store).failed(); `holdfast runs retry` marks them for another try; the lazy form has them as rows with meta=True, and leaves them out with on_fail="keep"'
+    hint = 'see Run.of(name, spark, store).failed(); `holdfast runs retry` marks them for retry; the lazy form returns them as rows with meta=True, and omits them with on_fail="keep"'

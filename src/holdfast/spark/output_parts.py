@@ -1,4 +1,4 @@
-"""The parts of final rows: where they end, and the rows of each, a row group at a time."""
+"""Output parts of final rows: their boundaries, and the rows of each part by row group."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from itertools import pairwise
 import pyarrow as pa
 
 from holdfast.ledger import runs
-from holdfast.spark.journal import Outcomes
-from holdfast.spark.part_cuts import FILE_BYTES, PartCuts, Span
+from holdfast.spark.part_cuts import FILE_BYTES, PartCuts, PartSpan
+from holdfast.spark.run_data import RunOutcomes
 from holdfast.spark.sinks import KeptPart, Part
 
 FILE_ROWS = 1 << 18
 
 
-def parts_of(
-    rows: Outcomes, version: int, kept: Sequence[KeptPart] = ()
+def run_parts(
+    rows: RunOutcomes, version: int, kept: Sequence[KeptPart] = ()
 ) -> Iterator[Part | KeptPart]:
-    """The parts of a run that is over, above a version; `kept` need no rows."""
-    yield from parts_between(rows, version + 1, rows.record.size, *cut_of(rows.record), kept)
+    """Yield the parts of a finished run above a version. Kept parts need no rows."""
+    yield from parts_between(rows, version + 1, rows.record.size, *file_limits(rows.record), kept)
 
 
-def cut_of(record: runs.RunRecord) -> tuple[int, int]:
-    """The most rows and bytes of a file of a run."""
+def file_limits(record: runs.RunRecord) -> tuple[int, int]:
+    """Return the maximum rows and bytes per file of a run."""
     config = record.config
     return int(config.get("file_rows", FILE_ROWS)), int(config.get("file_bytes", FILE_BYTES))
 
 
 def parts_between(
-    rows: Outcomes,
+    rows: RunOutcomes,
     lo: int,
     hi: int,
     file_rows: int,
     file_bytes: int,
     kept: Sequence[KeptPart] = (),
 ) -> Iterator[Part | KeptPart]:
-    """The parts of final rows [lo, hi), where a part ends at `hi` in any case."""
+    """Yield the parts of final rows [lo, hi). A part always ends at `hi`."""
     width = rows.row_width()
     cuts = PartCuts(hi, file_rows, file_bytes, rows.row_bytes, width=width, kept=kept)
-    while (span := cuts.next(lo, hi)) is not None:
-        yield span.kept or Part(span.lo, span.hi, _Groups(rows, span))
+    while (span := cuts.next_part(lo, hi)) is not None:
+        yield span.kept or Part(span.lo, span.hi, _RowGroups(rows, span))
         lo = span.hi
 
 
-class _Groups:
-    """The rows of a part, read anew each time."""
+class _RowGroups:
+    """The row groups of a part. Each iteration reads them again."""
 
-    def __init__(self, rows: Outcomes, span: Span) -> None:
+    def __init__(self, rows: RunOutcomes, span: PartSpan) -> None:
         self._rows = rows
         self._span = span
 

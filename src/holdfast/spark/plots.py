@@ -1,8 +1,8 @@
 """Plots as inline SVG, for a page that loads nothing.
 
-Each function returns one `<svg>` whose colours are CSS classes of the page, so that the same drawing
-serves light and dark. Numbers and labels are the only things that go in; labels are escaped here.
-Hovering tells the value through `<title>`, which needs no script.
+Each function returns one `<svg>`. Its colours are CSS classes of the page, so the same drawing
+works in light and dark mode. The input is numbers and labels, and labels are escaped here. Tooltips
+use `<title>`, which needs no script.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ WIDTH, HEIGHT = 480, 210
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 26
 POINTS_MAX = 160
 
-# Steps of a time axis that people read with ease, in seconds.
+# Readable steps of a time axis, in seconds.
 _STEPS_S = (
     *(1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),
     *(60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800),
 )
 
 
-class Line(NamedTuple):
-    """Values over the plot's times; `style` is the CSS class that colours it."""
+class PlotLine(NamedTuple):
+    """Values over the plot's times. `style` is the CSS class of its colour."""
 
     label: str
     style: str
     values: Sequence[float]
 
 
-class Column(NamedTuple):
+class PlotColumn(NamedTuple):
     label: str
     value: float
-    told: str
+    tooltip: str
 
 
-def over_time(
+def line_plot(
     seconds: Sequence[float],
-    lines: Sequence[Line],
+    lines: Sequence[PlotLine],
     *,
     label: str,
     text: Callable[[float], str],
     stacked: bool = False,
 ) -> str:
-    """Lines over time, each filled to the one below it when `stacked`, else to the axis."""
-    keep = _thinned(len(seconds))
+    """Plot lines over time, each filled down to the line below if `stacked`, else to the axis."""
+    keep = _thin_indexes(len(seconds))
     times = [seconds[at] for at in keep]
     curves = [[line.values[at] for at in keep] for line in lines]
     if stacked:
@@ -75,17 +75,17 @@ def over_time(
     for at, t in enumerate(times):
         left = x(t) if at == 0 else (x(times[at - 1]) + x(t)) / 2
         right = x(t) if at == len(times) - 1 else (x(t) + x(times[at + 1])) / 2
-        told = ", ".join(f"{text(line.values[keep[at]])} {line.label}".strip() for line in lines)
+        tooltip = ", ".join(f"{text(line.values[keep[at]])} {line.label}".strip() for line in lines)
         parts.append(
             f'<rect class="hover" x="{left:.1f}" y="{TOP}" width="{max(right - left, 1):.1f}" '
             f'height="{HEIGHT - TOP - BOTTOM}"><title>'
-            f"{html.escape(f'{duration_text(int(t * S))}: {told}')}</title></rect>"
+            f"{html.escape(f'{duration_text(int(t * S))}: {tooltip}')}</title></rect>"
         )
     return _svg(label, "".join(parts), HEIGHT)
 
 
-def histogram(columns: Sequence[Column], *, label: str, style: str) -> str:
-    """Upright columns; every label that finds room is written."""
+def histogram_plot(columns: Sequence[PlotColumn], *, label: str, style: str) -> str:
+    """Plot vertical columns. Labels are written where they fit."""
     top = _ticks(max((column.value for column in columns), default=0.0), whole=True)
     slot = (WIDTH - LEFT - RIGHT) / max(len(columns), 1)
     every = max(1, math.ceil(len(columns) / max(1, int((WIDTH - LEFT - RIGHT) / 44))))
@@ -100,15 +100,15 @@ def histogram(columns: Sequence[Column], *, label: str, style: str) -> str:
         parts.append(
             f'<rect class="bar {style}" x="{left + 1.5:.1f}" y="{y(column.value):.1f}" rx="2" '
             f'width="{max(slot - 3, 1):.1f}" height="{height:.1f}">'
-            f"<title>{html.escape(column.told)}</title></rect>"
+            f"<title>{html.escape(column.tooltip)}</title></rect>"
         )
         if at % every == 0:
             parts.append(_text(left, HEIGHT - BOTTOM + 16, column.label, "middle"))
     return _svg(label, "".join(parts), HEIGHT)
 
 
-def bars(columns: Sequence[Column], *, label: str, style: str) -> str:
-    """Lying bars, one below the other, with the value at the end of each."""
+def bar_plot(columns: Sequence[PlotColumn], *, label: str, style: str) -> str:
+    """Plot horizontal bars with their values."""
     row, left, right = 30, 112, 64
     height = TOP + row * max(len(columns), 1) + 8
     most = max((column.value for column in columns), default=0.0) or 1.0
@@ -120,13 +120,13 @@ def bars(columns: Sequence[Column], *, label: str, style: str) -> str:
         parts.append(
             f'<rect class="bar {style}" x="{left}" y="{top + 2}" rx="2" '
             f'width="{max(width, 1):.1f}" height="{row - 12}">'
-            f"<title>{html.escape(column.told)}</title></rect>"
+            f"<title>{html.escape(column.tooltip)}</title></rect>"
         )
         parts.append(_text(left + width + 6, top + 15, count_text(column.value), "start"))
     return _svg(label, "".join(parts), height)
 
 
-# -- inside --------------------------------------------------------------------------------------
+# -- internals -----------------------------------------------------------------------------------
 
 
 def _svg(label: str, body: str, height: float) -> str:
@@ -153,16 +153,16 @@ def _y_axis(
 def _time_axis(start: float, end: float, x: Callable[[float], float]) -> str:
     step = next((step for step in _STEPS_S if (end - start) / step <= 6), (end - start) / 5)
     first = math.ceil(start / step - 1e-9)
-    found = []
+    labels = []
     for n in range(first, int(end / step + 1e-9) + 1):
         at = n * step
         anchor = "end" if x(at) > WIDTH - RIGHT - 16 else "middle"
-        found.append(_text(x(at), HEIGHT - BOTTOM + 16, _clock_text(at, step), anchor))
-    return "".join(found)
+        labels.append(_text(x(at), HEIGHT - BOTTOM + 16, _run_time_text(at, step), anchor))
+    return "".join(labels)
 
 
-def _clock_text(seconds: float, step: float) -> str:
-    """A moment of a run, as fine as the axis is."""
+def _run_time_text(seconds: float, step: float) -> str:
+    """Format a time of the run with the precision of the axis."""
     if step < 1 or seconds < 60:
         return f"{seconds:.3f}".rstrip("0").rstrip(".") + " s"
     whole = round(seconds)
@@ -176,7 +176,7 @@ def _clock_text(seconds: float, step: float) -> str:
 
 
 def _ticks(most: float, *, whole: bool = False) -> list[float]:
-    """From 0 to the next round number above `most`, in three to six steps."""
+    """Return ticks from 0 to the next round number above `most`, in three to six steps."""
     if most <= 0:
         return [0.0, 1.0]
     raw = most / 4
@@ -188,7 +188,7 @@ def _ticks(most: float, *, whole: bool = False) -> list[float]:
 
 
 def count_text(value: float) -> str:
-    """`950`, `12k`, `2.5M`: axes have little room."""
+    """Format a count briefly for an axis: `950`, `12k`, `2.5M`."""
     for by, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= by:
             scale = 1e3 if unit == "k" else by
@@ -196,8 +196,8 @@ def count_text(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
 
 
-def _thinned(count: int) -> list[int]:
-    """At most POINTS_MAX indexes, evenly spread, the first and the last among them."""
+def _thin_indexes(count: int) -> list[int]:
+    """Return at most POINTS_MAX evenly spaced indexes, including the first and the last."""
     if count <= POINTS_MAX:
         return list(range(count))
     return sorted({round(at * (count - 1) / (POINTS_MAX - 1)) for at in range(POINTS_MAX)})

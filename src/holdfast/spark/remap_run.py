@@ -1,11 +1,11 @@
-"""Rows that failed for their form, mapped from the values that were kept of them: no call is made.
+"""Remap runs: map the stored values of rows that failed the schema, without calls.
 
-A remap is a run over the same input that takes over what ended well or, for a sink that cannot follow
-another run, a retry run (`again`), whose input are the rows that failed. It moves its rows by the same
-reports. Where a retry calls the stage's function in Spark's tasks, a remap gives the
-decoded `_raw` of each row to the user's mapping, in the driver. A row whose value the mapping makes
-fit succeeds. Any other row fails as it did: without a kept value with its class and its text, with one
-as `schema`, and the original value stays with it for another mapping.
+A remap is a run over the same input that adopts the successful outcomes. For a sink that cannot
+follow another run it is a retry run (`retry_run`) over the failed rows. It reports its rows like
+any run. A retry calls the stage's function in Spark tasks. A remap passes the decoded `_raw` of
+each row to the user's mapping, in the driver. A row whose mapped value fits the schema succeeds.
+Any other row fails as before: without a stored value with its former class and text, otherwise as
+`schema`, and the original value is kept for another mapping.
 """
 
 from __future__ import annotations
@@ -15,108 +15,116 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.ledger import runs
-from holdfast.ledger.classes import ErrorClass
-from holdfast.ledger.states import State
+from holdfast.ledger.run_policy import ErrorClass
+from holdfast.ledger.states import RowState
 from holdfast.spark import raw_values
-from holdfast.spark.call_slots import Watch
-from holdfast.spark.caller import Caller, Ended, Origin
-from holdfast.spark.client import Client
-from holdfast.spark.engine import Duty, Engine
-from holdfast.spark.rows import Encoder
-from holdfast.spark.spool import spool_of, with_raws
+from holdfast.spark.arrow_rows import ResultEncoder
+from holdfast.spark.call_slots import CallSlot
+from holdfast.spark.caller import CallOutcome, FunctionCaller, OriginPosition
+from holdfast.spark.child_job import ChildJob
+from holdfast.spark.ledger_client import LedgerClient
+from holdfast.spark.row_executor import RowExecutor
+from holdfast.spark.spool import open_spool, resultless_with_raws
 from holdfast.store.api import Store
 
 
-class FailedRows:
-    """The rows that failed in a run, by their rank among them (`ranked`) or by their seq. Reads a page
-    at a time."""
+class FailedRowIndex:
+    """The failed rows of a run, by their rank among them (`ranked`) or by seq. Reads a page at a
+    time.
+    """
 
     def __init__(self, store: Store, record: runs.RunRecord, *, ranked: bool = True) -> None:
         self._store = store
         self._record = record
-        self._ranked = ranked
-        self._spool = spool_of(record)
-        # The rank of the first failed row of each page that has one.
+        self._by_rank_number = ranked
+        self._spool = open_spool(record)
+        # Pages with failed rows, and the rank of the first failed row of each.
         self._pages: list[int] = []
-        self._firsts: list[int] = []
-        self.count = self.kept = 0
-        self._at = -1
-        self._rows: list[runs.Other] = []
+        self._first_ranks: list[int] = []
+        self.count = self.with_raw_count = 0
+        self._loaded_page = -1
+        self._rows: list[runs.ResultlessRow] = []
         for page in range(-(-record.size // record.policy.page_rows)):
-            rows = self._read(page)
+            rows = self._read_page(page)
             if rows:
                 self._pages.append(page)
-                self._firsts.append(self.count)
+                self._first_ranks.append(self.count)
             self.count += len(rows)
-            self.kept += sum(1 for row in rows if row.raw)
+            self.with_raw_count += sum(1 for row in rows if row.raw)
 
-    def row(self, number: int) -> runs.Other:
-        if self._ranked:
-            return self._by_rank(number)
+    def row(self, number: int) -> runs.ResultlessRow:
+        if self._by_rank_number:
+            return self._row_by_rank(number)
         at = bisect_right(self._pages, number // self._record.policy.page_rows) - 1
-        rows = self._held(at)
+        rows = self._load_page(at)
         return rows[bisect_left(rows, number, key=lambda row: row.seq)]
 
-    def _by_rank(self, rank: int) -> runs.Other:
-        at = bisect_right(self._firsts, rank) - 1
-        return self._held(at)[rank - self._firsts[at]]
+    def _row_by_rank(self, rank: int) -> runs.ResultlessRow:
+        at = bisect_right(self._first_ranks, rank) - 1
+        return self._load_page(at)[rank - self._first_ranks[at]]
 
-    def _held(self, at: int) -> list[runs.Other]:
-        if at != self._at:
-            self._at, self._rows = at, self._read(self._pages[at])
+    def _load_page(self, at: int) -> list[runs.ResultlessRow]:
+        if at != self._loaded_page:
+            self._loaded_page, self._rows = at, self._read_page(self._pages[at])
         return self._rows
 
-    def _read(self, page: int) -> list[runs.Other]:
-        found = {
+    def _read_page(self, page: int) -> list[runs.ResultlessRow]:
+        by_seq = {
             other.seq: other
-            for _, chunk in self._store.read(runs.chunks, self._record.run_id, page)
-            for other in with_raws(self._spool, chunk)
-            if other.state == State.TERMINAL_FAIL
+            for _, chunk in self._store.read(runs.list_chunks, self._record.run_id, page)
+            for other in resultless_with_raws(self._spool, chunk)
+            if other.state == RowState.TERMINAL_FAIL
         }
-        return [found[seq] for seq in sorted(found)]
+        return [by_seq[seq] for seq in sorted(by_seq)]
 
 
-class Mapper(Caller):
-    """Ends each row by the mapping of its kept value."""
+class RemapCaller(FunctionCaller):
+    """Finishes each row by mapping its stored value."""
 
-    calls_each = 0
+    calls_per_row = 0
 
     def __init__(
-        self, mapping: Callable[[Any], Any], failed: FailedRows, encoder: Encoder, duty: Duty
+        self,
+        mapping: Callable[[Any], Any],
+        failed: FailedRowIndex,
+        encoder: ResultEncoder,
+        job: ChildJob,
     ) -> None:
-        super().__init__(lambda row: None, (), encoder, duty.run_id, duty.timeout_s)
+        super().__init__(lambda row: None, (), encoder, job.run_id, job.timeout_s)
         self._mapping = mapping
         self._failed = failed
 
-    def one(
+    def call_row(
         self,
         seq: int,
         row: Any,
         attempt: int,
-        origin: Origin | None = None,
-        watch: Watch | None = None,
-    ) -> Ended:
-        was = self._failed.row(seq)
-        if not was.raw:
-            return Ended(seq, was.state, None, was.error_class, was.error, 0, 0.0, 0)
-        self.fn = lambda row: self._mapping(raw_values.decode(was.raw))
-        ended = super().one(seq, row, attempt, origin, watch)
-        if ended.state != State.TERMINAL_FAIL:
+        origin: OriginPosition | None = None,
+        slot: CallSlot | None = None,
+    ) -> CallOutcome:
+        failed_row = self._failed.row(seq)
+        if not failed_row.raw:
+            return CallOutcome(
+                seq, failed_row.state, None, failed_row.error_class, failed_row.error, 0, 0.0, 0
+            )
+        self.fn = lambda row: self._mapping(raw_values.decode(failed_row.raw))
+        ended = super().call_row(seq, row, attempt, origin, slot)
+        if ended.state != RowState.TERMINAL_FAIL:
             return ended
-        return ended._replace(error_class=ErrorClass.SCHEMA, raw=was.raw, delay_ns=0)
+        return ended._replace(error_class=ErrorClass.SCHEMA, raw=failed_row.raw, delay_ns=0)
 
-    def wrong_schema(self, ended: Ended, why: str) -> Ended:
-        failed = super().wrong_schema(ended, why)
-        return failed._replace(raw=self._failed.row(ended.seq).raw)
+    def as_schema_failure(self, outcome: CallOutcome, why: str) -> CallOutcome:
+        failed = super().as_schema_failure(outcome, why)
+        return failed._replace(raw=self._failed.row(outcome.seq).raw)
 
 
-def remap(
-    duty: Duty, mapping: Callable[[Any], Any], failed: FailedRows, encoder: Encoder
+def make_remap_work(
+    job: ChildJob, mapping: Callable[[Any], Any], failed: FailedRowIndex, encoder: ResultEncoder
 ) -> Callable[[], str]:
-    """The work of a remap run, for a thread of the driver."""
+    """Build the work of a remap run, for a thread of the driver."""
 
     def work() -> str:
-        with Client(duty.address, "child") as client:
-            return Engine(duty, Mapper(mapping, failed, encoder, duty), client).run()
+        with LedgerClient(job.address, "child") as client:
+            return RowExecutor(job, RemapCaller(mapping, failed, encoder, job), client).run()
 
     return work

@@ -1,7 +1,7 @@
-"""A ticket that sends the reply to a step itself, in the thread that made the commit.
+"""A ticket that sends the reply to an exchange from the thread that made the commit.
 
-The thread that read the step has gone on by then. Hundreds of children report at once, and each hand-over between
-threads costs more than the decision.
+The thread that read the exchange does not wait. Hundreds of children report at once, and each thread
+switch would cost more than the decision.
 """
 
 from __future__ import annotations
@@ -12,58 +12,60 @@ import threading
 from collections.abc import Callable
 
 from holdfast.errors import HoldfastError, StoreError
-from holdfast.spark import wire
-from holdfast.spark.desk import Ticket
+from holdfast.spark import ledger_protocol
+from holdfast.spark.service_log_writer import BlockingTicket
 
-# The reply of a decision that is durable. None: it takes more than that, and a thread that may wait.
-Short = Callable[[], wire.Message | None]
-Long = Callable[[], tuple[wire.Message, bytes]]
+# Builds the reply of a durable decision. None: it needs more work, in a thread that may block.
+BuildShortReply = Callable[[], ledger_protocol.WireMessage | None]
+BuildLongReply = Callable[[], tuple[ledger_protocol.WireMessage, bytes]]
 
 
-class ReplyTicket(Ticket):
-    """Settled and decided, in either order, it sends the reply; then threads that wait for it go on."""
+class ReplyTicket(BlockingTicket):
+    """A ticket that sends its reply when it is both settled and decided, in either order. Then it
+    wakes waiting threads.
+    """
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         super().__init__()
-        self._line = line
-        self._decided: tuple[Short, Long] | None = None
+        self._sock = sock
+        self._builders: tuple[BuildShortReply, BuildLongReply] | None = None
 
-    def decided(self, short: Short, long: Long) -> None:
-        """How to come by the reply. Called where the decision is made, under its lock."""
-        self._decided = short, long
+    def set_builders(self, short: BuildShortReply, long: BuildLongReply) -> None:
+        """Set the functions that build the reply. Called at the decision, under its lock."""
+        self._builders = short, long
         if self.settled:
             self.wake()
 
     def wake(self) -> None:
         if self.error is not None:
-            self._send(wire.refused(self.error))
-        elif self._decided is None:
+            self._send(ledger_protocol.error_reply(self.error))
+        elif self._builders is None:
             return
-        elif (message := self._decided[0]()) is not None:
+        elif (message := self._builders[0]()) is not None:
             self._send(message)
         else:
-            threading.Thread(target=self._reply, args=(self._decided[1],), daemon=True).start()
+            threading.Thread(target=self._send_long, args=(self._builders[1],), daemon=True).start()
             return
         super().wake()
 
-    def _reply(self, long: Long) -> None:
-        message: wire.Message
+    def _send_long(self, build: BuildLongReply) -> None:
+        message: ledger_protocol.WireMessage
         try:
-            message, data = long()
+            message, data = build()
         except HoldfastError as error:
-            message, data = wire.refused(error), b""
+            message, data = ledger_protocol.error_reply(error), b""
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            message, data = wire.refused(StoreError(what="step", why=why)), b""
+            message, data = ledger_protocol.error_reply(StoreError(what="step", why=why)), b""
         with contextlib.suppress(OSError):
-            wire.send(self._line, message, data)
+            ledger_protocol.send(self._sock, message, data)
         super().wake()
 
-    def _send(self, message: wire.Message) -> None:
-        """Never waits: a child that does not read its replies loses its connection."""
-        frame = wire.frame(message)
+    def _send(self, message: ledger_protocol.WireMessage) -> None:
+        """Send without blocking. A child that does not read its replies loses its connection."""
+        frame = ledger_protocol.encode_frame(message)
         with contextlib.suppress(OSError):
-            if self._line.send(frame, socket.MSG_DONTWAIT) == len(frame):
+            if self._sock.send(frame, socket.MSG_DONTWAIT) == len(frame):
                 return
         with contextlib.suppress(OSError):
-            self._line.shutdown(socket.SHUT_RDWR)
+            self._sock.shutdown(socket.SHUT_RDWR)

@@ -1,12 +1,12 @@
-"""The report of a run: one HTML page that needs nothing but itself, and the same as text.
+"""The report of a run: a self-contained HTML page, and a text version.
 
     report = run.report()
-    report.save("labels.html")              # a notebook shows it by itself, print() tells it in short
+    report.save("labels.html")              # displays in a notebook, print() gives a short text
 
-- The page loads nothing and runs no script, and says so to the browser by its content policy: what
-  is stored may be anything a model or a web page answered.
-- Every word that comes from the store goes through `_e`. There is no other way into the page.
-- In a notebook the page sits in a frame of its own, so that its style does not leak into the rest.
+- The page loads nothing and runs no script, and its content security policy enforces this: stored
+  text may be anything that a model or a web page returned.
+- Every text from the store is escaped by `_escape`. No other path leads into the page.
+- In a notebook the page is in an iframe, so that its style does not affect the notebook.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 
 from holdfast.clock import S
 from holdfast.ledger import summary
-from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.failures import FailedRow
-from holdfast.ledger.runs import Progress, RunRecord, Status
-from holdfast.ledger.states import State
+from holdfast.ledger.run_policy import ErrorClass
+from holdfast.ledger.runs import RunLifecycle, RunProgress, RunRecord
+from holdfast.ledger.states import RowState
 from holdfast.spark import plots
-from holdfast.spark.plots import Column, Line
+from holdfast.spark.plots import PlotColumn, PlotLine
 
 ERRORS_MAX = 10
 SAMPLE_MAX = 20
@@ -34,29 +34,29 @@ FRAME_PX = 900
 
 
 class Report:
-    """A run at the moment it was asked for; it does not change afterwards."""
+    """A snapshot of a run. It does not change afterwards."""
 
     def __init__(
         self,
         record: RunRecord,
-        progress: Progress,
+        progress: RunProgress,
         failed_sample: Sequence[FailedRow] = (),
         *,
         store: str = "",
         live: bool = False,
-        older: Sequence[Progress] = (),
+        older: Sequence[RunProgress] = (),
     ) -> None:
         self.record = record
         self.progress = progress
         self.failed_sample = list(failed_sample)
         self.store = store
         self.live = live
-        # Of the runs that this one is a retry of.
+        # The progress of the runs that this run retries.
         self.older = list(older)
 
     @property
     def html(self) -> str:
-        return html(
+        return render_html(
             self.record,
             self.progress,
             failed_sample=self.failed_sample,
@@ -66,7 +66,7 @@ class Report:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write the page; whoever reads the file meanwhile sees the old one or the new one."""
+        """Write the page atomically: a concurrent reader gets the old file or the new one."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -76,7 +76,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         return (
-            f'<iframe srcdoc="{_e(self.html)}" sandbox title="{_e(self.record.name)}" '
+            f'<iframe srcdoc="{_escape(self.html)}" sandbox title="{_escape(self.record.name)}" '
             f'style="width:100%;height:{FRAME_PX}px;border:1px solid #8884;border-radius:6px">'
             "</iframe>"
         )
@@ -97,48 +97,48 @@ class Report:
             lines.insert(
                 2, f"  in all  {summary.counts_text(progress, self.older)}, retried runs included"
             )
-        if where := sink_text(record):
+        if where := output_place_text(record):
             lines.append(f"  output  {where}")
-        if unread := unread_text(record, progress):
+        if unread := uncalled_rows_text(record, progress):
             lines.append(f"  unread  {unread}")
         for group in progress.errors[:3]:
-            lines.append(f"  error   {group.count:,} × {_short(group.text, 100)}")
+            lines.append(f"  error   {group.count:,} × {_shorten(group.text, 100)}")
             if group.examples and group.examples[0] != group.text:
-                lines.append(f"          such as {_short(group.examples[0], 100)}")
+                lines.append(f"          such as {_shorten(group.examples[0], 100)}")
         steps = summary.next_steps(record, progress, store=self.store, live=self.live)
         return "\n".join([*lines, *(f"  next    {step}" for step in steps)])
 
 
-def unread_text(record: RunRecord, progress: Progress) -> str:
-    """Rows that no call was made for, of a run without an output: the lazy form calls what is read."""
-    unseen = progress.counts[State.UNSEEN] if progress.counts else 0
-    if not unseen or record.sink or record.status is not Status.OPEN:
+def uncalled_rows_text(record: RunRecord, progress: RunProgress) -> str:
+    """Describe the rows without a call in a lazy run: it calls only the intervals that are read."""
+    unseen = progress.counts[RowState.UNSEEN] if progress.counts else 0
+    if not unseen or record.sink or record.status is not RunLifecycle.OPEN:
         return ""
-    return f"{unseen:,} rows were not called; the lazy form calls the intervals that are read"
+    return f"{unseen:,} rows were not called; the lazy form calls only the intervals that are read"
 
 
-def sink_text(record: RunRecord) -> str:
-    """Where the output is: `labels/ (parquet)`."""
+def output_place_text(record: RunRecord) -> str:
+    """Return the place of the output: `labels/ (parquet)`."""
     path = record.sink.get("path", "") or record.sink.get("table", "")
     kind = record.sink.get("kind", "")
     return f"{path} ({kind})" if path and kind else str(path or "")
 
 
-def html(
+def render_html(
     record: RunRecord,
-    progress: Progress,
+    progress: RunProgress,
     *,
     failed_sample: Sequence[FailedRow],
     store: str = "",
     live: bool = False,
-    older: Sequence[Progress] = (),
+    older: Sequence[RunProgress] = (),
 ) -> str:
-    """The whole page."""
+    """Render the page."""
     steps = summary.next_steps(record, progress, store=store, live=live)
     sections = [
         _header(record, progress, live),
         _tiles(record, progress),
-        _share(record, progress, older),
+        _outcome_bar(record, progress, older),
         _list("What to do next", steps),
         _plots(progress),
         _errors(progress),
@@ -151,7 +151,7 @@ def html(
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{_e(record.name)}: run report</title><style>{STYLE}</style></head>"
+        f"<title>{_escape(record.name)}: run report</title><style>{STYLE}</style></head>"
         f"<body><main>{''.join(sections)}</main></body></html>\n"
     )
 
@@ -159,36 +159,40 @@ def html(
 # -- sections ------------------------------------------------------------------------------------
 
 
-def _header(record: RunRecord, progress: Progress, live: bool) -> str:
+def _header(record: RunRecord, progress: RunProgress, live: bool) -> str:
     status = record.status.value
-    words = [f"run {record.run_id}", f"started {_moment(record.created_ns)} UTC"]
+    facts = [f"run {record.run_id}", f"started {_utc_text(record.created_ns)} UTC"]
     if record.finished_ns:
-        words.append(f"ended {_moment(record.finished_ns)} UTC")
+        facts.append(f"ended {_utc_text(record.finished_ns)} UTC")
     else:
-        words.append(f"as of {_moment(progress.updated_ns)} UTC")
+        facts.append(f"as of {_utc_text(progress.updated_ns)} UTC")
     if live:
-        words.append("a driver is at work")
-    halted = f'<p class="halt">{_e(record.halted)}</p>' if record.halted else ""
-    mood = _MOODS.get(record.status, "calm")
+        facts.append("a driver is at work")
+    halted = f'<p class="halt">{_escape(record.halted)}</p>' if record.halted else ""
+    status_style = _STATUS_STYLES.get(record.status, "calm")
     return (
-        f'<header><h1>{_e(record.name)} <span class="chip {mood}">{_e(status)}</span></h1>'
-        f"<p>{_e(' · '.join(words))}</p>{halted}</header>"
+        f'<header><h1>{_escape(record.name)} <span class="chip {status_style}">{_escape(status)}</span></h1>'
+        f"<p>{_escape(' · '.join(facts))}</p>{halted}</header>"
     )
 
 
-_MOODS = {Status.FINISHED: "good", Status.HALTED: "bad", Status.CANCELLED: "warn"}
+_STATUS_STYLES = {
+    RunLifecycle.FINISHED: "good",
+    RunLifecycle.HALTED: "bad",
+    RunLifecycle.CANCELLED: "warn",
+}
 
 
-def _tiles(record: RunRecord, progress: Progress) -> str:
-    found = summary.tally(progress)
+def _tiles(record: RunRecord, progress: RunProgress) -> str:
+    tally = summary.tally_rows(progress)
     tiles = [
         (f"{record.size:,}", "rows", ""),
-        (f"{found.succeeded:,}", "done", ""),
-        (f"{found.failed:,}", "failed", "bad" if found.failed else ""),
-        (f"{found.skipped:,}", "skipped", ""),
+        (f"{tally.succeeded:,}", "done", ""),
+        (f"{tally.failed:,}", "failed", "bad" if tally.failed else ""),
+        (f"{tally.skipped:,}", "skipped", ""),
         (f"{progress.calls:,}", "calls made", ""),
         (f"{progress.reused:,}", "outcomes reused", ""),
-        (summary.duration_text(summary.took_ns(progress)), "time", ""),
+        (summary.duration_text(summary.elapsed_ns(progress)), "time", ""),
         (summary.duration_text(progress.setup_ns), "until the first call", ""),
         (summary.duration_text(progress.calls_ns), "time of calls", ""),
         (summary.rate_text(summary.mean_rate(progress)), "rows while calls were made", ""),
@@ -202,24 +206,24 @@ def _tiles(record: RunRecord, progress: Progress) -> str:
     return (
         f'<section class="tiles by{len(tiles) // 2}">'
         + "".join(
-            f'<div class="tile {mood}"><b>{_e(value)}</b><span>{_e(label)}</span></div>'
+            f'<div class="tile {mood}"><b>{_escape(value)}</b><span>{_escape(label)}</span></div>'
             for value, label, mood in tiles
         )
         + "</section>"
     )
 
 
-def _share(record: RunRecord, progress: Progress, older: Sequence[Progress]) -> str:
-    """One bar of all rows, by what became of them."""
-    found, size = summary.tally(progress), max(record.size, 1)
+def _outcome_bar(record: RunRecord, progress: RunProgress, older: Sequence[RunProgress]) -> str:
+    """Render one bar of all rows by outcome."""
+    tally, size = summary.tally_rows(progress), max(record.size, 1)
     parts = [
-        (found.succeeded, "done", "ok"),
-        (found.skipped, "skipped", "skip"),
-        (found.failed, "failed", "fail"),
-        (found.cancelled, "cancelled", "gone"),
-        (found.in_flight, "in flight", "flight"),
+        (tally.succeeded, "done", "ok"),
+        (tally.skipped, "skipped", "skip"),
+        (tally.failed, "failed", "fail"),
+        (tally.cancelled, "cancelled", "gone"),
+        (tally.in_flight, "in flight", "flight"),
     ]
-    left = record.size - found.ended - found.in_flight
+    left = record.size - tally.ended - tally.in_flight
     if left > 0:
         parts.append((left, "to do", "todo"))
     shown = [part for part in parts if part[0]]
@@ -230,49 +234,53 @@ def _share(record: RunRecord, progress: Progress, older: Sequence[Progress]) -> 
     legend = _legend([(word, style) for _, word, style in shown])
     in_all = ""
     if older:
-        told = (
+        total_text = (
             f"In all, with the runs that this is a retry of: {summary.counts_text(progress, older)}"
         )
-        in_all = f"<p>{_e(told)}</p>"
+        in_all = f"<p>{_escape(total_text)}</p>"
     return f'<section><div class="share">{bar}</div>{legend}{in_all}</section>'
 
 
-def _plots(progress: Progress) -> str:
+def _plots(progress: RunProgress) -> str:
     figures: list[tuple[str, str, str]] = []
     series = progress.series
     if len(series) > 1:
         seconds = [point[0] / 1000 for point in series]
         rows = [
-            Line("done", "ok", [point[1] for point in series]),
-            Line("skipped", "skip", [point[3] for point in series]),
-            Line("failed", "fail", [point[2] for point in series]),
+            PlotLine("done", "ok", [point[1] for point in series]),
+            PlotLine("skipped", "skip", [point[3] for point in series]),
+            PlotLine("failed", "fail", [point[2] for point in series]),
         ]
         rows = [rows[0], *(line for line in rows[1:] if any(line.values))]
-        told = plots.over_time(
+        drawn_rows = plots.line_plot(
             seconds, rows, label="rows over time", text=plots.count_text, stacked=True
         )
-        figures.append(("Rows over time", _legend([(x.label, x.style) for x in rows]), told))
+        figures.append(("Rows over time", _legend([(x.label, x.style) for x in rows]), drawn_rows))
         if steps := summary.throughput(series):
             times = [edge for begin, end, _ in steps for edge in (begin, end)]
-            rates = Line("rows/s", "ok", [rate for _, _, rate in steps for _ in range(2)])
-            drawn = plots.over_time(times, [rates], label="throughput", text=plots.count_text)
+            rates = PlotLine("rows/s", "ok", [rate for _, _, rate in steps for _ in range(2)])
+            drawn = plots.line_plot(times, [rates], label="throughput", text=plots.count_text)
             note = f"rows/s in each of {len(steps):,} intervals from the first call on"
-            figures.append(("Throughput", f"<small>{_e(note)}</small>", drawn))
+            figures.append(("Throughput", f"<small>{_escape(note)}</small>", drawn))
         for title, line, text in (
-            ("In flight", Line("rows begun", "flight", [p[4] for p in series]), plots.count_text),
-            ("Cost over time", Line("", "money", [p[5] for p in series]), summary.cost_text),
+            (
+                "In flight",
+                PlotLine("rows begun", "flight", [p[4] for p in series]),
+                plots.count_text,
+            ),
+            ("Cost over time", PlotLine("", "money", [p[5] for p in series]), summary.cost_text),
         ):
             if any(line.values):
-                drawn = plots.over_time(seconds, [line], label=title.lower(), text=text)
-                figures.append((title, f"<small>{_e(line.label)}</small>", drawn))
+                drawn = plots.line_plot(seconds, [line], label=title.lower(), text=text)
+                figures.append((title, f"<small>{_escape(line.label)}</small>", drawn))
     if any(progress.latency_log2_us):
-        figures.append(_latency(progress.latency_log2_us))
-    if by_class(progress):
-        figures.append(_by_class(progress))
+        figures.append(_latency_plot(progress.latency_log2_us))
+    if failed_rows_by_class(progress):
+        figures.append(_failures_by_class_plot(progress))
     return (
         '<section class="plots">'
         + "".join(
-            f"<figure><figcaption><b>{_e(title)}</b>{note}</figcaption>{drawn}</figure>"
+            f"<figure><figcaption><b>{_escape(title)}</b>{note}</figcaption>{drawn}</figure>"
             for title, note, drawn in figures
         )
         + "</section>"
@@ -281,34 +289,38 @@ def _plots(progress: Progress) -> str:
     )
 
 
-def _latency(buckets: Sequence[int]) -> tuple[str, str, str]:
+def _latency_plot(buckets: Sequence[int]) -> tuple[str, str, str]:
     filled = [at for at, count in enumerate(buckets) if count]
     columns = [
-        Column(
-            _us_text(1 << at),
+        PlotColumn(
+            _microseconds_text(1 << at),
             buckets[at],
-            f"{buckets[at]:,} calls took {_us_text(1 << at)} to {_us_text(2 << at)}",
+            f"{buckets[at]:,} calls took {_microseconds_text(1 << at)} to {_microseconds_text(2 << at)}",
         )
         for at in range(filled[0], filled[-1] + 1)
     ]
-    # A few slow calls must be seen, and one lone column would fill the plot.
-    shares = [(share, _us_text(quantile_us(buckets, share))) for share in (0.5, 0.95, 0.99)]
-    note = ", ".join(f"{share:.0%} under {told}" for share, told in shares)
-    drawn = plots.histogram(columns, label="time of a call", style="flight")
-    return "Time of a call", f"<small>{_e(note)}</small>", drawn
-
-
-def _by_class(progress: Progress) -> tuple[str, str, str]:
-    columns = [
-        Column(class_text(code), count, f"{count:,} rows: {class_text(code)}")
-        for code, count in sorted(by_class(progress).items(), key=lambda item: (-item[1], item[0]))
+    # Quantiles show a few slow calls that the histogram hides.
+    shares = [
+        (share, _microseconds_text(quantile_us(buckets, share))) for share in (0.5, 0.95, 0.99)
     ]
-    drawn = plots.bars(columns, label="failures by class", style="fail")
-    return "Failures by class", "<small>rows that failed for good</small>", drawn
+    note = ", ".join(f"{share:.0%} under {told}" for share, told in shares)
+    drawn = plots.histogram_plot(columns, label="time of a call", style="flight")
+    return "Time of a call", f"<small>{_escape(note)}</small>", drawn
 
 
-def by_class(progress: Progress) -> dict[int, int]:
-    """Failed rows by error class; older records know only what their errors tell."""
+def _failures_by_class_plot(progress: RunProgress) -> tuple[str, str, str]:
+    columns = [
+        PlotColumn(class_text(code), count, f"{count:,} rows: {class_text(code)}")
+        for code, count in sorted(
+            failed_rows_by_class(progress).items(), key=lambda item: (-item[1], item[0])
+        )
+    ]
+    drawn = plots.bar_plot(columns, label="failures by class", style="fail")
+    return "Failures by class", "<small>rows that finally failed</small>", drawn
+
+
+def failed_rows_by_class(progress: RunProgress) -> dict[int, int]:
+    """Return failed rows by error class. Older records have only their error groups."""
     if any(progress.failed_by_class):
         return {code: rows for code, rows in enumerate(progress.failed_by_class) if rows}
     totals: dict[int, int] = {}
@@ -317,14 +329,14 @@ def by_class(progress: Progress) -> dict[int, int]:
     return totals
 
 
-def _errors(progress: Progress) -> str:
+def _errors(progress: RunProgress) -> str:
     rows = [
         (
             f"{group.count:,}",
             f"{group.rows:,}",
             class_text(group.error_class),
-            _short(group.text, ERROR_CHARS_MAX),
-            _short("; ".join(group.examples), ERROR_CHARS_MAX),
+            _shorten(group.text, ERROR_CHARS_MAX),
+            _shorten("; ".join(group.examples), ERROR_CHARS_MAX),
         )
         for group in progress.errors[:ERRORS_MAX]
     ]
@@ -332,34 +344,36 @@ def _errors(progress: Progress) -> str:
     return _table("Most frequent errors", header, rows, right=1) if rows else ""
 
 
-def _sample(record: RunRecord, progress: Progress, sample: Sequence[FailedRow]) -> str:
+def _sample(record: RunRecord, progress: RunProgress, sample: Sequence[FailedRow]) -> str:
     rows = [
         (
             f"{row.seq}",
-            _short(row.key, KEY_CHARS_MAX),
+            _shorten(row.key, KEY_CHARS_MAX),
             f"{row.attempts}",
             class_text(row.error_class),
-            _short(row.error, ERROR_CHARS_MAX),
+            _shorten(row.error, ERROR_CHARS_MAX),
         )
         for row in sample[:SAMPLE_MAX]
     ]
     if not rows:
         return ""
-    title = f"Failed rows ({len(rows):,} of {max(summary.tally(progress).failed, len(rows)):,})"
+    title = (
+        f"Failed rows ({len(rows):,} of {max(summary.tally_rows(progress).failed, len(rows)):,})"
+    )
     key = ", ".join(record.key) or "key"
     return _table(title, ("seq", key, "attempts", "class", "error"), rows, right=1)
 
 
-def _counters(record: RunRecord, progress: Progress) -> str:
-    found = summary.tally(progress)
+def _counters(record: RunRecord, progress: RunProgress) -> str:
+    tally = summary.tally_rows(progress)
     pairs = [
         ("rows", record.size),
-        ("succeeded", found.succeeded),
-        ("skipped", found.skipped),
-        ("failed", found.failed),
-        ("cancelled", found.cancelled),
-        ("in flight", found.in_flight),
-        ("committed to the output", found.committed),
+        ("succeeded", tally.succeeded),
+        ("skipped", tally.skipped),
+        ("failed", tally.failed),
+        ("cancelled", tally.cancelled),
+        ("in flight", tally.in_flight),
+        ("committed to the output", tally.committed),
         ("calls made", progress.calls),
         ("outcomes reused", progress.reused),
         ("attempts retried", progress.retries),
@@ -371,10 +385,10 @@ def _counters(record: RunRecord, progress: Progress) -> str:
 
 
 def _config(record: RunRecord) -> str:
-    pairs = [("output", sink_text(record)), ("key", ", ".join(record.key))]
+    pairs = [("output", output_place_text(record)), ("key", ", ".join(record.key))]
     pairs += summary.settings(record)
     pairs += [("input", record.input_hash), ("retry of", record.retry_of)]
-    rows = [(name, _short(value, ERROR_CHARS_MAX)) for name, value in pairs if value]
+    rows = [(name, _shorten(value, ERROR_CHARS_MAX)) for name, value in pairs if value]
     return _table("Configuration", ("what", "value"), rows)
 
 
@@ -382,7 +396,7 @@ def _config(record: RunRecord) -> str:
 
 
 def quantile_us(buckets: Sequence[int], share: float) -> int:
-    """The upper end of the bucket that holds this share of all calls."""
+    """The upper bound of the bucket that contains this share of all calls."""
     wanted, seen = share * sum(buckets), 0
     for at, count in enumerate(buckets):
         seen += count
@@ -398,8 +412,8 @@ def class_text(code: int) -> str:
         return f"class {code}"
 
 
-def _us_text(us: int) -> str:
-    """Two digits tell enough: the bounds of a bucket are powers of two."""
+def _microseconds_text(us: int) -> str:
+    """Format with two digits, which suffice for bucket bounds that are powers of two."""
     for by, unit in ((60_000_000, "min"), (1_000_000, "s"), (1_000, "ms")):
         if us >= by:
             value = us / by
@@ -411,49 +425,51 @@ def _us_text(us: int) -> str:
     return f"{us} µs"
 
 
-def _moment(ns: int) -> str:
+def _utc_text(ns: int) -> str:
     return datetime.fromtimestamp(ns // S, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 # -- markup --------------------------------------------------------------------------------------
 
 
-def _e(text: object) -> str:
-    """Escaped, for text and attributes alike; control characters would hide what is there."""
-    told = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in str(text))
-    return markup.escape(told, quote=True)
+def _escape(text: object) -> str:
+    """Escape text for content and attributes. Control characters are replaced."""
+    printable = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in str(text))
+    return markup.escape(printable, quote=True)
 
 
-def _short(text: str, chars_max: int) -> str:
-    told = " ".join(text.split())
-    return told if len(told) <= chars_max else told[: chars_max - 1] + "…"
+def _shorten(text: str, chars_max: int) -> str:
+    one_line = " ".join(text.split())
+    return one_line if len(one_line) <= chars_max else one_line[: chars_max - 1] + "…"
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> str:
-    told = "".join(f'<span><i class="{style}"></i>{_e(word)}</span>' for word, style in entries)
-    return f'<div class="legend">{told}</div>'
+    items = "".join(
+        f'<span><i class="{style}"></i>{_escape(word)}</span>' for word, style in entries
+    )
+    return f'<div class="legend">{items}</div>'
 
 
 def _list(title: str, lines: Sequence[str]) -> str:
-    told = "".join(f"<li>{_e(line)}</li>" for line in lines)
-    return f'<section class="next"><h2>{_e(title)}</h2><ul>{told}</ul></section>'
+    items = "".join(f"<li>{_escape(line)}</li>" for line in lines)
+    return f'<section class="next"><h2>{_escape(title)}</h2><ul>{items}</ul></section>'
 
 
 def _table(
     title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: int = 0
 ) -> str:
-    """`right` is the number of the column that holds figures, from 1; 0 for none."""
+    """Render a table. `right` is the number of the right-aligned column, from 1; 0 for none."""
     number = ' class="n"'
 
     def cells(tag: str, values: Sequence[str]) -> str:
         return "".join(
-            f"<{tag}{number if at == right else ''}>{_e(value)}</{tag}>"
+            f"<{tag}{number if at == right else ''}>{_escape(value)}</{tag}>"
             for at, value in enumerate(values, 1)
         )
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return (
-        f'<section><h2>{_e(title)}</h2><div class="wide"><table><thead><tr>{cells("th", header)}'
+        f'<section><h2>{_escape(title)}</h2><div class="wide"><table><thead><tr>{cells("th", header)}'
         f"</tr></thead><tbody>{body}</tbody></table></div></section>"
     )
 

@@ -1,21 +1,22 @@
-"""Deletes older runs of a stage when a run has ended (`Stage(keep_runs=)`)."""
+"""Retention: deletes older runs of a stage after a run has ended (`Stage(keep_runs=)`)."""
 
 from __future__ import annotations
 
 import sys
 
 from holdfast.errors import HoldfastError
-from holdfast.ledger import prune
-from holdfast.spark.spool_upkeep import Deletion
+from holdfast.ledger import run_deletion
+from holdfast.spark.spool_maintenance import SpoolDeletion
 from holdfast.store.api import Store
 
 
 def retain(store: Store, name: str, keep: int) -> None:
-    """Keep the newest `keep` runs of a name, 0 for all. The run that has just ended is whole in any case: what cannot be deleted
-    now is left for the next time."""
+    """Keep the newest `keep` runs of a name; 0 keeps all. Runs that cannot be deleted now are left
+    for the next call.
+    """
     if not keep:
         return
     try:
-        prune.retain(store, name, keep, Deletion())
+        run_deletion.keep_newest(store, name, keep, SpoolDeletion())
     except HoldfastError as error:
-        print(f"holdfast: older runs of {name} stay: {error}", file=sys.stderr, flush=True)
+        print(f"holdfast: older runs of {name} are kept: {error}", file=sys.stderr, flush=True)

@@ -1,4 +1,6 @@
-"""Rows of a run whose outcome an earlier run had: read by the driver, or by an executor from a bundle."""
+"""Reused rows of a run: rows with an adopted outcome, read by the driver or by an executor from a
+bundle.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +8,24 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.ledger import runs
-from holdfast.ledger.lineage import Ancestry
-from holdfast.spark.journal import Input
+from holdfast.ledger.lineage import RunLineage
+from holdfast.spark.run_data import RunInput
 from holdfast.store.api import Store
 
-# The number of a row here, the run that has its outcome, and its number there.
-PLACES = pa.schema([("_seq", pa.int64()), ("_from_run", pa.string()), ("_from_seq", pa.int64())])
+# The seq in this run, the run that holds the outcome, and the seq in that run.
+SOURCE_SCHEMA = pa.schema(
+    [("_seq", pa.int64()), ("_from_run", pa.string()), ("_from_seq", pa.int64())]
+)
 
 
-def reused_between(store: Store, record: runs.RunRecord, lo: int, hi: int) -> pa.Table:
-    """Key columns of such rows in [lo, hi), and where their outcomes lie. Page by page."""
-    source, ancestry = Input(store, record), Ancestry(store, record)
+def read_reused_rows(store: Store, record: runs.RunRecord, lo: int, hi: int) -> pa.Table:
+    """Return the key columns of reused rows in [lo, hi) and the location of their outcomes, page by
+    page.
+    """
+    source, ancestry = RunInput(store, record), RunLineage(store, record)
     key = list(record.key)
     keys = [source.schema.field(name) for name in key]
-    schema = pa.schema([*keys, *PLACES])
+    schema = pa.schema([*keys, *SOURCE_SCHEMA])
     tables = [schema.empty_table()]
     for first in range(lo, hi, record.policy.page_rows):
         pointers = ancestry.adopted(first, min(first + record.policy.page_rows, hi))

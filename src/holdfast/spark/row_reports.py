@@ -1,6 +1,7 @@
-"""Reports of a grant: what ended, as ranges of the ledger, Arrow batches and rows without a result.
+"""Row reports of a grant: outcomes as row ranges, Arrow batches and rows without a result.
 
-Pure functions between calls that ended (`caller`) and the frame that tells of them (`wire`).
+Pure functions that convert finished calls (`caller`) into the fields of a `GrantReport`
+(`ledger_protocol`).
 """
 
 from __future__ import annotations
@@ -11,159 +12,176 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from holdfast.ledger.classes import ErrorClass
+from holdfast.ledger.events import FinishedRange
 from holdfast.ledger.ranges import Range
-from holdfast.ledger.records import Done
-from holdfast.ledger.states import State
-from holdfast.spark import raw_values, wire
-from holdfast.spark.caller import BatchEnded, Caller, Ended
-from holdfast.spark.rows import message_of
+from holdfast.ledger.run_policy import ErrorClass
+from holdfast.ledger.states import RowState
+from holdfast.spark import ledger_protocol, raw_values
+from holdfast.spark.arrow_rows import encode_batch
+from holdfast.spark.caller import BatchOutcome, CallOutcome, FunctionCaller
 
-# One report of a grant: so many rows, unless they are consecutive, and about so many bytes; a single
-# row may be larger, and is stored in parts.
+# Limits of one report of a grant: rows (unless they are consecutive) and approximate bytes. A
+# single row may be larger and is stored in parts.
 REPORT_ROWS_MAX = 5000
 REPORT_BYTES_MAX = 8 * 1024 * 1024
-# ... into a spool, where it is an object: as many rows of 4 KB as a batch has, and as one of 8 bytes.
+# Into a spool, where a report is one object: enough for a whole batch of rows of 4 KB.
 SPOOL_BYTES_MAX = 160 * 1024 * 1024
 RESULT_BYTES_MAX = 64 * 1024 * 1024
 
 
-def ranges_of(seqs: Iterable[int]) -> list[Range]:
-    """Ascending numbers as half-open ranges."""
+def to_ranges(seqs: Iterable[int]) -> list[Range]:
+    """Convert ascending numbers to half-open ranges."""
     if isinstance(seqs, range):
         return [(seqs.start, seqs.stop)] if seqs else []
-    found: list[Range] = []
+    ranges: list[Range] = []
     lo = hi = -1
     for seq in seqs:
         if seq != hi:
             if lo >= 0:
-                found.append((lo, hi))
+                ranges.append((lo, hi))
             lo = seq
         hi = seq + 1
     if lo >= 0:
-        found.append((lo, hi))
-    return found
+        ranges.append((lo, hi))
+    return ranges
 
 
-class Report(NamedTuple):
-    done: list[Done]
-    others: list[wire.Other]
+class RowReport(NamedTuple):
+    finished: list[FinishedRange]
+    resultless: list[ledger_protocol.ResultlessRowReport]
     data: bytes
     seqs: bytes
     lo: int
 
 
-def row_report(results: list[Ended], caller: Caller) -> Report:
+def report_rows(results: list[CallOutcome], caller: FunctionCaller) -> RowReport:
     if not results:
-        return Report([], [], b"", b"", 0)
+        return RowReport([], [], b"", b"", 0)
     results.sort()
-    good = [ended for ended in results if ended.values is not None]
-    rest = [ended for ended in results if ended.values is None]
+    successes = [outcome for outcome in results if outcome.values is not None]
+    resultless = [outcome for outcome in results if outcome.values is None]
     batch = None
-    if good:
+    if successes:
         try:
-            batch = caller.encoder.batch([ended.values for ended in good if ended.values])
+            batch = caller.encoder.to_batch(
+                [outcome.values for outcome in successes if outcome.values]
+            )
         except Exception:
-            good, rest, batch = _sift(good, rest, caller)
-    done = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in _runs(good)]
-    done += _alike(rest)
-    data = message_of(batch) if batch is not None and batch.num_rows else b""
-    return Report(done, _others(rest), data, *_places([ended.seq for ended in good]))
+            successes, resultless, batch = _split_invalid(successes, resultless, caller)
+    done = [
+        FinishedRange(lo, hi, int(RowState.TERMINAL_SUCCESS)) for lo, hi in _seq_ranges(successes)
+    ]
+    done += _merge_equal(resultless)
+    data = encode_batch(batch) if batch is not None and batch.num_rows else b""
+    return RowReport(
+        done,
+        _resultless_reports(resultless),
+        data,
+        *_result_offsets([outcome.seq for outcome in successes]),
+    )
 
 
-def _runs(ended: list[Ended]) -> list[Range]:
-    return ranges_of(one.seq for one in ended)
+def _seq_ranges(ended: list[CallOutcome]) -> list[Range]:
+    return to_ranges(one.seq for one in ended)
 
 
-def _sift(
-    good: list[Ended], rest: list[Ended], caller: Caller
-) -> tuple[list[Ended], list[Ended], pa.RecordBatch]:
-    """Find the rows whose values are no values of the schema: they fail, the others stay."""
-    kept: list[Ended] = []
-    for ended in good:
+def _split_invalid(
+    successes: list[CallOutcome], resultless: list[CallOutcome], caller: FunctionCaller
+) -> tuple[list[CallOutcome], list[CallOutcome], pa.RecordBatch]:
+    """Split off the rows that do not fit the schema: they fail, the rest is encoded."""
+    kept: list[CallOutcome] = []
+    for ended in successes:
         assert ended.values is not None
-        why = caller.encoder.fits(ended.values)
+        why = caller.encoder.encode_error(ended.values)
         if why:
-            bad = caller.wrong_schema(ended, f"returned {why}")
-            rest = [*rest, bad]
+            bad = caller.as_schema_failure(ended, f"returned {why}")
+            resultless = [*resultless, bad]
         else:
             kept.append(ended)
-    batch = caller.encoder.batch([ended.values for ended in kept if ended.values])
-    return kept, sorted(rest), batch
+    batch = caller.encoder.to_batch([ended.values for ended in kept if ended.values])
+    return kept, sorted(resultless), batch
 
 
-def pieces(ended: BatchEnded, bytes_max: int = REPORT_BYTES_MAX) -> list[BatchEnded]:
-    """A batch's outcome in parts that fit into a frame, and into a value of the store."""
-    rows, size = ended.batch.num_rows, ended.batch.nbytes
+def split_batch(outcome: BatchOutcome, bytes_max: int = REPORT_BYTES_MAX) -> list[BatchOutcome]:
+    """Split the outcome of a batch into parts that fit a frame and a store value."""
+    rows, size = outcome.batch.num_rows, outcome.batch.nbytes
     step = min(max(rows * bytes_max // max(size, 1) // 2, 1), max(rows, 1))
-    if not isinstance(ended.seqs, range):
+    if not isinstance(outcome.seqs, range):
         step = min(step, REPORT_ROWS_MAX)
-    others = _lots(ended.others)
-    if rows <= step and len(others) <= 1:
-        return [ended]
-    found = [slice_of(ended, at, min(at + step, rows)) for at in range(0, rows, step)]
-    nothing = ended.batch.slice(0, 0)
-    return found + [BatchEnded([], nothing, lot, 0.0, 0, 0) for lot in others]
+    resultless = _group_resultless(outcome.resultless)
+    if rows <= step and len(resultless) <= 1:
+        return [outcome]
+    parts = [slice_batch(outcome, at, min(at + step, rows)) for at in range(0, rows, step)]
+    nothing = outcome.batch.slice(0, 0)
+    return parts + [BatchOutcome([], nothing, lot, 0.0, 0, 0) for lot in resultless]
 
 
-def slice_of(ended: BatchEnded, lo: int, hi: int) -> BatchEnded:
-    return BatchEnded(ended.seqs[lo:hi], ended.batch.slice(lo, hi - lo), [], 0.0, 0, 0)
+def slice_batch(outcome: BatchOutcome, lo: int, hi: int) -> BatchOutcome:
+    return BatchOutcome(outcome.seqs[lo:hi], outcome.batch.slice(lo, hi - lo), [], 0.0, 0, 0)
 
 
-def _lots(others: list[Ended]) -> list[list[Ended]]:
-    """Rows without a result, so many at a time that their errors fit into a report."""
-    found: list[list[Ended]] = []
+def _group_resultless(resultless: list[CallOutcome]) -> list[list[CallOutcome]]:
+    """Group rows without a result so that their errors fit a report."""
+    groups: list[list[CallOutcome]] = []
     size = 0
-    for other in others:
+    for other in resultless:
         more = 4 * len(other.error) + len(other.raw)
         size += more
-        if not found or len(found[-1]) >= REPORT_ROWS_MAX or size > REPORT_BYTES_MAX:
-            found.append([])
+        if not groups or len(groups[-1]) >= REPORT_ROWS_MAX or size > REPORT_BYTES_MAX:
+            groups.append([])
             size = more
-        found[-1].append(other)
-    return found
+        groups[-1].append(other)
+    return groups
 
 
-def told_bytes(others: list[wire.Other]) -> int:
-    """A character of an error is up to four bytes of the store's; raw text is ASCII."""
-    return sum(4 * len(other.error) + len(other.raw) for other in others)
+def error_bytes(resultless: list[ledger_protocol.ResultlessRowReport]) -> int:
+    """Return the size of the error texts: a character takes up to four bytes; raw text is ASCII."""
+    return sum(4 * len(other.error) + len(other.raw) for other in resultless)
 
 
-def too_large(size: int) -> str:
+def too_large_text(size: int) -> str:
     return f"returned a result of {size:,} bytes; at most {RESULT_BYTES_MAX:,} fit"
 
 
-def without_result(ended: BatchEnded, why: str) -> BatchEnded:
-    """The one row of it fails: its result is too large. Its beginning is kept."""
-    fail, kind = int(State.TERMINAL_FAIL), int(ErrorClass.SCHEMA)
-    [row] = ended.batch.to_pylist()
-    failed = Ended(ended.seqs[0], fail, None, kind, why, 0, 0.0, 0, raw_values.encode(row))
-    others = sorted([*ended.others, failed])
-    return BatchEnded([], ended.batch.slice(0, 0), others, 0.0, 0, 0)
+def fail_oversized(outcome: BatchOutcome, why: str) -> BatchOutcome:
+    """Fail the only row of an outcome because its result is too large. Keep the beginning of the
+    result.
+    """
+    fail, kind = int(RowState.TERMINAL_FAIL), int(ErrorClass.SCHEMA)
+    [row] = outcome.batch.to_pylist()
+    failed = CallOutcome(outcome.seqs[0], fail, None, kind, why, 0, 0.0, 0, raw_values.encode(row))
+    resultless = sorted([*outcome.resultless, failed])
+    return BatchOutcome([], outcome.batch.slice(0, 0), resultless, 0.0, 0, 0)
 
 
-def batch_report(ended: BatchEnded) -> Report:
-    done = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in ranges_of(ended.seqs)]
-    done += _alike(ended.others)
-    data = message_of(ended.batch) if ended.batch.num_rows else b""
-    return Report(done, _others(ended.others), data, *_places(ended.seqs))
+def report_batch(outcome: BatchOutcome) -> RowReport:
+    done = [
+        FinishedRange(lo, hi, int(RowState.TERMINAL_SUCCESS)) for lo, hi in to_ranges(outcome.seqs)
+    ]
+    done += _merge_equal(outcome.resultless)
+    data = encode_batch(outcome.batch) if outcome.batch.num_rows else b""
+    return RowReport(
+        done, _resultless_reports(outcome.resultless), data, *_result_offsets(outcome.seqs)
+    )
 
 
-def _alike(rest: list[Ended]) -> list[Done]:
-    """Rows without a result, in order; neighbours that ended alike are one."""
-    found: list[Done] = []
-    for one in rest:
-        last = found[-1] if found else None
+def _merge_equal(resultless: list[CallOutcome]) -> list[FinishedRange]:
+    """Merge adjacent rows with equal outcomes, for rows without a result, in order."""
+    merged: list[FinishedRange] = []
+    for one in resultless:
+        last = merged[-1] if merged else None
         how = (int(one.state), int(one.error_class), one.delay_ns)
         if last and last.hi == one.seq and (last.code, last.error_class, last.delay_ns) == how:
-            found[-1] = Done(last.lo, one.seq + 1, *how)
+            merged[-1] = FinishedRange(last.lo, one.seq + 1, *how)
         else:
-            found.append(Done(one.seq, one.seq + 1, *how))
-    return found
+            merged.append(FinishedRange(one.seq, one.seq + 1, *how))
+    return merged
 
 
-def _places(seqs: Sequence[int]) -> tuple[bytes, int]:
-    """Where results belong: their distances from the first; none when they are consecutive."""
+def _result_offsets(seqs: Sequence[int]) -> tuple[bytes, int]:
+    """Return the offsets of the results from the first seq, and that seq. Consecutive rows need no
+    offsets.
+    """
     if not seqs:
         return b"", 0
     if seqs[-1] - seqs[0] + 1 == len(seqs):
@@ -172,8 +190,10 @@ def _places(seqs: Sequence[int]) -> tuple[bytes, int]:
     return array("I", [seq - first for seq in seqs]).tobytes(), first
 
 
-def _others(rest: list[Ended]) -> list[wire.Other]:
+def _resultless_reports(resultless: list[CallOutcome]) -> list[ledger_protocol.ResultlessRowReport]:
     return [
-        wire.Other(one.seq, int(one.state), int(one.error_class), one.error, one.delay_ns, one.raw)
-        for one in rest
+        ledger_protocol.ResultlessRowReport(
+            one.seq, int(one.state), int(one.error_class), one.error, one.delay_ns, one.raw
+        )
+        for one in resultless
     ]

@@ -1,8 +1,8 @@
-"""How many bytes a row takes, by its values alone.
+"""Row sizes: the bytes of a row, by its values alone.
 
-Output is cut into files and row groups by these figures. They depend on nothing but the values of a
-row: not on the batch it came in, its offset in it, or the buffers behind it. So the cuts are the same
-after every fault and on every machine.
+Files and row groups of the output are cut by these sizes. A size depends only on the values of the row,
+not on its batch, its offset or the buffers behind it. So the cuts are the same after every fault and on
+every machine.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 
 OFFSET_BYTES = 4
 
-Sizes = NDArray[np.int64]
+RowSizes = NDArray[np.int64]
 
 
 def row_width(schema: pa.Schema) -> int | None:
-    """Bytes of every row, if all columns have a fixed width."""
-    widths = [_width(field.type) for field in schema]
+    """Return the bytes of every row, if all columns have a fixed width."""
+    widths = [_type_width(field.type) for field in schema]
     return sum(width for width in widths if width is not None) if None not in widths else None
 
 
-def row_sizes(table: pa.Table | pa.RecordBatch) -> Sizes:
-    """Bytes of each row of `table`."""
+def row_sizes(table: pa.Table | pa.RecordBatch) -> RowSizes:
+    """Return the bytes of each row of `table`."""
     sizes = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
-        width = _width(column.type)
+        width = _type_width(column.type)
         if width is not None:
             sizes += width
         elif isinstance(column, pa.ChunkedArray):
@@ -38,7 +38,7 @@ def row_sizes(table: pa.Table | pa.RecordBatch) -> Sizes:
     return sizes
 
 
-def _width(kind: pa.DataType) -> int | None:
+def _type_width(kind: pa.DataType) -> int | None:
     if pa.types.is_null(kind) or pa.types.is_boolean(kind):
         return 1
     if pa.types.is_nested(kind) or pa.types.is_dictionary(kind):
@@ -49,9 +49,9 @@ def _width(kind: pa.DataType) -> int | None:
         return None
 
 
-def _array_sizes(array: pa.Array) -> Sizes:
+def _array_sizes(array: pa.Array) -> RowSizes:
     kind = array.type
-    width = _width(kind)
+    width = _type_width(kind)
     if width is not None:
         return np.full(len(array), width, np.int64)
     if isinstance(array, pa.ExtensionArray):
@@ -75,7 +75,7 @@ def _array_sizes(array: pa.Array) -> Sizes:
     else:
         lengths = pc.fill_null(pc.binary_length(array), 0)
         sizes = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
-    if array.null_count:  # what lies behind a null is not a value
+    if array.null_count:  # bytes behind a null are not a value
         sizes = np.where(array.is_null().to_numpy(zero_copy_only=False), 0, sizes)
-    found: Sizes = sizes + OFFSET_BYTES
-    return found
+    result: RowSizes = sizes + OFFSET_BYTES
+    return result

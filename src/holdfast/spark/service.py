@@ -1,13 +1,13 @@
-"""The ledger service: `python -m holdfast.spark.service`, one process for each run at work.
+"""The ledger service process: `python -m holdfast.spark.service`, one per active run.
 
-It holds the run's lease and is the only one that writes about it. The driver starts it with its
-charge on standard input and keeps that pipe open: the end of it means that the driver is gone, and
-the service hands out nothing more, takes what children have still to tell, commits it, gives the
-lease back and leaves. On standard output it says, once, where it listens, or why it cannot.
+It holds the run's lease and is the only writer of the run. The driver starts it with a `ServiceConfig` on
+standard input and keeps that pipe open. End of file means that the driver has exited: the service then
+grants no more rows, accepts the remaining reports, commits them, releases the lease and exits. On standard
+output it reports once its port, or its startup error.
 
-Threads: one that reads all connections, a pool for requests that wait, one for the log, one for the
-commit, one that renews the lease and lets time pass. With TLS each connection has a thread of its own. A service that loses its lease, or whose log fails, ends at once: whatever it
-might still say would be about a run that is not its own.
+Threads: one that reads all connections, a pool for blocking requests, one for the log, one for the commit,
+one that renews the lease and processes deadlines. With TLS each connection has a separate thread. A service
+that loses its lease, or that cannot write its log, exits at once: it no longer owns the run.
 """
 
 from __future__ import annotations
@@ -43,73 +43,81 @@ from holdfast.errors import (
     from_wire,
 )
 from holdfast.ledger import runs
-from holdfast.ledger.classes import Policy
-from holdfast.ledger.lease_renewal import renewed
+from holdfast.ledger.lease_renewal import renew_in_background
 from holdfast.ledger.log import RunLog, open_run
-from holdfast.spark import spool_upkeep, tls, wire
-from holdfast.spark.child_lines import ChildLine, ChildLines
-from holdfast.spark.commit import Committer
-from holdfast.spark.desk import Desk
-from holdfast.spark.journal import limber_up
-from holdfast.spark.office import Office
+from holdfast.ledger.run_policy import RunPolicy
+from holdfast.spark import ledger_protocol, spool_maintenance, tls
+from holdfast.spark.child_connections import ChildConnection, ConnectionReader
+from holdfast.spark.output_commit import OutputCommitter
 from holdfast.spark.part_cuts import FILE_BYTES
 from holdfast.spark.reply_ticket import ReplyTicket
+from holdfast.spark.run_data import warm_up_arrow
+from holdfast.spark.service_log_writer import ServiceLogWriter
+from holdfast.spark.service_requests import ServiceRequests
 from holdfast.spark.sinks import (
     open_sink,
     parquet,  # noqa: F401  loaded before the first commit needs it
 )
 from holdfast.spark.sinks.object_store import keep_options
 from holdfast.spark.spool import check_usable
-from holdfast.spark.strangers import HELLO_S, Strangers
+from holdfast.spark.unauthenticated import HELLO_S, UnauthenticatedConnections
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
 
-# The run's lease: a driver that died with its service is waited for this long at most.
-LEASE_NS = 4_000_000_000
+# Duration of the run's lease: the longest wait for a driver that died with its service.
+RUN_LEASE_NS = 4_000_000_000
 TICK_S = 0.1
-RENEW_NS = 1_000_000_000
-PROGRESS_NS = 2_000_000_000
-# A little longer than children take to end what they have begun.
+LEASE_RENEW_NS = 1_000_000_000
+PUBLISH_NS = 2_000_000_000
+# Slightly longer than children need to finish their begun calls.
 DRAIN_NS = 2_500_000_000
 HELLO_BYTES_MAX = 4096
 BACKLOG = 512
-# How long the accept loop rests when there is no descriptor, or no memory, for another connection.
-EXHAUSTED_S = 0.05
-# Blocks are megabytes: a few at a time.
+# Delay of the accept loop when descriptors or memory are exhausted.
+ACCEPT_DELAY_S = 0.05
+# A block has megabytes, so a transaction deletes only a few rows.
 DELETE_ROWS = 8
 EXIT_FENCED = 76
-IDLE_S = 300.0
-ANOTHER_DRIVER = "another driver was faster; run it again, it goes on with that run"
+SPARE_IDLE_S = 300.0
+ANOTHER_DRIVER_WHY = "another driver was faster; run it again, it resumes that run"
 
 
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_ABOUT_ROWS = wire.Step | wire.Inherit | wire.Outcomes | wire.Cancel | wire.Resume | wire.TakePart
+_EXHAUSTED_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NEEDS_INPUT = (
+    ledger_protocol.Exchange
+    | ledger_protocol.InheritGrant
+    | ledger_protocol.FetchOutcomes
+    | ledger_protocol.CancelRun
+    | ledger_protocol.ResumeRun
+    | ledger_protocol.RequestPart
+)
 
 
-class Charge(msgspec.Struct, frozen=True):
-    """What the driver wants served. `record` is the run as it is, or a new one to be made."""
+class ServiceConfig(msgspec.Struct, frozen=True):
+    """The configuration from the driver. `record` is the existing run, or a new one to create."""
 
     store: str
     token: str
     host: str
     port: int
     record: bytes
-    new: bool
-    # The same driver starts its service again: grants live on. Else they belong to a dead driver.
-    again: bool
+    is_new_run: bool
+    # The same driver restarts its service, so grants stay valid. Otherwise they belong to a dead
+    # driver.
+    is_restart: bool
     file_rows: int
     rate_per_s: float
     tokens_per_min: float = 0.0
-    # Spark tasks of this driver write the files of the output, where data and sink allow it.
+    # Spark tasks of this driver write the files of the output, if data and sink allow it.
     executors_write: bool = False
-    # For a new run: the one that the name led to when the driver looked.
-    seen: str = ""
-    # Where the driver finds its modules: a sink may be one of them.
+    # For a new run: the latest run of the name that the driver saw.
+    expected_latest: str = ""
+    # Module search path of the driver: a sink may be in one of these modules.
     paths: list[str] = []
     file_bytes: int = FILE_BYTES
-    # By URL: credentials of outputs. They are told to this process, and kept nowhere.
+    # Storage options (credentials) by URL. They are passed to this process and not stored.
     storage_options: dict[str, dict[str, str]] = {}
-    # Where to listen, when that is not the host that executors are told.
+    # Listening address, if it differs from the advertised host.
     bind: str = ""
     # With TLS: files of the service's certificate and key, and the authority's certificate.
     cert: str = ""
@@ -117,7 +125,7 @@ class Charge(msgspec.Struct, frozen=True):
     ca: str = ""
 
 
-class Ready(msgspec.Struct, frozen=True):
+class StartupReply(msgspec.Struct, frozen=True):
     port: int
     error: list[Any] | None = None
 
@@ -128,54 +136,57 @@ def main() -> None:
     _raise_file_limit()
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    threading.Thread(target=_load_early, daemon=True).start()
-    if not select.select([source], [], [], IDLE_S)[0]:
-        sys.exit(0)  # made ready for a run that did not come
+    threading.Thread(target=_preload_modules, daemon=True).start()
+    if not select.select([source], [], [], SPARE_IDLE_S)[0]:
+        sys.exit(0)  # a spare process that was not used
     head = source.read(4)
     if len(head) < 4:
         sys.exit(0)
     size = int.from_bytes(head, "little")
-    charge = msgspec.msgpack.decode(source.read(size), type=Charge)
+    config = msgspec.msgpack.decode(source.read(size), type=ServiceConfig)
     try:
-        service = Service(charge)
+        service = LedgerService(config)
     except HoldfastError as error:
-        _tell(answers, Ready(0, wire.refused(error).error))
+        _send_startup_reply(answers, StartupReply(0, ledger_protocol.error_reply(error).error))
         sys.exit(1)
-    _tell(answers, Ready(service.port))
-    threading.Thread(target=_until_alone, args=(source, service), daemon=True).start()
+    _send_startup_reply(answers, StartupReply(service.port))
+    threading.Thread(target=_wait_for_driver_exit, args=(source, service), daemon=True).start()
     try:
         service.serve()
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    # At once: threads still read the pipe and wait for claims, and the interpreter would wait for them.
+    # Exit at once: threads still block on the pipe and on claims, and the interpreter would join
+    # them.
     os._exit(0)
 
 
-def _load_early() -> None:
-    """Load what the first requests need, while no run has come: most runs have an embedded store."""
-    import holdfast.store.lmdb  # noqa: F401
+def _preload_modules() -> None:
+    """Import the modules of the first requests while the process is a spare. Most runs have an
+    embedded store.
+    """
+    import holdfast.store.lmdb.store  # noqa: F401
 
-    limber_up()
+    warm_up_arrow()
 
 
-class Service:
-    def __init__(self, charge: Charge) -> None:
-        self.charge = charge
-        record = codec.unpack_as(runs.RunRecord, charge.record)
-        self._tls = tls.server_context(charge.cert, charge.key) if charge.cert else None
-        self._listener = _listen(charge)
+class LedgerService:
+    def __init__(self, config: ServiceConfig) -> None:
+        self.config = config
+        record = codec.unpack_as(runs.RunRecord, config.record)
+        self._tls = tls.server_context(config.cert, config.key) if config.cert else None
+        self._listener = _listen(config)
         self.port = int(self._listener.getsockname()[1])
-        sys.path += [path for path in charge.paths if path not in sys.path]
-        for url, options in charge.storage_options.items():
+        sys.path += [path for path in config.paths if path not in sys.path]
+        for url, options in config.storage_options.items():
             keep_options(url, options)
         if record.sink:
-            open_sink(record.sink)  # or say now that it cannot be
-        self.store = open_store(charge.store)
+            open_sink(record.sink)  # fail at startup if it cannot be opened
+        self.store = open_store(config.store)
         try:
-            self.lease = _acquire(self.store, record.name)
+            self.lease = _acquire_lease(self.store, record.name)
             try:
-                self.office = self._office(record)
+                self.requests = self._open_run(record)
             except BaseException:
                 with contextlib.suppress(HoldfastError):
                     self.store.transact(leases.release, self.lease)
@@ -183,303 +194,325 @@ class Service:
         except BaseException:
             self.store.close()
             raise
-        self._line_numbers = itertools.count(1)
-        self._lines = ChildLines(self._post, self._serve_one, self._ended)
-        self._leaving = threading.Event()
+        self._connection_numbers = itertools.count(1)
+        self._connections = ConnectionReader(
+            self._post_exchange, self._serve_request, self._on_closed
+        )
+        self._stopping = threading.Event()
         self._stopped = threading.Event()
-        self.committer: Committer | None = None
+        self.committer: OutputCommitter | None = None
         self._committing = threading.Lock()
-        self._strangers = Strangers()
+        self._unauthenticated = UnauthenticatedConnections()
 
     def serve(self) -> None:
-        # Before anybody can ask: a seal that is under way has a board, and begins its own commit.
-        if self.office.desk.has_board:
-            self.begin_commit()
+        # Before any request: a seal under way has a scheduler and starts its commit itself.
+        if self.requests.log_writer.has_scheduler:
+            self.start_commit()
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
         try:
-            self._pass_time()
+            self._tick_loop()
         finally:
             self._close()
 
     def drain(self) -> None:
-        """Hand out nothing more, and take what children still tell of calls that were under way."""
-        office = self.office
-        with office.desk.lock:
-            office.leave()
+        """Grant no more rows. Wait for the reports of calls under way."""
+        requests = self.requests
+        with requests.log_writer.lock:
+            requests.drain()
             until_ns = SYSTEM.mono_ns() + DRAIN_NS
-            while office.at_work() and (left_ns := until_ns - SYSTEM.mono_ns()) > 0:
-                office.desk.changed.wait(left_ns / 1e9)
+            while requests.has_running_rows() and (left_ns := until_ns - SYSTEM.mono_ns()) > 0:
+                requests.log_writer.changed.wait(left_ns / 1e9)
 
-    def leave(self) -> None:
-        """Ask it to end in good order; returns when it has."""
-        self._leaving.set()
-        self.office.wake_timer()
+    def stop(self) -> None:
+        """Shut down gracefully. Returns when the shutdown is complete."""
+        self._stopping.set()
+        self.requests.wake_timer()
         self._stopped.wait(timeout=30)
 
-    def begin_commit(self) -> None:
+    def start_commit(self) -> None:
         with self._committing:
             if self.committer is None:
-                spec = self.office.record.sink
+                spec = self.requests.record.sink
                 sink = open_sink(spec) if spec else None
-                # One that the driver writes is written when all rows have ended.
+                # The driver writes its output after all rows have ended.
                 sink = None if getattr(sink, "in_driver", False) else sink
-                self.committer = Committer(
-                    self.office,
+                self.committer = OutputCommitter(
+                    self.requests,
                     sink,
-                    self.charge.file_rows,
-                    self.charge.file_bytes,
-                    self._sink_failed,
-                    executors_write=self.charge.executors_write,
+                    self.config.file_rows,
+                    self.config.file_bytes,
+                    self._on_sink_failed,
+                    executors_write=self.config.executors_write,
                 )
                 self.committer.start()
 
     # --- starting -------------------------------------------------------------------------------
 
-    def _office(self, record: runs.RunRecord) -> Office:
-        if self.charge.new:
-            latest = self.store.read(runs.latest, record.name)
-            if (latest.run_id if latest else "") != self.charge.seen:
-                raise Conflict(what="run", name=record.name, why=ANOTHER_DRIVER)
-            _discard_unfinished(self.store, record.name, self.lease)
-            with renewed(self.store, self.lease, LEASE_NS):
+    def _open_run(self, record: runs.RunRecord) -> ServiceRequests:
+        if self.config.is_new_run:
+            latest = self.store.read(runs.get_latest, record.name)
+            if (latest.run_id if latest else "") != self.config.expected_latest:
+                raise Conflict(what="run", name=record.name, why=ANOTHER_DRIVER_WHY)
+            _delete_unfinished(self.store, record.name, self.lease)
+            with renew_in_background(self.store, self.lease, RUN_LEASE_NS):
                 if record.spool:
                     check_usable(record)
-                    spool_upkeep.sweep_leftovers(self.store)
+                    spool_maintenance.sweep_leftovers(self.store)
                 if record.base_run:
-                    spool_upkeep.check_donors(self.store, record)
-            self.store.transact(_create, record, self.lease)
+                    spool_maintenance.check_reuse_sources(self.store, record)
+            self.store.transact(_create_run, record, self.lease)
         else:
-            found = self.store.read(runs.latest, record.name)
-            if found is not None and found.base_run == record.run_id:
-                # It died over its input, and this driver goes on with the run before it.
-                _discard_unfinished(self.store, record.name, self.lease)
-                found = self.store.read(runs.latest, record.name)
-            if found is None or found.run_id != record.run_id:
-                raise Conflict(what="run", name=record.name, why=ANOTHER_DRIVER)
-            if found.policy != record.policy and found.status in runs.GOING:
-                found = self.store.transact(_retuned, found.run_id, record.policy, self.lease)
-            record = found
-        if record.status is runs.Status.INGESTING:
-            desk = Desk(None, RunLog(self.store, record.run_id, self.lease))
-            return Office(
+            latest_run = self.store.read(runs.get_latest, record.name)
+            if latest_run is not None and latest_run.base_run == record.run_id:
+                # The run died during ingest, and this driver resumes the run before it.
+                _delete_unfinished(self.store, record.name, self.lease)
+                latest_run = self.store.read(runs.get_latest, record.name)
+            if latest_run is None or latest_run.run_id != record.run_id:
+                raise Conflict(what="run", name=record.name, why=ANOTHER_DRIVER_WHY)
+            if latest_run.policy != record.policy and latest_run.status in runs.UNFINISHED:
+                latest_run = self.store.transact(
+                    _change_policy, latest_run.run_id, record.policy, self.lease
+                )
+            record = latest_run
+        if record.status is runs.RunLifecycle.INGESTING:
+            log_writer = ServiceLogWriter(None, RunLog(self.store, record.run_id, self.lease))
+            return ServiceRequests(
                 self.store,
-                desk,
+                log_writer,
                 record,
-                self.charge.rate_per_s,
-                tokens_per_min=self.charge.tokens_per_min,
+                self.config.rate_per_s,
+                tokens_per_min=self.config.tokens_per_min,
             )
-        if not self.charge.again:
-            # Before anything is handed out; what nothing names and is old goes.
-            with renewed(self.store, self.lease, LEASE_NS):
-                spool_upkeep.check(self.store, record)
-                spool_upkeep.sweep(self.store, record)
-        log, board = open_run(self.store, record.run_id, self.lease)
-        desk = Desk(board, log)
-        office = Office(
+        if not self.config.is_restart:
+            # Before any grant: check the spool and delete old unreferenced objects.
+            with renew_in_background(self.store, self.lease, RUN_LEASE_NS):
+                spool_maintenance.check_objects(self.store, record)
+                spool_maintenance.sweep_run(self.store, record)
+        log, scheduler = open_run(self.store, record.run_id, self.lease)
+        log_writer = ServiceLogWriter(scheduler, log)
+        requests = ServiceRequests(
             self.store,
-            desk,
+            log_writer,
             record,
-            self.charge.rate_per_s,
-            same_driver=self.charge.again,
-            tokens_per_min=self.charge.tokens_per_min,
+            self.config.rate_per_s,
+            same_driver=self.config.is_restart,
+            tokens_per_min=self.config.tokens_per_min,
         )
-        office.start(same_driver=self.charge.again)
-        # The log knows more than the record if the last service died between the two.
-        if board.halted is not None:
-            office.mark_halted(board.halted)
-        elif board.cancelling or (record.cancel_requested_ns and not board.finished):
-            office.cancel()
-        return office
+        requests.continue_run(same_driver=self.config.is_restart)
+        # The log is ahead of the record if the last service died between the two writes.
+        if scheduler.halted is not None:
+            requests.mark_halted(scheduler.halted)
+        elif scheduler.cancelling or (record.cancel_requested_ns and not scheduler.finished):
+            requests.cancel()
+        return requests
 
     def _accept(self) -> None:
-        """Admit connections until the listener is closed, whatever becomes of one of them."""
-        while not self._leaving.is_set():
+        """Accept connections until the listener is closed. Errors of a single connection are
+        ignored.
+        """
+        while not self._stopping.is_set():
             try:
-                line, _ = self._listener.accept()
+                sock, _ = self._listener.accept()
             except OSError as error:
                 if self._listener.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL):
                     return
-                if error.errno in _EXHAUSTED:
-                    # The connection stays in the backlog until there is room for it.
-                    self._strangers.make_room()
-                    self._leaving.wait(EXHAUSTED_S)
+                if error.errno in _EXHAUSTED_ERRNOS:
+                    # The connection stays in the backlog until resources are free.
+                    self._unauthenticated.close_oldest()
+                    self._stopping.wait(ACCEPT_DELAY_S)
                 continue
             if self._tls is not None:
                 try:
-                    line = tls.accepted(line, self._tls)
+                    sock = tls.wrap_accepted(sock, self._tls)
                 except OSError:
-                    continue  # gone before it began
-            self._strangers.add(line)
+                    continue  # closed before the handshake
+            self._unauthenticated.add(sock)
             try:
-                threading.Thread(target=self._converse, args=(line,), daemon=True).start()
+                threading.Thread(target=self._serve_connection, args=(sock,), daemon=True).start()
             except RuntimeError:
-                # There is no thread for it.
-                self._strangers.remove(line)
-                self._strangers.make_room()
-                line.close()
+                # No thread can be started.
+                self._unauthenticated.remove(sock)
+                self._unauthenticated.close_oldest()
+                sock.close()
 
-    def _converse(self, line: socket.socket) -> None:
-        """Admit a connection. With TLS this thread serves it; else all are read by one thread."""
+    def _serve_connection(self, sock: socket.socket) -> None:
+        """Authenticate a connection. With TLS this thread serves it; else the reader thread does."""
         owner = ""
         try:
-            wire.tune(line)
-            line.settimeout(HELLO_S)
-            if isinstance(line, ssl.SSLSocket):
-                tls.handshake(line)
-            owner = self._admit(line)
-            line.settimeout(None)
-            child = ChildLine(line, owner)
+            ledger_protocol.set_socket_options(sock)
+            sock.settimeout(HELLO_S)
+            if isinstance(sock, ssl.SSLSocket):
+                tls.handshake(sock)
+            owner = self._authenticate(sock)
+            sock.settimeout(None)
+            child = ChildConnection(sock, owner)
             if self._tls is None:
-                self._lines.add(child)
+                self._connections.add(child)
                 return
             while True:
-                self._serve_one(child, *child.requests.next())
+                self._serve_request(child, *child.requests.wait_next())
         except (OSError, HoldfastError):
             pass
-        self._hang_up(line, owner)
+        self._close_connection(sock, owner)
 
-    def _hang_up(self, line: socket.socket, owner: str) -> None:
-        self._strangers.remove(line)
+    def _close_connection(self, sock: socket.socket, owner: str) -> None:
+        self._unauthenticated.remove(sock)
         with contextlib.suppress(OSError):
-            line.close()
-        if owner and not self._leaving.is_set():
+            sock.close()
+        if owner and not self._stopping.is_set():
             with contextlib.suppress(HoldfastError):
-                self.office.gone(owner)
+                self.requests.on_disconnect(owner)
 
-    def _post(self, child: ChildLine, request: Any, data: memoryview) -> bool:
-        """Post a step to the writer of the log. False: it is another request."""
-        if not isinstance(request, wire.Step) or not self.office.desk.has_board:
+    def _post_exchange(self, child: ChildConnection, request: Any, data: memoryview) -> bool:
+        """Post an exchange to the log writer. Return False for any other request."""
+        if (
+            not isinstance(request, ledger_protocol.Exchange)
+            or not self.requests.log_writer.has_scheduler
+        ):
             return False
-        child.sent = ReplyTicket(child.line)
-        self.office.post_step(child.owner, request, data, child.sent)
+        child.last_ticket = ReplyTicket(child.sock)
+        self.requests.post_exchange(child.owner, request, data, child.last_ticket)
         return True
 
-    def _ended(self, child: ChildLine) -> None:
-        """A connection that was read by the thread of all lines has ended."""
-        if not self._leaving.is_set():
-            self.office.post_gone(child.owner)
-        if child.sent is not None:
-            # Its reply is sent by another thread: not to a descriptor that is used again.
-            child.sent.until_settled()
-        self._strangers.remove(child.line)
+    def _on_closed(self, child: ChildConnection) -> None:
+        """Clean up a connection of the reader thread that has closed."""
+        if not self._stopping.is_set():
+            self.requests.post_disconnect(child.owner)
+        if child.last_ticket is not None:
+            # Another thread sends the reply: wait, so that it does not write to a reused
+            # descriptor.
+            child.last_ticket.wait_settled()
+        self._unauthenticated.remove(child.sock)
         with contextlib.suppress(OSError):
-            child.line.close()
+            child.sock.close()
 
-    def _serve_one(self, child: ChildLine, request: Any, data: memoryview) -> None:
+    def _serve_request(self, child: ChildConnection, request: Any, data: memoryview) -> None:
         try:
-            answer, attached = self._answer(child.owner, request, data)
+            answer, attached = self._dispatch(child.owner, request, data)
         except HoldfastError as error:
-            answer, attached = wire.refused(error), b""
+            answer, attached = ledger_protocol.error_reply(error), b""
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             print(f"holdfast: {type(request).__name__}: {why}", file=sys.stderr, flush=True)
-            told = StoreError(what=type(request).__name__, why=why)
-            answer, attached = wire.refused(told), b""
-        if len(attached) > wire.FRAME_BYTES_MAX:
+            store_error = StoreError(what=type(request).__name__, why=why)
+            answer, attached = ledger_protocol.error_reply(store_error), b""
+        if len(attached) > ledger_protocol.FRAME_BYTES_MAX:
             too_large = ValueTooLarge(what="answer", bytes=len(attached))
-            answer, attached = wire.refused(too_large), b""
-        wire.send(child.line, answer, attached)
+            answer, attached = ledger_protocol.error_reply(too_large), b""
+        ledger_protocol.send(child.sock, answer, attached)
 
-    def _admit(self, line: socket.socket) -> str:
-        hello, _ = wire.receive_request(line, HELLO_BYTES_MAX)
-        if not isinstance(hello, wire.Hello) or not hmac.compare_digest(
-            hello.token.encode(), self.charge.token.encode()
+    def _authenticate(self, sock: socket.socket) -> str:
+        hello, _ = ledger_protocol.receive_request(sock, HELLO_BYTES_MAX)
+        if not isinstance(hello, ledger_protocol.Hello) or not hmac.compare_digest(
+            hello.token.encode(), self.config.token.encode()
         ):
-            wire.send(line, wire.refused(Invalid(what="token", why="not of this run")))
+            ledger_protocol.send(
+                sock, ledger_protocol.error_reply(Invalid(what="token", why="not of this run"))
+            )
             raise Invalid(what="token", why="not of this run")
-        self._strangers.remove(line)
-        record = self.office.record
-        # A child that connects again is another owner: what the old line held goes with that line.
-        owner = f"{hello.owner}#{next(self._line_numbers)}"
+        self._unauthenticated.remove(sock)
+        record = self.requests.record
+        # A reconnected child is a new owner. The grants of the old connection end with it.
+        owner = f"{hello.owner}#{next(self._connection_numbers)}"
         if owner.startswith("child/"):
-            self.office.connected(owner)
-        wire.send(line, wire.Welcome(record.run_id, record.size, record.policy.lease_ns))
+            self.requests.on_connect(owner)
+        ledger_protocol.send(
+            sock, ledger_protocol.HelloReply(record.run_id, record.size, record.policy.lease_ns)
+        )
         return owner
 
-    def _answer(self, owner: str, request: Any, data: memoryview) -> tuple[wire.Message, bytes]:
-        office = self.office
-        if isinstance(request, _ABOUT_ROWS) and not office.desk.has_board:
+    def _dispatch(
+        self, owner: str, request: Any, data: memoryview
+    ) -> tuple[ledger_protocol.WireMessage, bytes]:
+        requests = self.requests
+        if isinstance(request, _NEEDS_INPUT) and not requests.log_writer.has_scheduler:
             raise Invalid(what=type(request).__name__, why="the run has no input yet")
-        if isinstance(request, wire.Step):
-            return office.step(owner, request, data)
-        if isinstance(request, wire.Beat):
-            return office.beat(request.epochs), b""
-        if isinstance(request, wire.ChildAlive):
-            return office.keep(request.owner), b""
-        if isinstance(request, wire.HandOver):
-            return office.hand_over(request.owner), b""
-        if isinstance(request, wire.Inherit):
-            return office.inherit(owner, request.held)
-        if isinstance(request, wire.Tokens):
-            return office.tokens(request), b""
-        if isinstance(request, wire.PutBlock):
-            return office.put_block(data, request.in_order, request.at, request.sorted), b""
-        if isinstance(request, wire.DropInput):
-            return office.drop_input(), b""
-        if isinstance(request, wire.Outcomes):
-            return office.outcomes(request)
-        if isinstance(request, wire.Status):
-            return office.status(), b""
-        if isinstance(request, wire.Seal):
-            sealed = office.seal(request)
-            self.begin_commit()
+        if isinstance(request, ledger_protocol.Exchange):
+            return requests.handle_exchange(owner, request, data)
+        if isinstance(request, ledger_protocol.ServiceHeartbeat):
+            return requests.heartbeat(request.epochs), b""
+        if isinstance(request, ledger_protocol.RenewChild):
+            return requests.keep_child(request.owner), b""
+        if isinstance(request, ledger_protocol.AnnounceHandover):
+            return requests.hand_over(request.owner), b""
+        if isinstance(request, ledger_protocol.InheritGrant):
+            return requests.inherit(owner, request.known_epochs)
+        if isinstance(request, ledger_protocol.AcquireTokens):
+            return requests.acquire_tokens(request), b""
+        if isinstance(request, ledger_protocol.PutBlock):
+            return requests.put_block(
+                data, request.in_order, request.spool_block, request.sorted
+            ), b""
+        if isinstance(request, ledger_protocol.DropInput):
+            return requests.drop_input(), b""
+        if isinstance(request, ledger_protocol.FetchOutcomes):
+            return requests.outcomes(request)
+        if isinstance(request, ledger_protocol.GetRunStatus):
+            return requests.status(), b""
+        if isinstance(request, ledger_protocol.SealInput):
+            sealed = requests.seal(request)
+            self.start_commit()
             return sealed, b""
-        if isinstance(request, wire.Cancel):
-            return office.cancel(), b""
-        if isinstance(request, wire.Resume):
-            return office.resume(), b""
-        if isinstance(request, wire.Broken):
-            return office.broken(from_wire(request.error)), b""
-        if isinstance(request, wire.TakePart):
-            return office.take_part(owner)
-        if isinstance(request, wire.PartWritten):
-            return office.part_written(owner, request.lo, request.parts), b""
-        if isinstance(request, wire.PartFailed):
-            return office.part_failed(owner, request.lo, from_wire(request.error)), b""
-        if isinstance(request, wire.Leave):
-            threading.Thread(target=self.leave, daemon=True).start()
-            return wire.Ok(), b""
+        if isinstance(request, ledger_protocol.CancelRun):
+            return requests.cancel(), b""
+        if isinstance(request, ledger_protocol.ResumeRun):
+            return requests.resume(), b""
+        if isinstance(request, ledger_protocol.ReportBroken):
+            return requests.report_broken(from_wire(request.error)), b""
+        if isinstance(request, ledger_protocol.RequestPart):
+            return requests.assign_part(owner)
+        if isinstance(request, ledger_protocol.PartWritten):
+            return requests.part_written(owner, request.lo, request.parts), b""
+        if isinstance(request, ledger_protocol.PartFailed):
+            return requests.part_failed(owner, request.lo, from_wire(request.error)), b""
+        if isinstance(request, ledger_protocol.ShutdownService):
+            threading.Thread(target=self.stop, daemon=True).start()
+            return ledger_protocol.Ok(), b""
         raise Invalid(what="request", found=type(request).__name__)
 
     # --- time -----------------------------------------------------------------------------------
 
-    def _pass_time(self) -> None:
+    def _tick_loop(self) -> None:
         renew_ns = progress_ns = SYSTEM.mono_ns()
         while True:
-            self.office.wait_for_time(TICK_S)
-            if self._leaving.is_set():
+            self.requests.wait_for_deadline(TICK_S)
+            if self._stopping.is_set():
                 return
-            if self.office.desk.error is not None:
-                self._abandon(self.office.desk.error)
-            self.office.tick()
-            self._strangers.end_late()
+            if self.requests.log_writer.error is not None:
+                self._exit_fenced(self.requests.log_writer.error)
+            self.requests.tick()
+            self._unauthenticated.close_expired()
             now_ns = SYSTEM.mono_ns()
-            if now_ns - renew_ns >= RENEW_NS:
+            if now_ns - renew_ns >= LEASE_RENEW_NS:
                 renew_ns = now_ns
-                self._renew()
-            if now_ns - progress_ns >= PROGRESS_NS:
+                self._renew_lease()
+            if now_ns - progress_ns >= PUBLISH_NS:
                 progress_ns = now_ns
                 self._publish()
 
-    def _renew(self) -> None:
-        [renewed] = self.store.transact(leases.renew, [self.lease], LEASE_NS)
+    def _renew_lease(self) -> None:
+        [renewed] = self.store.transact(leases.renew, [self.lease], RUN_LEASE_NS)
         if renewed is None:
-            self._abandon(Fenced(resource=self.lease.resource, held=self.lease.epoch))
+            self._exit_fenced(Fenced(resource=self.lease.resource, held=self.lease.epoch))
 
     def _publish(self) -> None:
-        """Show the figures, and see whether somebody asked for the end of it."""
-        office = self.office
-        if not office.desk.has_board or office.over:
+        """Publish the metrics, and check for a cancel request in the store."""
+        requests = self.requests
+        if not requests.log_writer.has_scheduler or requests.is_over:
             return
-        office.publish()
-        found = self.store.read(runs.get, office.record.run_id)
-        if found is not None and found.cancel_requested_ns and not office.desk.board.cancelling:
-            office.cancel()
+        requests.publish()
+        stored_run = self.store.read(runs.get_record, requests.record.run_id)
+        if (
+            stored_run is not None
+            and stored_run.cancel_requested_ns
+            and not requests.log_writer.scheduler.cancelling
+        ):
+            requests.cancel()
 
-    def _sink_failed(self, error: HoldfastError) -> None:
-        self.office.sink_error = error
+    def _on_sink_failed(self, error: HoldfastError) -> None:
+        self.requests.sink_error = error
 
-    def _abandon(self, error: HoldfastError) -> None:
+    def _exit_fenced(self, error: HoldfastError) -> None:
         print(f"holdfast: the ledger service ends: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_FENCED)
 
@@ -488,67 +521,69 @@ class Service:
         if self.committer is not None:
             self.committer.stop()
         with contextlib.suppress(HoldfastError):
-            if self.office.desk.has_board and self.office.desk.error is None:
+            if self.requests.log_writer.has_scheduler and self.requests.log_writer.error is None:
                 self._publish()
-        self.office.desk.close()
+        self.requests.log_writer.close()
         with contextlib.suppress(HoldfastError):
             self.store.transact(leases.release, self.lease)
         self.store.close()
         self._stopped.set()
 
 
-def _discard_unfinished(store: Store, name: str, lease: leases.Lease) -> None:
-    """A run that died over its input has no outcome: what it took in makes room for another."""
-    found = store.read(runs.latest, name)
-    if found is None or found.status is not runs.Status.INGESTING:
+def _delete_unfinished(store: Store, name: str, lease: leases.Lease) -> None:
+    """Delete a run that died during ingest. It has no outcomes."""
+    unfinished = store.read(runs.get_latest, name)
+    if unfinished is None or unfinished.status is not runs.RunLifecycle.INGESTING:
         return
-    store.transact(_given_up, found, lease)
+    store.transact(_cancel_unfinished, unfinished, lease)
     with contextlib.suppress(HoldfastError):
-        if found.spool:
-            spool_upkeep.Deletion().delete(found)  # else it is a leftover
-    while store.transact(_deleted, found.run_id, lease):
+        if unfinished.spool:
+            spool_maintenance.SpoolDeletion().delete(unfinished)  # else a later sweep deletes it
+    while store.transact(_delete_rows, unfinished.run_id, lease):
         pass
 
 
-def _given_up(txn: Any, record: runs.RunRecord, lease: leases.Lease) -> None:
-    """A run that came to nothing leaves its name to the run whose rows it was to take over."""
+def _cancel_unfinished(txn: Any, record: runs.RunRecord, lease: leases.Lease) -> None:
+    """Cancel an unfinished run and point its name to the run from which it was to adopt rows."""
     txn.require_live(lease)
-    runs.move(txn, record.run_id, runs.Event.CANCEL)
-    if before := record.retry_of or record.base_run:
-        runs.point(txn, record.name, before)
+    runs.change_status(txn, record.run_id, runs.RunEvent.CANCEL)
+    if previous := record.retry_of or record.base_run:
+        runs.set_latest(txn, record.name, previous)
 
 
-def _deleted(txn: Any, run_id: str, lease: leases.Lease) -> int:
+def _delete_rows(txn: Any, run_id: str, lease: leases.Lease) -> int:
     txn.require_live(lease)
-    return runs.delete(txn, run_id, DELETE_ROWS)
+    return runs.delete_rows(txn, run_id, DELETE_ROWS)
 
 
-def _retuned(txn: Any, run_id: str, policy: Policy, lease: leases.Lease) -> runs.RunRecord:
+def _change_policy(txn: Any, run_id: str, policy: RunPolicy, lease: leases.Lease) -> runs.RunRecord:
     txn.require_live(lease)
-    record = msgspec.structs.replace(runs.the(txn, run_id), policy=policy)
-    runs.put(txn, record)
+    record = msgspec.structs.replace(runs.get_existing(txn, run_id), policy=policy)
+    runs.put_record(txn, record)
     return record
 
 
-def _create(txn: Any, record: runs.RunRecord, lease: leases.Lease) -> None:
+def _create_run(txn: Any, record: runs.RunRecord, lease: leases.Lease) -> None:
     txn.require_live(lease)
     runs.create(txn, record)
 
 
-def _acquire(store: Store, name: str) -> leases.Lease:
-    """The run's lease; another driver's is waited for as long as a dead one's could last."""
+def _acquire_lease(store: Store, name: str) -> leases.Lease:
+    """Acquire the run's lease. Wait for another driver's lease as long as a dead driver's could
+    last.
+    """
     incarnation = SYSTEM.entropy(8).hex()
-    until_ns = SYSTEM.mono_ns() + LEASE_NS + 1_000_000_000
+    until_ns = SYSTEM.mono_ns() + RUN_LEASE_NS + 1_000_000_000
     while True:
         try:
-            found: leases.Lease = store.transact(
+            lease: leases.Lease = store.transact(
                 leases.acquire,
                 runs.lease_resource(name),
                 f"ledger-{os.getpid()}",
                 incarnation,
-                LEASE_NS,
+                RUN_LEASE_NS,
             )
-            return found
+            return lease
         except Held as held:
             if SYSTEM.mono_ns() >= until_ns:
                 raise runs.RunAtWork(name=name, worker=held.worker) from None
@@ -556,43 +591,43 @@ def _acquire(store: Store, name: str) -> leases.Lease:
 
 
 def _raise_file_limit() -> None:
-    """As many descriptors as the system allows: each child has a connection."""
+    """Raise the limit of descriptors to its maximum: each child has a connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _listen(charge: Charge) -> socket.socket:
-    host, port = charge.bind or charge.host, charge.port
+def _listen(config: ServiceConfig) -> socket.socket:
+    host, port = config.bind or config.host, config.port
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        what = "bind" if charge.bind else "ledger_host"
-        raise Invalid(what=what, host=host, port=port, why=_why_not(charge, error)) from None
+        what = "bind" if config.bind else "ledger_host"
+        raise Invalid(what=what, host=host, port=port, why=_bind_error(config, error)) from None
     listener.listen(BACKLOG)
     return listener
 
 
-def _why_not(charge: Charge, error: OSError) -> str:
-    if error.errno == errno.EADDRNOTAVAIL and not charge.bind:
-        return f"{error.strerror}; bind= says where to listen, ledger_host= where executors connect"
+def _bind_error(config: ServiceConfig, error: OSError) -> str:
+    if error.errno == errno.EADDRNOTAVAIL and not config.bind:
+        return f"{error.strerror}; bind= is the listening address, ledger_host= is the address for executors"
     return error.strerror or str(error)
 
 
-def _tell(answers: BinaryIO, ready: Ready) -> None:
+def _send_startup_reply(answers: BinaryIO, ready: StartupReply) -> None:
     answers.write(msgspec.json.encode(ready) + b"\n")
     answers.flush()
 
 
-def _until_alone(source: BinaryIO, service: Service) -> None:
+def _wait_for_driver_exit(source: BinaryIO, service: LedgerService) -> None:
     while source.read(4096):
         pass
     service.drain()
-    service.leave()
+    service.stop()
     os._exit(0)
 
 

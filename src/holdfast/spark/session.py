@@ -1,25 +1,25 @@
-"""A Spark session that starts on any machine: `session()` finds or brings Java and sets the rest.
+"""A Spark session for any machine: `session()` finds or provides Java and configures the rest.
 
     spark = session()                            # this machine, all of its cores
     spark = session("spark://10.0.0.5:7077")     # a cluster
     spark = session(connect="sc://10.0.0.5")     # a Spark Connect server; needs no Java here
 
-- A session that is already active is returned as it is. Its settings are its owner's: what `config`
-  asks for is not applied to it, and a log line says so.
-- A local master is reached from this machine alone: driver, block manager and web UI listen on the
+- An active session is returned unchanged. `config` is not applied to it, and a log line reports
+  this.
+- A local master is reachable from this machine only: driver, block manager and web UI listen on the
   loopback address.
-- What `config` says wins over every default below.
-- Spark reads JAVA_HOME, PYSPARK_PYTHON and SPARK_LOCAL_IP from the environment and offers no other
-  way, so they are set in this process, and stay set, unless somebody has set them already.
+- `config` overrides every default below.
+- Spark reads JAVA_HOME, PYSPARK_PYTHON and SPARK_LOCAL_IP only from the environment. They are set
+  in this process and stay set, unless they are set already.
 
-Why PYSPARK_PYTHON: left alone, Spark's workers are whatever `python3` PATH holds, which need not be
-the Python that has this package.
+PYSPARK_PYTHON is set because Spark's workers would otherwise use the first `python3` on PATH, which
+may lack this package.
 
     Invalid                (errors) fix the input
-    ├── PySparkMissing     PySpark, or the part of it that is asked for, is not installed
+    ├── PySparkMissing     PySpark, or the requested part of it, is not installed
     └── SessionActive      a session of the other kind is active in this process
     Busy                   (errors) retry later
-    └── ServerUnreachable  no Connect server answers there; PySpark would try for minutes
+    └── ServerUnreachable  no Connect server is reachable; PySpark would retry for minutes
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
-# Of the memory there is, the driver of a local session takes a quarter, within these bounds.
+# Bounds of the local driver's memory, which is a quarter of the machine's.
 DRIVER_MIB_MIN = 1024
 DRIVER_MIB_MAX = 8192
 ARROW_BATCH_ROWS = 65_536
 ARROW_BATCH_BYTES = 64 * 1024 * 1024
-# Every session on a machine wants port 4040 and takes the next free one; Spark gives up after 16.
+# Sessions on one machine start at port 4040 and take the next free one. Spark's default limit is 16
+# tries.
 PORT_TRIES = 200
 CONNECT_PORT = 15002
 CONNECT_TIMEOUT_S = 15.0
@@ -75,31 +76,33 @@ def session(
     config: Mapping[str, object] | None = None,
     connect: str | None = None,
 ) -> SparkSession:
-    """The active Spark session, or a new one: classic on `master`, or on the server `connect`."""
-    asked = {name: _told(value) for name, value in (config or {}).items()}
+    """Return the active Spark session, or start one: classic on `master`, or on the server
+    `connect`.
+    """
+    requested = {name: _setting_text(value) for name, value in (config or {}).items()}
     remote = connect or os.environ.get("SPARK_REMOTE") or ""
-    active = _active(remote)
+    active = _active_session(remote)
     if active is not None:
-        if asked:
-            log.warning("a Spark session is active already; not applied: %s", sorted(asked))
+        if requested:
+            log.warning("a Spark session is active already; not applied: %s", sorted(requested))
         return active
     if remote:
-        return _connected(remote, app, asked)
-    _prepare(os.environ, master)
-    return _started(master, app, {**defaults(master), **asked})
+        return _start_connect(remote, app, requested)
+    _set_environment(os.environ, master)
+    return _start_classic(master, app, {**defaults(master), **requested})
 
 
 def defaults(master: str) -> dict[str, str]:
-    """What a classic session on `master` is configured with unless the caller says otherwise."""
+    """Return the default configuration of a classic session on `master`."""
     shared = {
         "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"',
         "spark.port.maxRetries": str(PORT_TRIES),
         "spark.python.worker.reuse": "true",
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
-        # Data sources written in Python get the filters of a query.
+        # Pass query filters to Python data sources.
         "spark.sql.python.filterPushdown.enabled": "true",
-        "spark.ui.showConsoleProgress": "false",  # a stage draws its own
+        "spark.ui.showConsoleProgress": "false",  # a stage has its own display
     }
     if not _is_local(master):
         return shared
@@ -110,49 +113,49 @@ def defaults(master: str) -> dict[str, str]:
     }
 
 
-# --- what is there already ----------------------------------------------------------------------
+# --- active session -----------------------------------------------------------------------------
 
 
-def _active(remote: str) -> SparkSession | None:
-    """The session to use instead of a new one, if there is one of the kind that is asked for."""
+def _active_session(remote: str) -> SparkSession | None:
+    """Return the active session of the requested kind, or None."""
     try:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise PySparkMissing(module=error.name) from error
     try:
-        found = SparkSession.active()
+        active = SparkSession.active()
     except PySparkRuntimeError:
         return None
-    kind = "connect" if type(found).__module__.startswith("pyspark.sql.connect.") else "classic"
+    kind = "connect" if type(active).__module__.startswith("pyspark.sql.connect.") else "classic"
     if remote and kind == "classic":
         raise SessionActive(active=kind, wanted=remote)
-    return found
+    return active
 
 
-# --- starting one -------------------------------------------------------------------------------
+# --- start --------------------------------------------------------------------------------------
 
 
-def _connected(remote: str, app: str, asked: Mapping[str, str]) -> SparkSession:
+def _start_connect(remote: str, app: str, requested: Mapping[str, str]) -> SparkSession:
     try:
-        import pyspark.sql.connect.session  # noqa: F401  # it imports all that Connect needs
+        import pyspark.sql.connect.session  # noqa: F401  # imports everything that Connect needs
     except ImportError as error:
         raise PySparkMissing(module=error.name or "pyspark[connect]") from error
     from pyspark.sql import SparkSession
 
     if _is_local(remote):
-        _prepare(os.environ, remote)  # the server is started in this process
-        asked = {**defaults(remote), **asked}
+        _set_environment(os.environ, remote)  # the server runs in this process
+        requested = {**defaults(remote), **requested}
     else:
-        _require_listener(remote)
-    return _built(SparkSession.builder.remote(remote).appName(app), asked)
+        _require_reachable(remote)
+    return _build(SparkSession.builder.remote(remote).appName(app), requested)
 
 
-def _require_listener(remote: str) -> None:
-    from urllib.request import getproxies  # heavy, and rarely needed
+def _require_reachable(remote: str) -> None:
+    from urllib.request import getproxies  # slow to import, rarely needed
 
     url = urlsplit(remote)
-    # What is no such address PySpark explains; behind a proxy it cannot be tried from here.
+    # PySpark explains other addresses. Behind a proxy the address cannot be tested from here.
     if url.scheme != "sc" or not url.hostname or getproxies():
         return
     address = (url.hostname, url.port or CONNECT_PORT)
@@ -162,34 +165,34 @@ def _require_listener(remote: str) -> None:
         raise ServerUnreachable(url=f"sc://{url.netloc}", why=str(error)) from error
 
 
-def _started(master: str, app: str, config: Mapping[str, str]) -> SparkSession:
+def _start_classic(master: str, app: str, config: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    return _built(SparkSession.builder.master(master).appName(app), config)
+    return _build(SparkSession.builder.master(master).appName(app), config)
 
 
-def _built(builder: Any, config: Mapping[str, str]) -> SparkSession:
+def _build(builder: Any, config: Mapping[str, str]) -> SparkSession:
     for name, value in config.items():
         builder = builder.config(name, value)
-    made: SparkSession = builder.getOrCreate()
-    return made
+    built: SparkSession = builder.getOrCreate()
+    return built
 
 
-def _prepare(environ: Any, master: str) -> None:
-    """Put into the environment what Spark reads from there."""
-    from holdfast.spark.java import find
+def _set_environment(environ: Any, master: str) -> None:
+    """Set the environment variables that Spark reads."""
+    from holdfast.spark.java import find_java
 
-    found = find(environ)
-    if found.home is not None:
-        environ["JAVA_HOME"] = found.home
+    java = find_java(environ)
+    if java.home is not None:
+        environ["JAVA_HOME"] = java.home
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if _is_local(master):
-        environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)  # the web UI listens where this says
+        environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)  # the web UI listens on this address
 
 
-def _told(value: object) -> str:
-    """A setting as Spark spells it: `True` is `true`."""
+def _setting_text(value: object) -> str:
+    """Format a setting for Spark: `True` is `true`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -199,7 +202,7 @@ def _is_local(master: str) -> bool:
 
 def _driver_mib() -> int:
     mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (1 << 20)
-    # A container may use less than the machine has. No limit is the word "max", or no such file.
+    # Respect a container's memory limit. Without a limit the file is missing or contains "max".
     with contextlib.suppress(OSError, ValueError):
         mib = min(mib, int(Path("/sys/fs/cgroup/memory.max").read_text()) >> 20)
     return max(DRIVER_MIB_MIN, min(DRIVER_MIB_MAX, mib // 4))

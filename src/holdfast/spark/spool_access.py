@@ -1,4 +1,6 @@
-"""How a process reaches the spool of a run. Light to import: every child process has it."""
+"""Spool access: the settings with which a process reaches the spool of a run. Every child imports
+it, so it has few imports.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from holdfast.spark.client import Client
-    from holdfast.spark.spool_line import SpoolLine
+    from holdfast.spark.ledger_client import LedgerClient
+    from holdfast.spark.spool_client import SpoolClient
 
 
 class SpoolAccess(msgspec.Struct, frozen=True):
-    """What a process needs to use a spool. It travels to executors with the function, and is shown nowhere."""
+    """URL and credentials of a spool. It travels to executors with the function and is never
+    displayed.
+    """
 
     url: str
-    # The columns of the key, which come first in a block.
+    # The key columns, which are first in a block.
     key: list[str] = []
     options: dict[str, str] = {}
 
@@ -23,12 +27,12 @@ class SpoolAccess(msgspec.Struct, frozen=True):
         return f"SpoolAccess({self.url!r})"
 
 
-def line_to(
-    access: SpoolAccess | None, client: Client, run_id: str, lease_s: float
-) -> SpoolLine | None:
-    """A child's line for a run with a spool."""
+def spool_client_for(
+    access: SpoolAccess | None, client: LedgerClient, run_id: str, lease_s: float
+) -> SpoolClient | None:
+    """Return the spool client of a child, if the run has a spool."""
     if access is None:
         return None
-    from holdfast.spark.spool_line import SpoolLine  # loads much that others do without
+    from holdfast.spark.spool_client import SpoolClient  # a heavy import, needed with a spool only
 
-    return SpoolLine(client, access, run_id, lease_s)
+    return SpoolClient(client, access, run_id, lease_s)

@@ -1,4 +1,4 @@
-"""`Stop`: when a run stops by itself, because going on would only cost."""
+"""`Stop`: bounds at which a run stops before it wastes further calls."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ OF_DEFAULT = 100
 
 @dataclass(frozen=True)
 class Stop:
-    """Bounds of one `stage.run`; the first that is reached stops it.
+    """Bounds of one `stage.run`. The first bound reached stops the run.
 
-    `failures`: so many rows failed for good. `share`: such a share of the rows that ended, once `of` did.
-    `cost`: the sum of `call.cost`. `same_error`: so many rows failed for good with one class and one
-    normalised text. 0 is no bound.
+    `failures`: number of rows that finally failed. `share`: failed share of the finished rows, once
+    `of` rows finished. `cost`: sum of `call.cost`. `same_error`: number of rows that finally failed
+    with one error class and one normalised text. 0 means unlimited.
     """
 
     failures: int = 0
@@ -39,6 +39,6 @@ class Stop:
         rules = StopRules(
             self.failures, float(self.share), self.of, float(self.cost), self.same_error
         )
-        if not rules.armed:
+        if not rules.has_bounds:
             raise NotAStage(what="stop_after", why="no bound is given", found=self)
         return rules

@@ -1,4 +1,6 @@
-"""How a Spark task reaches the output that it writes to. Light to import: every task has it."""
+"""Write access: the storage options with which a Spark task writes the output. Every task imports
+it, so it has few imports.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import msgspec
 
 
 class WriteAccess(msgspec.Struct, frozen=True):
-    """Credentials of outputs and spools by URL. They travel to executors with the function, and are shown nowhere."""
+    """Credentials of outputs and spools by URL. They travel to executors with the function and are
+    never displayed.
+    """
 
     options: dict[str, dict[str, str]] = {}
 

@@ -1,16 +1,16 @@
-"""What a store offers, whatever is below it.
+"""The interface of a store, common to all backends.
 
 A *transaction* is a function whose first argument is `txn`. `transact` runs it on a snapshot and
-commits what it wrote, durably, or not at all; it may run it again when somebody else committed
-first, so the function must have no effect but its writes.
+commits its writes atomically and durably. After a conflict with another commit `transact` runs the
+function again, so the function must have no effect except its writes.
 
-An *operation* is a function that the store runs where commits are applied: it sees the latest
-state and the exact store time, and never conflicts. Claims, leases and everything that many
-processes contend for are operations. Their arguments and results are plain data, for they may
-travel to another process. Calling one inside a transaction defers it to the commit: its answer is
-a `Pending` that is filled when `transact` returns.
+An *operation* is a function that the store runs where commits are applied. It sees the latest state
+and the exact store time, and it never conflicts. Claims, leases and other contended updates are
+operations. Their arguments and results are plain data because they may be sent to another process.
+A call inside a transaction is deferred to the commit and returns a `Deferred`. The store resolves it
+before `transact` returns.
 
-    @operation
+    @operation("queue.claim")
     def claim(txn: Txn, queue: str, limit: int) -> list[int]: ...
 
     store.transact(claim, "mail", 10)                    # alone
@@ -32,20 +32,21 @@ import msgspec
 from holdfast import codec
 from holdfast.errors import Invalid
 from holdfast.store import tuples
+from holdfast.store.operation_names import FORMER_NAMES, MODULES
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 P = ParamSpec("P")
 
-# A key is packed bytes; tuples are accepted everywhere and packed at the door.
+# A key is packed bytes. Public methods also accept tuples and pack them.
 AnyKey = bytes | tuples.Key
 Row = tuple[bytes, bytes]
 
 
-class Guard(msgspec.Struct, frozen=True, array_like=True):
-    """What `require_live` checks at commit: this fence stands, and its expiry has not come.
+class LeaseGuard(msgspec.Struct, frozen=True, array_like=True):
+    """A lease check at commit (`require_live`): the fencing token is current and the lease has not expired.
 
-    The generation counts too: a fence that was restored from a backup holds for nobody.
+    The guard includes the store generation: a fencing token restored from a backup is never valid.
     """
 
     resource: str
@@ -55,22 +56,22 @@ class Guard(msgspec.Struct, frozen=True, array_like=True):
     generation: int
 
 
-class Guarded(Protocol):
+class HasLeaseGuard(Protocol):
     @property
-    def guard(self) -> Guard: ...
+    def guard(self) -> LeaseGuard: ...
 
 
 class Txn(Protocol):
-    """What a transaction can do.
+    """A transaction.
 
     At the caller, `append`, `add` and operations take effect at the commit, in this order: puts and
-    deletes, appends, adds, operations. Reads there see the transaction's own puts and deletes, and
-    nothing of what is deferred. Inside an operation everything happens at once.
+    deletes, appends, adds, operations. Reads at the caller see the transaction's own puts and deletes
+    but no deferred change. Inside an operation every call takes effect immediately.
     """
 
     @property
     def now_ns(self) -> int:
-        """Store time. Inside an operation it is the time of the commit; else of the snapshot."""
+        """Store time: the time of the commit inside an operation, the current time at the caller."""
 
     @property
     def generation(self) -> int: ...
@@ -85,33 +86,33 @@ class Txn(Protocol):
         """Rows with lo <= key < hi, in key order."""
 
     def prefetch(self, keys: Iterable[bytes]) -> None:
-        """Say which rows will be read, so that a store behind a network fetches them in one go.
+        """Announce the rows to be read, so that a remote store fetches them in one round trip.
 
-        It changes nothing else: embedded stores do nothing.
+        Embedded stores ignore it.
         """
 
-    def append(self, space: AnyKey, value: bytes) -> Pending[int]:
-        """Put under the next number of the space, given at commit, never given twice."""
+    def append(self, space: AnyKey, value: bytes) -> Deferred[int]:
+        """Append under the next sequence number of the space. The commit assigns it and never reuses it."""
 
     def add(self, key: AnyKey, n: int) -> None:
-        """Add to a counter, without reading it here, so that adders do not conflict."""
+        """Add to a counter without reading it, so that concurrent adds do not conflict."""
 
     def count(self, key: AnyKey) -> int:
-        """A counter's value."""
+        """The value of a counter."""
 
-    def require_live(self, lease: Guarded) -> None:
-        """Abort with Fenced unless the lease is live where and when the commit is applied."""
+    def require_live(self, lease: HasLeaseGuard) -> None:
+        """Abort with Fenced unless the lease is live when the commit is applied."""
 
-    def call(self, operation: Operation[Any, T], *args: Any) -> Pending[T]: ...
+    def call(self, operation: Operation[Any, T], *args: Any) -> Deferred[T]: ...
 
     def notify(self, topic: str) -> None:
-        """Wake whoever waits for the topic, once this is committed."""
+        """Notify the waiters of the topic after the commit."""
 
 
 class Future(Awaitable[T_co], Protocol[T_co]):
     def result(self, timeout: float | None = None) -> T_co: ...
     def done(self) -> bool: ...
-    def tell(self, event: threading.Event) -> None: ...
+    def notify_event(self, event: threading.Event) -> None: ...
 
 
 class Store(Protocol):
@@ -125,30 +126,33 @@ class Store(Protocol):
     def transact(
         self, fn: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> Any:
-        """Run and commit; return what fn returned (a Pending's value), durable."""
+        """Run fn, commit durably and return its result, with a Deferred unwrapped."""
 
     def read(self, fn: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run on a snapshot; writing there is Invalid."""
+        """Run fn on a snapshot. A write raises Invalid."""
 
     def submit(
         self, fn: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> Future[Any]:
-        """Like transact, but answers at once with a future that can be awaited."""
+        """Like transact, but return an awaitable future immediately."""
 
-    def together(self) -> AbstractContextManager[None]:
-        """Send what is submitted inside together: cheaper, and more likely to share a commit."""
+    def batched(self) -> AbstractContextManager[None]:
+        """Send the submissions of the block in one batch: cheaper, and more likely to share a commit."""
 
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
-        """Sleep until the topic, or one of them, was notified after commit `since`, or time is up.
+        """Block until one of the topics is notified after commit `since`, or until the timeout.
 
-        Returns the commit number to wait from next time. It is a hint: look again, always.
+        Returns the commit number to pass as `since` next time. A notification is a hint: callers must
+        always read the state again.
         """
 
-    def stand(self, topics: Sequence[str], fn: Callable[..., Any], *args: Any) -> Standing | None:
-        """Like submit, but applied when there is something to do: at once, or with the first commit that
-        notifies one of the topics and for which its operation does not raise `NotYet`.
+    def submit_when(
+        self, topics: Sequence[str], fn: Callable[..., Any], *args: Any
+    ) -> ParkedTransaction | None:
+        """Like submit, but park the request while its operation raises `NothingToDo`. The store retries it in
+        each commit that notifies one of the topics.
 
-        The function calls operations and nothing else. None: this store cannot; wait, and transact.
+        The function may only call operations. A store without parking returns None: use wait and transact.
         """
 
     def backup(self, path: str) -> None: ...
@@ -157,76 +161,76 @@ class Store(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
-class Standing(Protocol):
-    """A transaction that waits where commits are made. It belongs to one thread."""
+class ParkedTransaction(Protocol):
+    """A transaction parked at the commit engine. It belongs to one thread."""
 
     @property
-    def answered(self) -> bool: ...
+    def is_answered(self) -> bool: ...
 
     def wait(self, topics: Sequence[str], since: int, timeout: float) -> int:
-        """`Store.wait`, that also ends when this is answered."""
+        """`Store.wait` that also returns when this transaction is answered."""
 
     def result(self) -> Any:
-        """What it returned, once it is answered."""
+        """The result of the answered transaction."""
 
-    def withdraw(self) -> bool:
-        """Call it back; False if it was applied before."""
+    def cancel(self) -> bool:
+        """Cancel the parked transaction; False if it was already applied."""
 
 
-class Pending(Generic[T]):
-    """A value that exists once the transaction is committed."""
+class Deferred(Generic[T]):
+    """A value that the commit of its transaction resolves."""
 
     __slots__ = ("_value",)
 
     def __init__(self) -> None:
-        self._value: T | _Unset = _UNSET
+        self._value: T | _Unresolved = _UNRESOLVED
 
     @property
     def value(self) -> T:
-        if isinstance(self._value, _Unset):
+        if isinstance(self._value, _Unresolved):
             raise Invalid(what="pending", why="known only after the commit")
         return self._value
 
-    def fill(self, value: T) -> Pending[T]:
+    def resolve(self, value: T) -> Deferred[T]:
         self._value = value
         return self
 
 
-def address_of(store: Store) -> str:
-    """The URL by which another process opens the same store. Unlike `url` it may hold a password: it is
-    handed on, and never shown."""
+def connection_url(store: Store) -> str:
+    """The URL with which another process opens the same store. Unlike `url` it may contain a password: pass it to
+    child processes and never display it."""
     return str(getattr(store, "address", store.url))
 
 
-def glance(
+def read_stale(
     store: Store, fn: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """`store.read`, for loops that look for work and whose commits are judged anyway.
+    """A bounded-staleness read for polling loops whose commits are validated anyway.
 
-    Where a read has to ask a server, this shows what the process knows without asking: all that it has
-    committed itself, all that has rung for it, and the rest with a small delay.
+    A remote store answers from the local cache: own commits, notified commits, and other commits with at most
+    100 ms delay. Other stores run `store.read`.
     """
-    look: Callable[..., T] = getattr(store, "glance", store.read)
-    return look(fn, *args, **kwargs)
+    read: Callable[..., T] = getattr(store, "read_stale", store.read)
+    return read(fn, *args, **kwargs)
 
 
 def reads_block(store: Store) -> bool:
-    """Whether a read may wait for a server. Then no event loop makes one itself: all its coroutines would
-    stand still as long as the server does."""
+    """Whether a read may block on a server. An event loop must not call such a read itself: it would block all of
+    its coroutines."""
     return bool(getattr(store, "reads_block", False))
 
 
-def settled(result: Any) -> Any:
-    """What a committed transaction's caller gets."""
-    return result.value if type(result) is Pending else result
+def unwrap(result: Any) -> Any:
+    """The result of a committed transaction, with a Deferred unwrapped."""
+    return result.value if type(result) is Deferred else result
 
 
 class Operation(Generic[P, T]):
-    """A function that runs where commits are applied. Made by `@operation`."""
+    """A function that runs where commits are applied. Created by `@operation(name)`."""
 
-    def __init__(self, fn: Callable[Concatenate[Txn, P], T]) -> None:
+    def __init__(self, name: str, fn: Callable[Concatenate[Txn, P], T]) -> None:
         self.fn = fn
-        self.name = f"{fn.__module__}:{fn.__qualname__}"
+        self.name = name
         self.__doc__ = fn.__doc__
         self.__name__ = fn.__name__
         assert not fn.__code__.co_kwonlyargcount, "an operation's arguments travel by position"
@@ -235,10 +239,10 @@ class Operation(Generic[P, T]):
         self._args: msgspec.msgpack.Decoder[Any] | None = None
         self._result: msgspec.msgpack.Decoder[Any] | None = None
 
-    def __call__(self, txn: Txn, *args: P.args, **kwargs: P.kwargs) -> Pending[T]:
-        return txn.call(self, *self.positional(args, kwargs))
+    def __call__(self, txn: Txn, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        return txn.call(self, *self.bind_positional(args, kwargs))
 
-    def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def bind_positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         if not kwargs and len(args) == self._arity:
             return args
         if self._signature is None:
@@ -252,10 +256,10 @@ class Operation(Generic[P, T]):
 
     def decode_args(self, data: bytes) -> tuple[Any, ...]:
         if self._args is None:
-            kinds = typing.get_type_hints(self.fn)
+            types = typing.get_type_hints(self.fn)
             names = list(inspect.signature(self.fn).parameters)[1:]
-            shape: Any = tuple.__class_getitem__(tuple(kinds[name] for name in names))
-            self._args = codec.new_decoder(shape)
+            args_type: Any = tuple.__class_getitem__(tuple(types[name] for name in names))
+            self._args = codec.new_decoder(args_type)
         return typing.cast(tuple[Any, ...], self._args.decode(data))
 
     def decode_result(self, data: bytes) -> T:
@@ -264,30 +268,43 @@ class Operation(Generic[P, T]):
         return typing.cast(T, self._result.decode(data))
 
 
-def operation(fn: Callable[Concatenate[Txn, P], T]) -> Operation[P, T]:
-    return Operation(fn)
+def operation(
+    name: str,
+) -> Callable[[Callable[Concatenate[Txn, P], T]], Operation[P, T]]:
+    """Register a function as the operation of this name. Stored items hold the name: it never changes."""
+
+    def register(fn: Callable[Concatenate[Txn, P], T]) -> Operation[P, T]:
+        registered = Operation(name, fn)
+        former = _operations.setdefault(name, registered)
+        same = (fn.__module__, fn.__qualname__) == (former.fn.__module__, former.fn.__qualname__)
+        assert same, f"two operations are named {name}"
+        _operations[name] = registered
+        return registered
+
+    return register
 
 
-def resolve(name: str) -> Operation[Any, Any]:
-    """The operation of this name. Only ours: no module outside this package is ever loaded."""
-    found = _resolved.get(name)
-    if found is None:
-        module, _, attribute = name.partition(":")
-        if not module.startswith("holdfast."):
-            raise Invalid(what="operation", name=name, why="not an operation of holdfast")
-        try:
-            found = getattr(importlib.import_module(module), attribute, None)
-        except ImportError:
-            found = None
-        if not isinstance(found, Operation):
+def find_operation(name: str) -> Operation[Any, Any]:
+    """Return the operation of this name or former name. Only modules of this package are ever imported."""
+    operation = _operations.get(name)
+    if operation is None:
+        name_now = FORMER_NAMES.get(name, name)
+        for module in MODULES.get(name_now.partition(".")[0], ()):
+            importlib.import_module(module)
+            if name_now in _operations:
+                break
+        operation = _operations.get(name_now)
+        if operation is None:
             raise Invalid(what="operation", name=name, why="no such operation")
-        _resolved[name] = found
-    return found
+        # The next lookup by a former name finds it without the table.
+        _operations[name] = operation
+    return operation
 
 
-class _Unset:
+class _Unresolved:
     pass
 
 
-_UNSET = _Unset()
-_resolved: dict[str, Operation[Any, Any]] = {}
+_UNRESOLVED = _Unresolved()
+# By name, and by former name once it was looked up.
+_operations: dict[str, Operation[Any, Any]] = {}

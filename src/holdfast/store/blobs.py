@@ -1,19 +1,19 @@
-"""Large values, stored once per content, counted by reference, collected after a grace.
+"""Blobs: content-addressed large values with reference counts, garbage-collected after a grace period.
 
-    put      the data row if it is not there, one reference more
-    release  one reference less; at none the blob becomes idle, by time
-    collect  removes blobs that have been idle for the grace
-    erase    one reference less; at none the blob goes at once
+    put      writes the data row if it is missing and adds a reference
+    release  removes a reference; a blob without references becomes idle
+    collect  deletes blobs that were idle for the grace period
+    erase    removes a reference; a blob without references is deleted immediately
 
-Invariants: a blob with references has its data row, and is in no idle row; a blob without any is
-in exactly one idle row. A row that keeps a hash owns one reference and releases it when it goes.
+Invariants: a blob with references has its data row and no idle row; a blob without references has
+exactly one idle row. A row that holds a hash owns one reference and releases it when it is deleted.
 
-Why no interleaving loses a blob: references are counted, and idle blobs removed, by operations,
-which run one after the other where commits are applied, each on what the former left. The data row
-is written by the transaction itself so that it can read it back; when it skips that because the
-row is there already, that read is validated at the commit, so a collection in between makes the
-transaction run again and write it. The grace is for readers, who find a hash in one snapshot and
-fetch the data in a later one.
+Why no interleaving loses a blob: only operations change reference counts and delete idle blobs, and
+operations run serially where commits are applied. The transaction itself writes the data row so that
+it can read it back. If the row already exists, the transaction skips the write and the commit
+validates that read. A concurrent collection therefore makes the transaction run again and write the
+row. The grace period protects readers that find a hash in one snapshot and fetch the data in a later
+one.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from holdfast.errors import Invalid, NotFound, StoreCorrupt
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
 
-_DATA = schema.prefix(schema.Space.BLOB, "data")
-_REFS = schema.prefix(schema.Space.BLOB, "refs")
-_IDLE = schema.prefix(schema.Space.BLOB, "idle")
-# Blobs are large: few of them are read at a time.
+_DATA = schema.key_prefix(schema.Space.BLOB, "data")
+_REFS = schema.key_prefix(schema.Space.BLOB, "refs")
+_IDLE = schema.key_prefix(schema.Space.BLOB, "idle")
+# Blobs are large, so a scan page is small.
 _SCAN_BLOBS = 16
 
 
-class Refs(Record, frozen=True):
+class BlobRefs(Record, frozen=True):
     count: int
     idle_since_ns: int = 0
 
 
 def put(txn: Txn, data: bytes) -> bytes:
-    """Keep the data and one reference to it; its hash."""
+    """Store the data, add a reference and return the hash."""
     name = hashlib.sha256(data).digest()
     key = _DATA + tuples.pack((name,))
     if txn.get(key) is None:
@@ -50,19 +50,19 @@ def put(txn: Txn, data: bytes) -> bytes:
     return name
 
 
-def get(txn: Txn, name: bytes, *, checked: bool = True) -> bytes:
-    """The content; `StoreCorrupt` if it has another hash, unless the caller can do nothing about that."""
+def get(txn: Txn, name: bytes, *, verify_hash: bool = True) -> bytes:
+    """The content. With `verify_hash`, a mismatch raises `StoreCorrupt`."""
     data = txn.get(_DATA + tuples.pack((name,)))
     if data is None:
         raise NotFound(what="blob", hash=name.hex())
-    if checked and hashlib.sha256(data).digest() != name:
+    if verify_hash and hashlib.sha256(data).digest() != name:
         raise StoreCorrupt(what="blob", hash=name.hex(), why="its content has another hash")
     return data
 
 
-def unsound(txn: Txn) -> Iterator[bytes]:
-    """The names of all blobs whose content has another hash."""
-    at, end = _DATA, tuples.after(_DATA)
+def corrupt_blobs(txn: Txn) -> Iterator[bytes]:
+    """Yield the hashes of all blobs whose content does not match."""
+    at, end = _DATA, tuples.prefix_end(_DATA)
     while rows := txn.scan(at, end, _SCAN_BLOBS):
         for key, data in rows:
             name = tuples.unpack(key)[-1]
@@ -72,57 +72,57 @@ def unsound(txn: Txn) -> Iterator[bytes]:
         at = rows[-1][0] + b"\x00"
 
 
-def sound(txn: Txn, name: bytes) -> bool:
-    """Whether the data is there and has its hash."""
+def is_intact(txn: Txn, name: bytes) -> bool:
+    """Whether the data row exists and matches its hash."""
     data = txn.get(_DATA + tuples.pack((name,)))
     return data is not None and hashlib.sha256(data).digest() == name
 
 
-@operation
+@operation("blobs.retain")
 def retain(txn: Txn, name: bytes) -> None:
-    """One reference more to a blob that is there, such as for a copy of a row that names it."""
+    """Add a reference to an existing blob, for example for a copied row that holds its hash."""
     packed = tuples.pack((name,))
     if txn.get(_DATA + packed) is None:
         raise NotFound(what="blob", hash=name.hex())
-    refs = _refs(txn, packed)
+    refs = _read_refs(txn, packed)
     if refs.idle_since_ns:
         txn.delete(_IDLE + tuples.pack_int(refs.idle_since_ns) + packed)
-    txn.put(_REFS + packed, codec.pack(Refs(refs.count + 1)))
+    txn.put(_REFS + packed, codec.pack(BlobRefs(refs.count + 1)))
 
 
-@operation
+@operation("blobs.release")
 def release(txn: Txn, name: bytes) -> None:
     packed = tuples.pack((name,))
-    count = _refs(txn, packed).count - 1
+    count = _read_refs(txn, packed).count - 1
     if count < 0:
         raise NotFound(what="blob reference", hash=name.hex())
     idle_since_ns = 0 if count else txn.now_ns
     if idle_since_ns:
         txn.put(_IDLE + tuples.pack_int(idle_since_ns) + packed, name)
-    txn.put(_REFS + packed, codec.pack(Refs(count, idle_since_ns)))
+    txn.put(_REFS + packed, codec.pack(BlobRefs(count, idle_since_ns)))
 
 
-@operation
+@operation("blobs.erase")
 def erase(txn: Txn, name: bytes) -> None:
-    """One reference less; at none the data goes at once, for content that must not stay."""
+    """Remove a reference and delete an unreferenced blob immediately, for content that must not remain."""
     release.fn(txn, name)
-    wipe.fn(txn, name)
+    erase_idle.fn(txn, name)
 
 
-@operation
-def wipe(txn: Txn, name: bytes) -> None:
-    """Remove a blob that is idle, without its grace."""
+@operation("blobs.erase_idle")
+def erase_idle(txn: Txn, name: bytes) -> None:
+    """Delete an idle blob without waiting for the grace period."""
     packed = tuples.pack((name,))
-    refs = _refs(txn, packed)
+    refs = _read_refs(txn, packed)
     if not refs.count and refs.idle_since_ns:
         txn.delete(_IDLE + tuples.pack_int(refs.idle_since_ns) + packed)
         txn.delete(_REFS + packed)
         txn.delete(_DATA + packed)
 
 
-@operation
+@operation("blobs.collect")
 def collect(txn: Txn, grace_ns: int, limit: int) -> int:
-    """Remove blobs that nobody has referred to for the grace, longest idle first; how many."""
+    """Delete blobs that were idle for the grace period, longest idle first. Return their number."""
     if grace_ns < 0:
         raise Invalid(what="grace_ns", why="negative", found=grace_ns)
     if not 0 <= limit <= BATCH_MAX:
@@ -137,15 +137,15 @@ def collect(txn: Txn, grace_ns: int, limit: int) -> int:
     return len(idle)
 
 
-def next_idle_ns(txn: Txn) -> int | None:
-    """Since when the blob has no reference that has none for the longest; None if all have one."""
-    first = txn.scan(_IDLE, tuples.after(_IDLE), 1)
+def oldest_idle_ns(txn: Txn) -> int | None:
+    """The time since which the longest-idle blob has no reference; None if no blob is idle."""
+    first = txn.scan(_IDLE, tuples.prefix_end(_IDLE), 1)
     if not first:
         return None
     key, name = first[0]
     return tuples.unpack_last_int(key[: -len(tuples.pack((name,)))], len(_IDLE))
 
 
-def _refs(txn: Txn, packed: bytes) -> Refs:
+def _read_refs(txn: Txn, packed: bytes) -> BlobRefs:
     row = txn.get(_REFS + packed)
-    return Refs(0) if row is None else codec.unpack_as(Refs, row)
+    return BlobRefs(0) if row is None else codec.unpack_as(BlobRefs, row)

@@ -1,15 +1,15 @@
-"""The commit engine: many transactions, one durable commit, each failing alone.
+"""The commit engine: group commit of many transactions, each of which fails alone.
 
-    validate   nothing that the transaction read was written since its snapshot
-    guard      its leases are live, now, by store time
-    apply      its writes, appends, counters and operations
-    commit     once, for all of the batch; only then does anybody get an answer
+    validate   no commit since the snapshot wrote a key or range that the transaction read
+    guard      the leases of the transaction are live by store time
+    apply      writes, appends, counters and operations
+    commit     one durable commit for the whole batch, before any answer
 
-A transaction that fails leaves no trace; the others of its batch go on. The engine is synchronous
-and has one caller at a time. Below it is a `Backend` that holds the rows (LMDB, or memory).
+A failed transaction changes nothing and does not affect the rest of its batch. The engine is
+synchronous and has one caller at a time. Below it a `StoreBackend` holds the rows (LMDB or memory).
 
-Outcomes are recorded in the commit itself, under (client, number), so that a client that lost the
-answer gets it from whoever is the writer then.
+The commit itself records the outcomes under (client, number). A client that lost an answer sends the
+request again and receives the recorded outcome from the current writer.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast import codec
-from holdfast.clock import Anchor, Clock, anchor
-from holdfast.config import (
-    OUTCOME_ANSWERS_MAX,
-    OUTCOME_BYTES_MAX,
-    OUTCOMES_KEPT,
-    TOPICS_MAX,
-)
+from holdfast.clock import Clock, ClockAnchor, anchor_at_open
+from holdfast.config import OUTCOME_BYTES_MAX, OUTCOME_REPLIES_MAX, OUTCOMES_KEPT, TOPICS_MAX
 from holdfast.errors import (
     CommitUnknown,
     HoldfastError,
     Invalid,
     NotFound,
-    NotYet,
+    NothingToDo,
+    RequestCancelled,
     SchemaMismatch,
     StoreCorrupt,
     StoreError,
     StoreFull,
-    Withdrawn,
     to_wire,
 )
-from holdfast.store import calendar, marks, schema, tuples
-from holdfast.store.api import Guard, Row
-from holdfast.store.applying import Ring, Written, check_guards, execute
-from holdfast.store.standers import TRIED_MAX, Name, Standers, waiting_for
+from holdfast.store import clock_leap, schema, tuples
+from holdfast.store.admin import marker as admin_marker
+from holdfast.store.api import LeaseGuard, Row
+from holdfast.store.parked_requests import (
+    UNPARK_TRIES_MAX,
+    ParkedRequests,
+    RequestId,
+    filter_by_topics,
+)
+from holdfast.store.validation import RecentCommits, WriteSet, check_guards, execute
 
 
-class WriteTxn(Protocol):
-    """An open write transaction of a backend: it sees its own writes."""
+class BackendWriteTxn(Protocol):
+    """An open write transaction of a backend. It sees its own writes."""
 
     @property
     def id(self) -> int: ...
@@ -61,7 +62,7 @@ class WriteTxn(Protocol):
     def abort(self) -> None: ...
 
 
-class Snapshot(Protocol):
+class BackendSnapshot(Protocol):
     """The rows as they were after one commit."""
 
     @property
@@ -72,47 +73,47 @@ class Snapshot(Protocol):
     def close(self) -> None: ...
 
 
-class Rows(Protocol):
-    """What can be looked at: a snapshot, a write transaction, a store that is not open yet."""
+class StoredRows(Protocol):
+    """Readable rows: of a snapshot, a write transaction, or a store before recovery."""
 
     def get(self, key: bytes) -> bytes | None: ...
     def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]: ...
 
 
-class Backend(Protocol):
-    def begin(self) -> WriteTxn: ...
-    def snapshot(self) -> Snapshot: ...
+class StoreBackend(Protocol):
+    def begin(self) -> BackendWriteTxn: ...
+    def snapshot(self) -> BackendSnapshot: ...
     def last_id(self) -> int: ...
 
-    def typed(self, error: Exception) -> HoldfastError | None:
-        """What an error of the rows below means, if it is one."""
+    def to_store_error(self, error: Exception) -> HoldfastError | None:
+        """Translate an error of the storage library; None for any other error."""
 
 
-class Request(msgspec.Struct, array_like=True, gc=False):
-    """One transaction, as its caller sends it."""
+class CommitRequest(msgspec.Struct, array_like=True, gc=False):
+    """One transaction as its client sends it."""
 
     no: int
     client: bytes
     snapshot: int
-    # True when an earlier answer may have been lost: look the outcome up before anything else.
+    # True if an earlier answer may have been lost: the engine first looks up the recorded outcome.
     resent: bool = False
     reads: list[bytes] = []
     ranges: list[tuple[bytes, bytes]] = []
-    guards: list[Guard] = []
+    guards: list[LeaseGuard] = []
     puts: dict[bytes, bytes] = {}
     deletes: list[bytes] = []
     appends: list[tuple[bytes, bytes]] = []
     adds: dict[bytes, int] = {}
     calls: list[tuple[str, msgspec.Raw]] = []
     topics: list[str] = []
-    # It stands until one of these is notified (see `standers`).
-    when: list[str] = []
-    # One that stands is to stand no more. If it was applied, this is answered as it was.
-    withdrawn: bool = False
+    # Topics that unpark the request (see `parked_requests`).
+    park_topics: list[str] = []
+    # Cancels a parked request. If that was already applied, the answer is its outcome.
+    cancels_parked: bool = False
 
 
-class Answer(msgspec.Struct, array_like=True, gc=False):
-    """What became of it: `error` is (code, fields), or None when it is committed."""
+class CommitAnswer(msgspec.Struct, array_like=True, gc=False):
+    """The answer to a request: `error` is (code, fields), or None for a commit."""
 
     no: int
     error: list[Any] | None = None
@@ -121,51 +122,51 @@ class Answer(msgspec.Struct, array_like=True, gc=False):
     results: list[msgspec.Raw] = []
 
 
-# The answer to a request that stands, which is none yet.
-STANDS = Answer(0)
+# Placeholder for the answer of a parked request.
+PARKED = CommitAnswer(0)
 
 
-class Engine:
+class StoreEngine:
     def __init__(
         self,
-        backend: Backend,
+        backend: StoreBackend,
         clock: Clock,
         *,
         bootstrap: bool = True,
-        schema_version: tuple[int, int] = (schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR),
+        schema_version: tuple[int, int] = schema.SCHEMA_VERSION,
     ) -> None:
         self._backend = backend
         self._clock = clock
         self.commit_no = 0
         self.topics: dict[str, int] = {}
-        # What the commits up to this one notified is known no more.
-        self.topics_forgotten = 0
-        # The topics that the last call of `commit`, or of `decide`, notified.
-        self.rung: set[str] = set()
-        self.standers = Standers()
-        # Requests that stood and were applied by it, with their answers, and those that were notified and
-        # are still to be tried.
-        self.stood: list[tuple[Request, Answer]] = []
-        self.late: list[Request] = []
+        # The topics notified by commits up to this one are unknown.
+        self.topics_unknown_until = 0
+        # The topics that the last `commit` or `apply_batch` notified.
+        self.notified_topics: set[str] = set()
+        self.parked_requests = ParkedRequests()
+        # Parked requests that the last batch applied, with their answers, and notified ones that exceeded its
+        # retry bound.
+        self.unparked: list[tuple[CommitRequest, CommitAnswer]] = []
+        self.overdue: list[CommitRequest] = []
         self._last_ns = 0
-        self._outcomes: dict[tuple[bytes, int], Answer] = {}
-        self._outcome_ring: deque[tuple[int, list[tuple[bytes, int]]]] = deque()
-        # Keys, names and answers of the last commit, and its topics.
-        self._unremembered: (
-            tuple[Written, list[tuple[bytes, int]], list[Answer], set[str]] | None
+        self._outcomes: dict[tuple[bytes, int], CommitAnswer] = {}
+        self._outcome_commits: deque[tuple[int, list[tuple[bytes, int]]]] = deque()
+        # The last commit before `record_commit`: write set, request ids, outcomes, topics.
+        self._unrecorded_commit: (
+            tuple[WriteSet, list[tuple[bytes, int]], list[CommitAnswer], set[str]] | None
         ) = None
-        # Rows of outcomes that are forgotten; the next commit removes them.
-        self._stale_rows: list[bytes] = []
-        # What was committed after this backend id, and only that, can be looked up.
-        self._forgotten_id = 0
+        # Outcome rows that expired. The next commit deletes them.
+        self._stale_outcome_keys: list[bytes] = []
+        # Outcomes of commits up to this backend id are unknown.
+        self._outcomes_unknown_until = 0
         self._open(bootstrap, schema_version)
-        # Older snapshots were taken under a former writer: what it wrote is not known.
-        self._ring = Ring(backend.last_id())
+        # The write sets of a former writer are unknown, so older snapshots cannot be validated.
+        self._recent_commits = RecentCommits(backend.last_id())
 
     # -- time ----------------------------------------------------------------------------------
 
     @property
-    def anchor(self) -> Anchor:
+    def anchor(self) -> ClockAnchor:
         return self._anchor
 
     def now_ns(self) -> int:
@@ -174,205 +175,230 @@ class Engine:
 
     # -- commit --------------------------------------------------------------------------------
 
-    def commit(self, requests: Sequence[Request]) -> list[Answer]:
-        """Apply a batch in one durable commit. An error of the backend fails all of them."""
-        answers = self.decide(requests)
-        self.remember()
+    def commit(self, requests: Sequence[CommitRequest]) -> list[CommitAnswer]:
+        """Apply a batch in one durable commit. An error of the backend fails the whole batch."""
+        answers = self.apply_batch(requests)
+        self.record_commit()
         return answers
 
-    def decide(self, requests: Sequence[Request]) -> list[Answer]:
-        """`commit`, but for `remember`: whoever waits for the answers need not wait for that."""
-        self.rung, self.stood, self.late = set(), [], []
-        answers = self._try(requests)
+    def apply_batch(self, requests: Sequence[CommitRequest]) -> list[CommitAnswer]:
+        """`commit` without `record_commit`, so that the answers can be sent before the bookkeeping."""
+        self.notified_topics, self.unparked, self.overdue = set(), [], []
+        answers = self._try_commit(requests)
         if answers is None:
-            # A request broke the batch in a way it should not. One by one, only that one fails.
-            answers = [self._try_alone(request) for request in requests]
+            # A request broke the whole batch. Committed one by one, only that request fails.
+            answers = [self._commit_alone(request) for request in requests]
         return answers
 
-    def _try_alone(self, request: Request) -> Answer:
-        """One of a broken batch. Those before it are durable, so its failure is its own."""
+    def _commit_alone(self, request: CommitRequest) -> CommitAnswer:
+        """Commit one request of a broken batch. Earlier requests are durable, so only this one can fail."""
         try:
-            [answer] = self._try([request]) or [Answer(request.no)]
+            [answer] = self._try_commit([request]) or [CommitAnswer(request.no)]
         except StoreFull as error:
-            answer = Answer(request.no, to_wire(error))
+            answer = CommitAnswer(request.no, to_wire(error))
         return answer
 
-    def _try(self, requests: Sequence[Request]) -> list[Answer] | None:
-        self.remember()
+    def _try_commit(self, requests: Sequence[CommitRequest]) -> list[CommitAnswer] | None:
+        self.record_commit()
         now_ns = self._last_ns = max(self.now_ns(), self._last_ns + 1)
         commit_no = self.commit_no + 1
         txn = self._backend.begin()
-        written = Written(txn.id)
+        written = WriteSet(txn.id)
         topics: set[str] = set()
-        answers: list[Answer] = []
-        done: list[tuple[bytes, int]] = []
-        kept: list[Answer] = []
-        stays: list[Request] = []
-        stood: list[tuple[Request, Answer]] = []
-        tried: list[Request] = []
-        trying: Request | None = None
-        called_back: list[Request] = []
-        was_late: list[Request] = []
+        answers: list[CommitAnswer] = []
+        committed_ids: list[tuple[bytes, int]] = []
+        outcomes: list[CommitAnswer] = []
+        newly_parked: list[CommitRequest] = []
+        unparked: list[tuple[CommitRequest, CommitAnswer]] = []
+        retried: list[CommitRequest] = []
+        retrying: CommitRequest | None = None
+        removed_parked: list[CommitRequest] = []
+        removed_overdue: list[CommitRequest] = []
         try:
             for request in requests:
-                name = (request.client, request.no)
-                if request.resent and name in done:
-                    # Sent again so soon that both copies are in one batch: it is one transaction.
-                    answers.append(kept[done.index(name)])
+                request_id = (request.client, request.no)
+                if request.resent and request_id in committed_ids:
+                    # Both copies of a resent request are in one batch: apply it once.
+                    answers.append(outcomes[committed_ids.index(request_id)])
                     continue
-                if request.when or request.withdrawn:
-                    # What came by an earlier connection stands no more, if it still did.
-                    former = self.standers.remove(name)
+                if request.park_topics or request.cancels_parked:
+                    # This copy replaces one that was parked over an earlier connection.
+                    former = self.parked_requests.remove(request_id)
                     if former is not None:
-                        called_back.append(former)
-                    late = _take_out(self.late, name)
-                    was_late += late
-                    stood_here = _take_out(stays, name) or late or former is not None
-                    if request.withdrawn and stood_here:
-                        answers.append(Answer(request.no, to_wire(Withdrawn(txn_no=request.no))))
+                        removed_parked.append(former)
+                    removed = _remove_by_id(self.overdue, request_id)
+                    removed_overdue += removed
+                    was_parked = (
+                        _remove_by_id(newly_parked, request_id) or removed or former is not None
+                    )
+                    if request.cancels_parked and was_parked:
+                        answers.append(
+                            CommitAnswer(request.no, to_wire(RequestCancelled(txn_no=request.no)))
+                        )
                         continue
                 try:
                     answer = self._apply(txn, request, written, now_ns, commit_no)
                 except HoldfastError as error:
-                    if request.when and isinstance(error, NotYet):
-                        stays.append(request)
-                        answer = STANDS
+                    if request.park_topics and isinstance(error, NothingToDo):
+                        newly_parked.append(request)
+                        answer = PARKED
                     else:
-                        answer = Answer(request.no, to_wire(error))
+                        answer = CommitAnswer(request.no, to_wire(error))
                 else:
                     if answer.commit_no == commit_no:
-                        done.append(name)
-                        kept.append(keepable(answer))
+                        committed_ids.append(request_id)
+                        outcomes.append(outcome_to_keep(answer))
                         topics.update(request.topics)
                 answers.append(answer)
-            if not done:
+            if not committed_ids:
                 txn.abort()
-                self._stand(stays)
+                self._park(newly_parked)
                 return answers
             topics.update(written.topics)
-            if self.standers or stays:
-                # Those that came in this batch, perhaps before what they wait for, are tried again.
-                tried = (self.standers.of(topics) + waiting_for(stays, topics))[:TRIED_MAX]
-                for request in tried:
-                    trying = request
+            if self.parked_requests or newly_parked:
+                # Also retry requests parked in this batch: a later request may have notified them.
+                retried = (
+                    self.parked_requests.waiting_for_topics(topics)
+                    + filter_by_topics(newly_parked, topics)
+                )[:UNPARK_TRIES_MAX]
+                for request in retried:
+                    retrying = request
                     try:
                         answer = self._apply(txn, request, written, now_ns, commit_no)
-                    except NotYet:
+                    except NothingToDo:
                         continue
                     except HoldfastError as error:
-                        answer = Answer(request.no, to_wire(error))
+                        answer = CommitAnswer(request.no, to_wire(error))
                     else:
-                        done.append((request.client, request.no))
-                        kept.append(keepable(answer))
+                        committed_ids.append((request.client, request.no))
+                        outcomes.append(outcome_to_keep(answer))
                         topics.update(request.topics)
-                    stood.append((request, answer))
-                trying = None
+                    unparked.append((request, answer))
+                retrying = None
                 topics.update(written.topics)
-            row = codec.pack([commit_no, txn.id, now_ns, [client for client, _ in done], kept])
+            row = codec.pack(
+                [commit_no, txn.id, now_ns, [client for client, _ in committed_ids], outcomes]
+            )
             slot = _outcome_key(commit_no)
-            _write(txn, [(slot, row)], [key for key in self._stale_rows if key != slot])
+            _write(txn, [(slot, row)], [key for key in self._stale_outcome_keys if key != slot])
         except Exception as error:
             txn.abort()
-            if isinstance(error, _Unwritable) and isinstance(error.error, StoreError):
+            if isinstance(error, _PartialWrite) and isinstance(error.error, StoreError):
                 raise error.error from None
-            self._stand(called_back)
-            self.late += was_late
-            refused = self._backend.typed(error) or broken_by(error)
-            if trying is not None and self.standers.remove((trying.client, trying.no)) is not None:
-                # It stood here, and is no fault of theirs: all of it once more, without it.
-                self.stood.append((trying, Answer(trying.no, to_wire(refused))))
-                return self._try(requests)
+            self._park(removed_parked)
+            self.overdue += removed_overdue
+            refused = self._backend.to_store_error(error) or invalid_transaction(error)
+            if (
+                retrying is not None
+                and self.parked_requests.remove((retrying.client, retrying.no)) is not None
+            ):
+                # A parked request broke the batch: retry the batch without it.
+                self.unparked.append((retrying, CommitAnswer(retrying.no, to_wire(refused))))
+                return self._try_commit(requests)
             if len(requests) > 1:
                 return None
-            return [Answer(requests[0].no, to_wire(refused))]
+            return [CommitAnswer(requests[0].no, to_wire(refused))]
         txn.commit()
-        self._stale_rows = []
+        self._stale_outcome_keys = []
         self.commit_no = commit_no
-        self.rung |= topics
-        self._unremembered = written, done, kept, topics
-        self._stand(stays)
-        self._step_forward(stood, topics, tried)
+        self.notified_topics |= topics
+        self._unrecorded_commit = written, committed_ids, outcomes, topics
+        self._park(newly_parked)
+        self._unpark(unparked, topics, retried)
         return answers
 
-    def _stand(self, requests: list[Request]) -> None:
+    def _park(self, requests: list[CommitRequest]) -> None:
         for request in requests:
-            self.standers.add(request)
+            self.parked_requests.add(request)
 
-    def _step_forward(
-        self, stood: list[tuple[Request, Answer]], topics: set[str], tried: list[Request]
+    def _unpark(
+        self,
+        unparked: list[tuple[CommitRequest, CommitAnswer]],
+        topics: set[str],
+        retried: list[CommitRequest],
     ) -> None:
-        for request, _ in stood:
-            self.standers.remove((request.client, request.no))
-        self.stood += stood
-        names = {(request.client, request.no) for request in tried}
-        for request in self.standers.of(topics):
-            if (request.client, request.no) not in names:
-                self.standers.remove((request.client, request.no))
-                self.late.append(request)
+        for request, _ in unparked:
+            self.parked_requests.remove((request.client, request.no))
+        self.unparked += unparked
+        retried_ids = {(request.client, request.no) for request in retried}
+        for request in self.parked_requests.waiting_for_topics(topics):
+            if (request.client, request.no) not in retried_ids:
+                self.parked_requests.remove((request.client, request.no))
+                self.overdue.append(request)
 
     def _apply(
-        self, txn: WriteTxn, request: Request, written: Written, now_ns: int, commit_no: int
-    ) -> Answer:
+        self,
+        txn: BackendWriteTxn,
+        request: CommitRequest,
+        written: WriteSet,
+        now_ns: int,
+        commit_no: int,
+    ) -> CommitAnswer:
         if request.resent:
             known = self._outcomes.get((request.client, request.no))
             if known is not None:
                 return known
-            if request.snapshot < self._forgotten_id:
+            if request.snapshot < self._outcomes_unknown_until:
                 raise CommitUnknown(txn_no=request.no)
-        if request.withdrawn:
-            raise Withdrawn(txn_no=request.no)
-        self._ring.check(request, written)
+        if request.cancels_parked:
+            raise RequestCancelled(txn_no=request.no)
+        self._recent_commits.check(request, written)
         check_guards(txn, request, now_ns, self.generation)
         if request.calls or request.appends or request.adds:
             return self._execute(txn, request, written, now_ns, commit_no)
         _write(txn, request.puts.items(), request.deletes)
         written.add(request.puts)
         written.add(request.deletes)
-        return Answer(request.no, None, commit_no)
+        return CommitAnswer(request.no, None, commit_no)
 
     def _execute(
-        self, txn: WriteTxn, request: Request, written: Written, now_ns: int, commit_no: int
-    ) -> Answer:
+        self,
+        txn: BackendWriteTxn,
+        request: CommitRequest,
+        written: WriteSet,
+        now_ns: int,
+        commit_no: int,
+    ) -> CommitAnswer:
         try:
             apply, seqs, results = execute(txn, request, now_ns, self.generation)
         except HoldfastError:
             raise
         except Exception as error:
-            if self._backend.typed(error) is not None:
+            if self._backend.to_store_error(error) is not None:
                 raise
-            # Nothing is written yet, so it fails alone.
-            raise broken_by(error) from error
+            # Nothing is written yet, so only this request fails.
+            raise invalid_transaction(error) from error
         writes = apply.writes
         puts = [(key, value) for key, value in writes.items() if value is not None]
         deletes = [key for key, value in writes.items() if value is None]
         _write(txn, puts, deletes)
         written.add(writes)
         written.topics.update(apply.topics)
-        return Answer(request.no, None, commit_no, seqs, results)
+        return CommitAnswer(request.no, None, commit_no, seqs, results)
 
-    def remember(self) -> None:
-        """Take note of what the last commit wrote, answered and notified."""
-        if self._unremembered is None:
+    def record_commit(self) -> None:
+        """Record the write set, outcomes and topics of the last commit in memory."""
+        if self._unrecorded_commit is None:
             return
-        written, done, kept, topics = self._unremembered
-        self._unremembered = None
-        self._ring.add(written)
-        self._outcomes.update(zip(done, kept, strict=True))
-        self._outcome_ring.append((written.id, done))
-        while len(self._outcome_ring) >= OUTCOMES_KEPT or (
-            len(self._outcomes) > OUTCOME_ANSWERS_MAX and len(self._outcome_ring) > 1
+        written, committed_ids, outcomes, topics = self._unrecorded_commit
+        self._unrecorded_commit = None
+        self._recent_commits.add(written)
+        self._outcomes.update(zip(committed_ids, outcomes, strict=True))
+        self._outcome_commits.append((written.id, committed_ids))
+        while len(self._outcome_commits) >= OUTCOMES_KEPT or (
+            len(self._outcomes) > OUTCOME_REPLIES_MAX and len(self._outcome_commits) > 1
         ):
-            self._forgotten_id, forgotten = self._outcome_ring.popleft()
-            oldest = self.commit_no - len(self._outcome_ring)
-            # An older one has been overwritten already: its slot is the latest commit's.
+            self._outcomes_unknown_until, forgotten = self._outcome_commits.popleft()
+            oldest = self.commit_no - len(self._outcome_commits)
+            # The latest commit has already overwritten the slot of an older one.
             if oldest > self.commit_no - OUTCOMES_KEPT:
-                self._stale_rows.append(_outcome_key(oldest))
+                self._stale_outcome_keys.append(_outcome_key(oldest))
             for name in forgotten:
                 self._outcomes.pop(name, None)
         if topics:
             if len(self.topics) > TOPICS_MAX:
                 self.topics.clear()
-                self.topics_forgotten = self.commit_no
+                self.topics_unknown_until = self.commit_no
             self.topics.update(dict.fromkeys(topics, self.commit_no))
 
     # -- opening -------------------------------------------------------------------------------
@@ -380,17 +406,19 @@ class Engine:
     def _open(self, bootstrap: bool, expected: tuple[int, int]) -> None:
         txn = self._backend.begin()
         try:
-            guard_schema(txn.get(schema.MARKER_KEY), expected, bootstrap=bootstrap)
-            self._load_outcomes(outcome_rows(txn))
-            meta = meta_row(txn)
-            last = None if meta is None else Anchor(meta.boot_id, meta.offset_ns)
+            marker_current = check_schema(
+                txn.get(schema.MARKER_KEY), expected, bootstrap=bootstrap, allow_upgrade=True
+            )
+            self._load_outcomes(scan_outcomes(txn))
+            meta = read_meta_row(txn)
+            last = None if meta is None else ClockAnchor(meta.boot_id, meta.offset_ns)
             floor_ns = max(self._last_ns, 0 if meta is None else meta.floor_ns)
-            leap_ns = calendar.leap_ns(self._clock, meta, floor_ns)
-            self._anchor = anchor(self._clock, last=last, floor_ns=floor_ns)
+            leap_ns = clock_leap.checked_leap_ns(self._clock, meta, floor_ns)
+            self._anchor = anchor_at_open(self._clock, last=last, floor_ns=floor_ns)
             self._last_ns = floor_ns
             self.store_id = self._clock.entropy(16).hex() if meta is None else meta.store_id
             self.generation = 1 if meta is None else meta.generation
-            fresh = schema.Meta(
+            new_meta = schema.StoreMeta(
                 self.store_id,
                 self.generation,
                 self._anchor.boot_id,
@@ -398,13 +426,14 @@ class Engine:
                 floor_ns,
                 leap_ns,
             )
-            if meta == fresh:
+            if meta == new_meta and marker_current:
                 txn.abort()
                 return
+            # Before any request: older code refuses the store from this commit on.
             txn.put_many(
                 [
-                    (schema.META_KEY, codec.pack(fresh)),
-                    (schema.MARKER_KEY, schema.marker(*expected)),
+                    (schema.META_KEY, codec.pack(new_meta)),
+                    (schema.MARKER_KEY, schema.encode_marker(*expected)),
                 ]
             )
         except BaseException:
@@ -413,7 +442,7 @@ class Engine:
         txn.commit()
 
     def _load_outcomes(self, rows: list[Row]) -> None:
-        """Take up the outcomes of the writer before, newest first, within the bounds."""
+        """Load the outcomes of the former writer, newest first, within the bounds."""
         try:
             heads = sorted(
                 ((_OUTCOME_HEAD.decode(row), row) for _, row in rows),
@@ -423,38 +452,38 @@ class Engine:
             for (commit_no, id, at_ns, _, _), row in heads:
                 self.commit_no = max(self.commit_no, commit_no)
                 self._last_ns = max(self._last_ns, at_ns)
-                if len(self._outcomes) > OUTCOME_ANSWERS_MAX:
-                    self._forgotten_id = id
+                if len(self._outcomes) > OUTCOME_REPLIES_MAX:
+                    self._outcomes_unknown_until = id
                     return
                 clients, answers = _OUTCOME_ROW.decode(row)[3:]
                 names = [(client, one.no) for client, one in zip(clients, answers, strict=True)]
                 self._outcomes.update(zip(names, answers, strict=True))
-                self._outcome_ring.appendleft((id, names))
+                self._outcome_commits.appendleft((id, names))
         except (msgspec.MsgspecError, ValueError) as error:
             raise StoreCorrupt(what="outcome row", why=str(error)) from None
         if heads and self.commit_no > len(heads):
-            self._forgotten_id = heads[-1][0][1] - 1
+            self._outcomes_unknown_until = heads[-1][0][1] - 1
 
 
-def outcome_rows(rows: Rows) -> list[Row]:
-    return rows.scan(schema.OUTCOME, tuples.after(schema.OUTCOME), None, False)
+def scan_outcomes(rows: StoredRows) -> list[Row]:
+    return rows.scan(schema.OUTCOME, tuples.prefix_end(schema.OUTCOME), None, False)
 
 
-def meta_row(rows: Rows) -> schema.Meta | None:
-    return meta_of(rows.get(schema.META_KEY))
+def read_meta_row(rows: StoredRows) -> schema.StoreMeta | None:
+    return decode_meta(rows.get(schema.META_KEY))
 
 
-def meta_of(found: bytes | None) -> schema.Meta | None:
+def decode_meta(row: bytes | None) -> schema.StoreMeta | None:
     try:
-        return None if found is None else codec.unpack_as(schema.Meta, found)
+        return None if row is None else codec.unpack_as(schema.StoreMeta, row)
     except Invalid as error:
         raise StoreCorrupt(what="meta row", why=error.why) from None
 
 
-def check_outcomes(rows: Rows) -> int:
-    """Raise what keeps the outcomes of earlier commits from being read; the time of the last one."""
+def check_outcomes(rows: StoredRows) -> int:
+    """Raise StoreCorrupt if an outcome row is unreadable. Return the time of the last commit."""
     try:
-        return max((_OUTCOME_ROW.decode(row)[2] for _, row in outcome_rows(rows)), default=0)
+        return max((_OUTCOME_ROW.decode(row)[2] for _, row in scan_outcomes(rows)), default=0)
     except (msgspec.MsgspecError, ValueError) as error:
         raise StoreCorrupt(what="outcome row", why=str(error)) from None
 
@@ -463,62 +492,74 @@ def _outcome_key(commit_no: int) -> bytes:
     return schema.OUTCOME + tuples.pack_int(commit_no % OUTCOMES_KEPT)
 
 
-def keepable(answer: Answer) -> Answer:
-    """What a lost answer is replaced by: itself, unless that would take too much room."""
+def outcome_to_keep(answer: CommitAnswer) -> CommitAnswer:
+    """The outcome to record for an answer: the answer, or CommitUnknown if it is too large."""
     if sum([len(bytes(result)) for result in answer.results]) <= OUTCOME_BYTES_MAX:
         return answer
-    told = CommitUnknown(
-        txn_no=answer.no, why="it was committed, but its answer was too large to keep"
-    )
-    return Answer(answer.no, to_wire(told), answer.commit_no)
+    unknown = CommitUnknown(txn_no=answer.no, why="committed, but the answer was too large to keep")
+    return CommitAnswer(answer.no, to_wire(unknown), answer.commit_no)
 
 
-def broken_by(error: Exception) -> Invalid:
-    """The refusal of a transaction whose operation raised what it should not."""
+def invalid_transaction(error: Exception) -> Invalid:
+    """The Invalid error of a transaction whose operation raised an unexpected exception."""
     why = f"{type(error).__name__}: {error}"
     return Invalid(what="transaction", why=why.encode(errors="backslashreplace").decode())
 
 
-def _take_out(requests: list[Request], name: Name) -> list[Request]:
-    """Those of this name that were among them."""
-    found = [one for one in requests if (one.client, one.no) == name]
-    for one in found:
-        requests.remove(one)
-    return found
+def _remove_by_id(requests: list[CommitRequest], request_id: RequestId) -> list[CommitRequest]:
+    """Remove and return the requests with this id."""
+    matching = [request for request in requests if (request.client, request.no) == request_id]
+    for request in matching:
+        requests.remove(request)
+    return matching
 
 
-class _Unwritable(Exception):
-    """The backend took only part of the writes: the whole batch is void."""
+class _PartialWrite(Exception):
+    """The backend failed after part of the writes: the whole batch is void."""
 
     def __init__(self, error: HoldfastError) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-def _write(txn: WriteTxn, puts: Iterable[Row], deletes: Iterable[bytes]) -> None:
+def _write(txn: BackendWriteTxn, puts: Iterable[Row], deletes: Iterable[bytes]) -> None:
     try:
         txn.put_many(puts)
         for key in deletes:
             txn.delete(key)
     except HoldfastError as error:
-        raise _Unwritable(error) from None
+        raise _PartialWrite(error) from None
 
 
-def guard_schema(found: bytes | None, expected: tuple[int, int], *, bootstrap: bool) -> None:
-    """Document 001's guard: matching goes on, missing needs bootstrap, anything else refuses."""
-    if found is None:
+def check_schema(
+    marker: bytes | None,
+    expected: tuple[int, int],
+    *,
+    bootstrap: bool,
+    allow_upgrade: bool = False,
+) -> bool:
+    """Check the schema marker (document 001): a match passes, a missing marker needs `bootstrap`, all else is
+    refused. With `allow_upgrade` an older version that this code reads passes too.
+
+    Return whether the marker is current. An open for writing writes a marker that is not.
+    """
+    if marker is None:
         if not bootstrap:
-            why = "no store of ours, and bootstrap is off"
+            why = "no Holdfast store, and bootstrap is off"
             raise NotFound(what="schema marker", key=schema.MARKER_NAME, why=why)
-        return
-    marks.refuse(found)
+        return False
+    admin_marker.refuse_unopenable(marker)
     try:
-        version = schema.read_marker(found)
+        version = schema.decode_marker(marker)
     except Invalid:
-        raise SchemaMismatch(found=found[:16], expected=list(expected)) from None
-    if version != expected:
+        raise SchemaMismatch(found=marker[:16], expected=list(expected)) from None
+    match = schema.compare_versions(version, expected)
+    if match is schema.SchemaMatch.UPGRADE and allow_upgrade:
+        return False
+    if match is not schema.SchemaMatch.SAME:
         raise SchemaMismatch(found=list(version), expected=list(expected))
+    return True
 
 
 _OUTCOME_HEAD = msgspec.msgpack.Decoder(tuple[int, int, int, msgspec.Raw, msgspec.Raw])
-_OUTCOME_ROW = msgspec.msgpack.Decoder(tuple[int, int, int, list[bytes], list[Answer]])
+_OUTCOME_ROW = msgspec.msgpack.Decoder(tuple[int, int, int, list[bytes], list[CommitAnswer]])

@@ -1,6 +1,6 @@
-"""Three operations by which a store shows that it runs operations as it should.
+"""Three test operations for the conformance suite of stores.
 
-The conformance suite uses them on every store; they touch nothing but the key ("probe",).
+They use only keys below ("probe",).
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from holdfast.errors import NotFound
 from holdfast.store.api import Txn, operation
 
 
-@operation
+@operation("probe.now")
 def now(txn: Txn) -> int:
     """The exact store time of this commit."""
     txn.put(("probe", "now"), b"")
     return txn.now_ns
 
 
-@operation
+@operation("probe.twice")
 def twice(txn: Txn, n: int, names: list[str]) -> dict[str, Any]:
-    """Add n two times over, reading back what it wrote, and answer with the count."""
+    """Add n twice, read the counter back and return it."""
     txn.add(("probe",), n)
     txn.add(("probe",), n)
     return {"n": txn.count(("probe",)), "names": names}
 
 
-@operation
+@operation("probe.refuse")
 def refuse(txn: Txn, what: str) -> None:
-    """Write something, then refuse: nothing of it may stay."""
+    """Write a row, then raise: the commit must not keep the row."""
     txn.put(("probe", "half"), b"x")
     raise NotFound(what=what)

@@ -1,10 +1,10 @@
 """Order-preserving keys: `pack(a) < pack(b)` exactly when `a < b`.
 
-Elements are bytes, str and int (any that fits in 8 bytes), in the layout that the FoundationDB
-tuple layer made common: a type code, then bytes that compare as the value does.
+Elements are bytes, str and int (up to 8 bytes), in the layout of the FoundationDB tuple layer: a type
+code, then bytes that compare like the value.
 
-    01 … 00        bytes, 00 inside written as 00 FF
-    02 … 00        text as UTF-8, likewise
+    01 … 00        bytes, with 00 escaped as 00 FF
+    02 … 00        text as UTF-8, with the same escape
     0C … 13        negative integers of 8 … 1 bytes, one's complement
     14             zero
     15 … 1C        positive integers of 1 … 8 bytes
@@ -30,7 +30,7 @@ def pack(key: Key) -> bytes:
 
 
 def pack_int(value: int) -> bytes:
-    """One integer, for hot paths: `prefix + pack_int(seq)`."""
+    """Pack one integer, for hot paths: `prefix + pack_int(seq)`."""
     if value > 0:
         size = (value.bit_length() + 7) >> 3
         if size > 8:
@@ -45,16 +45,16 @@ def pack_int(value: int) -> bytes:
 
 
 def unpack(data: bytes) -> Key:
-    found: list[Element] = []
+    elements: list[Element] = []
     at = 0
     while at < len(data):
         element, at = _decode(data, at)
-        found.append(element)
-    return tuple(found)
+        elements.append(element)
+    return tuple(elements)
 
 
 def unpack_last_int(data: bytes, prefix_len: int) -> int:
-    """The single integer behind a known prefix: the reverse of `prefix + pack_int(seq)`."""
+    """Unpack the single integer after a known prefix: the inverse of `prefix + pack_int(seq)`."""
     code = data[prefix_len]
     if code >= _ZERO:
         return int.from_bytes(data[prefix_len + 1 :], "big")
@@ -63,8 +63,8 @@ def unpack_last_int(data: bytes, prefix_len: int) -> int:
     return element
 
 
-def after(prefix: bytes) -> bytes:
-    """The first key that is greater than every key starting with the prefix."""
+def prefix_end(prefix: bytes) -> bytes:
+    """The first key greater than every key with this prefix."""
     return prefix + b"\xff"
 
 

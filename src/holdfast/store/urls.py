@@ -1,7 +1,6 @@
-"""URLs of stores: which kind one names, and how it is shown.
+"""Store URLs: their scheme, and their redacted form.
 
-A URL may hold a password, in its authority or among its parameters. Whatever is printed, logged or put
-into an error shows `…` in its place.
+A URL may contain a password in its authority or parameters. Output, logs and errors show `…` instead.
 """
 
 from __future__ import annotations
@@ -10,42 +9,44 @@ import re
 
 from holdfast.errors import BadUrl
 
-HIDDEN = "…"
-# After the user's name, to the last @: a password may hold anything that somebody forgot to escape, and
-# he may have forgotten a slash.
+REDACTED = "…"
+# After the user name, up to the last @: an unescaped password may contain any character, also a slash.
 _AUTHORITY = re.compile(r"^([a-zA-Z][\w+.-]+:/*[^/?#@:]*):.*(?=@)", re.DOTALL)
-# `sslpassword` opens the client's key: a secret as well. Of a name that is none of those that are known, who
-# knows what it was to be.
+# `sslpassword` decrypts the client key and is a secret too. An unknown parameter may be a misspelled secret.
 _PARAMETER = re.compile(r"(?<=[?&])([^=&#]*=)([^&#]*)")
-_SHOWN = frozenset({
+_VISIBLE_PARAMETERS = frozenset({
     "options", "sslmode", "sslcert", "sslkey", "sslrootcert", "host", "port", "dbname", "user", "application_name",
     "connect_timeout", "target_session_attrs", "load_balance_hosts", "gssencmode", "channel_binding", "client_encoding",
 })  # fmt: skip
 
 
-def shown(url: str) -> str:
-    """The URL without its passwords."""
+def redact(url: str) -> str:
+    """The URL with its passwords redacted."""
     if url.startswith("lmdb:"):
         return url
-    return _PARAMETER.sub(_parameter, _AUTHORITY.sub(rf"\1:{HIDDEN}", url))
+    return _PARAMETER.sub(_redact_parameter, _AUTHORITY.sub(rf"\1:{REDACTED}", url))
 
 
-def _parameter(found: re.Match[str]) -> str:
-    return found[0] if found[1][:-1].lower() in _SHOWN else f"{found[1]}{HIDDEN}"
+def _redact_parameter(parameter: re.Match[str]) -> str:
+    return (
+        parameter[0]
+        if parameter[1][:-1].lower() in _VISIBLE_PARAMETERS
+        else f"{parameter[1]}{REDACTED}"
+    )
 
 
 def scheme_of(url: str) -> str:
-    """What kind of store a URL names: `lmdb` for a directory, `memory`, `postgresql`."""
-    scheme, _ = split(url)
+    """The normalized scheme of a URL: `lmdb` for a directory, `memory`, `postgresql`."""
+    scheme, _ = split_scheme(url)
     return "postgresql" if scheme == "postgres" else scheme
 
 
-def split(url: str) -> tuple[str, str]:
-    """The scheme and the rest; a path has the scheme `lmdb`."""
+def split_scheme(url: str) -> tuple[str, str]:
+    """Split a URL into its scheme and the rest. A path has the scheme `lmdb`."""
     if not url:
         raise BadUrl(url=url, why="empty")
     scheme, colon, rest = url.partition(":")
-    # A single letter is a drive, and a path with a separator before the colon is a path.
+    # A single letter is a drive, and a separator before the colon means a path.
     if not colon or len(scheme) < 2 or "/" in scheme or "." in scheme:
         return "lmdb", url
     if scheme == "lmdb" and not rest:

@@ -1,1 +1,1 @@
-"""Tasks: a coordinator whose every decision is in one log (document 003)."""
+"""Tasks: a task queue that records every decision in one write-ahead log (document 003)."""

@@ -1,20 +1,21 @@
-"""Checkpoints of the log: where a replay may begin, so that what lies below can go.
+"""Checkpoints of the task log: the start of a replay, so that older log entries can be truncated.
 
-A checkpoint is every task that is kept, with its status, in chunks by seq. Nothing stands still while
-it is made: each chunk is read from a snapshot of its own and says at which height of the log that was.
-A replay starts at the height where the checkpoint began, and skips for each task what its chunk knows
-already. So no snapshot is old, no transaction large, and no worker waits.
+A checkpoint holds every stored task with its status, in chunks by seq. It is a fuzzy checkpoint:
+commits continue while it is written. Each chunk is read from its own snapshot and records the log
+height of that snapshot. A replay starts at the height where the checkpoint began and skips the
+records that a chunk already covers. So no snapshot is held for long, no transaction is large, and
+no worker waits.
 
-    h "now"                 which checkpoints there are: the latest, and the one before
-    h "building"            the one that is being made, and by which try
+    h "now"                 the index: the latest checkpoint and the one before
+    h "building"            the checkpoint in progress, with its number
     h "c" <number> <n>      chunks
 
-The log is kept from the one before the latest. So the latest can itself be verified: it must be what
-a replay from the one before makes of the log (`verify`).
+The log is kept from the checkpoint before the latest. The latest checkpoint can therefore be
+verified: it must equal a replay from the one before (`replay_check`).
 
-One is due when the log has grown by more than the last one took, so that making them costs no more
-than a constant for each record. Two who make one at once do no harm: a try that was superseded is
-refused, and what it left behind is swept.
+A checkpoint is due when the log has grown by more than the size of the last checkpoint, so the
+amortized cost per record is constant. Concurrent writers are safe: a superseded checkpoint is
+refused, and its chunks are removed.
 """
 
 from __future__ import annotations
@@ -31,176 +32,190 @@ from holdfast.config import BATCH_MAX
 from holdfast.durable import journal
 from holdfast.store import tuples
 from holdfast.store.api import Store, Txn, operation
-from holdfast.tasks.records import digest_of
-from holdfast.tasks.rows import FRESH, Keys, Status, decode_status, keys_of, pack, pack_int, seq_of
-from holdfast.tasks.runs import held_between
+from holdfast.tasks.events import digest_rows
+from holdfast.tasks.model import (
+    NEW_STATUS,
+    TaskKeys,
+    TaskStatusRow,
+    decode_status,
+    keys_of,
+    pack,
+    pack_int,
+    unpack_seq,
+)
+from holdfast.tasks.row_ranges import range_lease_statuses
 
-# The log may always grow by this much.
+# The minimum log growth between checkpoints.
 LOG_BYTES_MIN = 4 * 1024 * 1024
 CHUNK_TASKS = 1_000
 # Chunks end early where bodies are large.
 CHUNK_BYTES = 2 * 1024 * 1024
-# Whoever has not come to the next chunk for so long is taken for dead.
+# A checkpoint writer without a new chunk for this long counts as dead.
 STALLED_NS = 60 * S
-SWEEP = 200
+REMOVED_PER_COMMIT = 200
 
 
-class Chunk(Record, frozen=True):
-    """Tasks with lo <= seq < hi, as they were at a height: those that nobody has touched yet, and
-    those with a status, which is kept without its result. `digest` is of all their bodies."""
+class CheckpointChunk(Record, frozen=True):
+    """The tasks with lo <= seq < hi at a log height: new tasks, and tasks with a status (without
+    results). `digest` is the hash of all bodies.
+    """
 
     lo: int
     hi: int
     height: int
     fresh: list[int]
-    tasks: list[tuple[int, Status]]
+    tasks: list[tuple[int, TaskStatusRow]]
     digest: bytes
 
 
-class Checkpoint(Record, frozen=True):
+class TaskCheckpoint(Record, frozen=True):
     number: int = 0
-    # The log after this height is what a replay needs.
+    # A replay needs the log after this height.
     height: int = 0
-    # Tasks with a higher seq were created after this height.
+    # The last seq at this height.
     last: int = 0
     chunks: int = 0
     bytes: int = 0
 
 
-class Now(Record, frozen=True):
-    latest: Checkpoint = Checkpoint()
-    before: Checkpoint = Checkpoint()
-    # Numbers given, and how long the log was when the latest was begun.
+class CheckpointIndex(Record, frozen=True):
+    latest: TaskCheckpoint = TaskCheckpoint()
+    before: TaskCheckpoint = TaskCheckpoint()
+    # The last assigned number, and the log size when the latest checkpoint began.
     numbers: int = 0
     logged: int = 0
 
 
-class Building(Record, frozen=True):
-    checkpoint: Checkpoint
+class CheckpointInProgress(Record, frozen=True):
+    checkpoint: TaskCheckpoint
     moved_ns: int
     logged: int
 
 
-def due(store: Store, universe: str) -> bool:
-    return store.read(due_in, universe)
+def is_due(store: Store, universe: str) -> bool:
+    return store.read(is_due_in, universe)
 
 
-def make(store: Store, universe: str, going: Callable[[], bool] = lambda: True) -> bool:
-    """Make one, and let go of the log below the one before; whether this was the one to do so.
+def create(store: Store, universe: str, should_continue: Callable[[], bool] = lambda: True) -> bool:
+    """Write a checkpoint and truncate the log below the previous one. Returns whether this call
+    installed it.
 
-    A maker that stops asks `going` between two steps: another one begins anew after `STALLED_NS`.
+    `should_continue` is checked between steps. If the writer stops, another one starts over after
+    `STALLED_NS`.
     """
-    begun: Checkpoint | None = store.transact(begin, universe)
+    begun: TaskCheckpoint | None = store.transact(begin, universe)
     if begun is None:
         return False
     at, n, size = 0, 0, 0
     while at <= begun.last:
         chunk = store.read(_read_chunk, universe, at, begun.last)
         packed = zlib.compress(pack(chunk), 1)
-        if not going() or not store.transact(add, universe, begun.number, n, packed):
+        if not should_continue() or not store.transact(
+            add_chunk, universe, begun.number, n, packed
+        ):
             return False
         at, n, size = chunk.hi, n + 1, size + len(packed)
     if not store.transact(install, universe, begun.number, n, size):
         return False
-    while store.transact(sweep, universe, SWEEP) and going():
+    while store.transact(remove_unreferenced, universe, REMOVED_PER_COMMIT) and should_continue():
         pass
     return True
 
 
-def current(txn: Txn, universe: str) -> Now:
-    return _now(txn, keys_of(universe))
+def read_index(txn: Txn, universe: str) -> CheckpointIndex:
+    return _load_index(txn, keys_of(universe))
 
 
-def chunks(txn: Txn, universe: str, checkpoint: Checkpoint) -> Iterator[Chunk]:
-    """Those of a checkpoint, by seq. One of number 0 is the beginning of the log, and has none."""
+def read_chunks(txn: Txn, universe: str, checkpoint: TaskCheckpoint) -> Iterator[CheckpointChunk]:
+    """Yield the chunks of a checkpoint by seq. Checkpoint 0 is the start of the log and has none."""
     keys = keys_of(universe)
     for n in range(checkpoint.chunks):
         row = txn.get(_chunk_key(keys, checkpoint.number, n))
         if row is not None:
-            yield codec.unpack_as(Chunk, zlib.decompress(row))
+            yield codec.unpack_as(CheckpointChunk, zlib.decompress(row))
 
 
-# -- steps of making one -------------------------------------------------------------------------
+# -- steps of writing a checkpoint -----------------------------------------------------------------
 
 
-@operation
-def begin(txn: Txn, universe: str) -> Checkpoint | None:
-    """Begin one at the head of the log, unless somebody is at it."""
+@operation("tasks_checkpoint.begin")
+def begin(txn: Txn, universe: str) -> TaskCheckpoint | None:
+    """Begin a checkpoint at the log head, unless another writer is active."""
     keys = keys_of(universe)
-    now, building = _now(txn, keys), _building(txn, keys)
+    index, building = _load_index(txn, keys), _load_in_progress(txn, keys)
     if building is not None and txn.now_ns < building.moved_ns + STALLED_NS:
         return None
     height = journal.head(txn, keys.subject).height
-    if height <= now.latest.height:
+    if height <= index.latest.height:
         return None
-    begun = Checkpoint(now.numbers + 1, height, txn.count(keys.seq))
-    txn.put(_row(keys, "now"), pack(replace(now, numbers=begun.number)))
-    logged = txn.count(keys.logged)
-    txn.put(_row(keys, "building"), pack(Building(begun, txn.now_ns, logged)))
+    begun = TaskCheckpoint(index.numbers + 1, height, txn.count(keys.seq_counter))
+    txn.put(_key(keys, "now"), pack(replace(index, numbers=begun.number)))
+    logged = txn.count(keys.log_bytes)
+    txn.put(_key(keys, "building"), pack(CheckpointInProgress(begun, txn.now_ns, logged)))
     return begun
 
 
-@operation
-def add(txn: Txn, universe: str, number: int, n: int, packed: bytes) -> bool:
+@operation("tasks_checkpoint.add_chunk")
+def add_chunk(txn: Txn, universe: str, number: int, n: int, packed: bytes) -> bool:
     keys = keys_of(universe)
-    building = _building(txn, keys)
+    building = _load_in_progress(txn, keys)
     if building is None or building.checkpoint.number != number:
         return False
     txn.put(_chunk_key(keys, number, n), packed)
-    txn.put(_row(keys, "building"), pack(replace(building, moved_ns=txn.now_ns)))
+    txn.put(_key(keys, "building"), pack(replace(building, moved_ns=txn.now_ns)))
     return True
 
 
-@operation
+@operation("tasks_checkpoint.install")
 def install(txn: Txn, universe: str, number: int, chunks: int, size: int) -> bool:
-    """From here on it is the latest. What the one before it stood for may go."""
+    """Make the checkpoint the latest one, and release the log below the previous one."""
     keys = keys_of(universe)
-    now, building = _now(txn, keys), _building(txn, keys)
+    index, building = _load_index(txn, keys), _load_in_progress(txn, keys)
     if building is None or building.checkpoint.number != number:
         return False
     made = replace(building.checkpoint, chunks=chunks, bytes=size)
-    after = Now(made, now.latest, now.numbers, building.logged)
-    txn.put(_row(keys, "now"), pack(after))
-    txn.delete(_row(keys, "building"))
-    if now.latest.height:
-        journal.checkpoint(txn, keys.subject, now.latest.height)
+    after = CheckpointIndex(made, index.latest, index.numbers, building.logged)
+    txn.put(_key(keys, "now"), pack(after))
+    txn.delete(_key(keys, "building"))
+    if index.latest.height:
+        journal.checkpoint(txn, keys.subject, index.latest.height)
     return True
 
 
-@operation
-def sweep(txn: Txn, universe: str, limit: int) -> int:
-    """Remove log entries and chunks that nothing refers to any more; how many."""
+@operation("tasks_checkpoint.remove_unreferenced")
+def remove_unreferenced(txn: Txn, universe: str, limit: int) -> int:
+    """Remove unreferenced log entries and chunks. Returns their number."""
     keys = keys_of(universe)
-    now, building = _now(txn, keys), _building(txn, keys)
-    kept = {now.latest.number, now.before.number}
+    index, building = _load_index(txn, keys), _load_in_progress(txn, keys)
+    kept = {index.latest.number, index.before.number}
     if building is not None:
         kept.add(building.checkpoint.number)
-    gone = 0
-    prefix = _row(keys, "c")
+    removed = 0
+    prefix = _key(keys, "c")
     at = prefix
     for number in sorted(kept):
         end = prefix + pack_int(number)
-        gone += _delete(txn, at, end, limit - gone)
-        at = tuples.after(end)
-    gone += _delete(txn, at, tuples.after(prefix), limit - gone)
-    if gone < limit:
-        gone += journal.truncate(txn, keys.subject, min(limit - gone, BATCH_MAX))
-    return gone
+        removed += _delete_range(txn, at, end, limit - removed)
+        at = tuples.prefix_end(end)
+    removed += _delete_range(txn, at, tuples.prefix_end(prefix), limit - removed)
+    if removed < limit:
+        removed += journal.truncate(txn, keys.subject, min(limit - removed, BATCH_MAX))
+    return removed
 
 
 # -- inside --------------------------------------------------------------------------------------
 
 
-def due_in(txn: Txn, universe: str) -> bool:
-    """`due`, for a reader that has a transaction."""
+def is_due_in(txn: Txn, universe: str) -> bool:
+    """`is_due` inside a transaction."""
     keys = keys_of(universe)
-    now, building = _now(txn, keys), _building(txn, keys)
+    index, building = _load_index(txn, keys), _load_in_progress(txn, keys)
     if building is not None and txn.now_ns < building.moved_ns + STALLED_NS:
         return False
-    return txn.count(keys.logged) - now.logged > max(LOG_BYTES_MIN, now.latest.bytes)
+    return txn.count(keys.log_bytes) - index.logged > max(LOG_BYTES_MIN, index.latest.bytes)
 
 
-def _read_chunk(txn: Txn, universe: str, lo: int, last: int) -> Chunk:
+def _read_chunk(txn: Txn, universe: str, lo: int, last: int) -> CheckpointChunk:
     keys = keys_of(universe)
     height = journal.head(txn, keys.subject).height
     end = keys.bodies + pack_int(last + 1)
@@ -212,49 +227,53 @@ def _read_chunk(txn: Txn, universe: str, lo: int, last: int) -> Chunk:
             bodies = bodies[: at + 1]
             break
     whole = len(bodies) < CHUNK_TASKS and size <= CHUNK_BYTES
-    hi = last + 1 if whole else seq_of(bodies[-1][0][len(keys.bodies) :]) + 1
+    hi = last + 1 if whole else unpack_seq(bodies[-1][0][len(keys.bodies) :]) + 1
     fresh: list[int] = []
-    tasks: list[tuple[int, Status]] = []
-    held = held_between(txn, keys, lo, hi)
-    # One scan, and not a question for each task: a server is asked twice for a chunk.
+    tasks: list[tuple[int, TaskStatusRow]] = []
+    leased_in_ranges = range_lease_statuses(txn, keys, lo, hi)
+    # One scan instead of one read per task, so a chunk costs a server two queries.
     statuses = dict(txn.scan(keys.statuses + pack_int(lo), keys.statuses + pack_int(hi)))
     for key, _ in bodies:
         packed_seq = key[len(keys.bodies) :]
-        seq = seq_of(packed_seq)
+        seq = unpack_seq(packed_seq)
         row = statuses.get(keys.statuses + packed_seq)
-        status = held.get(seq, FRESH) if row is None else logged(decode_status(row))
-        if status == FRESH:
+        status = (
+            leased_in_ranges.get(seq, NEW_STATUS)
+            if row is None
+            else logged_part(decode_status(row))
+        )
+        if status == NEW_STATUS:
             fresh.append(seq)
         else:
             tasks.append((seq, status))
-    return Chunk(lo, hi, height, fresh, tasks, digest_of([row for _, row in bodies]))
+    return CheckpointChunk(lo, hi, height, fresh, tasks, digest_rows([row for _, row in bodies]))
 
 
-def logged(status: Status) -> Status:
-    """The part of a status that the log alone decides."""
+def logged_part(status: TaskStatusRow) -> TaskStatusRow:
+    """Return the part of a status that the log determines."""
     return replace(status, waits=0, awaited=False, redriven_by=0, result=b"", blob=b"")
 
 
-def _delete(txn: Txn, lo: bytes, hi: bytes, limit: int) -> int:
+def _delete_range(txn: Txn, lo: bytes, hi: bytes, limit: int) -> int:
     rows = txn.scan(lo, hi, limit) if limit > 0 and lo < hi else []
     for key, _ in rows:
         txn.delete(key)
     return len(rows)
 
 
-def _row(keys: Keys, name: str) -> bytes:
+def _key(keys: TaskKeys, name: str) -> bytes:
     return keys.checkpoints + tuples.pack((name,))
 
 
-def _chunk_key(keys: Keys, number: int, n: int) -> bytes:
-    return _row(keys, "c") + pack_int(number) + pack_int(n)
+def _chunk_key(keys: TaskKeys, number: int, n: int) -> bytes:
+    return _key(keys, "c") + pack_int(number) + pack_int(n)
 
 
-def _now(txn: Txn, keys: Keys) -> Now:
-    row = txn.get(_row(keys, "now"))
-    return Now() if row is None else codec.unpack_as(Now, row)
+def _load_index(txn: Txn, keys: TaskKeys) -> CheckpointIndex:
+    row = txn.get(_key(keys, "now"))
+    return CheckpointIndex() if row is None else codec.unpack_as(CheckpointIndex, row)
 
 
-def _building(txn: Txn, keys: Keys) -> Building | None:
-    row = txn.get(_row(keys, "building"))
-    return None if row is None else codec.unpack_as(Building, row)
+def _load_in_progress(txn: Txn, keys: TaskKeys) -> CheckpointInProgress | None:
+    row = txn.get(_key(keys, "building"))
+    return None if row is None else codec.unpack_as(CheckpointInProgress, row)

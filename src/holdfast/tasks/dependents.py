@@ -1,9 +1,9 @@
-"""Tasks that wait for others: `after=[…]`.
+"""Task dependencies: `after=[…]`.
 
-A dependent is blocked while one of those it names has not ended. When one completes, it counts one
-less; when one ends otherwise the dependent cannot run any more and is DEAD. A task that ended and is
-awaited leaves a row behind (`e`), which this and the next decisions work off, a bounded number of
-dependents each, so that no commit is as long as the longest list.
+A dependent stays blocked until all its dependencies have ended. A completed dependency decrements
+its count of open dependencies. A failed or dead dependency makes the dependent DEAD. An ended task
+with dependents leaves a row (`e`). This and later operations process these rows, a bounded number
+of dependents each, so no commit grows with the number of dependents.
 """
 
 from __future__ import annotations
@@ -13,72 +13,76 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from holdfast.store import tuples
-from holdfast.tasks import board
-from holdfast.tasks.decision import DEPENDENTS_MAX, Decision
-from holdfast.tasks.records import Dead
-from holdfast.tasks.rows import FRESH, pack_int, seq_of
-from holdfast.tasks.states import State
+from holdfast.tasks import status_fold
+from holdfast.tasks.events import TasksDead
+from holdfast.tasks.model import NEW_STATUS, pack_int, unpack_seq
+from holdfast.tasks.states import TaskState
+from holdfast.tasks.unit_of_work import DEPENDENTS_MAX, UnitOfWork
 
 DEPENDENCY_FAILED = "dependency_failed"
 
 
-def block(decision: Decision, packed_seq: bytes, others: Sequence[int]) -> int | None:
-    """Register a new task with those it waits for: how many, or None if one has failed already."""
+def register(unit: UnitOfWork, packed_seq: bytes, dependencies: Sequence[int]) -> int | None:
+    """Register a new task with its dependencies. Returns the number of open ones, or None if one
+    has failed.
+    """
     waits = 0
-    for other in others:
-        packed = pack_int(other)
-        status = decision.status(packed)
-        if status.state in (State.FAILED, State.DEAD):
+    for dependency in dependencies:
+        packed_dependency = pack_int(dependency)
+        status = unit.status(packed_dependency)
+        if status.state in (TaskState.FAILED, TaskState.DEAD):
             return None
-        if status.state == State.COMPLETED:
+        if status.state == TaskState.COMPLETED:
             continue
-        decision.txn.put(decision.keys.dependents + packed + packed_seq, packed_seq)
+        unit.txn.put(unit.keys.dependents + packed_dependency + packed_seq, packed_seq)
         if not status.awaited:
-            if status == FRESH:
-                decision.single_out(packed, decision.known(packed)[1])
-            decision.write(packed, replace(status, awaited=True))
+            if status == NEW_STATUS:
+                unit.split_from_range(packed_dependency, unit.body_and_spec(packed_dependency)[1])
+            unit.write_status(packed_dependency, replace(status, awaited=True))
         waits += 1
     return waits
 
 
-def release(decision: Decision, limit: int = DEPENDENTS_MAX) -> int:
-    """Tell dependents of tasks that have ended, of those that end by this as well; how many."""
-    txn, keys = decision.txn, decision.keys
-    told = 0
-    while told < limit:
-        ended = txn.scan(keys.ended, tuples.after(keys.ended), 1)
+def release(unit: UnitOfWork, limit: int = DEPENDENTS_MAX) -> int:
+    """Update the dependents of ended tasks, including tasks that end here. Returns the number
+    processed.
+    """
+    txn, keys = unit.txn, unit.keys
+    released = 0
+    while released < limit:
+        ended = txn.scan(keys.pending_releases, tuples.prefix_end(keys.pending_releases), 1)
         if not ended:
-            return told
+            return released
         key, place = ended[0]
-        packed = key[len(keys.ended) :]
+        packed = key[len(keys.pending_releases) :]
         completed = place == b"completed"
-        mine = keys.dependents + packed
-        found = txn.scan(mine, tuples.after(mine), limit - told)
+        prefix = keys.dependents + packed
+        found = txn.scan(prefix, tuples.prefix_end(prefix), limit - released)
         for row, packed_seq in found:
             txn.delete(row)
-            _tell(decision, packed_seq, completed)
-        told += len(found)
-        if told < limit:
+            _on_dependency_end(unit, packed_seq, completed)
+        released += len(found)
+        if released < limit:
             txn.delete(key)
-            told += 1
-    return told
+            released += 1
+    return released
 
 
-def _tell(decision: Decision, packed_seq: bytes, completed: bool) -> None:
-    # One that waits for others is in no run.
-    status = decision.resting(packed_seq)
-    if status.state != State.WAITING or not status.waits:
-        return  # cancelled meanwhile, or dead by another's end
-    body, spec = decision.known(packed_seq)
+def _on_dependency_end(unit: UnitOfWork, packed_seq: bytes, completed: bool) -> None:
+    # A task with dependencies is never part of a range.
+    status = unit.waiting_status(packed_seq)
+    if status.state != TaskState.WAITING or not status.waits:
+        return  # cancelled, or dead because of another dependency
+    body, spec = unit.body_and_spec(packed_seq)
     if completed:
         after = replace(status, waits=status.waits - 1)
-        decision.write(packed_seq, after)
+        unit.write_status(packed_seq, after)
         if not after.waits:
-            decision.tally.add(spec.queue, "blocked", -1)
-            decision.enter(packed_seq, body, spec, after)
+            unit.counts.add(spec.queue, "blocked", -1)
+            unit.enqueue(packed_seq, body, spec, after)
         return
-    seq = seq_of(packed_seq)
-    decision.log.say(Dead([seq], DEPENDENCY_FAILED))
-    decision.write(packed_seq, board.buried(status, DEPENDENCY_FAILED, decision.now_ns))
-    decision.tally.add(spec.queue, "blocked", -1)
-    decision.ended(seq, spec, "dead", awaited=status.awaited)
+    seq = unpack_seq(packed_seq)
+    unit.log.append(TasksDead([seq], DEPENDENCY_FAILED))
+    unit.write_status(packed_seq, status_fold.apply_death(status, DEPENDENCY_FAILED, unit.now_ns))
+    unit.counts.add(spec.queue, "blocked", -1)
+    unit.finish(seq, spec, "dead", awaited=status.awaited)

@@ -1,8 +1,8 @@
-"""The names of tasks and leases, as text.
+"""Task and lease ids in their text form.
 
-A task is `<generation>-<seq>`, such as `1-42`, and a lease `<generation>-<lease>-<seq>`. The generation is
-part of the name because a store that was restored from a backup gives numbers again that somebody may
-have seen before.
+A task id is `<generation>-<seq>`, such as `1-42`. A lease id is `<generation>-<lease>-<seq>`. The
+generation is part of the id because a store restored from a backup assigns numbers again that
+clients may already hold.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _NUMBER_MAX = (1 << 63) - 1
 
 class BadTaskId(Invalid):
     code = "bad_task_id"
-    hint = "a task is named <generation>-<number>, such as 1-42"
+    hint = "a task id is <generation>-<number>, such as 1-42"
 
 
 class BadLeaseId(Invalid):
     code = "bad_lease_id"
-    hint = "give back the lease as it was given, such as 1-7-42"
+    hint = "send the lease id exactly as the grant returned it, such as 1-7-42"
 
 
 class TaskId(NamedTuple):
@@ -45,20 +45,20 @@ class LeaseId(NamedTuple):
         return f"{self.generation}-{self.lease}-{self.seq}"
 
 
-def parse_task(text: str) -> TaskId:
-    found = _TASK.fullmatch(text)
-    if found is None or (numbers := _numbers(found)) is None:
+def parse_task_id(text: str) -> TaskId:
+    match = _TASK.fullmatch(text)
+    if match is None or (numbers := _bounded_numbers(match)) is None:
         raise BadTaskId(what="task", found=text[:64])
     return TaskId(*numbers)
 
 
-def parse_lease(text: str) -> LeaseId:
-    found = _LEASE.fullmatch(text)
-    if found is None or (numbers := _numbers(found)) is None:
+def parse_lease_id(text: str) -> LeaseId:
+    match = _LEASE.fullmatch(text)
+    if match is None or (numbers := _bounded_numbers(match)) is None:
         raise BadLeaseId(what="lease", found=text[:64])
     return LeaseId(*numbers)
 
 
-def _numbers(found: re.Match[str]) -> list[int] | None:
-    numbers = [int(group) for group in found.groups()]
+def _bounded_numbers(match: re.Match[str]) -> list[int] | None:
+    numbers = [int(group) for group in match.groups()]
     return numbers if max(numbers) <= _NUMBER_MAX else None

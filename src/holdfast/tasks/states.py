@@ -1,8 +1,8 @@
-"""The states of a task, and the only ways from one to another.
+"""The state machine of a task: its states and the table of legal transitions.
 
-Five of the eight log records move a task, one names its beginning, and two move nothing:
-`LeaseExtended` lets a lease last longer, `TaskCancelled` tells a worker that it has lost its own.
-A failure moves a task to WAITING while its budget lasts, else to FAILED.
+Five of the eight log records change the state, one creates the task, and two change no state:
+`LeaseExtended` extends a lease, `TaskCancelled` records a report under a lost lease.
+A failure moves a task to WAITING while attempts remain, otherwise to FAILED.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import IntEnum
 from holdfast.transitions import Transitions
 
 
-class State(IntEnum):
+class TaskState(IntEnum):
     WAITING = 0
     LEASED = 1
     COMPLETED = 2
@@ -20,7 +20,7 @@ class State(IntEnum):
     DEAD = 4
 
 
-class Event(IntEnum):
+class TaskEvent(IntEnum):
     GRANT = 0
     EXTEND = 1
     EXPIRE = 2
@@ -30,17 +30,17 @@ class Event(IntEnum):
     BURY = 6
 
 
-TABLE = Transitions(
+TASK_TRANSITIONS = Transitions(
     "task",
-    State.WAITING,
+    TaskState.WAITING,
     {
-        (State.WAITING, Event.GRANT): State.LEASED,
-        (State.WAITING, Event.BURY): State.DEAD,
-        (State.LEASED, Event.EXTEND): State.LEASED,
-        (State.LEASED, Event.EXPIRE): State.WAITING,
-        (State.LEASED, Event.COMPLETE): State.COMPLETED,
-        (State.LEASED, Event.RETRY): State.WAITING,
-        (State.LEASED, Event.FAIL): State.FAILED,
-        (State.LEASED, Event.BURY): State.DEAD,
+        (TaskState.WAITING, TaskEvent.GRANT): TaskState.LEASED,
+        (TaskState.WAITING, TaskEvent.BURY): TaskState.DEAD,
+        (TaskState.LEASED, TaskEvent.EXTEND): TaskState.LEASED,
+        (TaskState.LEASED, TaskEvent.EXPIRE): TaskState.WAITING,
+        (TaskState.LEASED, TaskEvent.COMPLETE): TaskState.COMPLETED,
+        (TaskState.LEASED, TaskEvent.RETRY): TaskState.WAITING,
+        (TaskState.LEASED, TaskEvent.FAIL): TaskState.FAILED,
+        (TaskState.LEASED, TaskEvent.BURY): TaskState.DEAD,
     },
 )

@@ -1,9 +1,9 @@
-"""Submitting tasks: `TaskCreated`.
+"""Task submission: `TaskCreated`.
 
-A batch is submitted whole or not at all, unless its tasks are of different callers: `submit_each` creates
-or refuses each of those by itself. A task may have a key (a second one with the same key and arguments is
-the first one, as long as that is kept), a limit (`rows.Limits`), a delay, and others that must complete
-before it is begun.
+A batch is atomic. `submit_each` takes tasks of different callers and accepts or refuses each task
+separately. A task may have an idempotency key (a second submission with the same key and arguments
+returns the first task while it is stored), a limit key (`model.QueueLimits`), a delay and
+dependencies.
 """
 
 from __future__ import annotations
@@ -18,42 +18,43 @@ from holdfast.config import (
     MESSAGE_BYTES_MAX,
     QUEUE_PRIORITY_MAX,
 )
-from holdfast.durable.bounds import check_limit, check_name, check_time, check_ttl
+from holdfast.durable.validation import check_limit, check_name, check_time, check_ttl
 from holdfast.errors import Invalid, KeyConflict, KeyTooLarge, NotFound, ValueTooLarge, to_wire
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn, operation
-from holdfast.store.schema import int_bytes
-from holdfast.tasks import board, dependents
-from holdfast.tasks.decision import Decision
-from holdfast.tasks.records import Created, Dead, digest_of
-from holdfast.tasks.rows import (
-    FRESH,
-    KINDS,
-    Body,
-    Keys,
-    Spec,
-    Status,
+from holdfast.store.schema import encode_int
+from holdfast.tasks import dependents, status_fold
+from holdfast.tasks.events import TasksCreated, TasksDead, digest_rows
+from holdfast.tasks.model import (
+    EXECUTOR_KINDS,
+    NEW_STATUS,
+    TaskBodyRow,
+    TaskKeys,
+    TaskSpec,
+    TaskStatusRow,
+    dangling_row,
     keys_of,
-    lane,
-    missing,
-    name_of,
     pack,
     pack_int,
-    seq_of,
+    queue_index,
+    spec_hash,
+    unpack_seq,
 )
-from holdfast.tasks.runs import run_row
+from holdfast.tasks.row_ranges import encode_range
+from holdfast.tasks.unit_of_work import UnitOfWork
 
 AFTER_MAX = 1_000
 
 
 class CyclicDependency(Invalid):
     code = "cyclic_dependency"
-    hint = "a task cannot wait for itself, directly or through others"
+    hint = "a task cannot depend on itself, directly or through other tasks"
 
 
-class New(Record, frozen=True):
-    """A task to be submitted. `after` names tasks by seq, or, below 0, others of the same batch:
-    -1 is the first."""
+class TaskToSubmit(Record, frozen=True):
+    """A task to submit. `after` holds seqs of dependencies. Negative numbers refer to the same
+    batch: -1 is its first task.
+    """
 
     args: bytes
     delay_ns: int = 0
@@ -62,180 +63,188 @@ class New(Record, frozen=True):
     after: tuple[int, ...] = ()
 
 
-@operation
-def submit(txn: Txn, universe: str, spec: Spec, new: list[New]) -> list[int]:
-    """Create tasks, all or none; their seqs. A key that is in use answers with its task."""
-    return _create(txn, universe, [spec], [0] * len(new), new)
+@operation("tasks.submit")
+def submit(txn: Txn, universe: str, spec: TaskSpec, new: list[TaskToSubmit]) -> list[int]:
+    """Create tasks atomically. Returns their seqs. For a key in use, returns its existing task."""
+    return _create_tasks(txn, universe, [spec], [0] * len(new), new)
 
 
-@operation
+@operation("tasks.submit_all")
 def submit_all(
-    txn: Txn, universe: str, specs: list[Spec], spec_of_each: list[int], new: list[New]
+    txn: Txn, universe: str, specs: list[TaskSpec], spec_of_each: list[int], new: list[TaskToSubmit]
 ) -> list[int]:
-    """`submit` for tasks of different kinds."""
+    """`submit` for tasks with different specs."""
     _check_columns(specs, spec_of_each, new)
-    return _create(txn, universe, specs, spec_of_each, new)
+    return _create_tasks(txn, universe, specs, spec_of_each, new)
 
 
-class Each(Record, frozen=True):
-    """The answers to tasks of different callers: the seq of each, 0 for a refused one; and the refusals,
-    each with the position of its task, its code and its fields."""
+class SubmitEachResult(Record, frozen=True):
+    """The result of `submit_each`: the seq of each task (0 if refused), and the refusals as
+    (position, error code, error fields).
+    """
 
     seqs: list[int]
     refused: list[tuple[int, str, dict[str, Any]]]
 
 
-@operation
+@operation("tasks.submit_each")
 def submit_each(
-    txn: Txn, universe: str, specs: list[Spec], spec_of_each: list[int], new: list[New]
-) -> Each:
-    """`submit_all` for tasks of different callers: a refused task changes nothing for the others.
+    txn: Txn, universe: str, specs: list[TaskSpec], spec_of_each: list[int], new: list[TaskToSubmit]
+) -> SubmitEachResult:
+    """`submit_all` for tasks of different callers: a refused task does not affect the rest of the
+    batch.
 
-    They have neither keys nor dependencies: all refusals follow from the task itself, before anything is
-    written.
+    These tasks have neither keys nor dependencies, so every check needs only the task and precedes
+    all writes.
     """
     _check_columns(specs, spec_of_each, new)
     keys = keys_of(universe)
     refused: dict[int, Invalid] = {}
-    for index, (at, one) in enumerate(zip(spec_of_each, new, strict=True)):
+    for index, (spec_no, new_task) in enumerate(zip(spec_of_each, new, strict=True)):
         try:
-            _form(keys, specs[at])
-            if one.key or one.after:
-                what = "key" if one.key else "after"
-                raise Invalid(what=what, why="goes by itself, not with tasks of other callers")
-            _check_one(keys, specs[at], one, index)
+            _spec_row(keys, specs[spec_no])
+            if new_task.key or new_task.after:
+                what = "key" if new_task.key else "after"
+                raise Invalid(
+                    what=what,
+                    why="not allowed in a batch of several callers; submit the task alone",
+                )
+            _check_new_task(keys, specs[spec_no], new_task, index)
         except Invalid as error:
             refused[index] = error
     if not refused:
-        return Each(_create(txn, universe, specs, spec_of_each, new), [])
+        return SubmitEachResult(_create_tasks(txn, universe, specs, spec_of_each, new), [])
     seqs = [0] * len(new)
     kept = [index for index in range(len(new)) if index not in refused]
     if kept:
         used = sorted({spec_of_each[index] for index in kept})
-        place = {at: n for n, at in enumerate(used)}
-        made = _create(
+        place = {spec_no: n for n, spec_no in enumerate(used)}
+        made = _create_tasks(
             txn,
             universe,
-            [specs[at] for at in used],
+            [specs[spec_no] for spec_no in used],
             [place[spec_of_each[index]] for index in kept],
             [new[index] for index in kept],
         )
         for index, seq in zip(kept, made, strict=True):
             seqs[index] = seq
-    return Each(seqs, [(index, *to_wire(error)) for index, error in refused.items()])
+    return SubmitEachResult(seqs, [(index, *to_wire(error)) for index, error in refused.items()])
 
 
-def _check_columns(specs: list[Spec], spec_of_each: list[int], new: list[New]) -> None:
+def _check_columns(specs: list[TaskSpec], spec_of_each: list[int], new: list[TaskToSubmit]) -> None:
     check_limit(len(new), "tasks")
     if len(spec_of_each) != len(new) or not set(spec_of_each) <= set(range(len(specs))):
-        raise Invalid(what="tasks", why="each has one spec")
+        raise Invalid(what="tasks", why="each task needs exactly one spec")
 
 
-def _create(
-    txn: Txn, universe: str, specs: list[Spec], spec_of_each: list[int], new: list[New]
+def _create_tasks(
+    txn: Txn, universe: str, specs: list[TaskSpec], spec_of_each: list[int], new: list[TaskToSubmit]
 ) -> list[int]:
     check_limit(len(new), "tasks")
-    decision = Decision(txn, universe)
-    keys, now_ns, generation = decision.keys, decision.now_ns, txn.generation
-    forms = [_form(keys, spec) for spec in specs]
-    for index, (at, one) in enumerate(zip(spec_of_each, new, strict=True)):
-        _check_one(keys, specs[at], one, index)
+    unit = UnitOfWork(txn, universe)
+    keys, now_ns, generation = unit.keys, unit.now_ns, txn.generation
+    spec_rows = [_spec_row(keys, spec) for spec in specs]
+    for index, (spec_no, new_task) in enumerate(zip(spec_of_each, new, strict=True)):
+        _check_new_task(keys, specs[spec_no], new_task, index)
     put, bodies = txn.put, keys.bodies
-    for form in forms:
-        if txn.get(form.key) is None:
-            put(form.key, form.row)
-    names = [form.name for form in forms]
-    # The usual task is ready at once: its queue, its priority, and nothing else to look at.
-    lanes = [form.lane for form in forms]
-    seq = txn.count(keys.seq)
+    for spec_row in spec_rows:
+        if txn.get(spec_row.key) is None:
+            put(spec_row.key, spec_row.row)
+    spec_hashes = [spec_row.spec_hash for spec_row in spec_rows]
+    # The common case: a task without key, limit, delay or dependencies is ready at once.
+    ready_prefixes = [spec_row.ready_prefix for spec_row in spec_rows]
+    seq = txn.count(keys.seq_counter)
     seqs: list[int] = []
     created: list[int] = []
     rows: list[bytes] = []
-    stillborn: list[tuple[int, Spec]] = []
-    plain = [0] * len(specs)
-    # The run that is being made: its spec, its first and its last.
-    run_at, first, end = 0, 0, -1
-    for at, one in zip(spec_of_each, new, strict=True):
-        args, blob = one.args, b""
+    dead_on_arrival: list[tuple[int, TaskSpec]] = []
+    batchable_counts = [0] * len(specs)
+    # The open range: its spec, its first and its last seq.
+    range_spec_no, first, end = 0, 0, -1
+    for spec_no, new_task in zip(spec_of_each, new, strict=True):
+        args, blob = new_task.args, b""
         if len(args) > BLOB_THRESHOLD_BYTES:
             args, blob = b"", blobs.put(txn, args)
-        if not (one.key or one.limit or one.after or one.delay_ns or blob):
+        if not (new_task.key or new_task.limit or new_task.after or new_task.delay_ns or blob):
             seq += 1
             packed_seq = pack_int(seq)
-            row = pack(Body(names[at], args, now_ns, generation))
+            row = pack(TaskBodyRow(spec_hashes[spec_no], args, now_ns, generation))
             put(bodies + packed_seq, row)
-            if seq != end + 1 or at != run_at:
+            if seq != end + 1 or spec_no != range_spec_no:
                 if first:
-                    put(lanes[run_at] + pack_int(first), run_row(first, end))
-                run_at, first = at, seq
+                    put(ready_prefixes[range_spec_no] + pack_int(first), encode_range(first, end))
+                range_spec_no, first = spec_no, seq
             end = seq
-            plain[at] += 1
+            batchable_counts[spec_no] += 1
             created.append(seq)
             rows.append(row)
             seqs.append(seq)
             continue
         if first:
-            # It may wait for one of them, which leaves the run then.
-            put(lanes[run_at] + pack_int(first), run_row(first, end))
+            # Close the range: this task may depend on one of its tasks, which then splits off.
+            put(ready_prefixes[range_spec_no] + pack_int(first), encode_range(first, end))
             first, end = 0, -1
-        spec = specs[at]
-        found = _keyed(decision, one, names[at], spec)
-        if found:
+        spec = specs[spec_no]
+        existing = _find_by_key(unit, new_task, spec_hashes[spec_no], spec)
+        if existing:
             if blob:
                 blobs.release.fn(txn, blob)
-            seqs.append(found)
+            seqs.append(existing)
             continue
         seq += 1
         packed_seq = pack_int(seq)
-        named = (after if after > 0 else seqs[-after - 1] for after in one.after)
-        others = tuple(dict.fromkeys(named))
-        _check_known(decision, seq, others)
-        body = Body(
-            names[at],
+        named = (after if after > 0 else seqs[-after - 1] for after in new_task.after)
+        dependencies = tuple(dict.fromkeys(named))
+        _check_dependencies(unit, seq, dependencies)
+        body = TaskBodyRow(
+            spec_hashes[spec_no],
             args,
             now_ns,
             generation,
-            now_ns + one.delay_ns if one.delay_ns else 0,
-            one.key,
-            one.limit,
-            others,
+            now_ns + new_task.delay_ns if new_task.delay_ns else 0,
+            new_task.key,
+            new_task.limit,
+            dependencies,
             0,
             blob,
         )
         row = pack(body)
         put(bodies + packed_seq, row)
-        if one.key:
-            put(keys.keys + tuples.pack((spec.name, one.key)), packed_seq)
-        waits = dependents.block(decision, packed_seq, others)
-        status = FRESH if not waits else Status(waits=waits)
+        if new_task.key:
+            put(keys.idempotency_keys + tuples.pack((spec.name, new_task.key)), packed_seq)
+        waits = dependents.register(unit, packed_seq, dependencies)
+        status = NEW_STATUS if not waits else TaskStatusRow(waits=waits)
         if waits:
-            decision.write(packed_seq, status)
+            unit.write_status(packed_seq, status)
         if waits is None:
-            stillborn.append((seq, spec))
-            decision.write(packed_seq, board.buried(FRESH, dependents.DEPENDENCY_FAILED, now_ns))
+            dead_on_arrival.append((seq, spec))
+            unit.write_status(
+                packed_seq,
+                status_fold.apply_death(NEW_STATUS, dependents.DEPENDENCY_FAILED, now_ns),
+            )
         else:
-            decision.enter(packed_seq, body, spec, status)
+            unit.enqueue(packed_seq, body, spec, status)
         created.append(seq)
         rows.append(row)
         seqs.append(seq)
     if first:
-        put(lanes[run_at] + pack_int(first), run_row(first, end))
-    for spec, count in zip(specs, plain, strict=True):
+        put(ready_prefixes[range_spec_no] + pack_int(first), encode_range(first, end))
+    for spec, count in zip(specs, batchable_counts, strict=True):
         if count:
-            decision.tally.add(spec.queue, "ready", count)
-            decision.wake(spec.queue)
+            unit.counts.add(spec.queue, "ready", count)
+            unit.notify_queue(spec.queue)
     if created:
-        put(keys.seq, int_bytes(seq))
-        decision.log.say(Created(created, digest_of(rows)))
-    for dead, spec in stillborn:
-        decision.log.say(Dead([dead], dependents.DEPENDENCY_FAILED))
-        decision.ended(dead, spec, "dead", awaited=False)
-    decision.close()
+        put(keys.seq_counter, encode_int(seq))
+        unit.log.append(TasksCreated(created, digest_rows(rows)))
+    for dead, spec in dead_on_arrival:
+        unit.log.append(TasksDead([dead], dependents.DEPENDENCY_FAILED))
+        unit.finish(dead, spec, "dead", awaited=False)
+    unit.close()
     return seqs
 
 
 @lru_cache(1024)
-def check_spec(spec: Spec) -> None:
+def check_spec(spec: TaskSpec) -> None:
     check_name("task", spec.name)
     check_name("queue", spec.queue)
     check_ttl(spec.lease_ns)
@@ -246,62 +255,63 @@ def check_spec(spec: Spec) -> None:
     for what in ("attempts", "expiries_max"):
         if not 1 <= getattr(spec, what) <= 1_000_000:
             raise Invalid(what=what, found=getattr(spec, what), min=1, max=1_000_000)
-    if spec.kind not in KINDS:
-        raise Invalid(what="kind", found=spec.kind, expected=list(KINDS))
+    if spec.kind not in EXECUTOR_KINDS:
+        raise Invalid(what="kind", found=spec.kind, expected=list(EXECUTOR_KINDS))
     if not -QUEUE_PRIORITY_MAX <= spec.priority <= QUEUE_PRIORITY_MAX:
         raise Invalid(what="priority", found=spec.priority, max=QUEUE_PRIORITY_MAX)
 
 
-def _check_one(keys: Keys, spec: Spec, one: New, index: int) -> None:
-    """Refuse a task that cannot be stored, without looking at any row.
+def _check_new_task(keys: TaskKeys, spec: TaskSpec, new_task: TaskToSubmit, index: int) -> None:
+    """Refuse a task that cannot be stored, without reading any row.
 
-    Tasks of a batch wait for earlier ones of it only, so there is no cycle.
+    A task may depend only on earlier tasks of its batch, so no cycle can exist.
     """
-    if len(one.args) > MESSAGE_BYTES_MAX:
-        raise ValueTooLarge(what="arguments", bytes=len(one.args), bytes_max=MESSAGE_BYTES_MAX)
-    if one.after:
-        if len(one.after) > AFTER_MAX:
-            raise Invalid(what="after", why="too many", found=len(one.after), max=AFTER_MAX)
-        for after in one.after:
+    if len(new_task.args) > MESSAGE_BYTES_MAX:
+        raise ValueTooLarge(what="arguments", bytes=len(new_task.args), bytes_max=MESSAGE_BYTES_MAX)
+    if new_task.after:
+        if len(new_task.after) > AFTER_MAX:
+            raise Invalid(what="after", why="too many", found=len(new_task.after), max=AFTER_MAX)
+        for after in new_task.after:
             if after == 0:
-                raise Invalid(what="after", why="seqs start at 1, those of the batch at -1")
+                raise Invalid(what="after", why="seqs start at 1, positions in the batch at -1")
             if after < 0 and -after - 1 >= index:
                 raise CyclicDependency(task=index, waits_for=-after - 1)
-    if one.delay_ns:
-        check_time("delay_ns", one.delay_ns)
-    if one.key:
-        check_name("key", one.key)
-    if one.limit:
-        check_name("limit_key", one.limit)
-    if one.limit or one.key:
-        _check_keys(keys, spec, one.limit, one.key)
+    if new_task.delay_ns:
+        check_time("delay_ns", new_task.delay_ns)
+    if new_task.key:
+        check_name("key", new_task.key)
+    if new_task.limit:
+        check_name("limit_key", new_task.limit)
+    if new_task.limit or new_task.key:
+        _check_key_lengths(keys, spec, new_task.limit, new_task.key)
 
 
-class _Form(NamedTuple):
-    """What all tasks of a spec have in common: the spec's name and row, and where its tasks wait."""
+class _SpecRow(NamedTuple):
+    """The encoded spec row with its hash and key, and the queue index of its ready tasks."""
 
-    name: bytes
+    spec_hash: bytes
     key: bytes
     row: bytes
-    lane: bytes
+    ready_prefix: bytes
 
 
 @lru_cache(1024)
-def _form(keys: Keys, spec: Spec) -> _Form:
+def _spec_row(keys: TaskKeys, spec: TaskSpec) -> _SpecRow:
     check_spec(spec)
-    _check_keys(keys, spec)
-    name = name_of(spec)
-    ready = keys.ready + lane(spec.queue, spec.kind, spec.priority)
-    return _Form(name, keys.specs + tuples.pack((name,)), pack(spec), ready)
+    _check_key_lengths(keys, spec)
+    hash_of_spec = spec_hash(spec)
+    ready = keys.ready + queue_index(spec.queue, spec.kind, spec.priority)
+    return _SpecRow(hash_of_spec, keys.specs + tuples.pack((hash_of_spec,)), pack(spec), ready)
 
 
-def _check_keys(keys: Keys, spec: Spec, limit: str = "", key: str = "") -> None:
-    """Whether every row that the task may ever need has a key that can be stored: each name is within
-    its bounds, but a key holds several of them."""
+def _check_key_lengths(keys: TaskKeys, spec: TaskSpec, limit: str = "", key: str = "") -> None:
+    """Refuse a task if one of its row keys could exceed the key size. Each name is within its
+    bound, but a key combines several names.
+    """
     longest = max(
-        len(keys.parked) + len(tuples.pack((spec.queue, limit, spec.queue))),
-        len(keys.strays) + len(tuples.pack((spec.queue, spec.name, spec.queue))),
-        len(keys.keys) + len(tuples.pack((spec.name, key))),
+        len(keys.throttled) + len(tuples.pack((spec.queue, limit, spec.queue))),
+        len(keys.unroutable) + len(tuples.pack((spec.queue, spec.name, spec.queue))),
+        len(keys.idempotency_keys) + len(tuples.pack((spec.name, key))),
     )
     if longest + _NUMBERS_BYTES > KEY_BYTES_MAX:
         raise KeyTooLarge(
@@ -309,29 +319,31 @@ def _check_keys(keys: Keys, spec: Spec, limit: str = "", key: str = "") -> None:
         )
 
 
-# A kind, a priority and a seq, at their longest.
+# The maximum encoded size of a kind, a priority and a seq.
 _NUMBERS_BYTES = 27
 
 
-def _check_known(decision: Decision, seq: int, others: tuple[int, ...]) -> None:
-    for other in others:
-        if other == seq:
-            raise CyclicDependency(task=seq, waits_for=other)
-        if decision.body(pack_int(other)) is None:
-            raise NotFound(what="task", why="after= names no task", task=other)
+def _check_dependencies(unit: UnitOfWork, seq: int, dependencies: tuple[int, ...]) -> None:
+    for dependency in dependencies:
+        if dependency == seq:
+            raise CyclicDependency(task=seq, waits_for=dependency)
+        if unit.body(pack_int(dependency)) is None:
+            raise NotFound(what="task", why="after= names an unknown task", task=dependency)
 
 
-def _keyed(decision: Decision, one: New, name: bytes, spec: Spec) -> int:
-    """The task that has this key, if one has; another body than its own is a conflict."""
-    if not one.key:
+def _find_by_key(unit: UnitOfWork, new_task: TaskToSubmit, name: bytes, spec: TaskSpec) -> int:
+    """Return the task with this key, or 0. Different arguments raise `KeyConflict`."""
+    if not new_task.key:
         return 0
-    found = decision.txn.get(decision.keys.keys + tuples.pack((spec.name, one.key)))
-    if found is None:
+    packed_seq = unit.txn.get(unit.keys.idempotency_keys + tuples.pack((spec.name, new_task.key)))
+    if packed_seq is None:
         return 0
-    body = decision.body(found)
+    body = unit.body(packed_seq)
     if body is None:
-        raise missing(found)
-    args = blobs.get(decision.txn, body.blob) if body.blob else body.args
-    if args != one.args:
-        raise KeyConflict(what="task", name=spec.name, key=one.key, task=seq_of(found))
-    return seq_of(found)
+        raise dangling_row(packed_seq)
+    args = blobs.get(unit.txn, body.blob) if body.blob else body.args
+    if args != new_task.args:
+        raise KeyConflict(
+            what="task", name=spec.name, key=new_task.key, task=unpack_seq(packed_seq)
+        )
+    return unpack_seq(packed_seq)

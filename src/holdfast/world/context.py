@@ -1,8 +1,8 @@
-"""What a reducer sees besides its state and the event.
+"""The reducer context `cx`: the inputs of a handler besides its state and event, and its intents.
 
-Everything here comes from the journal entry that is being made or repeated, so a replay gives the
-same answers: the time, the random numbers, and the identities of what is emitted. What is about
-other worlds is in `mail`.
+All values derive from the journal entry of the step: the time, the random numbers, and the
+identities of intents. So a replay returns the same values. The methods about other worlds are in
+`messaging.sending`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.config import (
     TAG_BYTES_MAX,
     TTL_NS_MAX,
 )
-from holdfast.durable.bounds import check_time
+from holdfast.durable.validation import check_time
 from holdfast.errors import Invalid, ValueTooLarge
 from holdfast.messages import (
     EFFECT_CANCEL,
@@ -35,34 +35,42 @@ from holdfast.messages import (
     intent_hash,
     keyed_hash,
 )
-from holdfast.world import every
+from holdfast.world import recurring
 from holdfast.world.catalog import check_text
-from holdfast.world.frame import EffectCall, Frame, Vocabulary, is_undeclared, packed, packed_plain
-from holdfast.world.mail import Correspondence
-from holdfast.world.program import Cause
+from holdfast.world.definition import Cause
+from holdfast.world.messaging.sending import MessagingContext
+from holdfast.world.step_inputs import (
+    EffectCall,
+    ReducerInputs,
+    TypeRegistry,
+    is_undeclared,
+    pack_checked,
+    pack_plain,
+)
 
-__all__ = ["Context", "EffectCall", "Frame", "Vocabulary"]
+__all__ = ["Context", "EffectCall", "ReducerInputs", "TypeRegistry"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class ContextEnded(Invalid):
-    """A context was used after the handler that it was given to."""
+    """A handler's context was used after the handler had returned."""
 
     code = "context_ended"
-    hint = "use cx in the handler that is given it, and keep it in no other place or thread"
+    hint = "use cx only while its handler runs; do not store it or pass it to another thread"
 
 
-class Context(Correspondence):
-    """`cx`: given to every handler. What it emits is durable with the entry, or not at all."""
+class Context(MessagingContext):
+    """`cx`, the argument of every handler. Its intents become durable with the journal entry, or
+    are dropped with it."""
 
     __slots__ = (
         "_ended",
-        "_frame",
+        "_inputs",
         "_random",
+        "_registry",
         "_uuids",
-        "_vocabulary",
         "addressed",
         "intents",
         "refusal",
@@ -70,62 +78,63 @@ class Context(Correspondence):
         "wanted_bytes",
     )
 
-    def __init__(self, frame: Frame, vocabulary: Vocabulary) -> None:
-        self._frame = frame
+    def __init__(self, inputs: ReducerInputs, registry: TypeRegistry) -> None:
+        self._inputs = inputs
         self._ended = False
-        self._vocabulary = vocabulary
+        self._registry = registry
         self._random: random.Random | None = None
         self._uuids = 0
         self.intents: list[Intent] = []
         self.wanted_bytes = 0
         self.replied: bytes | None = None
-        # Mail by world id: the host looks up the types and refuses what this code does not handle there.
+        # Mail by world id: the host reads the types of these worlds and rejects causes that they do
+        # not declare.
         self.addressed: list[tuple[str, Cause]] = []
-        # What this code does not know was wanted: the event fails.
+        # The error of a request for an undeclared type. It fails the event.
         self.refusal: Invalid | None = None
 
-    # -- what is given -------------------------------------------------------------------------
+    # -- inputs --------------------------------------------------------------------------------
 
     @property
     def now(self) -> datetime:
-        """The wall clock when the entry was made."""
-        return datetime.fromtimestamp(self._frame.wall_ns / 1e9, UTC)
+        """The wall clock time at which the entry was made."""
+        return datetime.fromtimestamp(self._inputs.wall_ns / 1e9, UTC)
 
     @property
     def now_ns(self) -> int:
-        return self._frame.wall_ns
+        return self._inputs.wall_ns
 
     @property
     def height(self) -> int:
-        return self._frame.height
+        return self._inputs.height
 
     @property
     def name(self) -> str:
-        return self._frame.name
+        return self._inputs.name
 
     @property
     def world_id(self) -> str:
-        return self._frame.world_id
+        return self._inputs.world_id
 
     @property
     def random(self) -> random.Random:
         if self._random is None:
-            self._random = random.Random(self._frame.entropy)
+            self._random = random.Random(self._inputs.entropy)
         return self._random
 
     def uuid(self) -> uuid.UUID:
         self._uuids += 1
-        raw = codec.digest(self._frame.entropy, self._uuids.to_bytes(8, "big"))[:16]
+        raw = codec.digest(self._inputs.entropy, self._uuids.to_bytes(8, "big"))[:16]
         return uuid.UUID(bytes=raw, version=4)
 
-    # -- what is wanted ------------------------------------------------------------------------
+    # -- intents -------------------------------------------------------------------------------
 
     def do(self, effect: Any, *args: Any, tag: str | None = None) -> Intent:
-        """Want an effect. Its receipt comes back to the handler of the effect."""
-        call = self._vocabulary.effect_call(effect, args)
+        """Request an effect. The handler of the effect gets its receipt."""
+        call = self._registry.effect_call(effect, args)
         if call.kind == FABRIC_SEND:
-            return self._send(call, call.tag if tag is None else tag)
-        self._admit(self._frame.type, ("receipt", call.kind))
+            return self._send_params(call, call.tag if tag is None else tag)
+        self._require_declared(self._inputs.type, ("receipt", call.kind))
         return self._emit(
             call.kind,
             call.params,
@@ -137,18 +146,20 @@ class Context(Correspondence):
         )
 
     def cancel(self, intent: Intent | bytes) -> Intent:
-        """Stop wanting an effect, by its intent or its `intent_hash`.
+        """Cancel an effect, by its intent or its `intent_hash`.
 
-        Its receipt is the error `cancelled`, at once. If it is being done, it is stopped as well as
-        that can be; it may have happened. What has had its receipt stays as it is.
+        The world gets a receipt with the error `cancelled` immediately. A running effect is stopped
+        if possible, but it may have happened. An effect that already has its receipt is not
+        affected.
         """
-        wanted = intent.intent_hash if isinstance(intent, Intent) else intent
-        if type(wanted) is not bytes:
+        cancelled_hash = intent.intent_hash if isinstance(intent, Intent) else intent
+        if type(cancelled_hash) is not bytes:
             raise Invalid(what="cancel", found=repr(intent)[:64], expected="an intent, or its hash")
-        return self._emit(EFFECT_CANCEL, wanted)
+        return self._emit(EFFECT_CANCEL, cancelled_hash)
 
     def after(self, seconds: float, event: Any, *, key: str | None = None) -> Intent:
-        """Deliver an event to this world after a time. The key is a slot: setting it replaces."""
+        """Deliver an event to this world after a delay. Setting a timer with the same key replaces
+        it."""
         longest = TTL_NS_MAX // S
         if type(seconds) not in (int, float) or not 0 <= seconds <= longest:
             raise Invalid(
@@ -157,7 +168,8 @@ class Context(Correspondence):
         return self._set_timer(event, key, delay_ns=int(seconds * S))
 
     def at(self, when: datetime, event: Any, *, key: str | None = None) -> Intent:
-        """Deliver an event when the clock on the wall shows this time; at once if it has."""
+        """Deliver an event when the wall clock reaches this time, or immediately if the time has
+        passed."""
         return self._set_timer(event, key, wall_ns=_wall_ns(when))
 
     def every(
@@ -169,11 +181,13 @@ class Context(Correspondence):
         missed: str = "one",
         zone: str = "UTC",
     ) -> Intent:
-        """Deliver an event whenever a rule in five fields says so, until its key is cancelled.
+        """Deliver an event at every time that a cron rule with five fields matches, until its key
+        is cancelled.
 
-        `missed` says what becomes of times at which nothing ran: `skip`, `one` for all, or `all`.
+        `missed` is the policy for times at which no worker ran: `skip` delivers none of them, `one`
+        delivers a single event for all of them, `all` delivers each.
         """
-        every.check(cron, missed, zone)
+        recurring.check_rule(cron, missed, zone)
         return self._set_timer(event, key, cron=cron, missed=missed, zone=zone)
 
     def cancel_timer(self, key: str) -> Intent:
@@ -181,46 +195,49 @@ class Context(Correspondence):
         return self._emit(TIMER_CANCEL, codec.pack(key))
 
     def reply(self, value: Any) -> None:
-        """Answer whoever asks. The last reply counts."""
-        self._require_step("reply")
-        reply = packed_plain("reply", value)
-        _check_size("reply", reply)
+        """Set the reply for the client that awaits this event. The last reply counts."""
+        self._require_open("reply")
+        reply = pack_plain("reply", value)
+        _check_message_size("reply", reply)
         self.replied = reply
 
     def end(self) -> None:
-        """The handler has returned: what is wanted from now on would be in no entry."""
+        """End the context after its handler has returned. Later intents would belong to no entry
+        and are refused."""
         self._ended = True
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _require_step(self, what: str) -> None:
+    def _require_open(self, what: str) -> None:
         if self._ended:
-            raise ContextEnded(what=what, world=self._frame.name, height=self._frame.height)
+            raise ContextEnded(what=what, world=self._inputs.name, height=self._inputs.height)
 
     def _set_timer(self, event: Any, key: str | None, **when: Any) -> Intent:
         type, value = self._encode(event)
-        self._admit(self._frame.type, ("event", type))
+        self._require_declared(self._inputs.type, ("event", type))
         if key is not None:
             check_text("timer key", key)
             if key.startswith("@"):
                 raise Invalid(what="timer key", found=key[:64], why="@ is for timers without a key")
-        slot = key if key is not None else f"@{self._frame.height}.{len(self.intents)}"
-        return self._emit(TIMER_SET, packed(TimerSet(slot, type, value, **when)))
+        slot = key if key is not None else f"@{self._inputs.height}.{len(self.intents)}"
+        return self._emit(TIMER_SET, pack_checked(TimerSet(slot, type, value, **when)))
 
     def _encode(self, event: Any) -> tuple[str, bytes]:
-        if self._frame.replay:
-            return self._vocabulary.encode_again(event)
-        return self._asked(self._vocabulary.encode_event, event)
+        if self._inputs.replay:
+            return self._registry.encode_again(event)
+        return self._call_registry(self._registry.encode_event, event)
 
-    def _admit(self, type: str, cause: Cause) -> None:
-        """Refuse what a world type of this code does not know: it would wait for other code."""
-        if not self._frame.replay:
-            self._asked(self._vocabulary.check_known, type, cause)
+    def _require_declared(self, type: str, cause: Cause) -> None:
+        """Refuse a cause that a world type of this code does not declare: it would wait for other
+        code."""
+        if not self._inputs.replay:
+            self._call_registry(self._registry.check_known, type, cause)
 
-    def _asked(self, vocabulary: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The vocabulary's answer. A refusal fails the event, though its reducer may catch the error."""
+    def _call_registry(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the type registry. An undeclared type fails the event even if the
+        reducer catches the error."""
         try:
-            return vocabulary(*args, **kwargs)
+            return method(*args, **kwargs)
         except Invalid as error:
             if is_undeclared(error):
                 self.refusal = error
@@ -237,10 +254,10 @@ class Context(Correspondence):
         key: str | None = None,
         policy: bytes = b"",
     ) -> Intent:
-        self._require_step(kind)
+        self._require_open(kind)
         if len(self.intents) >= EMISSIONS_MAX:
             raise Invalid(what="intents", why="too many of one event", max=EMISSIONS_MAX)
-        _check_size("parameters", params)
+        _check_message_size("parameters", params)
         self.wanted_bytes += len(params)
         if self.wanted_bytes > CYCLE_BYTES_MAX:
             raise ValueTooLarge(
@@ -252,7 +269,7 @@ class Context(Correspondence):
             check_text("tag", tag, TAG_BYTES_MAX)
         if type(priority) is not int or abs(priority) > QUEUE_PRIORITY_MAX:
             raise Invalid(what="priority", found=repr(priority)[:64], max=QUEUE_PRIORITY_MAX)
-        frame = self._frame
+        frame = self._inputs
         index = len(self.intents)
         if key is None:
             identity = intent_hash(frame.generation, frame.world_id, (frame.height, index))
@@ -274,16 +291,17 @@ class Context(Correspondence):
             frame.correlation_id,
             frame.height,
             frame.generation,
-            answered=kind != FABRIC_SEND or frame.mail_answered,
+            wants_receipt=kind != FABRIC_SEND or frame.wants_mail_receipts,
             index=index,
         )
-        packed(intent)
+        pack_checked(intent)
         self.intents.append(intent)
         return intent
 
 
 def _wall_ns(when: datetime) -> int:
-    """A time as nanoseconds of the calendar, exactly: a float of seconds would be off, and early."""
+    """Convert a time to exact nanoseconds since the epoch. A float of seconds is inexact and could
+    be too early."""
     if not isinstance(when, datetime) or when.utcoffset() is None:
         raise Invalid(what="at", found=str(when)[:64], expected="a datetime with its zone")
     since = when - _EPOCH
@@ -295,6 +313,6 @@ def _wall_ns(when: datetime) -> int:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _check_size(what: str, packed: bytes) -> None:
+def _check_message_size(what: str, packed: bytes) -> None:
     if len(packed) > MESSAGE_BYTES_MAX:
         raise ValueTooLarge(what=what, bytes=len(packed), bytes_max=MESSAGE_BYTES_MAX)

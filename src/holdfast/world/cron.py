@@ -1,15 +1,15 @@
-"""A calendar rule in five fields, and the instants it names in a time zone. Pure: no clock.
+"""Cron rules with five fields, and the instants that they match in a time zone. Pure: no clock.
 
     minute 0-59   hour 0-23   day 1-31   month 1-12 or jan-dec   weekday 0-7 or sun-sat (0, 7: Sunday)
 
 Each field is `*`, or a list of numbers and ranges, each with an optional step: `*/15`, `9-17`,
-`mon-fri`, `1,15,20-28/2`. As in every cron, a day matches if either its number or its weekday does
-when both are restricted, and if both do otherwise. Anything else is `Invalid` and says which field.
+`mon-fri`, `1,15,20-28/2`. As in other crons, if day and weekday are both restricted, one of them
+must match. Otherwise both must match. Any other input raises `Invalid` with the name of the field.
 
-A rule speaks of the clock on the wall, so a day on which that clock is set needs care:
+A rule refers to local wall clock time. Daylight saving changes are handled as follows:
 
-    set forward   a time that does not exist is taken at the moment of the change, once
-    set back      a time that exists twice is taken the first time only
+    set forward   a skipped local time matches once, at the moment of the change
+    set back      a repeated local time matches its first occurrence only
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from holdfast.errors import Invalid
 
-# Every rule that names a day at all names one within so many years: 29 February on a certain weekday,
-# over a century's end.
+# Every satisfiable rule matches a date within this number of years. The worst case is 29 February
+# on a given weekday across a century without a leap year.
 YEARS_MAX = 41
 _S = 1_000_000_000
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 
 
-class NoZone(Invalid):
+class UnknownTimeZone(Invalid):
+    """An unknown IANA time zone."""
+
     code = "no_zone"
-    hint = "name a zone of the IANA database; if there is none here, `pip install tzdata`"
+    hint = "use a zone of the IANA database; if the system has none, `pip install tzdata`"
 
 
-class Field(NamedTuple):
+class CronField(NamedTuple):
+    """One field of a cron rule: its name, range and symbolic values."""
+
     name: str
     low: int
     high: int
@@ -43,24 +47,27 @@ class Field(NamedTuple):
 
 
 FIELDS = (
-    Field("minute", 0, 59),
-    Field("hour", 0, 23),
-    Field("day", 1, 31),
-    Field("month", 1, 12, _MONTHS),
-    Field("weekday", 0, 7, _WEEKDAYS),
+    CronField("minute", 0, 59),
+    CronField("hour", 0, 23),
+    CronField("day", 1, 31),
+    CronField("month", 1, 12, _MONTHS),
+    CronField("weekday", 0, 7, _WEEKDAYS),
 )
 
 
-class Cron(NamedTuple):
+class CronRule(NamedTuple):
+    """A parsed cron rule."""
+
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
     days: frozenset[int]
     months: frozenset[int]
     weekdays: frozenset[int]
-    # Both are restricted: one of them suffices.
+    # Day and weekday are both restricted: one match suffices.
     either_day: bool
 
-    def names(self, day: date) -> bool:
+    def matches(self, day: date) -> bool:
+        """Whether the rule matches a date."""
         if day.month not in self.months:
             return False
         by_number = day.day in self.days
@@ -68,7 +75,8 @@ class Cron(NamedTuple):
         return by_number or by_weekday if self.either_day else by_number and by_weekday
 
     def next_ns(self, after_ns: int, zone: str) -> int:
-        """The first instant after this one; Invalid if the rule names none (30 February)."""
+        """Return the first matching instant after the given one. Raise Invalid if there is none (30
+        February)."""
         tz = zone_of(zone)
         day = datetime.fromtimestamp(after_ns // _S, tz).date()
         last = day.year + YEARS_MAX
@@ -76,15 +84,16 @@ class Cron(NamedTuple):
             if day.month not in self.months:
                 day = (day.replace(day=1) + timedelta(days=32)).replace(day=1)
                 continue
-            if self.names(day):
-                found = self._first(day, tz, after_ns)
+            if self.matches(day):
+                found = self._first_instant_ns(day, tz, after_ns)
                 if found is not None:
                     return found
             day += timedelta(days=1)
-        raise Invalid(what="cron", why="it names no day that there is")
+        raise Invalid(what="cron", why="it matches no existing date")
 
-    def _first(self, day: date, tz: ZoneInfo, after_ns: int) -> int | None:
-        """The first instant of a day after this one. Instants follow each other as times do."""
+    def _first_instant_ns(self, day: date, tz: ZoneInfo, after_ns: int) -> int | None:
+        """Return the first matching instant of a date after the given instant. Instants ascend with
+        local times."""
         times = range(len(self.hours) * len(self.minutes))
         if self._instant_ns(day, times[-1], tz) <= after_ns:
             return None
@@ -97,21 +106,21 @@ class Cron(NamedTuple):
         return _instant_ns(datetime.combine(day, wall), tz)
 
 
-def parse(text: str) -> Cron:
+def parse(text: str) -> CronRule:
     if not isinstance(text, str):
         raise Invalid(what="cron", found=repr(text)[:64], expected="text")
     return _parse(text)
 
 
 @lru_cache(maxsize=1024)
-def _parse(text: str) -> Cron:
+def _parse(text: str) -> CronRule:
     parts = text.split()
     if len(parts) != len(FIELDS):
         expected = " ".join(field.name for field in FIELDS)
         raise Invalid(what="cron", found=str(text)[:64], expected=expected)
-    sets = [_values(part.lower(), field) for part, field in zip(parts, FIELDS, strict=True)]
+    sets = [_parse_field(part.lower(), field) for part, field in zip(parts, FIELDS, strict=True)]
     minutes, hours, days, months, weekdays = sets
-    rule = Cron(
+    rule = CronRule(
         tuple(sorted(minutes)),
         tuple(sorted(hours)),
         frozenset(days),
@@ -119,13 +128,13 @@ def _parse(text: str) -> Cron:
         frozenset(number % 7 for number in weekdays),
         not parts[2].startswith("*") and not parts[4].startswith("*"),
     )
-    _require_days(rule, text)
+    _require_matching_date(rule, text)
     return rule
 
 
 def zone_of(zone: str) -> ZoneInfo:
     if not isinstance(zone, str):
-        raise NoZone(what="zone", found=repr(zone)[:64])
+        raise UnknownTimeZone(what="zone", found=repr(zone)[:64])
     return _zone(zone)
 
 
@@ -134,66 +143,68 @@ def _zone(zone: str) -> ZoneInfo:
     try:
         return ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):
-        raise NoZone(what="zone", found=str(zone)[:64]) from None
+        raise UnknownTimeZone(what="zone", found=str(zone)[:64]) from None
 
 
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _values(text: str, field: Field) -> set[int]:
+def _parse_field(text: str, field: CronField) -> set[int]:
     found: set[int] = set()
     for part in text.split(","):
         span, slash, step_text = part.partition("/")
-        step = _number(step_text, field, text) if slash else 1
+        step = _parse_number(step_text, field, text) if slash else 1
         if span == "*":
             low, high = field.low, min(field.high, 6) if field.names is _WEEKDAYS else field.high
         else:
             first, dash, last = span.partition("-")
-            low = _named(first, field, text)
-            # As elsewhere, `5/10` begins at 5 and goes on to the end.
-            high = _named(last, field, text) if dash else (field.high if slash else low)
+            low = _parse_value(first, field, text)
+            # As in other crons, `5/10` starts at 5 and ends at the maximum of the field.
+            high = _parse_value(last, field, text) if dash else (field.high if slash else low)
         if not (field.low <= low <= high <= field.high and 1 <= step <= field.high):
-            raise _wrong(field, text)
+            raise _field_error(field, text)
         found.update(range(low, high + 1, step))
     return found
 
 
-def _named(text: str, field: Field, whole: str) -> int:
+def _parse_value(text: str, field: CronField, whole: str) -> int:
     if text in field.names:
         return field.names.index(text) + (1 if field.names is _MONTHS else 0)
-    return _number(text, field, whole)
+    return _parse_number(text, field, whole)
 
 
-def _number(text: str, field: Field, whole: str) -> int:
+def _parse_number(text: str, field: CronField, whole: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 2):
-        raise _wrong(field, whole)
+        raise _field_error(field, whole)
     return int(text)
 
 
-def _wrong(field: Field, text: str) -> Invalid:
+def _field_error(field: CronField, text: str) -> Invalid:
     return Invalid(what="cron", field=field.name, found=text[:64], min=field.low, max=field.high)
 
 
-def _require_days(rule: Cron, text: str) -> None:
-    """In 28 years every day of the year falls on every day of the week, 29 February, too."""
+def _require_matching_date(rule: CronRule, text: str) -> None:
+    """Raise Invalid if the rule matches no date. Within 28 years every date falls on every weekday,
+    including 29 February."""
     first = date(1996, 1, 1)
-    if not any(rule.names(first + timedelta(days=n)) for n in range(366 * 28)):
-        raise Invalid(what="cron", found=text[:64], why="it names no day that there is")
+    if not any(rule.matches(first + timedelta(days=n)) for n in range(366 * 28)):
+        raise Invalid(what="cron", found=text[:64], why="it matches no existing date")
 
 
 def _instant_ns(wall: datetime, tz: ZoneInfo) -> int:
-    """When the clock on the wall shows this for the first time, or would have, had it not been set."""
+    """Return the first instant of a local time, or the moment of the change if the local time is
+    skipped."""
     instant = wall.replace(tzinfo=tz, fold=0).astimezone(UTC)
     shown = instant.astimezone(tz).replace(tzinfo=None)
     if shown != wall:
-        # In the gap. With fold=1 the offset is the one after the change; the change itself is where
-        # both offsets meet: search for it, to the second.
-        instant = _change(wall, tz)
+        # The local time is skipped. With fold=1 the offset is the one after the change. Search for
+        # the change, at which the offsets meet, to the second.
+        instant = _gap_end(wall, tz)
     return int(instant.timestamp()) * _S
 
 
-def _change(wall: datetime, tz: ZoneInfo) -> datetime:
-    """The moment at which the clock jumps over this time."""
+def _gap_end(wall: datetime, tz: ZoneInfo) -> datetime:
+    """Return the moment at which the local clock skips this time."""
     low = wall.replace(tzinfo=tz, fold=1).astimezone(UTC) - timedelta(seconds=1)
     high = wall.replace(tzinfo=tz, fold=0).astimezone(UTC)
     before = low.astimezone(tz).utcoffset()

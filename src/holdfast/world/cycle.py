@@ -1,8 +1,8 @@
-"""One cycle of a world, as it is committed: entries, cursor, intents, snapshot, all or nothing.
+"""The commit of a world cycle: entries, cursor, intents and snapshot, all or nothing.
 
-`commit` runs where commits are applied, for many worlds of a worker in one call. Each cycle counts
-by itself: one that is fenced, or whose journal has gone on, leaves nothing behind and takes nobody
-along. The lease is judged there too, by the time of the commit.
+`commit` runs where commits are applied, for many worlds of a worker in one call. Cycles are
+independent: a cycle that is fenced, or whose journal head has moved, writes nothing and does not
+affect other cycles. The lease is checked there too, at the time of the commit.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from typing import Any
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.durable import inbox, journal, queue, snapshot
-from holdfast.durable.bounds import check_limit
 from holdfast.durable.lease import Lease, release
-from holdfast.durable.queue import Token
+from holdfast.durable.queue import ClaimToken
+from holdfast.durable.validation import check_limit
 from holdfast.errors import Conflict, HeadMoved, HoldfastError, Invalid, to_wire
 from holdfast.messages import TIMER_SET, Intent
 from holdfast.store.api import Txn, operation
-from holdfast.store.txn import attempt
-from holdfast.world import catalog, history, publish, timers, unknown
+from holdfast.store.txn import run_in_savepoint
+from holdfast.world import catalog, history, timers, unknown_events
+from holdfast.world import intents as world_intents
 from holdfast.world.catalog import UNKNOWN_EVENT, subject_of
-from holdfast.world.history import Bound
-from holdfast.world.need import Need
-from holdfast.world.redrive import Letter, failures
-from holdfast.world.timers import Alarm
+from holdfast.world.code_requirement import CodeRequirement
+from holdfast.world.history import HistoryBound
+from holdfast.world.redrive import FailedEventRow, failed_events_queue
+from holdfast.world.timers import DueTimerRef
 
 
-class Failed(Record, frozen=True):
-    """An ingress that becomes a dead letter: its reducer raised, or no code knew it in time."""
+class FailedEvent(Record, frozen=True):
+    """An ingress that becomes a dead letter: its reducer raised, or no worker declared its type in
+    time."""
 
     seq: int
     body: bytes
@@ -38,17 +40,17 @@ class Failed(Record, frozen=True):
     key: str = ""
 
 
-class Carried(Record, frozen=True):
-    """An effect, or a timer, that ends in the commit in which its world goes on: which it is, and
-    who did it or where it waits."""
+class AppliedInline(Record, frozen=True):
+    """An effect or a timer that completes in the commit of its world's cycle, without an inbox
+    item. It holds the claim token of the effect, or the reference of the due timer."""
 
-    token: Token | None
+    token: ClaimToken | None
     intent_hash: bytes
-    alarm: Alarm | None = None
+    alarm: DueTimerRef | None = None
 
 
 class Cycle(Record, frozen=True):
-    """One world's work, ready to be committed under its lease."""
+    """The work of one world, ready to commit under its lease."""
 
     universe: str
     world_id: str
@@ -57,125 +59,127 @@ class Cycle(Record, frozen=True):
     to_seq: int
     bodies: list[bytes]
     intents: list[Intent]
-    failed: list[Failed]
+    failed: list[FailedEvent]
     snapshot: bytes | None
     snapshots_kept: int
-    # Nothing was left in the inbox: if that is still so at the commit, the hint goes.
+    # The cycle emptied the inbox. The commit clears the runnable mark if the inbox is still empty.
     drained: bool
-    # The store time when the reducers ran: delays count from there.
+    # The store time at which the reducers ran. Delays count from it.
     wanted_ns: int = 0
-    # Effects whose receipts were handled last, and timers, before they were in the inbox: they are
-    # settled with it, and get the numbers up to `to_seq`.
-    carried: tuple[Carried, ...] = ()
-    # How much history the world keeps; None: all of it.
-    history: Bound | None = None
-    # The item that the world stopped before, as one that its code did not know, is behind it.
+    # Effects whose receipts the cycle handled last, and timers, without inbox items. The commit
+    # completes them and assigns them the last seqs up to `to_seq`.
+    carried: tuple[AppliedInline, ...] = ()
+    # How much history the world keeps; None for all of it.
+    history: HistoryBound | None = None
+    # The cycle consumes the undeclared item that the world had stopped before.
     clears: bool = False
 
     @property
     def size(self) -> int:
-        """About how much there is to send."""
+        """The approximate number of bytes to send."""
         wanted = sum(len(intent.params) for intent in self.intents)
         return sum(map(len, self.bodies)) + wanted + len(self.snapshot or b"")
 
 
-@operation
+@operation("cycle.commit")
 def commit(txn: Txn, cycles: list[Cycle]) -> list[list[Any] | None]:
-    """Commit cycles, each all or nothing; None for each that is, else its error (`from_wire`)."""
+    """Commit cycles, each all or nothing. Return None for each committed cycle, else its error
+    (`from_wire`)."""
     check_limit(len(cycles), "cycles")
-    told: dict[int, Exception] = {}
-    sound: list[Cycle] = []
+    errors: dict[int, Exception] = {}
+    valid: list[Cycle] = []
     for index, cycle in enumerate(cycles):
         try:
             _check(txn, cycle)
-            sound.append(cycle)
+            valid.append(cycle)
         except HoldfastError as error:
-            told[index] = error
+            errors[index] = error
     # All at once, as a rule. If something cannot be done, each by itself, to find out whose it is.
-    if attempt(txn, apply_all, sound) is not None:
+    if run_in_savepoint(txn, apply_all, valid) is not None:
         for index, cycle in enumerate(cycles):
-            if index not in told:
-                raised = attempt(txn, apply, cycle)
+            if index not in errors:
+                raised = run_in_savepoint(txn, apply, cycle)
                 if raised is not None:
-                    told[index] = raised
-    return [_answer(cycle, told.get(index)) for index, cycle in enumerate(cycles)]
+                    errors[index] = raised
+    return [_wire_error(cycle, errors.get(index)) for index, cycle in enumerate(cycles)]
 
 
-@operation
-def leave(txn: Txn, cycles: list[Cycle], held: list[Lease]) -> None:
-    """The last cycles of worlds, and their leases given back; what cannot be done is left undone:
-    a lease runs out, and a snapshot is made another time."""
+@operation("cycle.commit_and_release")
+def commit_and_release(txn: Txn, cycles: list[Cycle], held: list[Lease]) -> None:
+    """Commit the final cycles of worlds and release their leases. Failures are ignored: a lease
+    expires, and another host makes the snapshot."""
     check_limit(len(cycles), "cycles")
     for cycle in cycles:
-        attempt(txn, apply, cycle)
+        run_in_savepoint(txn, apply, cycle)
     for lease in held:
-        attempt(txn, release, lease)
+        run_in_savepoint(txn, release, lease)
 
 
-@operation
-def stop(
+@operation("cycle.stop_and_release")
+def stop_and_release(
     txn: Txn,
     universe: str,
     world_id: str,
     held: Lease,
-    need: Need,
+    need: CodeRequirement,
     seq: int,
     last: Cycle | None = None,
     since_ns: int = 0,
     height: int = 0,
     why: str = "",
 ) -> None:
-    """Give a world back before an item that its host does not know: nothing of it is consumed until
-    a worker that knows it has the world. Before it there may be a last snapshot to make. Seq 0: it is
-    in the journal, or the world type is what the host does not know. `since_ns`: it has waited since
-    then, behind an item of the same need that this host has given up. `height` and `why`: an entry in the
-    journal that other code made, and that the host repeats otherwise."""
+    """Release a world before an item that its host does not declare. The item is not consumed until
+    a worker that declares it hosts the world. `last` is a final snapshot to commit first. Seq 0
+    means that the undeclared item is in the journal, or that the world type itself is not declared.
+    `since_ns` is the time since which the item has waited behind an item with the same requirement
+    that this host gave up. `height` and `why` describe a journal entry of other code that this host
+    replays differently."""
     txn.require_live(held)
     if last is not None:
-        attempt(txn, apply, last)
+        run_in_savepoint(txn, apply, last)
     if seq and inbox.cursor(txn, subject_of(universe, world_id)) != seq - 1:
-        raise Conflict(world=world_id, seq=seq, why="the inbox has gone on")
-    record = catalog.record(txn, universe, world_id)
-    unknown.mark(txn, record, need, seq, since_ns, height, why)
+        raise Conflict(world=world_id, seq=seq, why="the inbox cursor has moved")
+    record = catalog.get_record(txn, universe, world_id)
+    unknown_events.mark_stopped(txn, record, need, seq, since_ns, height, why)
     release.fn(txn, held)
 
 
-@operation
+@operation("cycle.apply")
 def apply(txn: Txn, cycle: Cycle) -> None:
-    """The transaction of one cycle."""
+    """Commit one cycle."""
     _check(txn, cycle)
     apply_all.fn(txn, [cycle])
 
 
-@operation
+@operation("cycle.apply_all")
 def apply_all(txn: Txn, cycles: list[Cycle]) -> None:
-    """The transactions of cycles whose leases are good, as one."""
-    carried = [one.token for cycle in cycles for one in cycle.carried if one.token is not None]
-    if carried:
-        queue.ack.fn(txn, carried)
+    """Apply cycles with valid leases in one transaction."""
+    tokens = [one.token for cycle in cycles for one in cycle.carried if one.token is not None]
+    if tokens:
+        queue.ack.fn(txn, tokens)
     for cycle in cycles:
-        _advance(txn, cycle)
+        _apply_cycle(txn, cycle)
     # What is delivered by it leaves a new hint where the last one was taken away.
     intents: list[Intent] = []
     for cycle in cycles:
         if any(intent.effect_kind == TIMER_SET for intent in cycle.intents):
-            publish.publish.fn(txn, cycle.intents, cycle.wanted_ns)
+            world_intents.publish.fn(txn, cycle.intents, cycle.wanted_ns)
         else:
             intents += cycle.intents
     if intents:
-        publish.publish.fn(txn, intents)
+        world_intents.publish.fn(txn, intents)
 
 
 def _check(txn: Txn, cycle: Cycle) -> None:
-    """The lease and the head, judged before anything is written."""
+    """Check the lease and the journal head before any write."""
     txn.require_live(cycle.lease)
     subject = subject_of(cycle.universe, cycle.world_id)
-    found = journal.head(txn, subject).height
-    if found != cycle.expected_head:
-        raise HeadMoved(subject=subject, expected=cycle.expected_head, found=found)
+    height = journal.head(txn, subject).height
+    if height != cycle.expected_head:
+        raise HeadMoved(subject=subject, expected=cycle.expected_head, found=height)
     for failed in cycle.failed:
         if failed.code == UNKNOWN_EVENT:
-            now = catalog.record(txn, cycle.universe, cycle.world_id).unknown
+            now = catalog.get_record(txn, cycle.universe, cycle.world_id).unknown
             if now is None or not now.given_up or now.seq != failed.seq:
                 raise Conflict(world=cycle.world_id, seq=failed.seq, why="it was not given up")
     if cycle.carried:
@@ -184,36 +188,38 @@ def _check(txn: Txn, cycle: Cycle) -> None:
             raise Conflict(world=cycle.world_id, seq=last, why="others came first")
         for one in cycle.carried:
             if one.alarm is not None:
-                if not timers.rings(
+                if not timers.is_due(
                     txn, cycle.universe, cycle.world_id, one.intent_hash, one.alarm
                 ):
                     raise Conflict(world=cycle.world_id, why="a timer is not the one that is due")
                 continue
-            waits = publish.pending(txn, cycle.universe, one.intent_hash)
-            if waits is None or waits.dead or waits.world_id != cycle.world_id:
+            pending = world_intents.find_pending(txn, cycle.universe, one.intent_hash)
+            if pending is None or pending.dead or pending.world_id != cycle.world_id:
                 raise Conflict(world=cycle.world_id, why="an effect has had its receipt")
-            if one.token is None or not queue.holds(txn, one.token):
+            if one.token is None or not queue.is_held(txn, one.token):
                 raise Conflict(world=cycle.world_id, why="a claim is lost")
 
 
-def _advance(txn: Txn, cycle: Cycle) -> None:
+def _apply_cycle(txn: Txn, cycle: Cycle) -> None:
     universe, world_id = cycle.universe, cycle.world_id
     subject = subject_of(universe, world_id)
     head = journal.append(txn, subject, cycle.bodies, expected_head=cycle.expected_head)
     if cycle.bodies:
         for one in cycle.carried:
             if one.alarm is None:
-                publish.end(txn, universe, one.intent_hash)
+                world_intents.resolve(txn, universe, one.intent_hash)
             else:
-                timers.end(txn, universe, world_id, one.alarm)
+                timers.complete(txn, universe, world_id, one.alarm)
         inbox.advance(txn, subject, cycle.to_seq, len(cycle.carried))
     for failed in cycle.failed:
-        letter = codec.pack(Letter(world_id, failed.seq, failed.body, failed.key))
-        seq = queue.post_dead.fn(txn, failures(universe), letter, failed.code, failed.error)
+        letter = codec.pack(FailedEventRow(world_id, failed.seq, failed.body, failed.key))
+        seq = queue.add_dead_letter.fn(
+            txn, failed_events_queue(universe), letter, failed.code, failed.error
+        )
         if failed.code == UNKNOWN_EVENT:
-            unknown.keep(txn, universe, world_id, failed.seq, failed.type, seq)
+            unknown_events.record_given_up(txn, universe, world_id, failed.seq, failed.type, seq)
     if cycle.clears:
-        unknown.clear(txn, universe, world_id)
+        unknown_events.clear_stop(txn, universe, world_id)
     txn.notify(entries_topic(subject))
     if cycle.snapshot is not None:
         snapshot.save(txn, subject, head.height, cycle.snapshot)
@@ -222,12 +228,12 @@ def _advance(txn: Txn, cycle: Cycle) -> None:
         bound = cycle.history
         window = None if bound is None else bound.window
         snapshot.prune(txn, subject, cycle.snapshots_kept, window)
-        history.plan(txn, universe, world_id, bound)
+        history.schedule_trim(txn, universe, world_id, bound)
     if cycle.drained:
-        catalog.settle.fn(txn, universe, world_id, cycle.lease.worker)
+        catalog.clear_runnable.fn(txn, universe, world_id, cycle.lease.worker)
 
 
-def _answer(cycle: Cycle, error: Exception | None) -> list[Any] | None:
+def _wire_error(cycle: Cycle, error: Exception | None) -> list[Any] | None:
     if error is None:
         return None
     if not isinstance(error, HoldfastError):
@@ -236,5 +242,5 @@ def _answer(cycle: Cycle, error: Exception | None) -> list[Any] | None:
 
 
 def entries_topic(subject: str) -> str:
-    """Notified when a world's journal goes on."""
+    """The topic that is notified when a world's journal grows."""
     return f"entries/{subject}"

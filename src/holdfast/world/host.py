@@ -1,15 +1,18 @@
-"""A world while a worker hosts it: drain, step, append, publish, snapshot, one transaction a cycle.
+"""The host of a world on a worker: drain, step, append, publish, snapshot, one transaction per
+cycle.
 
-The state in memory counts only while it is what the journal says. From `prepare` on it runs ahead,
-until `settle`; whatever comes between (a commit that was refused, fenced or of unknown outcome, or
-an error anywhere) leaves it to be restored from the store before the world goes on. So what a
-reducer did counts exactly when its entry is durable.
+The state in memory is valid only while it matches the journal. `prepare` moves it ahead of the
+journal until `on_committed`. If the commit is refused or fenced, has an unknown outcome, or any
+other error occurs in between, the host restores the state from the store before the next cycle. So
+the effects of a reducer count exactly when its entry is durable.
 
-A cycle has two halves, so that many worlds share one commit: `prepare` reads the inbox and runs
-reducers, outside any transaction; `cycle.commit` is the transaction. `settle` takes the outcome.
+A cycle has two halves, so that many worlds share one commit. `prepare` reads the inbox and runs
+reducers, outside any transaction. `cycle.commit` is the transaction. `on_committed` applies its
+outcome to the host.
 
-A cycle ends before an item that the code does not know. When such an item is the first, `stops` names
-it, and the worker gives the world back: only code that knows it, or the end of its time, goes on there.
+A cycle ends before an item that the code does not declare. If such an item is the first,
+`stop_request` names it and the worker releases the world. A worker that declares the item continues
+there, or the item becomes a dead letter when its time has passed.
 """
 
 from __future__ import annotations
@@ -29,49 +32,49 @@ from holdfast.durable.lease import Lease
 from holdfast.errors import StoreCorrupt
 from holdfast.messages import Ingress, Intent
 from holdfast.store.api import Store, Txn
-from holdfast.world import entry, kernel
-from holdfast.world.catalog import UNKNOWN_EVENT, Unknown, subject_of
-from holdfast.world.cycle import Carried, Cycle, Failed, apply
-from holdfast.world.kernel import Stepped, World
-from holdfast.world.need import Need
-from holdfast.world.program import BadState
-from holdfast.world.recipients import Recipients
+from holdfast.world import journal_entry, reducer
+from holdfast.world.catalog import UNKNOWN_EVENT, StopReason, subject_of
+from holdfast.world.code_requirement import CodeRequirement
+from holdfast.world.cycle import AppliedInline, Cycle, FailedEvent, apply
+from holdfast.world.definition import BadState
+from holdfast.world.messaging.recipients import RecipientTypes
+from holdfast.world.reducer import StepResult, WorldSpec
 from holdfast.world.restore import restore
-from holdfast.world.unknown import need_of
+from holdfast.world.unknown_events import requirement_of
 
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """How much one world does in one cycle before it is another's turn."""
+    """The limits of one world's cycle, so that worlds share a worker fairly."""
 
     max_inbox_batch: int = 256
     max_tick_steps_per_cycle: int = 256
     max_effects_per_cycle: int = 1024
-    # A guard rail for the operator; what is journaled never depends on it.
+    # A soft limit for operators. The contents of the journal never depend on it.
     max_cycle_wall_ms: int = 250
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPolicy:
-    """A snapshot is due after so many entries, or so many bytes of them."""
+    """A snapshot is due after this number of entries, or this number of bytes of entries."""
 
     entries: int = 1000
     bytes: int = 4 * 1024 * 1024
     keep: int = 2
 
 
-class Host:
+class WorldHost:
     """One world, hosted under a lease."""
 
     def __init__(
         self,
-        world: World,
+        world: WorldSpec,
         lease: Lease,
         *,
         clock: Clock,
         budgets: Budgets,
         policy: SnapshotPolicy,
-        unknown: Unknown | None = None,
+        unknown: StopReason | None = None,
     ) -> None:
         self.world = world
         self.lease = lease
@@ -79,44 +82,46 @@ class Host:
         self._budgets = budgets
         self._policy = policy
         self._subject = subject_of(world.universe, world.world_id)
-        self._recipients = Recipients(world.universe, world.world_id, world.program.type)
+        self._recipients = RecipientTypes(world.universe, world.world_id, world.definition.type)
         self.limit = min(budgets.max_inbox_batch, budgets.max_tick_steps_per_cycle)
         self._state: Any = None
-        # The digest of the state after `height`, if its entry has one, and after the cycle under way.
+        # The state digest after `height`, if its entry has one, and the digest after the prepared
+        # cycle.
         self._digest: bytes | None = None
         self._next_digest: bytes | None = None
-        # Whether the state in memory is the one after `height`.
+        # Whether the state in memory is the state after `height`.
         self.loaded = False
         self.height = 0
         self.cursor = 0
         self._snapshot_height = 0
         self._tail_bytes = 0
-        # The seq that a reducer works on right now, for the watchdog; 0 when none does.
-        self.working_on = 0
-        # Whether there may be entries below the baseline to pack.
+        # The seq that a reducer is handling, for the watchdog; 0 if none is running.
+        self.current_seq = 0
+        # Whether the journal may have entries below the baseline to compact.
         self.compactable = False
-        # The item that an earlier host stopped before, and the one that this host must stop before, with
-        # the time since which that is known to wait; 0: from now on.
-        self._unknown = unknown
-        self.stops: tuple[Need, int, int] | None = None
-        # What this host has given up, and since when nobody knew that.
-        self._given_up: tuple[Need, int] | None = None
+        # The item that an earlier host stopped before. Then the item that this host must stop
+        # before: its requirement, its seq, and the time since which it waits, or 0 for now.
+        self._stop = unknown
+        self.stop_request: tuple[CodeRequirement, int, int] | None = None
+        # The requirement of the item that this host gave up, and the time since which it had
+        # waited.
+        self._given_up: tuple[CodeRequirement, int] | None = None
 
     # -- the cycle -----------------------------------------------------------------------------
 
     def load(self, txn: Txn) -> None:
-        """Take the state from the store."""
-        found = restore(txn, self.world)
-        self._state = found.state
-        self.height = found.height
-        self.cursor = found.cursor
-        self._snapshot_height = found.snapshot_height
-        self._tail_bytes = found.tail_bytes
-        self._digest = found.digest
+        """Restore the state from the store."""
+        restored = restore(txn, self.world)
+        self._state = restored.state
+        self.height = restored.height
+        self.cursor = restored.cursor
+        self._snapshot_height = restored.snapshot_height
+        self._tail_bytes = restored.tail_bytes
+        self._digest = restored.digest
         self.loaded = True
 
-    def drain(self, txn: Txn, limit: int) -> list[inbox.Ingress]:
-        """What waits; the state with it, when it is not in memory."""
+    def drain(self, txn: Txn, limit: int) -> list[inbox.InboxEntry]:
+        """Read waiting inbox items, and restore the state if it is not in memory."""
         if not self.loaded:
             self.load(txn)
         return inbox.read(txn, self._subject, limit)
@@ -125,63 +130,63 @@ class Host:
         self,
         store: Store,
         *,
-        singly: bool = False,
-        waiting: list[inbox.Ingress] | None = None,
-        carried: Sequence[Carried] = (),
+        one_at_a_time: bool = False,
+        waiting: list[inbox.InboxEntry] | None = None,
+        applied_inline: Sequence[AppliedInline] = (),
     ) -> Cycle | None:
-        """Drain the inbox within the budgets and run the reducers; None when nothing is to be done.
+        """Drain the inbox within the budgets and run the reducers. Return None if there is no work.
 
-        Reducers run outside any transaction: one that takes long holds nobody up but its world.
-        `waiting` is what `drain` found, if that was asked already; the last of it are the
-        receipts of those `carried`, which come with the cycle and not by the inbox.
-        A state that cannot be stored is found at the end of a cycle. Then the cycle is run again
-        and the state is tried after each step: the one that spoils it fails.
+        Reducers run outside any transaction, so a slow reducer delays only its own world. `waiting`
+        is the result of an earlier `drain`. Its last items are the receipts of `applied_inline`,
+        which bypass the inbox. The host detects a state that cannot be stored at the end of the
+        cycle. It then repeats the cycle and checks the state after each step: the step that makes
+        the state unstorable fails.
         """
-        limit = 1 if singly else self.limit
+        limit = 1 if one_at_a_time else self.limit
         if waiting is None:
             waiting = store.read(self.drain, limit)
         if not waiting and not self.snapshot_due:
             return None
         tail_bytes = self._tail_bytes
         try:
-            return self._prepare(store, waiting, carried, limit)
+            return self._prepare(store, waiting, applied_inline, limit)
         except BadState:
             if not waiting:
                 raise
         self._state = store.read(restore, self.world, at=self.height).state
         self._tail_bytes = tail_bytes
-        return self._prepare(store, waiting, carried, limit, careful=True)
+        return self._prepare(store, waiting, applied_inline, limit, check_each_step=True)
 
     def _prepare(
         self,
         store: Store,
-        waiting: list[inbox.Ingress],
-        carried: Sequence[Carried],
+        waiting: list[inbox.InboxEntry],
+        applied_inline: Sequence[AppliedInline],
         limit: int,
         *,
-        careful: bool = False,
+        check_each_step: bool = False,
     ) -> Cycle | None:
         bodies: list[bytes] = []
         intents: list[Intent] = []
-        failed: list[Failed] = []
+        failed: list[FailedEvent] = []
         self.loaded = False
-        self.stops = None
+        self.stop_request = None
         size = 0
         height, seq = self.height, self.cursor
         stop_ns = self.clock.mono_ns() + self._budgets.max_cycle_wall_ms * 1_000_000
         wall_ns = self.clock.wall_ns()
-        wanted_ns = store.now_ns()
-        safe = self._storable() if careful else None
+        emitted_ns = store.now_ns()
+        rollback_bytes = self._storable_bytes() if check_each_step else None
         for item in waiting:
             ingress = _ingress_of(item)
-            if not self.world.program.knows(ingress):
-                given = self._unknown
-                if given is None or not given.given_up or given.seq != item.seq:
-                    need = need_of(self.world.program.type, ingress)
-                    self.stops = need, item.seq, self._waits_since(need, item.at_ns)
+            if not self.world.definition.can_consume(ingress):
+                stop = self._stop
+                if stop is None or not stop.given_up or stop.seq != item.seq:
+                    need = requirement_of(self.world.definition.type, ingress)
+                    self.stop_request = need, item.seq, self._waits_since(need, item.at_ns)
                     break
                 height, seq = height + 1, item.seq
-                step = kernel.give_up(
+                step = reducer.make_unknown_step(
                     self.world,
                     ingress,
                     seq=seq,
@@ -189,15 +194,15 @@ class Host:
                     generation=self.lease.generation,
                     base=self._snapshot_height,
                 )
-                bodies.append(entry.pack(step))
-                given_up = Failed(
+                bodies.append(journal_entry.pack(step))
+                given_up = FailedEvent(
                     seq, item.body, step.error, UNKNOWN_EVENT, ingress.type, item.key or ""
                 )
                 failed.append(given_up)
                 continue
             height, seq = height + 1, item.seq
-            self.working_on = seq
-            stepped = kernel.advance(
+            self.current_seq = seq
+            result = reducer.run_step(
                 self.world,
                 self._state,
                 ingress,
@@ -208,64 +213,73 @@ class Host:
                 generation=self.lease.generation,
                 base=self._snapshot_height,
             )
-            if stepped.addressed:
-                stepped = self._admitted(store, stepped)
-            tried = safe
-            if careful and not stepped.spoiled:
-                stepped, tried = self._tried(stepped)
-            body = entry.pack(stepped.step)
+            if result.mail_by_id:
+                result = self._check_recipients(store, result)
+            next_rollback_bytes = rollback_bytes
+            if check_each_step and not result.state_dirty:
+                result, next_rollback_bytes = self._check_storable(result)
+            body = journal_entry.pack(result.step)
             bodies.append(body)
             size += len(body)
-            if stepped.spoiled:
-                failed.append(Failed(seq, item.body, stepped.step.error, key=item.key or ""))
-                safe = self._unspoil(store, safe, bodies)
+            if result.state_dirty:
+                failed.append(FailedEvent(seq, item.body, result.step.error, key=item.key or ""))
+                rollback_bytes = self._rollback_state(store, rollback_bytes, bodies)
             else:
-                intents += stepped.intents
-                size += sum(len(intent.params) for intent in stepped.intents)
-                if safe is not None:
-                    safe = tried if careful else self.world.program.dump(self._state)
+                intents += result.intents
+                size += sum(len(intent.params) for intent in result.intents)
+                if rollback_bytes is not None:
+                    rollback_bytes = (
+                        next_rollback_bytes
+                        if check_each_step
+                        else self.world.definition.dump_state(self._state)
+                    )
             if (
                 len(intents) >= self._budgets.max_effects_per_cycle
                 or size >= CYCLE_BYTES_MAX
                 or self.clock.mono_ns() >= stop_ns
             ):
                 break
-        self.working_on = 0
+        self.current_seq = 0
         if not bodies and not self.snapshot_due:
             # It stops before the first: the state is as it was.
             self.loaded = True
             return None
-        by_inbox = len(waiting) - len(carried)
+        inbox_count = len(waiting) - len(applied_inline)
         self._tail_bytes += sum(map(len, bodies))
-        saved = self._freshen() if self._due(height) else None
+        snapshot_bytes = self._roundtrip_state() if self._is_snapshot_due(height) else None
         if bodies:
             # Of every cycle: what a replay makes of it is compared with this.
-            found = saved or (safe if careful else None) or self._storable()
-            self._next_digest = sha256(found).digest()
-            bodies[-1] = entry.with_state(bodies[-1], self._next_digest)
-        elif saved is not None:
-            saved = self._journaled(saved)
-            if saved is None:
-                self.forget()
+            state_bytes = (
+                snapshot_bytes
+                or (rollback_bytes if check_each_step else None)
+                or self._storable_bytes()
+            )
+            self._next_digest = sha256(state_bytes).digest()
+            bodies[-1] = journal_entry.with_state_digest(bodies[-1], self._next_digest)
+        elif snapshot_bytes is not None:
+            snapshot_bytes = self._bytes_matching_journal(snapshot_bytes)
+            if snapshot_bytes is None:
+                self.invalidate()
                 return None
-        return self._cycle(
+        return self._make_cycle(
             seq,
             bodies,
             intents,
             failed,
-            saved,
+            snapshot_bytes,
             # What came by no inbox has left no hint.
-            drained=len(bodies) == len(waiting) < limit and (by_inbox > 0 or not carried),
-            wanted_ns=wanted_ns,
-            carried=carried[: max(len(bodies) - by_inbox, 0)],
+            drained=len(bodies) == len(waiting) < limit and (inbox_count > 0 or not applied_inline),
+            wanted_ns=emitted_ns,
+            applied_inline=applied_inline[: max(len(bodies) - inbox_count, 0)],
         )
 
     def commit(self, txn: Txn, cycle: Cycle) -> None:
-        """The transaction of a cycle by itself (see `cycle.commit` for many)."""
+        """Commit a single cycle (see `cycle.commit` for many)."""
         apply(txn, cycle)
 
-    def settle(self, cycle: Cycle) -> None:
-        """The cycle is durable: what is in memory is what the journal says."""
+    def on_committed(self, cycle: Cycle) -> None:
+        """Advance the host after its cycle became durable: the state in memory matches the journal
+        again."""
         self.height = cycle.expected_head + len(cycle.bodies)
         self.cursor = cycle.to_seq
         self.loaded = True
@@ -275,48 +289,53 @@ class Host:
             self._snapshot_height = self.height
             self._tail_bytes = 0
             self.compactable = True
-        if cycle.clears and self._unknown is not None:
-            if self._unknown.given_up:
-                self._given_up = self._unknown.need(self.world.program.type), self._unknown.since_ns
-            self._unknown = None
+        if cycle.clears and self._stop is not None:
+            if self._stop.given_up:
+                self._given_up = (
+                    self._stop.requirement(self.world.definition.type),
+                    self._stop.since_ns,
+                )
+            self._stop = None
 
-    def last(self) -> Cycle | None:
-        """A last snapshot to leave with, if the journal went on since the one before."""
+    def final_cycle(self) -> Cycle | None:
+        """Make a final snapshot cycle before release, if the journal has entries after the last
+        snapshot."""
         if not self.loaded or self.height == self._snapshot_height:
             return None
-        saved = self._journaled(self._freshen())
-        if saved is None:
+        state_bytes = self._bytes_matching_journal(self._roundtrip_state())
+        if state_bytes is None:
             return None
-        return self._cycle(self.cursor, [], [], [], saved, drained=False)
+        return self._make_cycle(self.cursor, [], [], [], state_bytes, drained=False)
 
     def compact(self, txn: Txn) -> int:
-        """Pack some of what lies below the baseline; how many entries. Under the lease, as all."""
+        """Compact some entries below the baseline, under the lease. Return the number of
+        entries."""
         txn.require_live(self.lease)
         return journal.compact(txn, self._subject)
 
-    def forget(self) -> None:
-        """What is in memory may not be what the journal says: read again before going on."""
+    def invalidate(self) -> None:
+        """Invalidate the state in memory: the host restores it before the next cycle."""
         self._state = None
         self.loaded = False
-        self.working_on = 0
+        self.current_seq = 0
 
     @property
     def snapshot_due(self) -> bool:
-        return self._due(self.height)
+        return self._is_snapshot_due(self.height)
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _cycle(
+    def _make_cycle(
         self,
         to_seq: int,
         bodies: list[bytes],
         intents: list[Intent],
-        failed: list[Failed],
+        failed: list[FailedEvent],
         state: bytes | None,
         *,
         drained: bool,
         wanted_ns: int = 0,
-        carried: Sequence[Carried] = (),
+        applied_inline: Sequence[AppliedInline] = (),
     ) -> Cycle:
         return Cycle(
             self.world.universe,
@@ -331,67 +350,74 @@ class Host:
             self._policy.keep,
             drained,
             wanted_ns,
-            tuple(carried),
-            self.world.program.history,
-            clears=self._unknown is not None and bool(bodies) and to_seq >= self._unknown.seq,
+            tuple(applied_inline),
+            self.world.definition.history,
+            clears=self._stop is not None and bool(bodies) and to_seq >= self._stop.seq,
         )
 
-    def _waits_since(self, need: Need, accepted_ns: int) -> int:
-        """Since when an item waits for code that knows it. One that was in the inbox while the one before
-        it, of the same need, ran out of time has waited with it: nobody who knew it came meanwhile."""
+    def _waits_since(self, need: CodeRequirement, accepted_ns: int) -> int:
+        """Return the time since which an item waits for code that declares it. An item that was in
+        the inbox while an earlier item with the same requirement timed out has waited as well,
+        because no worker with that code appeared."""
         if self._given_up is None or self._given_up[0] != need:
             return 0
         return max(self._given_up[1], accepted_ns)
 
-    def _due(self, height: int) -> bool:
+    def _is_snapshot_due(self, height: int) -> bool:
         since = height - self._snapshot_height
         return since >= self._policy.entries or (
             since > 0 and self._tail_bytes >= self._policy.bytes
         )
 
-    def _freshen(self) -> bytes:
-        """The state's bytes, and in memory what a restore from them would give."""
-        self._state = self.world.program.fresh(self._state)
-        return self.world.program.bounded(self.world.program.dump(self._state))
+    def _roundtrip_state(self) -> bytes:
+        """Encode the state and reload it, so that memory holds exactly the state that a restore
+        would give."""
+        self._state = self.world.definition.reload_state(self._state)
+        return self.world.definition.check_state_size(self.world.definition.dump_state(self._state))
 
-    def _storable(self) -> bytes:
-        return self.world.program.storable(self._state)
+    def _storable_bytes(self) -> bytes:
+        return self.world.definition.storable_bytes(self._state)
 
-    def _admitted(self, store: Store, stepped: Stepped) -> Stepped:
-        """The step; it is failed if it sends what this code does not handle in the world of that id."""
-        refusal = self._recipients.refusal(store, self.world.vocabulary, stepped.addressed)
-        return stepped if refusal is None else kernel.spoil(stepped, refusal)
+    def _check_recipients(self, store: Store, stepped: StepResult) -> StepResult:
+        """Fail the step if it sends mail by id that the recipient's type does not declare."""
+        refusal = self._recipients.find_refusal(store, self.world.registry, stepped.mail_by_id)
+        return stepped if refusal is None else reducer.fail_step(stepped, refusal)
 
-    def _tried(self, stepped: Stepped) -> tuple[Stepped, bytes | None]:
-        """The step, and the state that it left; the step is failed if that cannot be stored."""
+    def _check_storable(self, stepped: StepResult) -> tuple[StepResult, bytes | None]:
+        """Return the step and the encoded state after it. Fail the step if that state cannot be
+        stored."""
         try:
-            return stepped, self._storable()
+            return stepped, self._storable_bytes()
         except BadState as error:
-            return kernel.spoil(stepped, error), None
+            return reducer.fail_step(stepped, error), None
 
-    def _journaled(self, saved: bytes) -> bytes | None:
-        """The bytes of the state that the journal tells of; None when something else than a step has
-        changed it, such as a thread that a reducer started. Where the digest is that of older code, they
-        are without the fields that are new since: a snapshot has the digest of its height."""
+    def _bytes_matching_journal(self, saved: bytes) -> bytes | None:
+        """Return the bytes of the state that matches the journal, or None if code outside of a step
+        has changed the state, such as a thread that a reducer started. If older code made the
+        digest, leave out the fields that are new since, because a snapshot must match the digest of
+        its height."""
         if self._digest in (None, sha256(saved).digest()):
             return saved
         assert self._digest is not None
-        return self.world.program.before_growth(self._state, saved, self._digest)
+        return self.world.definition.bytes_without_new_fields(self._state, saved, self._digest)
 
-    def _unspoil(self, store: Store, safe: bytes | None, bodies: list[bytes]) -> bytes:
-        """The state before a reducer that raised. From then on each step keeps a way back."""
-        if safe is None:
+    def _rollback_state(
+        self, store: Store, rollback_bytes: bytes | None, bodies: list[bytes]
+    ) -> bytes:
+        """Restore the state before a reducer that raised. From then on each step keeps the bytes to
+        roll back to."""
+        if rollback_bytes is None:
             self._state = store.read(restore, self.world, at=self.height).state
             for height, body in enumerate(bodies[:-1], start=self.height + 1):
-                self._state = kernel.repeat(
-                    self.world, self._state, entry.decode(body), height=height
+                self._state = reducer.replay_step(
+                    self.world, self._state, journal_entry.decode(body), height=height
                 )
-            return self._freshen()
-        self._state = self.world.program.load(safe)
-        return safe
+            return self._roundtrip_state()
+        self._state = self.world.definition.load_state(rollback_bytes)
+        return rollback_bytes
 
 
-def _ingress_of(item: inbox.Ingress) -> Ingress:
+def _ingress_of(item: inbox.InboxEntry) -> Ingress:
     try:
         return _decode_ingress(item.body)
     except msgspec.MsgspecError as error:

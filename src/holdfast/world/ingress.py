@@ -1,8 +1,8 @@
-"""Into a world: validate at the door, find or make the world, put into its inbox, leave a hint.
+"""Delivery into a world: validate, find or create the world, put into its inbox, mark it runnable.
 
-One operation for every producer (senders, adapters, timers, other worlds), so that what is accepted
-is durable, ordered and deduplicated by its key when the call returns. A full inbox refuses events
-with `Overloaded`; receipts are never refused.
+All producers (clients, adapters, timers, other worlds) use this operation. When it returns, the
+accepted ingress is durable, ordered and deduplicated by its key. A full inbox refuses events with
+`Overloaded`. Receipts are never refused.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import INBOX_DEPTH_MAX, MESSAGE_BYTES_MAX
 from holdfast.durable import inbox
-from holdfast.durable.bounds import check_limit
+from holdfast.durable.validation import check_limit
 from holdfast.errors import NotFound, Overloaded, ValueTooLarge
-from holdfast.messages import Ingress, Kind
+from holdfast.messages import Ingress, IngressKind
 from holdfast.store.api import Txn, operation
-from holdfast.world import catalog, unknown
-from holdfast.world.unknown import Item
+from holdfast.world import catalog, unknown_events
+from holdfast.world.unknown_events import InboxItemStatus
 
-# What an ingress may hold besides its value: identities, headers.
+# The size limit of an ingress besides its value: identities and headers.
 _ENVELOPE_BYTES_MAX = 64 * 1024
 
 
-class Address(Record, frozen=True):
-    """A world by name. `mint` is the id it gets if there is none yet; None: it must be there."""
+class WorldAddress(Record, frozen=True):
+    """A world by name. `new_id` is the id to use if the world is created; None if it must exist."""
 
     universe: str
     type: str
@@ -31,53 +31,63 @@ class Address(Record, frozen=True):
     mint: str | None = None
 
 
-class Delivered(Record, frozen=True):
-    """`already` says that the key was delivered before, under this seq; `item` what became of it."""
+class IngressResult(Record, frozen=True):
+    """The result of a delivery. `already`: the key was delivered before, under this seq. `item` is
+    the status of that item."""
 
     world_id: str
     seq: int
     already: bool
-    item: Item | None = None
+    item: InboxItemStatus | None = None
 
 
 def user_key(key: str | None) -> str | None:
-    """A user's idempotency key, apart from the system's: nobody can use up a receipt's key."""
+    """Prefix a user's idempotency key, so that it cannot collide with system keys such as those of
+    receipts."""
     return None if key is None else f"user:{key}"
 
 
-@operation
-def deliver(txn: Txn, to: Address, key: str | None, ingress: Ingress) -> Delivered:
-    """Accept one ingress: durable and in order when this returns."""
-    world_id = catalog.find(txn, to.universe, to.type, to.name)
+@operation("ingress.deliver")
+def deliver(txn: Txn, to: WorldAddress, key: str | None, ingress: Ingress) -> IngressResult:
+    """Accept one ingress. It is durable and ordered when this returns."""
+    world_id = catalog.find_id(txn, to.universe, to.type, to.name)
     if world_id is None:
         if to.mint is None:
             raise NotFound(what="world", universe=to.universe, type=to.type, name=to.name)
         world_id = catalog.create(txn, to.universe, to.type, to.name, to.mint).world_id
-    return deliver_to(txn, to.universe, world_id, key, ingress)
+    return put_ingress(txn, to.universe, world_id, key, ingress)
 
 
-@operation
-def deliver_many(txn: Txn, items: list[tuple[Address, str | None, Ingress]]) -> list[Delivered]:
-    """Accept many, all or none, in order."""
+@operation("ingress.deliver_many")
+def deliver_many(
+    txn: Txn, items: list[tuple[WorldAddress, str | None, Ingress]]
+) -> list[IngressResult]:
+    """Accept many ingresses in order, all or none."""
     check_limit(len(items), "items")
     return [deliver.fn(txn, to, key, ingress) for to, key, ingress in items]
 
 
-@operation
-def enqueue(txn: Txn, universe: str, world_id: str, key: str | None, ingress: Ingress) -> Delivered:
-    """Accept one ingress for a world that is known by id."""
-    return deliver_to(txn, universe, world_id, key, ingress)
-
-
-def deliver_to(
+@operation("ingress.deliver_by_id")
+def deliver_by_id(
     txn: Txn, universe: str, world_id: str, key: str | None, ingress: Ingress
-) -> Delivered:
+) -> IngressResult:
+    """Accept one ingress for a world given by its id."""
+    return put_ingress(txn, universe, world_id, key, ingress)
+
+
+def put_ingress(
+    txn: Txn, universe: str, world_id: str, key: str | None, ingress: Ingress
+) -> IngressResult:
+    """Put one ingress into the inbox of a world and mark the world runnable."""
     # What is deleted has no worker: whoever has one need not be looked up.
-    placed = catalog.assignment(txn, universe, world_id) is not None
-    if not placed and catalog.record(txn, universe, world_id).status is catalog.Status.DELETED:
+    is_assigned = catalog.find_assignment(txn, universe, world_id) is not None
+    if (
+        not is_assigned
+        and catalog.get_record(txn, universe, world_id).status is catalog.WorldStatus.DELETED
+    ):
         raise NotFound(what="world", universe=universe, world_id=world_id, why="it is deleted")
     subject = catalog.subject_of(universe, world_id)
-    if ingress.kind is not Kind.RECEIPT and inbox.depth(txn, subject) >= INBOX_DEPTH_MAX:
+    if ingress.kind is not IngressKind.RECEIPT and inbox.depth(txn, subject) >= INBOX_DEPTH_MAX:
         raise Overloaded(
             world_id=world_id, depth=INBOX_DEPTH_MAX, depth_max=INBOX_DEPTH_MAX, retry_after_s=1.0
         )
@@ -86,6 +96,8 @@ def deliver_to(
         raise ValueTooLarge(what="ingress", bytes=len(body), bytes_max=MESSAGE_BYTES_MAX)
     put = inbox.put.fn(txn, subject, key, body)
     if put.already:
-        return Delivered(world_id, put.seq, True, unknown.item(txn, universe, world_id, put.seq))
-    catalog.hint(txn, universe, world_id)
-    return Delivered(world_id, put.seq, False)
+        return IngressResult(
+            world_id, put.seq, True, unknown_events.item_status(txn, universe, world_id, put.seq)
+        )
+    catalog.mark_runnable(txn, universe, world_id)
+    return IngressResult(world_id, put.seq, False)

@@ -1,7 +1,7 @@
-"""The tests of real processes, with a database where the others have a directory.
+"""The tests with real processes, on PostgreSQL instead of a store directory.
 
-A module here takes tests from the one beside it as they are, with the fixtures that they ask for; `home` is
-where their store lives.
+A module here imports tests from `tests/process` unchanged, together with their fixtures. The fixture `home` is
+the URL of their store.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.process.watch import until
 
 @pytest.fixture
 def home() -> Iterator[str]:
-    """The URL of a database of its own; when the test ends, nobody is connected to it any more."""
+    """The URL of a new database. At the end of the test it must have no client connections."""
     url = fresh_url()
     yield url
     with psycopg.connect(url, autocommit=True) as connection:
-        # A killed process is gone before the server has noticed.
+        # The server detects the end of a killed process with a delay.
         until(
             lambda: (
                 connection.execute(

@@ -1,9 +1,9 @@
-"""Prompts to panes on PostgreSQL: a dispatcher and an adapter in processes of their own."""
+"""Dispatches to panes on PostgreSQL: a dispatcher and an adapter in separate processes."""
 
 from tests.process.test_dispatch_killed import (
     foreman,
     store,
-    test_a_leader_that_comes_late_gets_what_waited_for_it,
+    test_dispatch_to_a_late_leader_is_deferred_then_delivered,
     tmux,
     up,
 )
@@ -11,7 +11,7 @@ from tests.process.test_dispatch_killed import (
 __all__ = [
     "foreman",
     "store",
-    "test_a_leader_that_comes_late_gets_what_waited_for_it",
+    "test_dispatch_to_a_late_leader_is_deferred_then_delivered",
     "tmux",
     "up",
 ]

@@ -1,4 +1,4 @@
-"""Adapters and timer workers on PostgreSQL, killed between call and receipt, stopped, away for a while."""
+"""Adapters and timer workers on PostgreSQL: killed between call and receipt, stopped, restarted late."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from tests.process import test_effects_killed
 from tests.process.test_effects_killed import (
     store,
-    test_adapters_killed_between_call_and_receipt_leave_one_receipt_for_each_intent,
-    test_an_adapter_that_stood_still_during_its_call_brings_no_second_receipt,
-    test_timers_that_fell_due_while_nobody_was_there_fire_once,
+    test_adapter_stopped_during_its_call_delivers_no_second_receipt,
+    test_each_effect_has_one_receipt_when_adapters_are_killed_before_the_receipt,
+    test_timers_due_without_a_timer_worker_fire_once_later,
     till,
     up,
     worlds,
@@ -17,9 +17,9 @@ from tests.process.test_effects_killed import (
 
 __all__ = [
     "store",
-    "test_adapters_killed_between_call_and_receipt_leave_one_receipt_for_each_intent",
-    "test_an_adapter_that_stood_still_during_its_call_brings_no_second_receipt",
-    "test_timers_that_fell_due_while_nobody_was_there_fire_once",
+    "test_adapter_stopped_during_its_call_delivers_no_second_receipt",
+    "test_each_effect_has_one_receipt_when_adapters_are_killed_before_the_receipt",
+    "test_timers_due_without_a_timer_worker_fire_once_later",
     "till",
     "up",
     "worlds",

@@ -1,4 +1,4 @@
-"""Worlds and their effects in one process on PostgreSQL, killed while steps are under way."""
+"""Worlds and their effects in one process on PostgreSQL, which is killed during steps."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 
 from tests.process import test_steps_killed
 from tests.process.test_steps_killed import (
-    test_a_process_killed_in_the_middle_of_steps_loses_none_and_doubles_none,
+    test_steps_are_neither_lost_nor_repeated_when_their_process_is_killed,
 )
 
-__all__ = ["test_a_process_killed_in_the_middle_of_steps_loses_none_and_doubles_none"]
+__all__ = ["test_steps_are_neither_lost_nor_repeated_when_their_process_is_killed"]
 
 
 @pytest.fixture(autouse=True)

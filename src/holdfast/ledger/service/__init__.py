@@ -1,14 +1,15 @@
-"""The core of the ledger service: what it decides for one run, without IO.
+"""The core of the ledger service: its decisions about one run, without I/O.
 
-    messages        reports and claims of children, and the reply to a report
-    handlers        `RunService`: one method a request; a decision is a reply, log entries and stored rows
-    group_log       `GroupLog`: decisions in order, several in one commit, replies after it
-    waiting_claims  claims that wait for rows, first come, first served
-    succession      children that take over the grants of a predecessor
-    outcome_chunks  what is stored of a report
+    messages        reports and claims of children, replies to reports
+    handlers        `RunService`: one method per request; a decision is a reply, log entries and rows
+    group_log       `GroupLog`: group commit of decisions in order, replies after the commit
+    waiting_claims  claims that wait for rows, in FIFO order
+    child_handover  children that take over the grants of a predecessor
+    outcome_chunks  the stored rows of a report
+    rate_limits     the call rate and the tokens per minute of a run
     metrics         the figures of a run
 
-No thread, no socket, no store, no clock: the caller brings the time, an `append` and tickets. `spark.office`
-runs it behind sockets with a thread for each connection; `sim.ledger_process` runs the same classes in the
-simulator.
+It has no thread, socket, store or clock. The caller passes the time, an `append` function and
+tickets. The `spark` package runs it behind sockets, with a thread per connection.
+`sim.ledger_process` runs the same classes in the simulator.
 """

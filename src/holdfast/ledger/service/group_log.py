@@ -1,12 +1,13 @@
-"""The group-commit log of a run: decisions join a queue in their order, and one commit takes what has gathered.
+"""The group-commit log of a run: decisions queue in order, and one commit carries all that are
+queued.
 
-A ticket goes with each decision and is settled after the commit that carries it. So the log has the order of the
-decisions, no reply is sent for a decision that is not durable, and a hundred children share an fsync. After a
-commit that failed the board is ahead of the log: every ticket gets the error, nothing more is taken, and the
-process ends. The next one starts from the log.
+Each decision may have a ticket, which is settled after its commit. The log therefore has the order
+of the decisions, no reply is sent before its decision is durable, and many children share one
+fsync. After a failed commit the scheduler is ahead of the log. Every ticket gets the error, the log
+accepts no further decision, and the process exits. Its successor starts from the log.
 
-Nothing here waits or locks. `enqueue`, `take` and `settle` with an error are called under the guard of the board;
-`write` is called outside of it, by one writer.
+This module neither waits nor locks. The lock of the scheduler guards `enqueue`, `take_commit` and
+`settle_commit`. A single writer calls `write_commit` without the lock.
 """
 
 from __future__ import annotations
@@ -15,56 +16,61 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.errors import HoldfastError, StoreError
-from holdfast.ledger.records import LogEntry
+from holdfast.ledger.events import LogEntry
 
-# One commit carries about this much.
+# Approximate maximum size of one commit.
 COMMIT_BYTES_MAX = 32 * 1024 * 1024
-# The number of entries between two checkpoints of the board.
+# The number of entries between two checkpoints of the scheduler.
 CHECKPOINT_ENTRIES = 2000
 
-Put = tuple[bytes, bytes]
-Append = Callable[[Sequence[LogEntry], Sequence[Put], bytes | None], object]
-# Called for each decision that joins the queue; whether it has entries, which change what others may do.
+RowPut = tuple[bytes, bytes]
+Append = Callable[[Sequence[LogEntry], Sequence[RowPut], bytes | None], object]
+# Called for each queued decision. The flag is true if it has entries, which may unblock other
+# requests.
 OnEnqueue = Callable[[bool], None]
 
 
-class Ticket:
-    """Settled when the decision that it goes with is durable, or with the error that prevents it."""
+class DecisionTicket:
+    """A completion handle of one decision. It is settled when the decision is durable or has
+    failed.
+    """
 
     def __init__(self) -> None:
         self.settled = False
         self.error: HoldfastError | None = None
 
     def settle(self, error: HoldfastError | None) -> None:
-        """The first word counts."""
+        """Settle the ticket. Only the first call has an effect."""
         if not self.settled:
             self.error = error
             self.settled = True
             self.wake()
 
     def wake(self) -> None:
-        """Tell the waiting side to look. The callers of the service say how."""
+        """Wake the waiting side. Subclasses implement it."""
 
 
-class Decided(NamedTuple):
-    """One decision in the queue."""
+class QueuedDecision(NamedTuple):
+    """One queued decision."""
 
     entries: Sequence[LogEntry]
-    puts: Sequence[Put]
-    ticket: Ticket | None
+    puts: Sequence[RowPut]
+    ticket: DecisionTicket | None
 
 
-class Commit(NamedTuple):
-    """What one append carries."""
+class LogCommit(NamedTuple):
+    """The content of one append."""
 
     entries: list[LogEntry]
-    puts: list[Put]
+    puts: list[RowPut]
     checkpoint: bytes | None
-    tickets: list[Ticket]
+    tickets: list[DecisionTicket]
 
 
 class GroupLog:
-    """`height` is that of the last decision, durable or not. `error`: a commit failed, for good."""
+    """`height` is the height of the last decision, durable or not. `error` is set after a failed
+    commit.
+    """
 
     def __init__(
         self,
@@ -78,41 +84,46 @@ class GroupLog:
         self._append = append
         self._on_enqueue = on_enqueue
         self._checkpoint_entries = checkpoint_entries
-        self._queue: list[Decided] = []
+        self._queue: list[QueuedDecision] = []
         self._since_checkpoint = 0
 
     @property
     def pending(self) -> int:
-        """Decisions that no commit has taken yet."""
+        """Decisions that no commit carries yet."""
         return len(self._queue)
 
     def enqueue(
-        self, entries: Sequence[LogEntry], puts: Sequence[Put] = (), ticket: Ticket | None = None
+        self,
+        entries: Sequence[LogEntry],
+        puts: Sequence[RowPut] = (),
+        ticket: DecisionTicket | None = None,
     ) -> None:
-        """Log a decision, right after it was made."""
+        """Queue a decision. Call it directly after the decision was made."""
         if self.error is not None:
             raise self.error
         self.height += len(entries)
-        self._queue.append(Decided(entries, puts, ticket))
+        self._queue.append(QueuedDecision(entries, puts, ticket))
         self._on_enqueue(bool(entries))
 
-    def take(self, dump: Callable[[], bytes] | None, most: int | None = None) -> Commit:
-        """The next commit: decisions from the front of the queue. `dump` gives the board as it is now."""
+    def take_commit(self, dump: Callable[[], bytes] | None, limit: int | None = None) -> LogCommit:
+        """Take decisions from the front of the queue for the next commit. `dump` encodes the
+        scheduler's state.
+        """
         size = count = 0
-        for decided in self._queue[:most]:
+        for decided in self._queue[:limit]:
             count += 1
             size += sum(len(value) for _, value in decided.puts)
             if size > COMMIT_BYTES_MAX:
                 break
-        taken, self._queue = self._queue[:count], self._queue[count:]
-        entries = [entry for decided in taken for entry in decided.entries]
-        puts = [put for decided in taken for put in decided.puts]
+        carried, self._queue = self._queue[:count], self._queue[count:]
+        entries = [entry for decided in carried for entry in decided.entries]
+        puts = [put for decided in carried for put in decided.puts]
         self._since_checkpoint += len(entries)
-        tickets = [decided.ticket for decided in taken if decided.ticket is not None]
-        return Commit(entries, puts, self._checkpoint(dump), tickets)
+        tickets = [decided.ticket for decided in carried if decided.ticket is not None]
+        return LogCommit(entries, puts, self._checkpoint_if_due(dump), tickets)
 
-    def write(self, commit: Commit) -> HoldfastError | None:
-        """Append a commit durably; the error when that failed."""
+    def write_commit(self, commit: LogCommit) -> HoldfastError | None:
+        """Append a commit durably; return the error if it failed."""
         if not commit.entries and not commit.puts:
             return None
         try:
@@ -123,8 +134,8 @@ class GroupLog:
             return StoreError(what="log", why=f"{type(error).__name__}: {error}")
         return None
 
-    def settle(self, commit: Commit, error: HoldfastError | None) -> None:
-        """Tell the tickets of a commit how it went; a failed one is the last."""
+    def settle_commit(self, commit: LogCommit, error: HoldfastError | None) -> None:
+        """Settle the tickets of a commit. A failed commit also fails the queue and closes the log."""
         tickets = commit.tickets
         if error is not None:
             self.error = error
@@ -133,8 +144,10 @@ class GroupLog:
         for ticket in tickets:
             ticket.settle(error)
 
-    def _checkpoint(self, dump: Callable[[], bytes] | None) -> bytes | None:
-        """The board as it is after exactly what was taken: only when nothing else is pending."""
+    def _checkpoint_if_due(self, dump: Callable[[], bytes] | None) -> bytes | None:
+        """Dump the state if a checkpoint is due and no decision is queued, so that it matches the
+        commit.
+        """
         if self._since_checkpoint < self._checkpoint_entries or self._queue or dump is None:
             return None
         self._since_checkpoint = 0

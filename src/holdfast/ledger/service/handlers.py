@@ -1,8 +1,8 @@
-"""The decisions of the ledger service about one run: what children report and claim, what time takes back.
+"""Request handlers of the ledger service for one run: reports, claims, leases and timeouts.
 
-`handle` decides: it changes the board at once and says what is to be logged before the reply may be sent.
-`submit` does that and hands the decision to the group log with a ticket. Callers hold whatever guards the service;
-nothing here waits, and no method reads a clock.
+`decide` changes the scheduler at once and returns the entries that must be durable before the reply
+is sent. `submit` also enqueues the decision in the group log with a ticket. The caller holds the
+service's lock. No method blocks or reads a clock.
 """
 
 from __future__ import annotations
@@ -12,370 +12,393 @@ from typing import NamedTuple
 
 from holdfast.errors import Fenced, HoldfastError, IllegalTransition, Invalid, ValueTooLarge
 from holdfast.ledger import runs
-from holdfast.ledger.answers import Answer, Grant, Stop, Wait
-from holdfast.ledger.board import Board, Entries
-from holdfast.ledger.classes import Policy
-from holdfast.ledger.records import Halted, LogEntry, Stopped
-from holdfast.ledger.service.group_log import Commit, GroupLog, Put, Ticket
-from holdfast.ledger.service.messages import Claim, Move, Moved, Step
+from holdfast.ledger.events import LedgerHalted, LogEntry, StopRuleReached
+from holdfast.ledger.replies import ClaimAnswer, NoMoreRows, NoRowsYet, RowGrant
+from holdfast.ledger.run_policy import RunPolicy
+from holdfast.ledger.run_scheduler import LogEntries, RunScheduler
+from holdfast.ledger.service.child_handover import ChildHandover, child_of, unacknowledged_grant
+from holdfast.ledger.service.group_log import DecisionTicket, GroupLog, LogCommit, RowPut
+from holdfast.ledger.service.messages import ClaimRows, Exchange, GrantReport, GrantReportReply
 from holdfast.ledger.service.metrics import RunMetrics
-from holdfast.ledger.service.outcome_chunks import lost_rows, result_chunk
-from holdfast.ledger.service.pace import Limits
-from holdfast.ledger.service.succession import Succession, child_of, granted_before
-from holdfast.ledger.service.waiting_claims import Reply, Rows, WaitingClaim, WaitingClaims
+from holdfast.ledger.service.outcome_chunks import build_chunk, reclaimed_chunk_rows
+from holdfast.ledger.service.rate_limits import RunRateLimits
+from holdfast.ledger.service.waiting_claims import (
+    PendingReply,
+    SeqInterval,
+    WaitingClaim,
+    WaitingClaims,
+)
 
 WAIT_MS_MAX = 5000
 GRANT_BYTES_MAX = 64 * 1024 * 1024
-# One report: the largest result (`row_reports.RESULT_BYTES_MAX`) and what surrounds it.
+# Maximum size of one report: the largest result (`row_reports.RESULT_BYTES_MAX`) and its envelope.
 REPORT_BYTES_MAX = 96 * 1024 * 1024
 
 
-class Decision(NamedTuple):
-    """A reply, and what is durable before it is sent."""
+class ServiceDecision(NamedTuple):
+    """A reply and the data that must be durable before it is sent."""
 
-    reply: Reply
-    entries: Entries
-    puts: list[Put]
-    # Raised to the caller once what was decided before it is durable.
+    reply: PendingReply
+    entries: LogEntries
+    puts: list[RowPut]
+    # Raised to the caller after the earlier decisions of the request are durable.
     failure: Exception | None = None
-    # The illegal move of this request: the run's record is to say it.
-    halted: Halted | None = None
+    # The illegal transition of this request, to be stored in the run's record.
+    halted: LedgerHalted | None = None
 
     @property
     def stopped(self) -> bool:
-        """A stop rule was reached: the run's record is to say it."""
-        return any(isinstance(entry, Stopped) for entry in self.entries)
+        """Whether a stop rule was reached, to be stored in the run's record."""
+        return any(isinstance(entry, StopRuleReached) for entry in self.entries)
 
     @property
-    def idle(self) -> bool:
-        """Nothing was decided: a claim waits, and that need not be durable."""
+    def is_waiting_only(self) -> bool:
+        """Whether the request only waits for rows, which need not be durable."""
         return (
-            not (self.entries or self.puts or self.failure or self.reply.moved)
-            and isinstance(self.reply.answer, Wait)
+            not (self.entries or self.puts or self.failure or self.reply.report_replies)
+            and isinstance(self.reply.answer, NoRowsYet)
         )  # fmt: skip
 
 
 class RunService:
-    """One run at work. `leaving`: its driver is gone; reports are taken, nothing is handed out or begun."""
+    """The service of one active run. `draining`: its driver is gone; reports are accepted, no row
+    is granted or begun.
+    """
 
     def __init__(
-        self, run_id: str, board: Board | None, log: GroupLog, metrics: RunMetrics
+        self, run_id: str, board: RunScheduler | None, log: GroupLog, metrics: RunMetrics
     ) -> None:
         self.run_id = run_id
         self.log = log
         self.metrics = metrics
-        # On calls a second and tokens a minute, over all children.
-        self.limits = Limits(0.0, 0.0, 0)
-        self.leaving = False
-        # The connections that there are, by the names of their owners.
-        self.owners: set[str] = set()
-        self.succession = Succession(self.owners)
+        # Limits of calls per second and tokens per minute, over all children.
+        self.limits = RunRateLimits(0.0, 0.0, 0)
+        self.draining = False
+        # Names of the connected owners.
+        self.connected_owners: set[str] = set()
+        self.handover = ChildHandover(self.connected_owners)
         self.waiting = WaitingClaims()
-        # How large a row of the input is, about.
-        self.row_bytes: Callable[[int], int] = _unknown
-        self._board = board
+        # Returns the approximate size of an input row.
+        self.row_bytes: Callable[[int], int] = _one_byte
+        self._scheduler = board
 
     @property
-    def board(self) -> Board:
-        assert self._board is not None, "the input is not sealed yet"
-        return self._board
+    def scheduler(self) -> RunScheduler:
+        assert self._scheduler is not None, "the input is not sealed yet"
+        return self._scheduler
 
     @property
-    def has_board(self) -> bool:
-        return self._board is not None
+    def has_scheduler(self) -> bool:
+        return self._scheduler is not None
 
     @property
     def running(self) -> bool:
-        """Whether there is a board to decide on: not before the seal, not after a failed commit."""
-        return self._board is not None and self.log.error is None
+        """Whether decisions are possible: after the seal and before a failed commit."""
+        return self._scheduler is not None and self.log.error is None
 
     # --- the log ------------------------------------------------------------------------------
 
-    def begin(self, board: Board, entries: Sequence[LogEntry], ticket: Ticket) -> None:
-        """The input is sealed: the board that its log begins with."""
-        self._board = board
+    def start_log(
+        self, board: RunScheduler, entries: Sequence[LogEntry], ticket: DecisionTicket
+    ) -> None:
+        """Start the log of a sealed input with the first entries of its scheduler."""
+        self._scheduler = board
         self.log.enqueue(entries, (), ticket)
 
-    def take(self, most: int | None = None) -> Commit:
-        """The next commit."""
-        return self.log.take(None if self._board is None else self._board.dump, most)
+    def take_commit(self, limit: int | None = None) -> LogCommit:
+        """Take the next commit from the log."""
+        return self.log.take_commit(
+            None if self._scheduler is None else self._scheduler.dump, limit
+        )
 
-    def settle(self, commit: Commit, error: HoldfastError | None) -> None:
-        """A commit is durable, or failed: then claims that wait are told so, too."""
-        self.log.settle(commit, error)
+    def settle_commit(self, commit: LogCommit, error: HoldfastError | None) -> None:
+        """Settle a commit. A failed one also fails the waiting claims."""
+        self.log.settle_commit(commit, error)
         if error is not None:
-            for waiting in self.waiting.taken(lambda _: True):
+            for waiting in self.waiting.remove_matching(lambda _: True):
                 waiting.ticket.settle(error)
 
-    # --- starting -----------------------------------------------------------------------------
+    # --- start --------------------------------------------------------------------------------
 
-    def start(self, policy: Policy, now_ns: int, *, same_driver: bool) -> None:
-        """Go on with a run from its log. Grants of another driver, which is gone, are taken back."""
-        board = self.board
+    def continue_from_log(self, policy: RunPolicy, now_ns: int, *, same_driver: bool) -> None:
+        """Continue a run from its log. Reclaims the grants of another driver, which is gone."""
+        board = self.scheduler
         if board.halted is not None:
             return
         if not same_driver:
-            self._reclaimed(board.drop_all(now_ns)[1], now_ns)
+            self._log_reclaimed(board.reclaim_all(now_ns)[1], now_ns)
         if policy != board.policy:
-            self._log(board.retune(policy, now_ns)[1], now_ns=now_ns)
+            self._log(board.change_policy(policy, now_ns)[1], now_ns=now_ns)
         if not same_driver:
             self.resume(now_ns)
 
-    def resume(self, now_ns: int, ticket: Ticket | None = None) -> None:
-        """A driver runs it again: the stop rules count anew."""
-        self._log(self.board.resume(now_ns), (), ticket, now_ns=now_ns)
+    def resume(self, now_ns: int, ticket: DecisionTicket | None = None) -> None:
+        """Resume a stopped run for a driver. The stop counts restart."""
+        self._log(self.scheduler.resume(now_ns), (), ticket, now_ns=now_ns)
 
     # --- reports and claims -------------------------------------------------------------------
 
     def submit(
-        self, owner: str, step: Step, data: memoryview, now_ns: int, ticket: Ticket
-    ) -> Decision:
-        """Decide, and log it. The reply is complete and may be sent when the ticket is settled."""
-        decision = self.handle(owner, step, data, now_ns)
-        claim, reply = step.claim, decision.reply
+        self, owner: str, exchange: Exchange, data: memoryview, now_ns: int, ticket: DecisionTicket
+    ) -> ServiceDecision:
+        """Decide and enqueue. The reply is complete and may be sent when the ticket is settled."""
+        decision = self.decide(owner, exchange, data, now_ns)
+        claim, reply = exchange.claim, decision.reply
         waits = (
             claim is not None
-            and step.wait_ms > 0
+            and exchange.wait_ms > 0
             and decision.failure is None
-            and isinstance(reply.answer, Wait)
+            and isinstance(reply.answer, NoRowsYet)
         )
-        if not decision.idle:
+        if not decision.is_waiting_only:
             self.log.enqueue(decision.entries, decision.puts, None if waits else ticket)
         elif not waits:
             ticket.settle(None)
         if waits:
             assert claim is not None
-            until_ns = now_ns + min(step.wait_ms, WAIT_MS_MAX) * 1_000_000
+            until_ns = now_ns + min(exchange.wait_ms, WAIT_MS_MAX) * 1_000_000
             self.waiting.add(WaitingClaim(owner, claim, until_ns, reply, ticket))
         if decision.entries:
             self._serve_waiting(now_ns)
         return decision
 
-    def handle(self, owner: str, step: Step, data: memoryview, now_ns: int) -> Decision:
-        """Take reports, then answer the claim. What was decided before a refusal is logged all the same."""
-        board, was = self.board, self.board.halted
-        reply = Reply([], None)
-        entries: Entries = []
-        puts: list[Put] = []
+    def decide(
+        self, owner: str, exchange: Exchange, data: memoryview, now_ns: int
+    ) -> ServiceDecision:
+        """Accept reports, then answer the claim. Decisions before a refusal are logged too."""
+        board, halted_before = self.scheduler, self.scheduler.halted
+        reply = PendingReply([], None)
+        entries: LogEntries = []
+        puts: list[RowPut] = []
         failure: Exception | None = None
-        # A step that is only answered again tells of no new calls.
-        fresh = not step.moves or not all(
-            board.was_taken(move.epoch, move.n) for move in step.moves
+        # An exchange whose reports are all repeats has no new calls.
+        fresh = not exchange.reports or not all(
+            board.is_report_known(move.epoch, move.report_no) for move in exchange.reports
         )
         try:
             if fresh:
-                entries += board.spend(step.cost, now_ns)
-            self._take_reports(step.moves, data, now_ns, reply.moved, entries, puts)
-            if step.claim is not None:
-                reply.answer = granted_before(board, owner, step.held, now_ns)
+                entries += board.add_cost(exchange.cost, now_ns)
+            self._take_reports(exchange.reports, data, now_ns, reply.report_replies, entries, puts)
+            if exchange.claim is not None:
+                reply.answer = unacknowledged_grant(board, owner, exchange.known_epochs, now_ns)
                 if reply.answer is None:
-                    reply.answer, more = self._claim(owner, step.claim, now_ns)
+                    reply.answer, more = self._claim(owner, exchange.claim, now_ns)
                     entries += more
         except Exception as error:
             failure = error
-        halted = board.halted if was is None else None
+        halted = board.halted if halted_before is None else None
         if halted is not None:
             entries.append(halted)
         if fresh:
-            self.metrics.took(step.calls, step.cost, step.latency, step.tokens)
-            self.limits.settle(step.priced, step.tokens)
-        self._count(entries, now_ns)
-        return Decision(reply, entries, puts, failure, halted)
+            self.metrics.add_calls(exchange.calls, exchange.cost, exchange.latency, exchange.tokens)
+            self.limits.settle(exchange.tokens_estimated, exchange.tokens)
+        self._update_metrics(entries, now_ns)
+        return ServiceDecision(reply, entries, puts, failure, halted)
 
     def _take_reports(
         self,
-        moves: Sequence[Move],
+        reports: Sequence[GrantReport],
         data: memoryview,
         now_ns: int,
-        moved: list[Moved],
-        entries: Entries,
-        puts: list[Put],
+        replies: list[GrantReportReply],
+        entries: LogEntries,
+        puts: list[RowPut],
     ) -> None:
-        """Take each report; what came of it is added to the three lists."""
-        board, at = self.board, 0
-        for move in moves:
-            batch = data[at : at + move.size]
-            at += move.size
+        """Accept each report and append its replies, entries and rows to the three lists."""
+        board, offset = self.scheduler, 0
+        for report in reports:
+            batch = data[offset : offset + report.size]
+            offset += report.size
             height = self.log.height + len(entries) + 1
-            told = move.size + sum(4 * len(one.error) + len(one.raw) for one in move.others)
-            if told > REPORT_BYTES_MAX:
-                raise ValueTooLarge(what="report", bytes=told, max=REPORT_BYTES_MAX)
+            report_bytes = report.size + sum(
+                4 * len(one.error) + len(one.raw) for one in report.resultless
+            )
+            if report_bytes > REPORT_BYTES_MAX:
+                raise ValueTooLarge(what="report", bytes=report_bytes, max=REPORT_BYTES_MAX)
             errors = None
-            if board.policy.stop.same_error:
-                errors = {other.seq: other.error for other in move.others}
+            if board.policy.stop_rules.same_error:
+                errors = {other.seq: other.error for other in report.resultless}
             try:
-                taken, more = board.advance(
-                    move.epoch,
-                    move.n,
-                    move.digest,
-                    done=move.done,
-                    begin=() if self.leaving else move.begin,
+                accepted, more = board.report(
+                    report.epoch,
+                    report.report_no,
+                    report.digest,
+                    done=report.done,
+                    begin=() if self.draining else report.begin,
                     now_ns=now_ns,
                     errors=errors,
                 )
             except Fenced:
-                moved.append(Moved(True, 0, ""))
+                replies.append(GrantReportReply(True, 0, ""))
                 continue
-            stop = taken.stop or ("leaving" if self.leaving else "")
-            moved.append(Moved(False, taken.held, stop))
+            stop = accepted.stop or ("leaving" if self.draining else "")
+            replies.append(GrantReportReply(False, accepted.rows_held, stop))
             if not more:
                 continue
             entries += more
-            chunk = result_chunk(board, move, taken, batch, self.metrics.errors)
+            chunk = build_chunk(board, report, accepted, batch, self.metrics.errors)
             if chunk is not None:
-                page = min(done.lo for done in move.done) // board.policy.page_rows
+                page = min(done.lo for done in report.done) // board.policy.page_rows
                 puts += runs.chunk_rows(self.run_id, page, height, chunk)
 
-    def _claim(self, owner: str, claim: Claim, now_ns: int) -> tuple[Answer, Entries]:
-        if self.leaving:
-            return Stop("leaving"), []
-        board = self.board
+    def _claim(self, owner: str, claim: ClaimRows, now_ns: int) -> tuple[ClaimAnswer, LogEntries]:
+        if self.draining:
+            return NoMoreRows("leaving"), []
+        board = self.scheduler
         hi = board.size if claim.hi < 0 else min(claim.hi, board.size)
         rows = claim.rows
         if not board.policy.batch_rows:
-            # Towards the end the rest is shared out, so that no child is left with all of it.
+            # Near the end, split the remaining rows between the children.
             left = board.size - sum(board.ended)
-            fair = left // (2 * max(len(self.owners), 1))
-            # Rows may be whole documents: what is handed out must fit into a frame.
+            fair = left // (2 * max(len(self.connected_owners), 1))
+            # Rows may be whole documents. A grant must fit into one frame.
             next_up = board.unseen.first(claim.lo, hi) or (claim.lo, hi)
             fair = min(fair, GRANT_BYTES_MAX // self.row_bytes(next_up[0]))
             rows = max(min(rows, fair), 1)
         return board.claim(owner, rows, now_ns=now_ns, lo=claim.lo, hi=hi, begin=claim.begin)
 
-    # --- claims that wait ---------------------------------------------------------------------
+    # --- waiting claims -----------------------------------------------------------------------
 
     def _serve_waiting(self, now_ns: int) -> None:
-        """Answer claims that wait, the first first, as long as there are rows, or an end, for them."""
-        for first in self.waiting.first():
+        """Answer waiting claims in FIFO order while rows or a final answer are available."""
+        for first in self.waiting.queue_heads():
             waiting: WaitingClaim | None = first
-            while waiting is not None and self._claimable(waiting.rows, now_ns):
-                if not self._answered(waiting, now_ns):
+            while waiting is not None and self._can_answer(waiting.rows, now_ns):
+                if not self._answer_waiting(waiting, now_ns):
                     break
-                waiting = self.waiting.next(first.rows)
+                waiting = self.waiting.next_waiting(first.rows)
 
-    def _answered(self, waiting: WaitingClaim, now_ns: int, *, last: bool = False) -> bool:
-        """Grant rows to a waiting claim and log the grant. `last`: the claim has timed out and is answered with `Wait`."""
+    def _answer_waiting(
+        self, waiting: WaitingClaim, now_ns: int, *, timed_out: bool = False
+    ) -> bool:
+        """Grant rows to a waiting claim and log the grant. A timed-out claim is answered with
+        `NoRowsYet`.
+        """
         answer, entries = self._claim(waiting.owner, waiting.claim, now_ns)
-        self._count(entries, now_ns)
-        if isinstance(answer, Wait) and not last:
+        self._update_metrics(entries, now_ns)
+        if isinstance(answer, NoRowsYet) and not timed_out:
             if entries:
                 self.log.enqueue(entries)
             return False
         waiting.reply.answer = answer
         self.waiting.remove(waiting)
-        # Behind its own reports, which are in the queue or durable.
+        # The reports of this claim are queued before it or durable.
         self.log.enqueue(entries, (), waiting.ticket)
         return True
 
-    def _claimable(self, rows: Rows, now_ns: int) -> bool:
-        """Whether a child that asks for these rows would be told anything but to wait."""
+    def _can_answer(self, rows: SeqInterval, now_ns: int) -> bool:
+        """Return whether a claim of these rows would get an answer other than to wait."""
         lo, hi = rows
-        hi = self.board.size if hi < 0 else min(hi, self.board.size)
-        return self.leaving or self.board.would_answer(lo, hi, now_ns)
+        hi = self.scheduler.size if hi < 0 else min(hi, self.scheduler.size)
+        return self.draining or self.scheduler.can_answer_claim(lo, hi, now_ns)
 
     def next_due_ns(self) -> int | None:
-        """When a row that claims wait for is due for its next try. None: no such row."""
-        if not self.waiting or not self.board.resting:
+        """The due time of the next retry that a claim waits for; None if there is none."""
+        if not self.waiting or not self.scheduler.backoff_heap:
             return None
-        return self.board.resting[0][0]
+        return self.scheduler.backoff_heap[0][0]
 
-    def leave(self, now_ns: int) -> None:
-        """Hand out nothing more. Claims that wait are told so."""
-        self.leaving = True
+    def drain(self, now_ns: int) -> None:
+        """Stop granting rows and answer the waiting claims."""
+        self.draining = True
         if self.running:
             self._serve_waiting(now_ns)
 
     # --- children -----------------------------------------------------------------------------
 
     def heartbeat(self, epochs: Sequence[int], now_ns: int) -> list[int]:
-        """Renew these grants; returns the epochs that are fenced."""
+        """Renew these grants; return the epochs that are fenced."""
         lost = []
         for epoch in epochs:
             try:
-                self.board.heartbeat(epoch, now_ns)
+                self.scheduler.heartbeat(epoch, now_ns)
             except Fenced:
                 lost.append(epoch)
         return lost
 
-    def keep(self, child: str, now_ns: int) -> None:
-        """The process of a child lives: renew what it holds."""
-        if self.has_board:
-            self.succession.keep(self.board, child, now_ns)
+    def renew_child(self, child: str, now_ns: int) -> None:
+        """Renew the grants of a child whose process is alive."""
+        if self.has_scheduler:
+            self.handover.renew_grants(self.scheduler, child, now_ns)
 
-    def hand_over(self, child: str, now_ns: int) -> None:
-        """A child is about to end; its successor takes what it holds."""
-        self.keep(child, now_ns)
-        self.succession.hand_over(child)
+    def announce_handover(self, child: str, now_ns: int) -> None:
+        """Announce that a child is about to exit and its successor takes over its grants."""
+        self.renew_child(child, now_ns)
+        self.handover.announce(child)
 
-    def inherit(self, owner: str, held: list[int], now_ns: int) -> tuple[Grant, int] | None:
-        """A grant of the predecessor of this child, if there is one more."""
-        if self.leaving:
+    def next_inherited_grant(
+        self, owner: str, known_epochs: list[int], now_ns: int
+    ) -> tuple[RowGrant, int] | None:
+        """Return the next grant of this child's predecessor, or None."""
+        if self.draining:
             return None
-        if self.succession.has_predecessor(owner):
+        if self.handover.is_predecessor_connected(owner):
             child = child_of(owner)
             raise Invalid(what="successor", why="its predecessor is connected", owner=child)
-        return self.succession.next_grant(self.board, owner, held, now_ns)
+        return self.handover.next_grant(self.scheduler, owner, known_epochs, now_ns)
 
     def on_disconnect(self, owner: str, now_ns: int) -> None:
-        """A connection closed: what it held is free again, before any lease runs out."""
-        self.owners.discard(owner)
-        for waiting in self.waiting.taken(lambda one: one.owner == owner):
+        """Reclaim the grants of a closed connection before their lease expires."""
+        self.connected_owners.discard(owner)
+        for waiting in self.waiting.remove_matching(lambda claim: claim.owner == owner):
             waiting.ticket.settle(None)
         if not self.running:
             return
-        # Grants that outlived a service are under the name that its line had there.
+        # Grants from before a service restart have the owner name of the former connection.
         child = child_of(owner)
-        if self.succession.is_handed_over(child):
-            # Until a lease runs out, no other child is given its rows.
+        if self.handover.is_handed_over(child):
+            # Its rows stay reserved for the successor until the lease expires.
             return
-        for name in self.board.owners():
-            if child_of(name) == child and name not in self.owners:
-                self._reclaimed(self.board.drop(name, now_ns)[1], now_ns)
+        for name in self.scheduler.owners():
+            if child_of(name) == child and name not in self.connected_owners:
+                self._log_reclaimed(self.scheduler.reclaim_owner(name, now_ns)[1], now_ns)
 
-    # --- time, the end ------------------------------------------------------------------------
+    # --- time and completion ------------------------------------------------------------------
 
     def tick(self, now_ns: int) -> None:
-        """What time alone brings: leases that run out, the end of a grace, claims whose time is up."""
+        """Apply timed changes: lease expiry, the end of the grace period, claim timeouts."""
         if not self.running:
             return
-        board = self.board
+        board = self.scheduler
         if board.halted is None:
-            entries = board.expire(now_ns)[1] + board.end_grace(now_ns)[1]
-            self._reclaimed(entries, now_ns)
-        if board.resting and board.resting[0][0] <= now_ns:
+            entries = board.expire(now_ns)[1] + board.end_cancel_grace(now_ns)[1]
+            self._log_reclaimed(entries, now_ns)
+        if board.backoff_heap and board.backoff_heap[0][0] <= now_ns:
             self._serve_waiting(now_ns)
-        for waiting in self.waiting.late(now_ns):
-            self._answered(waiting, now_ns, last=True)
+        for waiting in self.waiting.timed_out(now_ns):
+            self._answer_waiting(waiting, now_ns, timed_out=True)
 
-    def cancel(self, now_ns: int, ticket: Ticket | None = None) -> bool:
-        """No more rows are handed out or begun; what is begun has the grace to end. False: all has ended."""
-        self._log(self.board.cancel(now_ns)[1], (), ticket, now_ns=now_ns)
-        return self.board.cancelling
+    def cancel(self, now_ns: int, ticket: DecisionTicket | None = None) -> bool:
+        """Cancel the run. Begun rows get the grace period. Returns False if all rows are final."""
+        self._log(self.scheduler.cancel(now_ns)[1], (), ticket, now_ns=now_ns)
+        return self.scheduler.cancelling
 
-    def committed(self, upto: int, now_ns: int, ticket: Ticket | None = None) -> None:
-        """Rows up to here are in the sink. An illegal commit halts the run: that is logged, and raised."""
-        was = self.board.halted
+    def mark_committed(self, upto: int, now_ns: int, ticket: DecisionTicket | None = None) -> None:
+        """Record that rows up to `upto` are in the sink. An illegal commit halts the run, is logged
+        and raised.
+        """
+        halted_before = self.scheduler.halted
         try:
-            _, entries = self.board.commit(upto, upto - 1, now_ns)
+            _, entries = self.scheduler.commit(upto, upto - 1, now_ns)
         except IllegalTransition:
-            if was is None and self.board.halted is not None:
-                self._log([self.board.halted], now_ns=now_ns)
+            if halted_before is None and self.scheduler.halted is not None:
+                self._log([self.scheduler.halted], now_ns=now_ns)
             raise
         self._log(entries, (), ticket, now_ns=now_ns)
 
-    def _reclaimed(self, entries: Entries, now_ns: int) -> None:
-        """Log what was taken back, and the rows that failed by it."""
+    def _log_reclaimed(self, entries: LogEntries, now_ns: int) -> None:
+        """Log reclaimed grants and the rows that failed by them."""
         if entries:
-            self._count(entries, now_ns)
+            self._update_metrics(entries, now_ns)
             first, errors = self.log.height + 1, self.metrics.errors
-            puts = lost_rows(self.board, self.run_id, entries, first, errors)
+            puts = reclaimed_chunk_rows(self.scheduler, self.run_id, entries, first, errors)
             self._log(entries, puts, now_ns=now_ns)
 
     def _log(
         self,
         entries: Sequence[LogEntry],
-        puts: Sequence[Put] = (),
-        ticket: Ticket | None = None,
+        puts: Sequence[RowPut] = (),
+        ticket: DecisionTicket | None = None,
         *,
         now_ns: int,
     ) -> None:
@@ -383,12 +406,12 @@ class RunService:
         if entries:
             self._serve_waiting(now_ns)
 
-    # --- figures ------------------------------------------------------------------------------
+    # --- metrics ------------------------------------------------------------------------------
 
-    def progress(self, now_ns: int, reused: int) -> runs.Progress:
-        if not self.has_board:
-            return runs.Progress(now_ns, self.metrics.started_ns, [0] * 8)
-        board = self.board
+    def progress(self, now_ns: int, reused: int) -> runs.RunProgress:
+        if not self.has_scheduler:
+            return runs.RunProgress(now_ns, self.metrics.started_ns, [0] * 8)
+        board = self.scheduler
         return self.metrics.progress(
             now_ns,
             counts=board.ledger.counts(),
@@ -397,17 +420,17 @@ class RunService:
             retries=board.retries,
             reclaims=board.reclaims,
             fenced=board.fenced,
-            tasks=len(self.owners),
+            tasks=len(self.connected_owners),
             height=self.log.height,
-            tokens_left=self.limits.left(now_ns),
+            tokens_left=self.limits.tokens_left(now_ns),
         )
 
-    def _count(self, entries: Entries, now_ns: int) -> None:
-        """What decisions mean for the figures."""
-        ledger = self.board.ledger
-        self.metrics.moved(entries)
-        self.metrics.stand(now_ns, sum(ledger.ended), ledger.in_flight_count)
+    def _update_metrics(self, entries: LogEntries, now_ns: int) -> None:
+        """Update the metrics from new entries."""
+        ledger = self.scheduler.ledger
+        self.metrics.add_final_failures(entries)
+        self.metrics.update_counts(now_ns, sum(ledger.ended), ledger.in_flight_count)
 
 
-def _unknown(_: int) -> int:
+def _one_byte(_: int) -> int:
     return 1

@@ -1,24 +1,26 @@
-"""What a child and the ledger service tell each other of rows. `spark.wire` carries these in frames.
+"""Messages between children and the ledger service about rows. `spark.ledger_protocol` carries them in
+frames.
 
-Headers are typed structs, so a message that does not fit is refused, never half understood.
+Headers are typed structs. A malformed message is refused as a whole.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from holdfast.ledger.events import FinishedRange
 from holdfast.ledger.ranges import Range
-from holdfast.ledger.records import Done
-from holdfast.ledger.runs import Stored
+from holdfast.ledger.runs import SpoolObject
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A header. Fields are positional on the wire."""
+class WireMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A message header. Its fields are positional on the wire."""
 
 
-class Other(Message, frozen=True):
-    """A row that ended without a result: skipped or failed. `state` is its ledger state; `raw` is the
-    text of a result that did not fit the schema."""
+class ResultlessRowReport(WireMessage, frozen=True, tag="Other"):
+    """A row that ended without a result: skipped or failed. `state` is its ledger state. `raw` is
+    the text of a result that did not match the schema.
+    """
 
     seq: int
     state: int
@@ -28,25 +30,27 @@ class Other(Message, frozen=True):
     raw: str = ""
 
 
-class Move(Message, frozen=True):
-    """A report of one grant: what ended, what begins. Results are in the attachment, `size` bytes."""
+class GrantReport(WireMessage, frozen=True, tag="Move"):
+    """A report of one grant: finished rows and rows to begin. The attachment has the results,
+    `size` bytes.
+    """
 
     epoch: int
-    n: int
+    report_no: int
     digest: bytes
-    done: list[Done]
+    done: list[FinishedRange]
     begin: list[Range]
     seqs: bytes
     lo: int
-    others: list[Other]
+    resultless: list[ResultlessRowReport]
     size: int
-    # With a spool: the object that holds the results, which are of [lo, hi), and `raw` of the others.
-    at: Stored | None = None
+    # With a spool: the object that holds the results of [lo, hi) and the `raw` texts.
+    spool_object: SpoolObject | None = None
     hi: int = 0
 
 
-class Claim(Message, frozen=True):
-    """Ask for rows in [lo, hi); `begin` of the first are begun at once. hi = -1: to the end."""
+class ClaimRows(WireMessage, frozen=True, tag="Claim"):
+    """A request for rows in [lo, hi). The first `begin` of them begin at once. hi = -1: to the end."""
 
     rows: int
     begin: int
@@ -54,25 +58,29 @@ class Claim(Message, frozen=True):
     hi: int = -1
 
 
-class Step(Message, frozen=True):
-    """Report and ask in one frame, one commit. `wait_ms` only for a child without a grant; `held` are
-    the grants it knows of, so that one whose answer was lost with a service is given once more."""
+class Exchange(WireMessage, frozen=True, tag="Step"):
+    """Reports and a claim in one frame and one commit. Only a child without a grant sets `wait_ms`.
+    `known_epochs` are the grants that the child knows. The service sends a missing one again, whose
+    reply was lost with a former service.
+    """
 
-    moves: list[Move]
-    claim: Claim | None
+    reports: list[GrantReport]
+    claim: ClaimRows | None
     wait_ms: int
     calls: int
     cost: float
     latency: list[int]
-    held: list[int] = []
-    # Tokens that the ended calls used, and the estimate under which the service admitted them.
+    known_epochs: list[int] = []
+    # Tokens used by the finished calls, and the estimate under which the service admitted them.
     tokens: int = 0
-    priced: int = 0
+    tokens_estimated: int = 0
 
 
-class Moved(Message, frozen=True):
-    """Of one move: `lost` when the grant is no longer the child's; else what it still holds."""
+class GrantReportReply(WireMessage, frozen=True, tag="Moved"):
+    """The reply to one report. `lost`: the child no longer owns the grant. Otherwise `rows_left`
+    rows remain.
+    """
 
     lost: bool
-    left: int
+    rows_left: int
     stop: str

@@ -1,77 +1,96 @@
-"""What is stored of a report: the results, and how rows without a result ended, if for good."""
+"""Outcome chunks: the stored results of a report and the final outcomes of rows without a result."""
 
 from __future__ import annotations
 
 from holdfast.ledger import runs
-from holdfast.ledger.answers import Taken
-from holdfast.ledger.board import Board, Entries
-from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.error_groups import ErrorGroups
-from holdfast.ledger.ranges import Ranges
-from holdfast.ledger.records import Part, Reclaimed
-from holdfast.ledger.service.group_log import Put
-from holdfast.ledger.service.messages import Move
-from holdfast.ledger.states import State
+from holdfast.ledger.events import GrantReclaimed, RowRange
+from holdfast.ledger.ranges import RowRanges
+from holdfast.ledger.replies import ReportAccepted
+from holdfast.ledger.run_policy import ErrorClass
+from holdfast.ledger.run_scheduler import LogEntries, RunScheduler
+from holdfast.ledger.service.group_log import RowPut
+from holdfast.ledger.service.messages import GrantReport
+from holdfast.ledger.states import RowState
 
-GONE = "its interpreter died, or its lease ran out, at every try"
+LOST_ROW_ERROR = "its interpreter died, or its lease ran out, at every try"
 
 
-def result_chunk(
-    board: Board, move: Move, taken: Taken, batch: memoryview, errors: ErrorGroups
-) -> runs.Chunk | None:
-    """The chunk of a report that was taken; `errors` counts the failures."""
-    if not move.done:
+def build_chunk(
+    board: RunScheduler,
+    report: GrantReport,
+    accepted: ReportAccepted,
+    batch: memoryview,
+    errors: ErrorGroups,
+) -> runs.OutcomeChunk | None:
+    """Build the chunk of an accepted report. `errors` counts its failures."""
+    if not report.done:
         return None
-    again = Ranges()
-    for one in taken.retried:
-        again.add(one.lo, one.hi)
-    others = []
-    for other in move.others:
-        final = not again.holds(other.seq, other.seq + 1)
-        if other.state == State.TERMINAL_FAIL:
-            errors.add(other.error_class, other.error, rows=int(final))
+    retried = RowRanges()
+    for one in accepted.retried:
+        retried.add(one.lo, one.hi)
+    resultless = []
+    for row in report.resultless:
+        final = not retried.contains(row.seq, row.seq + 1)
+        if row.state == RowState.TERMINAL_FAIL:
+            errors.add(row.error_class, row.error, rows=int(final))
         if final:
-            tries = _tries(board, other.seq)
-            others.append(
-                runs.Other(other.seq, other.state, tries, other.error_class, other.error, other.raw)
+            tries = _attempts_of(board, row.seq)
+            resultless.append(
+                runs.ResultlessRow(row.seq, row.state, tries, row.error_class, row.error, row.raw)
             )
-    if not others and not batch and move.at is None:
+    if not resultless and not batch and report.spool_object is None:
         return None
-    tried = [
-        Part(lo, hi, tries + 1)
-        for done in move.done
-        if done.code == State.TERMINAL_SUCCESS
-        for lo, hi, tries in board.ledger.tries(done.lo, done.hi)
+    retried_successes = [
+        RowRange(lo, hi, tries + 1)
+        for done in report.done
+        if done.code == RowState.TERMINAL_SUCCESS
+        for lo, hi, tries in board.ledger.attempts_by_range(done.lo, done.hi)
         if tries
     ]
-    return runs.Chunk(
-        move.lo, move.seqs, bytes(batch), others, tried, 0.0, 0, [], at=move.at, hi=move.hi
+    return runs.OutcomeChunk(
+        report.lo,
+        report.seqs,
+        bytes(batch),
+        resultless,
+        retried_successes,
+        0.0,
+        0,
+        [],
+        at=report.spool_object,
+        hi=report.hi,
     )
 
 
-def lost_rows(
-    board: Board, run_id: str, entries: Entries, first_height: int, errors: ErrorGroups
-) -> list[Put]:
-    """Chunks of rows that a reclaim failed for good: no child is left to report them."""
-    puts: list[Put] = []
+def reclaimed_chunk_rows(
+    board: RunScheduler, run_id: str, entries: LogEntries, first_height: int, errors: ErrorGroups
+) -> list[RowPut]:
+    """Build the chunk rows of rows that a reclaim failed: no child remains to report them."""
+    puts: list[RowPut] = []
     page_rows = board.policy.page_rows
-    kind = int(ErrorClass.LEASE_EXPIRED)
+    error_class = int(ErrorClass.LEASE_EXPIRED)
     for height, entry in enumerate(entries, first_height):
-        if not isinstance(entry, Reclaimed):
+        if not isinstance(entry, GrantReclaimed):
             continue
-        pages: dict[int, list[runs.Other]] = {}
+        pages: dict[int, list[runs.ResultlessRow]] = {}
         for lo, hi in entry.failed:
             for seq in range(lo, hi):
-                errors.add(kind, GONE, rows=1)
-                other = runs.Other(seq, int(State.TERMINAL_FAIL), _tries(board, seq), kind, GONE)
-                pages.setdefault(seq // page_rows, []).append(other)
+                errors.add(error_class, LOST_ROW_ERROR, rows=1)
+                row = runs.ResultlessRow(
+                    seq,
+                    int(RowState.TERMINAL_FAIL),
+                    _attempts_of(board, seq),
+                    error_class,
+                    LOST_ROW_ERROR,
+                )
+                pages.setdefault(seq // page_rows, []).append(row)
         for page, others in pages.items():
-            chunk = runs.Chunk(0, b"", b"", others, [], 0.0, 0, [])
+            chunk = runs.OutcomeChunk(0, b"", b"", others, [], 0.0, 0, [])
             puts += runs.chunk_rows(run_id, page, height, chunk)
     return puts
 
 
-def _tries(board: Board, seq: int) -> int:
-    """How often a row was tried, the last time included."""
-    [(_, _, retries)] = board.ledger.tries(seq, seq + 1)
+def _attempts_of(board: RunScheduler, seq: int) -> int:
+    """Return the number of tries of a row, including the last."""
+    [(_, _, retries)] = board.ledger.attempts_by_range(seq, seq + 1)
     return retries + 1

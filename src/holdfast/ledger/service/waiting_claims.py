@@ -1,7 +1,7 @@
-"""Claims that wait for rows, first come, first served.
+"""Waiting claims: parked requests for rows, in FIFO order.
 
-A decision that frees rows answers the first claim that waits for such rows, then the next, as long as rows are
-left. So a report costs the same however many children have nothing to do.
+A decision that frees rows answers the first claim that waits for such rows, then the next, while
+rows are left. The cost of a report does not depend on the number of idle children.
 """
 
 from __future__ import annotations
@@ -9,31 +9,36 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from holdfast.ledger.answers import Answer
-from holdfast.ledger.service.group_log import Ticket
-from holdfast.ledger.service.messages import Claim, Moved
+from holdfast.ledger.replies import ClaimAnswer
+from holdfast.ledger.service.group_log import DecisionTicket
+from holdfast.ledger.service.messages import ClaimRows, GrantReportReply
 
-# The rows that a child asks for, [lo, hi).
-Rows = tuple[int, int]
+# The requested rows, [lo, hi).
+SeqInterval = tuple[int, int]
 
 
-class Reply:
-    """The answers to a child's reports and to its claim. They are sent once the log has the ticket's entries."""
+class PendingReply:
+    """The replies to a child's reports and claim. They are sent after the ticket is settled."""
 
-    __slots__ = ("answer", "moved")
+    __slots__ = ("answer", "report_replies")
 
-    def __init__(self, moved: list[Moved], answer: Answer | None) -> None:
-        self.moved = moved
+    def __init__(self, report_replies: list[GrantReportReply], answer: ClaimAnswer | None) -> None:
+        self.report_replies = report_replies
         self.answer = answer
 
 
 class WaitingClaim:
-    """A claim whose reply is not sent yet."""
+    """A claim without a reply yet."""
 
     __slots__ = ("claim", "owner", "reply", "ticket", "until_ns")
 
     def __init__(
-        self, owner: str, claim: Claim, until_ns: int, reply: Reply, ticket: Ticket
+        self,
+        owner: str,
+        claim: ClaimRows,
+        until_ns: int,
+        reply: PendingReply,
+        ticket: DecisionTicket,
     ) -> None:
         self.owner = owner
         self.claim = claim
@@ -42,15 +47,15 @@ class WaitingClaim:
         self.ticket = ticket
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> SeqInterval:
         return self.claim.lo, self.claim.hi
 
 
 class WaitingClaims:
-    """One queue for each interval that is asked for."""
+    """One queue per requested interval."""
 
     def __init__(self) -> None:
-        self._queues: dict[Rows, deque[WaitingClaim]] = {}
+        self._queues: dict[SeqInterval, deque[WaitingClaim]] = {}
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
@@ -61,11 +66,11 @@ class WaitingClaims:
     def add(self, waiting: WaitingClaim) -> None:
         self._queues.setdefault(waiting.rows, deque()).append(waiting)
 
-    def first(self) -> list[WaitingClaim]:
-        """The first of each queue."""
+    def queue_heads(self) -> list[WaitingClaim]:
+        """The first claim of each queue."""
         return [queue[0] for queue in self._queues.values()]
 
-    def next(self, rows: Rows) -> WaitingClaim | None:
+    def next_waiting(self, rows: SeqInterval) -> WaitingClaim | None:
         queue = self._queues.get(rows)
         return queue[0] if queue else None
 
@@ -75,15 +80,15 @@ class WaitingClaims:
         if not queue:
             del self._queues[waiting.rows]
 
-    def taken(self, wanted: Callable[[WaitingClaim], bool]) -> list[WaitingClaim]:
-        """Remove those that are wanted, in order."""
-        found = [waiting for waiting in self._all() if wanted(waiting)]
-        for waiting in found:
+    def remove_matching(self, predicate: Callable[[WaitingClaim], bool]) -> list[WaitingClaim]:
+        """Remove the matching claims and return them in order."""
+        matching = [waiting for waiting in self._all() if predicate(waiting)]
+        for waiting in matching:
             self.remove(waiting)
-        return found
+        return matching
 
-    def late(self, now_ns: int) -> list[WaitingClaim]:
-        """Those whose time is up."""
+    def timed_out(self, now_ns: int) -> list[WaitingClaim]:
+        """The claims whose timeout has passed."""
         return [waiting for waiting in self._all() if waiting.until_ns <= now_ns]
 
     def _all(self) -> Iterator[WaitingClaim]:

@@ -1,1 +1,1 @@
-"""The HTTP server: `server` listens, `connection` carries requests, `tasks` serves them."""
+"""The HTTP server: `server` accepts connections, `connection` reads requests, `task_routes` handles them."""

@@ -1,7 +1,6 @@
-"""Answers over HTTP, and what goes wrong: which status an error has, and the body that tells of it.
+"""HTTP responses and error documents: maps each error to a status and an RFC 9457 problem body.
 
-A problem is an RFC 9457 body with the error's `code`, which is stable text for machines, and `retryable`,
-which says whether the same request may succeed later.
+The body has the error's stable `code`, and `retryable`: whether the same request may succeed later.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from holdfast.errors import (
 )
 
 RETRY_AFTER_S = 1
-# As RFC 9110 has them. Python took these names over in 3.13, and an answer is the same with every version.
-PHRASES = {
+# The reason phrases of RFC 9110. Python adopted them in 3.13; responses must not depend on the version.
+REASON_PHRASES = {
     413: "Content Too Large",
     414: "URI Too Long",
     416: "Range Not Satisfiable",
@@ -35,27 +34,27 @@ PHRASES = {
 }
 
 
-def phrase_of(status: HTTPStatus) -> str:
-    return PHRASES.get(status, status.phrase)
+def reason_phrase(status: HTTPStatus) -> str:
+    return REASON_PHRASES.get(status, status.phrase)
 
 
-class Response(NamedTuple):
+class HttpResponse(NamedTuple):
     status: int
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
-    kind: str = "application/json"
-    # What is to be done if whoever asked is gone and cannot be told.
+    content_type: str = "application/json"
+    # Called if the response cannot be delivered to the client.
     undo: Callable[[], Awaitable[None]] | None = None
 
 
 class BadRequest(Invalid):
     code = "bad_request"
-    hint = "this is not a request that we understand"
+    hint = "the server cannot parse this request"
 
 
 class LengthRequired(Invalid):
     code = "length_required"
-    hint = "send Content-Length; chunks are not taken"
+    hint = "send Content-Length; chunked bodies are not supported"
 
 
 class HeadTooLarge(Invalid):
@@ -64,7 +63,7 @@ class HeadTooLarge(Invalid):
 
 class BodyTooLarge(Invalid):
     code = "body_too_large"
-    hint = "send smaller batches, and keep large data outside"
+    hint = "send smaller batches, and store large data elsewhere"
 
 
 class NoRoute(NotFound):
@@ -76,60 +75,60 @@ class WrongMethod(Invalid):
     code = "method_not_allowed"
 
 
-class WrongType(Invalid):
+class WrongContentType(Invalid):
     code = "unsupported_media_type"
-    hint = "send JSON, and say so: Content-Type: application/json"
+    hint = "send JSON with the header Content-Type: application/json"
 
 
 class Unauthorized(Invalid):
     code = "unauthorized"
-    hint = "send Authorization: Bearer with the token that the server was started with"
+    hint = "send the header Authorization: Bearer TOKEN with the server's token"
 
 
 class Forbidden(Invalid):
     code = "forbidden"
 
 
-class TooSlow(Timeout):
+class RequestTooSlow(Timeout):
     code = "too_slow"
     hint = "the request took too long to arrive"
 
 
-class TooMany(Busy):
+class ServerOverloaded(Busy):
     code = "too_many"
-    hint = "the server has as many connections, or bytes in flight, as it takes"
+    hint = "the server has reached its limit of connections or of bytes in flight"
 
 
-class Stopping(Busy):
+class ServerStopping(Busy):
     code = "stopping"
-    hint = "the server is on its way out; ask another one, or again"
+    hint = "the server is stopping; use another server, or retry"
 
 
-# The first line that fits says which status an error has.
+# The first matching class determines the status of an error.
 _STATUS: tuple[tuple[type[HoldfastError], HTTPStatus], ...] = (
     (LengthRequired, HTTPStatus.LENGTH_REQUIRED),
     (HeadTooLarge, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE),
     (BodyTooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     (ValueTooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     (WrongMethod, HTTPStatus.METHOD_NOT_ALLOWED),
-    (WrongType, HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
+    (WrongContentType, HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
     (Unauthorized, HTTPStatus.UNAUTHORIZED),
     (Forbidden, HTTPStatus.FORBIDDEN),
     (BadRequest, HTTPStatus.BAD_REQUEST),
     (KeyConflict, HTTPStatus.CONFLICT),
     (Conflict, HTTPStatus.CONFLICT),
     (Invalid, HTTPStatus.UNPROCESSABLE_ENTITY),
-    # The store is gone, which says nothing about the task or world that was asked for.
+    # StoreGone is a NotFound, but the store is missing, not the requested task or world.
     (StoreGone, HTTPStatus.INTERNAL_SERVER_ERROR),
     (NotFound, HTTPStatus.NOT_FOUND),
-    (TooSlow, HTTPStatus.REQUEST_TIMEOUT),
+    (RequestTooSlow, HTTPStatus.REQUEST_TIMEOUT),
     (Timeout, HTTPStatus.GATEWAY_TIMEOUT),
     (Busy, HTTPStatus.SERVICE_UNAVAILABLE),
     (StoreFull, HTTPStatus.INSUFFICIENT_STORAGE),
 )
 
 
-def problem(error: HoldfastError) -> Response:
+def problem_response(error: HoldfastError) -> HttpResponse:
     status = next((s for kind, s in _STATUS if isinstance(error, kind)), None)
     if status is None:
         status = (
@@ -137,7 +136,7 @@ def problem(error: HoldfastError) -> Response:
         )
     document = {
         "type": "about:blank",
-        "title": phrase_of(status),
+        "title": reason_phrase(status),
         "status": int(status),
         "detail": str(error),
         "code": error.code,
@@ -150,21 +149,23 @@ def problem(error: HoldfastError) -> Response:
         headers.append(("Allow", ", ".join(error.fields.get("allowed", ()))))
     if status is HTTPStatus.SERVICE_UNAVAILABLE:
         headers.append(("Retry-After", str(RETRY_AFTER_S)))
-    return Response(int(status), encode(document), tuple(headers), "application/problem+json")
+    return HttpResponse(
+        int(status), encode_json(document), tuple(headers), "application/problem+json"
+    )
 
 
-def internal() -> Response:
-    """Our fault. What happened is told where we run, and not to whoever asked."""
+def internal_error_response() -> HttpResponse:
+    """Return a response for an internal error. The details are logged, not sent to the client."""
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     document = {
         "type": "about:blank",
-        "title": phrase_of(status),
+        "title": reason_phrase(status),
         "status": int(status),
         "code": "internal",
         "retryable": False,
     }
-    return Response(int(status), encode(document), (), "application/problem+json")
+    return HttpResponse(int(status), encode_json(document), (), "application/problem+json")
 
 
-def encode(document: Any) -> bytes:
+def encode_json(document: Any) -> bytes:
     return msgspec.json.encode(document)

@@ -1,10 +1,11 @@
-"""The HTTP server: a socket, an event loop in a thread of its own, and its connections.
+"""The HTTP server: a socket, an event loop in a dedicated thread, and its connections.
 
-- Whatever waits for the store waits as a future, and reads run in a few threads. A client that is slow
-  costs its connection and nobody's time.
-- Stopping answers what is under way, ends long polls with what they have, and closes the rest.
+- Commits are awaited as futures, and reads run in a thread pool. A slow client delays only its own
+  connection.
+- On stop the server finishes running requests, ends long polls with their current result, and closes all
+  other connections.
 
-The standard library only: workers in other languages need no more than what the core needs.
+It uses only the standard library, so that workers in other languages add no dependency.
 """
 
 from __future__ import annotations
@@ -22,54 +23,54 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from holdfast.errors import Invalid
-from holdfast.ops.http.connection import Connection, Limits, Reader
-from holdfast.ops.http.guard import Address, Guard
-from holdfast.ops.http.route import Api
+from holdfast.ops.http.auth import ListenAddress, RequestGuard
+from holdfast.ops.http.connection import ConnectionLimits, HttpConnection, HttpStreamReader
+from holdfast.ops.http.routing import HttpApi
 
 STOP_S = 5.0
-READERS = 4
+READER_THREADS = 4
 BACKLOG = 128
-# A body of this size is parsed in a thread: it takes a millisecond or more.
-LARGE_BYTES = 64 * 1024
+# Larger bodies are parsed in a thread, because parsing takes a millisecond or more.
+LARGE_BODY_BYTES = 64 * 1024
 
 T = TypeVar("T")
 
 
 class HttpServer:
-    """A service like the roles, so whoever supervises those supervises this too."""
+    """The HTTP server as a service, with the same interface as the roles for the supervisor."""
 
     name = "http"
-    # It is never busy for long in one place: nothing for a watchdog of ticks.
+    # It has no tick loop that the watchdog could check.
     ticking = False
 
     def __init__(
         self,
-        make_api: Callable[[HttpServer], Api],
+        make_api: Callable[[HttpServer], HttpApi],
         *,
-        address: Address,
-        guard: Guard,
-        limits: Limits | None = None,
+        address: ListenAddress,
+        guard: RequestGuard,
+        limits: ConnectionLimits | None = None,
     ) -> None:
-        """`make_api` is called in the loop, once it runs."""
+        """Bind the socket. `make_api` is called in the event loop when it runs."""
         self._make_api = make_api
         self.guard = guard
-        self.limits = limits or Limits()
-        self.connections_max = min(self.limits.connections_max, _files_max() // 2)
+        self.limits = limits or ConnectionLimits()
+        self.connections_max = min(self.limits.connections_max, _open_files_max() // 2)
         self.rounds = 0
         self.failure: BaseException | None = None
         self.stopping = False
         self.bodies_bytes = 0
-        self._socket = _bound(address)
+        self._socket = _bind(address)
         host, port = self._socket.getsockname()[:2]
-        self.address = Address(host, port)
-        self._connections: dict[asyncio.Task[None], Connection] = {}
-        # One too many, each for a moment, the first of them first.
-        self._refused: dict[Connection, None] = {}
+        self.address = ListenAddress(host, port)
+        self._connections: dict[asyncio.Task[None], HttpConnection] = {}
+        # Connections above the limit that are being rejected, oldest first.
+        self._rejected: dict[HttpConnection, None] = {}
         self._started = threading.Event()
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-http-read")
-        # One at a time, so that large bodies take no more than their share of the interpreter.
+        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="holdfast-http-read")
+        # A single thread, so that parsing of large bodies cannot dominate the GIL.
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="holdfast-http-parse")
         self._thread: threading.Thread | None = None
         _servers.add(self)
@@ -85,7 +86,7 @@ class HttpServer:
 
     @property
     def busy(self) -> int:
-        """Requests under way."""
+        """The number of requests in progress."""
         return sum(connection.busy for connection in list(self._connections.values()))
 
     @property
@@ -93,7 +94,7 @@ class HttpServer:
         return len(self._connections)
 
     def start(self) -> None:
-        """Returns when it listens."""
+        """Start the thread and return when the server accepts connections."""
         assert self._thread is None, "a server starts once"
         self._thread = threading.Thread(target=self._run, name="holdfast-http", daemon=True)
         self._thread.start()
@@ -119,19 +120,19 @@ class HttpServer:
         self.request_stop()
         self.join(STOP_S * 2)
 
-    async def aside(self, fn: Callable[..., T], *args: Any) -> T:
-        """Run what reads the store elsewhere, so that nobody here waits for it."""
+    async def run_in_thread(self, fn: Callable[..., T], *args: Any) -> T:
+        """Run a blocking store read in the thread pool."""
         return await self.loop.run_in_executor(self._readers, fn, *args)
 
     async def parse(self, size: int, fn: Callable[..., T], *args: Any) -> T:
-        """Run what takes as long as a body of this size is large: elsewhere, if that is long for the others."""
-        if size < LARGE_BYTES:
+        """Run a parser: in the event loop for a small body, in the parser thread for a large one."""
+        if size < LARGE_BODY_BYTES:
             return fn(*args)
         return await self.loop.run_in_executor(self._parser, fn, *args)
 
-    def make_room_for_bodies(self, newest: Connection) -> bool:
-        """Whether all bodies find room. If not, the one that arrives most slowly gives way: a client that
-        sends all but the end of a body, and dribbles that, keeps nobody out."""
+    def make_room_for_bodies(self, newest: HttpConnection) -> bool:
+        """Free body memory until the limit holds, and return whether it does. Drops the connection with the
+        slowest body first, so that a client that delays the end of its body cannot block other clients."""
         while self.bodies_bytes > self.limits.bodies_bytes_max:
             now_s = self.loop.time()
             rates = [
@@ -142,8 +143,8 @@ class HttpServer:
             if not rates:
                 return False
             *_, connection = min(rates)
-            connection.release()
-            connection.drop()
+            connection.release_body()
+            connection.abort()
         return True
 
     # -- inside ------------------------------------------------------------------------------------
@@ -167,10 +168,10 @@ class HttpServer:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
-            assert isinstance(reader, Reader)
-            connection = Connection(self, api, reader, writer)
+            assert isinstance(reader, HttpStreamReader)
+            connection = HttpConnection(self, api, reader, writer)
             if not self._make_room(connection.peer):
-                await self._turn_away(connection)
+                await self._reject(connection)
                 return
             self._connections[task] = connection
             try:
@@ -179,7 +180,7 @@ class HttpServer:
                 self._connections.pop(task, None)
 
         server = await self._loop.create_server(
-            lambda: asyncio.StreamReaderProtocol(Reader(), connected),
+            lambda: asyncio.StreamReaderProtocol(HttpStreamReader(), connected),
             sock=self._socket,
             backlog=BACKLOG,
         )
@@ -199,84 +200,84 @@ class HttpServer:
             task.cancel()
 
     def _make_room(self, peer: str) -> bool:
-        """Whether there is room for one more. A connection on which the server waits for its client gives way:
-        one without a trusted request before others, then the one that has waited longest. So connections
-        that idle, or dribble, keep nobody out."""
+        """Make room for one more connection, and return whether there is. Evicts a connection that waits for
+        its client: an unproven one first, then the one that has waited longest. So idle or slow connections
+        cannot block new clients."""
         self._limit_unproven(peer)
         if len(self._connections) < self.connections_max:
             return True
-        silent = [
-            (connection.proven, connection.unread, connection.waits_since_s, at, task)
+        waiting = [
+            (connection.proven, connection.has_unsent, connection.client_wait_since_s, at, task)
             for at, (task, connection) in enumerate(self._connections.items())
-            if connection.waits_since_s is not None
+            if connection.client_wait_since_s is not None
         ]
-        if not silent:
+        if not waiting:
             return False
-        *_, task = min(silent)
-        self._connections.pop(task).drop()
+        *_, task = min(waiting)
+        self._connections.pop(task).abort()
         return True
 
     def _limit_unproven(self, peer: str) -> None:
-        """Let unproven connections go that have waited for longer than the grace, where there are too many."""
+        """Drop unproven connections older than the grace period if there are too many of them."""
         limits = self.limits
-        most = self.connections_max * limits.unproven_share
+        unproven_max = self.connections_max * limits.unproven_share
         if len(self._connections) < self.connections_max * limits.unproven_per_peer_share:
             return
-        unproven = [one for one in self._connections.items() if not one[1].proven]
-        own = [one for one in unproven if one[1].peer == peer]
-        if len(own) >= self.connections_max * limits.unproven_per_peer_share:
-            unproven = own
-        elif len(unproven) < most:
+        unproven = [item for item in self._connections.items() if not item[1].proven]
+        same_peer = [item for item in unproven if item[1].peer == peer]
+        if len(same_peer) >= self.connections_max * limits.unproven_per_peer_share:
+            unproven = same_peer
+        elif len(unproven) < unproven_max:
             return
         before_s = self.loop.time() - limits.unproven_grace_s
         for task, connection in unproven:
-            since_s = connection.waits_since_s
+            since_s = connection.client_wait_since_s
             if since_s is not None and since_s < before_s:
-                self._connections.pop(task).drop()
+                self._connections.pop(task).abort()
 
-    async def _turn_away(self, connection: Connection) -> None:
-        if len(self._refused) >= self.limits.refused_max:
-            first = next(iter(self._refused))
-            del self._refused[first]
-            first.drop()
-        self._refused[connection] = None
+    async def _reject(self, connection: HttpConnection) -> None:
+        if len(self._rejected) >= self.limits.rejected_max:
+            oldest = next(iter(self._rejected))
+            del self._rejected[oldest]
+            oldest.abort()
+        self._rejected[connection] = None
         try:
-            await connection.turn_away()
+            await connection.reject()
         finally:
-            self._refused.pop(connection, None)
+            self._rejected.pop(connection, None)
 
 
-def _files_max() -> int:
-    """How many files this process may have open."""
+def _open_files_max() -> int:
+    """The limit of open files of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
-def _bound(address: Address) -> socket.socket:
-    """Bound from here on: what cannot be is told to whoever makes the server."""
-    made: socket.socket | None = None
+def _bind(address: ListenAddress) -> socket.socket:
+    """Create the bound socket. An address error is raised to the caller that creates the server."""
+    listener: socket.socket | None = None
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        family, kind, _, _, where = found[0]
-        made = socket.socket(family, kind)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(where)
-        return made
+        addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        family, kind, _, _, socket_address = addresses[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(socket_address)
+        return listener
     except OSError as error:
-        if made is not None:
-            made.close()
+        if listener is not None:
+            listener.close()
         why = error.strerror or str(error)
         raise Invalid(what="--http", address=str(address), why=why) from None
 
 
-# Those of this process.
+# The servers of this process.
 _servers: weakref.WeakSet[HttpServer] = weakref.WeakSet()
 
 
-def _disown_in_child() -> None:
-    """A forked child does not listen: its parent's port would stay taken when the parent ends."""
+def _close_sockets_in_child() -> None:
+    """Close listening sockets in a forked child, which would otherwise keep the port after the parent ends."""
     for server in _servers:
         server._socket.close()
 
 
-os.register_at_fork(after_in_child=_disown_in_child)
+os.register_at_fork(after_in_child=_close_sockets_in_child)

@@ -1,7 +1,8 @@
-"""Where the ordered commit of a run puts its rows: Parquet by default, Delta, Iceberg, or your own `Sink`.
+"""Sinks: outputs of the ordered commit of a run. Parquet by default, Delta, Iceberg, or a
+user-defined `Sink`.
 
-`api` is the interface and its errors, `files` writes a part, `parquet`, `delta` and `iceberg` say which
-parts are committed. The libraries of tables are imported only once such a sink is used.
+`api` has the interface and its errors. `parquet_files` writes part files. `parquet`, `delta` and
+`iceberg` record which parts are committed. The table libraries are imported on first use.
 """
 
 from holdfast.spark.sinks.api import (
@@ -29,8 +30,8 @@ from holdfast.spark.sinks.delta import DeltaSink
 from holdfast.spark.sinks.iceberg import IcebergSink
 from holdfast.spark.sinks.location import Location, OutputUnknown, locate
 from holdfast.spark.sinks.parquet import Manifest, ParquetSink, read_parts
+from holdfast.spark.sinks.part_files import PartFile, WrittenFile, WrittenPart
 from holdfast.spark.sinks.table import TableSink
-from holdfast.spark.sinks.written import PartFile, WrittenFile, WrittenPart
 
 __all__ = [
     "NOTHING",

@@ -1,35 +1,35 @@
-"""What the ordered commit needs of a place to put rows, and how such a place says no.
+"""The sink interface of the ordered commit, and its errors.
 
-    check_vacant a new run may begin here; asked before its input is read
-    begin        the place is ours or empty, or nothing of it is touched; answers the last version
-    commit_many  parts in seq order, as one visible step; durable when it returns
-    finish       nothing more will come
+    check_vacant refuses a place that a new run must not use, before its input is read
+    begin        claims an empty or own place without touching a foreign one; returns the last version
+    commit_many  commits parts in seq order atomically; durable when it returns
+    finish       marks the output as complete
 
-- A `Part` is the successes of a fixed seq interval, so a repeat of it holds the same rows. Its
-  version is its last seq: what is at or below the committed version was done before and is skipped.
+- A `Part` is the successful rows of a fixed seq interval, so a repeated part has the same rows. Its
+  version is its last seq. Parts at or below the committed version are skipped.
 - Parts are contiguous. A gap or an overlap means that the cut changed: `PartOutOfOrder`.
-- A part may be empty (every row of it failed or was skipped); its version is committed all the same.
-- The rows of a part are a table, or a function that yields them in row groups: a sink that writes one
-  group after the other holds no more than one of them.
-- A run over input that grew succeeds the run that owns the output (`owner`). `begin_after` is told
-  which rows of the two are the same (`Base`) and answers with the intervals that need no rows
-  (`KeptPart`): the files that stay as they are, for `mode="replace"` and `"upsert"`, and every row
-  that is the same, for `"append"`. All else comes as a `Part`. Until `finish` readers see the former
-  output ("append": what is committed).
-- A sink is rebuilt in another process from `spec()`, which is plain data and holds no secrets:
-  credentials come from the environment of the process that writes.
+- A part may be empty (every row failed or was skipped). Its version is committed too.
+- The rows of a part are a table or a function that yields row groups. A sink that writes group by
+  group holds one group at a time.
+- A run over a changed input succeeds the run that owns the output (`owner`). `begin_after` gets the
+  rows that are equal in both runs (`Base`) and returns the intervals that need no rows
+  (`KeptPart`): unchanged files for `mode="replace"` and `"upsert"`, every equal row for `"append"`.
+  All other rows arrive as a `Part`. Until `finish` readers see the former output (with "append" the
+  committed rows).
+- A sink is rebuilt in another process from `spec()`, which is plain data without secrets.
+  Credentials come from the environment of the writing process.
 
     HoldfastError
     ├── Invalid
     │   ├── OutputNotOurs     choose another place; nothing was touched
-    │   └── PartOutOfOrder    fix the code: parts do not follow each other
+    │   └── PartOutOfOrder    fix the code: parts are not contiguous
     ├── Busy
-    │   └── OutputHeld        retry later: another process is just writing the manifest
+    │   └── OutputHeld        retry later: another process is writing the manifest
     ├── Fenced
-    │   └── OutputTaken       stop: another process of this run writes here now
+    │   └── OutputTaken       stop: another process of this run took over the output
     └── OutputError           call an operator; nothing uncommitted is visible
         ├── OutputCorrupt
-        ├── OutputFull        may be repeated once there is space
+        ├── OutputFull        retry after freeing space
         └── OutputReadOnly
 """
 
@@ -43,7 +43,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import pyarrow as pa
 
 from holdfast.errors import Busy, Fenced, HoldfastError, Invalid
-from holdfast.spark.sinks.written import WrittenPart
+from holdfast.spark.sinks.part_files import WrittenPart
 
 Spec = dict[str, str | int | bool]
 
@@ -54,12 +54,12 @@ KINDS = {
     "iceberg": "holdfast.spark.sinks.iceberg:IcebergSink",
     "table": "holdfast.spark.sinks.table:TableSink",
 }
-NOTHING = -1  # the version of an output that holds no part yet
+NOTHING = -1  # the version of an output without parts
 
 
 class OutputNotOurs(Invalid):
     code = "output_not_ours"
-    hint = "nothing was touched; choose another output, or move what is there away"
+    hint = "nothing was touched; choose another output, or move the existing files away"
 
 
 class PartOutOfOrder(Invalid):
@@ -69,7 +69,7 @@ class PartOutOfOrder(Invalid):
 
 class OutputHeld(Busy):
     code = "output_held"
-    hint = "another process holds the manifest; if it is stopped, end it"
+    hint = "another process holds the manifest lock; end that process if it hangs"
 
 
 class OutputTaken(Fenced):
@@ -89,7 +89,7 @@ class OutputCorrupt(OutputError):
 class OutputFull(OutputError):
     code = "output_full"
     retryable = True
-    hint = "nothing of this commit is visible; free some space where the output lies"
+    hint = "nothing of this commit is visible; free disk space at the output"
 
 
 class OutputReadOnly(OutputError):
@@ -101,9 +101,9 @@ ROW_GROUP_ROWS = 1 << 17
 
 
 class Part(NamedTuple):
-    """The successes of seqs [lo, hi), in seq order.
+    """The successful rows of seqs [lo, hi), in seq order.
 
-    `rows` is a table, or a function that yields the row groups of it, each time from the first one.
+    `rows` is a table, or a function that yields its row groups from the first one on each call.
     """
 
     lo: int
@@ -115,7 +115,7 @@ class Part(NamedTuple):
         return self.hi - 1
 
     def groups(self) -> Iterator[pa.Table]:
-        """Its rows, a row group at a time; none of them is empty."""
+        """Yield the rows as non-empty row groups."""
         if not isinstance(self.rows, pa.Table):
             yield from (group for group in self.rows() if group.num_rows)
             return
@@ -124,7 +124,7 @@ class Part(NamedTuple):
 
     @property
     def table(self) -> pa.Table:
-        """All rows at once. A part that yields nothing has no columns either."""
+        """All rows in one table. A part that yields no group has no columns."""
         if isinstance(self.rows, pa.Table):
             return self.rows
         groups = list(self.rows())
@@ -132,7 +132,9 @@ class Part(NamedTuple):
 
 
 class Same(NamedTuple):
-    """Rows [lo, hi) of this run are those of the base from `base_lo` on: key, outcome and result."""
+    """Rows [lo, hi) of this run equal the rows of the base from `base_lo` on: key, outcome and
+    result.
+    """
 
     lo: int
     hi: int
@@ -140,10 +142,10 @@ class Same(NamedTuple):
 
 
 class Base(NamedTuple):
-    """The run whose rows an output holds, seen from the run that succeeds it.
+    """The run whose rows the output holds, for the run that succeeds it.
 
-    `same` is ascending. It holds rows that ended well or were skipped in both; a row that changed, is
-    new, was called again or is gone is in none of it.
+    `same` is ascending. It contains rows that succeeded or were skipped in both runs. It omits
+    changed, new, re-called and removed rows.
     """
 
     run_id: str
@@ -151,7 +153,9 @@ class Base(NamedTuple):
 
 
 class KeptPart(NamedTuple):
-    """Seqs [lo, hi) that need no rows: the output has them, in `file` if they are all of a file."""
+    """Seqs [lo, hi) that need no rows, because the output has them. `file` is set if they are a
+    whole file.
+    """
 
     lo: int
     hi: int
@@ -163,7 +167,7 @@ class KeptPart(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """The last committed version, and what needs no rows, ascending."""
+    """The last committed version, and the intervals that need no rows, ascending."""
 
     version: int
     kept: Sequence[KeptPart]
@@ -171,86 +175,89 @@ class Begun(NamedTuple):
 
 @runtime_checkable
 class SuccessorSink(Protocol):
-    """What a sink has in addition if a run over input that grew may write to it.
+    """The additional interface of a sink that a run over a changed input may write to.
 
-    `commit_many` takes its `KeptPart`s, among the `Part`s, in seq order.
+    `commit_many` accepts its `KeptPart`s among the `Part`s in seq order.
     """
 
     def owner(self) -> str:
-        """The id of the run whose rows the place holds, "" if there is none. Needs no `begin`."""
+        """Return the id of the run whose rows the place holds, "" if none. Needs no `begin`."""
 
     def begin_after(self, base: Base, run_id: str, name: str, schema: pa.Schema) -> Begun:
-        """Succeed `base.run_id` here, or go on with that."""
+        """Start or resume the succession of `base.run_id`."""
 
-    # May also have is_shared and owners(): whether several stages write to the place, and the ids of
-    # the runs that it holds rows of, newest first.
+    # Optional: is_shared and owners(). They return whether several stages write to the place, and
+    # the ids of the runs with rows in it, newest first.
 
 
 @runtime_checkable
 class ExecutorSink(Protocol):
-    """What a sink has in addition if executors may write the files of its parts.
+    """The additional interface of a sink whose part files executors may write.
 
-    `commit_many` takes `WrittenPart`s in place of `Part`s.
+    `commit_many` accepts `WrittenPart`s instead of `Part`s.
     """
 
     def part_writer(self) -> bytes:
-        """What `write_part` needs to know in another process. Asked after the output was begun."""
+        """Return the configuration of `write_part` for another process. Called after `begin`."""
 
     def check_writer(self, writer: bytes) -> None:
-        """On an executor, before its first call: refuse a place that `write_part` would fail at."""
+        """On an executor, before its first call: refuse a place that `write_part` cannot write to."""
 
     def write_part(self, writer: bytes, part: Part) -> WrittenPart:
-        """On an executor: write the files of a part, durably. The sink is opened and not begun there."""
+        """On an executor: write the files of a part durably. The sink is open but not begun there."""
 
 
 @runtime_checkable
 class Sink(Protocol):
     def spec(self) -> Spec:
-        """Plain data from which `open_sink` rebuilds this sink elsewhere."""
+        """Return plain data from which `open_sink` rebuilds this sink in another process."""
 
-    # May also have check(schema): refuse, before any work, what the first commit would fail at;
-    # and `in_driver = True` with use(spark): the driver writes it, when all rows have ended.
+    # Optional: check(schema) refuses, before any work, a schema that the first commit would fail
+    # with. `in_driver = True` with use(spark): the driver writes the output when all rows are
+    # final.
 
     def check_vacant(self) -> None:
-        """Refuse a place that a new run must not take; touches nothing. Before any work is done."""
+        """Refuse a place that a new run must not use. Touches nothing. Called before any work."""
 
     def begin(self, run_id: str, name: str, schema: pa.Schema) -> int:
-        """Take the place for this run and answer its last committed version, `NOTHING` if none."""
+        """Claim the place for this run; return its last committed version, `NOTHING` if none."""
 
     def commit(self, lo: int, hi: int, table: pa.Table) -> int:
-        """One part; answers the version that is committed now."""
+        """Commit one part; return the committed version."""
 
     def commit_many(self, parts: Sequence[Any]) -> int:
-        """All of them in one step; those already committed are skipped."""
+        """Commit all parts atomically, skipping those already committed."""
 
     def finish(self) -> None:
-        """Say to readers that the output is complete."""
+        """Mark the output as complete for readers."""
 
     def parts(self, run_id: str) -> list[str]:
-        """Where the run's committed rows lie: Parquet files in seq order. Needs no `begin`."""
+        """Return the Parquet files of the run's committed rows in seq order. Needs no `begin`."""
 
 
 def open_sink(spec: Mapping[str, str | int | bool]) -> Sink:
-    """The sink of a spec: one of `KINDS`, or `module:Class` built with the rest of it."""
+    """Open the sink of a spec: one of `KINDS`, or `module:Class` with the other fields as
+    arguments.
+    """
     rest = dict(spec)
     kind = rest.pop("kind", "")
-    home = KINDS.get(str(kind), str(kind))
-    module, _, name = home.partition(":")
+    target = KINDS.get(str(kind), str(kind))
+    module, _, name = target.partition(":")
     if not (module and name):
         raise Invalid(what="sink", kind=kind, why=f"use {', '.join(KINDS)} or module:Class")
     try:
-        made = getattr(importlib.import_module(module), name)
-        # Looked at before it is called: a spec comes out of a store.
-        if not isinstance(made, type) or any(not hasattr(made, one) for one in METHODS):
+        sink_class = getattr(importlib.import_module(module), name)
+        # Validate the class before the call, because a spec comes from a store.
+        if not isinstance(sink_class, type) or any(not hasattr(sink_class, one) for one in METHODS):
             raise Invalid(what="sink", kind=kind, why=f"a sink is a class with {METHODS}")
-        sink: Sink = made(**rest)
+        sink: Sink = sink_class(**rest)
     except (ImportError, AttributeError, TypeError) as error:
         raise Invalid(what="sink", kind=kind, why=str(error)) from error
     return sink
 
 
 def kept_files(base: Base, files: Iterable[tuple[str, int, int]]) -> list[KeptPart]:
-    """The files of the base, as (name, lo, hi), that are rows of this run without a change."""
+    """Return the base files (name, lo, hi) that consist of unchanged rows of this run."""
     kept: list[KeptPart] = []
     starts = [one.base_lo for one in base.same]
     for name, lo, hi in files:
@@ -267,22 +274,24 @@ def kept_files(base: Base, files: Iterable[tuple[str, int, int]]) -> list[KeptPa
 AnyPart = TypeVar("AnyPart", bound=Part | KeptPart | WrittenPart)
 
 
-def pending(parts: Sequence[AnyPart], version: int, *, path: str) -> list[AnyPart]:
-    """The parts above `version`; they must follow it, and each other."""
-    wanted = [part for part in parts if part.version > version]
+def parts_after(parts: Sequence[AnyPart], version: int, *, path: str) -> list[AnyPart]:
+    """Return the parts above `version`. They must be contiguous with it and each other."""
+    remaining = [part for part in parts if part.version > version]
     at = version + 1
-    for part in wanted:
+    for part in remaining:
         if part.lo != at or part.hi <= part.lo:
             raise PartOutOfOrder(path=path, expected_lo=at, lo=part.lo, hi=part.hi)
         rows = part.rows if isinstance(part, Part) else None
         if isinstance(rows, pa.Table) and rows.num_rows > part.hi - part.lo:
             raise Invalid(what="part", path=path, lo=part.lo, hi=part.hi, rows=rows.num_rows)
         at = part.hi
-    return wanted
+    return remaining
 
 
-def fitted(table: pa.Table, schema: pa.Schema, *, path: str) -> pa.Table:
-    """`table` with exactly `schema` and one chunk a column, so that equal rows give equal bytes."""
+def with_schema(table: pa.Table, schema: pa.Schema, *, path: str) -> pa.Table:
+    """Return `table` with exactly `schema` and one chunk per column, so that equal rows give equal
+    bytes.
+    """
     if table.schema.names != schema.names or table.schema.types != schema.types:
         raise Invalid(
             what="part", path=path, expected=schema.to_string(), found=table.schema.to_string()
@@ -290,8 +299,8 @@ def fitted(table: pa.Table, schema: pa.Schema, *, path: str) -> pa.Table:
     return pa.Table.from_arrays(table.columns, schema=schema).combine_chunks()
 
 
-def fitted_part(part: Part, schema: pa.Schema, *, path: str) -> Part:
-    """`part` with exactly `schema`, whose rows are counted while they are read."""
+def part_with_schema(part: Part, schema: pa.Schema, *, path: str) -> Part:
+    """Return `part` with exactly `schema`. Its rows are counted while they are read."""
 
     def groups() -> Iterator[pa.Table]:
         rows = 0
@@ -299,16 +308,22 @@ def fitted_part(part: Part, schema: pa.Schema, *, path: str) -> Part:
             rows += group.num_rows
             if rows > part.hi - part.lo:
                 raise Invalid(what="part", path=path, lo=part.lo, hi=part.hi, rows=rows)
-            yield fitted(group, schema, path=path)
+            yield with_schema(group, schema, path=path)
 
     return part._replace(rows=groups)
 
 
-def plain(schema: pa.Schema) -> pa.Schema:
-    """The columns alone: metadata would make the bytes of two runs differ."""
+def without_metadata(schema: pa.Schema) -> pa.Schema:
+    """Return the columns without metadata, which would make the bytes of two runs differ."""
     if len(set(schema.names)) != len(schema.names) or not schema.names:
-        raise Invalid(what="schema", columns=schema.names, why="columns need names of their own")
+        raise Invalid(
+            what="schema", columns=schema.names, why="column names must be unique and not empty"
+        )
     for field in schema:
         if pa.types.is_dictionary(field.type):
-            raise Invalid(what="schema", column=field.name, why="give the values' type instead")
+            raise Invalid(
+                what="schema",
+                column=field.name,
+                why="dictionary types are not supported; use the type of the values",
+            )
     return pa.schema([field.remove_metadata() for field in schema])

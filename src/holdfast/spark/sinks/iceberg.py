@@ -1,20 +1,22 @@
-"""Rows as an Iceberg table; a commit is one snapshot that also carries the version.
+"""The Iceberg sink: rows as an Iceberg table. A commit is one snapshot that also carries the
+version.
 
     IcebergSink("cat.db.labels", catalog={"type": "rest", "uri": …}, partition_by=["day(ts)"])
 
-- The version is a property of the snapshot, beside the run id. Before a commit the table is read anew;
-  a commit is refused by the catalog if another writer was first, then the table is read again and the
-  parts are looked for. The library's own repeats are off: they would not look. So a repeat after a lost
-  answer adds nothing. A table whose snapshots have expired is searched for the names of the run's files.
-- A part is one file, `data/part-<lo>-<hi>-<run id>.parquet`, or one for each partition in it. Files are
-  written by us and added to the table, as `add_files` does it: the bytes are a function of the rows.
-- A table that does not exist is created, in a namespace that does. A table with rows and without a
-  snapshot of this run is not ours; `append=True` adds to it all the same.
-- "upsert" commits the new files of a grown input and the removal of those that have changed or gone rows
-  in one snapshot, at the end. "replace" does the same and refuses a table that others have added to.
-  "append" adds the new and changed rows.
-- The catalog's properties may hold credentials: they stay in memory. A process that was not given them
-  finds the catalog by its name, in `.pyiceberg.yaml` or the environment (`PYICEBERG_CATALOG__CAT__URI`).
+- The version is a property of the snapshot, beside the run id. The table is refreshed before a
+  commit. If another writer was first, the catalog refuses the commit, and the sink refreshes and
+  looks for the parts again. The library's own retries are off, because they would not look. A
+  repeat after a lost reply therefore adds nothing. If snapshots have expired, the sink searches the
+  table for the run's file names.
+- A part is one file, `data/part-<lo>-<hi>-<run id>.parquet`, or one per partition. The sink writes
+  the files and adds them to the table like `add_files`, so the bytes are a function of the rows.
+- A missing table is created in an existing namespace. A table with rows and without a snapshot of
+  this run is foreign. `append=True` adds to it.
+- "upsert" commits the new files of a changed input and the removal of files with changed or removed
+  rows in one snapshot at the end. "replace" does the same and refuses a table with files of other
+  writers. "append" adds the new and changed rows.
+- The catalog's properties may contain credentials and stay in memory. A process without them finds
+  the catalog by name in `.pyiceberg.yaml` or the environment (`PYICEBERG_CATALOG__CAT__URI`).
 """
 
 from __future__ import annotations
@@ -42,44 +44,46 @@ from holdfast.spark.sinks.api import (
     PartOutOfOrder,
     Spec,
     kept_files,
-    pending,
-    plain,
+    parts_after,
+    without_metadata,
 )
-from holdfast.spark.sinks.files import (
+from holdfast.spark.sinks.iceberg_files import IcebergFiles, IcebergWriterConfig, open_files
+from holdfast.spark.sinks.location import OutputUnknown
+from holdfast.spark.sinks.manifest import decode_schema, encode_schema
+from holdfast.spark.sinks.object_store import keep_options, options_of
+from holdfast.spark.sinks.parquet_files import (
     SCRATCH,
-    Step,
+    StepHook,
     check_writable,
+    ignore_step,
     in_utc,
     make_directory,
-    no_step,
-    readable,
-    typed,
+    one_line,
+    translate_os_errors,
 )
-from holdfast.spark.sinks.iceberg_files import IcebergFiles, PartWriter, files_of
-from holdfast.spark.sinks.location import OutputUnknown
-from holdfast.spark.sinks.manifest import message_of, schema_from
-from holdfast.spark.sinks.object_store import keep_options, options_of
-from holdfast.spark.sinks.partitions import names_of, transform_of
-from holdfast.spark.sinks.written import PartFile, WrittenFile, WrittenPart
+from holdfast.spark.sinks.part_files import PartFile, WrittenFile, WrittenPart
+from holdfast.spark.sinks.partitions import parse_partition_by, parse_partition_transform
 
-TRIES_MAX = 10  # lost races of one commit against other writers of the table
+COMMIT_TRIES_MAX = 10  # lost races of one commit against other writers
 MODES = ("upsert", "replace", "append")
-RUN = "holdfast.run"
-VERSION = "holdfast.version"
-COMPLETE = "holdfast.complete"
-# The run whose rows the table holds: until it is complete, that is the one before.
-OWNER = "holdfast.owner"
-# Whether the parts of the run are listed in a file: names of kept files tell those of older runs.
-LISTED = "holdfast.listed"
-# What a file tells of its partition are the bounds of a column.
+RUN_KEY = "holdfast.run"
+VERSION_KEY = "holdfast.version"
+COMPLETE_KEY = "holdfast.complete"
+# The run whose rows the table holds. It is the base run until the output is complete.
+OWNER_KEY = "holdfast.owner"
+# Whether a file lists the run's parts, because kept files carry seqs of older runs in their names.
+LISTED_KEY = "holdfast.listed"
+# Partition transforms that the column bounds of a file determine.
 TRANSFORMS = ("identity", "year", "month", "day", "hour")
 _NAME = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*){2,}")
-_PART = re.compile(r"part-(\d{12})-(\d{12})-")
+_PART_FILE_NAME = re.compile(r"part-(\d{12})-(\d{12})-")
 _SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class IcebergSink:
-    """`catalog` are the properties of pyiceberg's catalog; the name of it is the first of the table's."""
+    """The Iceberg sink. `catalog` has the properties of pyiceberg's catalog. Its name is the first
+    part of the table name.
+    """
 
     def __init__(
         self,
@@ -90,12 +94,14 @@ class IcebergSink:
         mode: str = "upsert",
         partition_by: str | Sequence[str] = (),
         merge_schema: bool = False,
-        step: Step = no_step,
+        step: StepHook = ignore_step,
     ) -> None:
         if mode not in MODES:
             raise Invalid(what="mode", found=mode, why=f"one of {MODES}")
         if append and mode == "replace":
-            raise Invalid(what="mode", found=mode, why="append=True shares the table with others")
+            raise Invalid(
+                what="mode", found=mode, why="append=True shares the table with other writers"
+            )
         if not isinstance(table, str) or not _NAME.fullmatch(table):
             raise OutputUnknown(output=str(table), why="name a table: catalog.namespace.table")
         self.table = table
@@ -105,16 +111,16 @@ class IcebergSink:
         keep_options(self._url, catalog)
         self._append = append
         self._mode = mode
-        self._partition_by = names_of(partition_by)
+        self._partition_by = parse_partition_by(partition_by)
         self._merge_schema = merge_schema
         self._step = step
         self._run_id = self._owner = ""
         self._schema = pa.schema([])
-        self._held: Any = None
+        self._iceberg_table: Any = None
         self._complete = False
-        # Of a run that succeeds another one: that one's files by the first of each part, its own
-        # parts, and the files among them that are new.
-        self._succeeds: dict[str, list[PartFile]] | None = None
+        # For a run that succeeds another one: the base's files by the first file of each part, and
+        # its own parts.
+        self._base_files: dict[str, list[PartFile]] | None = None
         self._staged: list[PartFile] = []
 
     def spec(self) -> Spec:
@@ -128,40 +134,41 @@ class IcebergSink:
         return spec
 
     def check_vacant(self) -> None:
-        with self._told():
-            table = self._load()
+        with self._translate_errors():
+            table = self._load_table()
             if table is None:
                 self._check_namespace()
             elif not self._append and _has_rows(table):
                 raise OutputNotOurs(path=self.table, found="an Iceberg table with rows")
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse a schema, a table or a place that the first commit would fail at."""
-        with self._told():
-            self._held = self._load()
-            if self._held is None:
+        """Refuse a schema, a table or a place that the first commit would fail with."""
+        with self._translate_errors():
+            self._iceberg_table = self._load_table()
+            if self._iceberg_table is None:
                 self._check_namespace()
                 self._partition_spec(self._iceberg_schema(schema))
                 return
-            self._fit(schema)
-            home = self._files().home
+            self._check_schema(schema)
+            home = self._files().local_data
             if home is not None:
                 check_writable(home)
             else:
-                self._files().check()
+                self._files().check_writable()
 
     def begin(self, run_id: str, name: str, schema: pa.Schema) -> int:
-        self._take(run_id)
-        with self._told():
-            self._held = self._load() or self._create(schema)
+        self._set_run(run_id)
+        with self._translate_errors():
+            self._iceberg_table = self._load_table() or self._create(schema)
             version = self._version(run_id)
-            if version is None and not self._append and _has_rows(self._held):
+            if version is None and not self._append and _has_rows(self._iceberg_table):
                 raise OutputNotOurs(path=self.table, found="an Iceberg table without this run")
-            self._fit(schema)
-            self._evolve()
-            self._prepare()
+            self._check_schema(schema)
+            self._add_missing_columns()
+            self._prepare_directory()
         if version is None:
-            # The run is in the table before its first call: a table that cannot be written says so.
+            # Register the run in the table before its first call, so that a read-only table fails
+            # early.
             return self._commit_version(lambda _: [], NOTHING)
         return version
 
@@ -169,76 +176,78 @@ class IcebergSink:
         return self.commit_many([Part(lo, hi, table)])
 
     def commit_many(self, parts: Sequence[Part | KeptPart | WrittenPart]) -> int:
-        if self._succeeds is not None:
-            with self._told():
-                return self._stage(parts)
+        if self._base_files is not None:
+            with self._translate_errors():
+                return self._stage_parts(parts)
 
         def files(version: int) -> list[PartFile] | None:
-            wanted = pending(parts, version, path=self.table)
+            wanted = parts_after(parts, version, path=self.table)
             if not wanted:
                 return None
             if self._complete:
                 raise PartOutOfOrder(path=self.table, lo=wanted[0].lo, why="it is complete")
             new = [part for part in wanted if not isinstance(part, KeptPart)]
-            return [file for part in new for file in self._put(part)]
+            return [file for part in new for file in self._write_part(part)]
 
         return self._commit_version(files, parts[-1].version if parts else NOTHING)
 
     def finish(self) -> None:
-        for _ in range(TRIES_MAX):
-            with self._told():
+        for _ in range(COMMIT_TRIES_MAX):
+            with self._translate_errors():
                 self._refresh()
                 if self._complete:
                     return
                 self._owner = self._run_id
-                if self._succeeds is not None:
+                if self._base_files is not None:
                     version = self._staged[-1].hi - 1 if self._staged else NOTHING
-                    self._complete = self._replace(self._succeeds, version)
+                    self._complete = self._commit_replacement(self._base_files, version)
                 else:
                     done = self._version(self._run_id)
                     version = NOTHING if done is None else done
-                    self._complete = self._snapshot([], [], version, {COMPLETE: "true"})
+                    self._complete = self._commit_snapshot([], [], version, {COMPLETE_KEY: "true"})
             if self._complete:
                 return
-        raise Conflict(path=self.table, tries=TRIES_MAX)
+        raise Conflict(path=self.table, tries=COMMIT_TRIES_MAX)
 
     def parts(self, run_id: str) -> list[str]:
-        """The run's own files, as long as no other writer has rewritten them."""
-        with self._told():
-            self._held = self._load()
-            if self._held is None:
+        """Return the run's own files, unless another writer has rewritten them."""
+        with self._translate_errors():
+            self._iceberg_table = self._load_table()
+            if self._iceberg_table is None:
                 raise OutputNotOurs(path=self.table, found="no such table")
             if self._version(run_id) is None:
                 raise OutputNotOurs(path=self.table, found="an Iceberg table without this run")
             return [self._files().path(part.path) for part in self._files_of(run_id)]
 
-    # --- files that executors write -------------------------------------------------------------
+    # --- executor side --------------------------------------------------------------------------
 
     def part_writer(self) -> bytes:
-        properties = {name: str(value) for name, value in self._held.io.properties.items()}
-        told = PartWriter(
-            message_of(self._schema), self._run_id, self._held.location(), self._partitions(),
+        properties = {name: str(value) for name, value in self._iceberg_table.io.properties.items()}
+        config = IcebergWriterConfig(
+            encode_schema(self._schema), self._run_id, self._iceberg_table.location(), self._partitions(),
             properties,
         )  # fmt: skip
-        return msgspec.json.encode(told)
+        return msgspec.json.encode(config)
 
     def check_writer(self, writer: bytes) -> None:
-        files, told = files_of(writer, self.table, self._step)
-        keep_options(self._url, told.properties)  # an error shows none of them
-        with self._told():
-            files.check()
+        files, config = open_files(writer, self.table, self._step)
+        keep_options(self._url, config.properties)  # so that errors are redacted
+        with self._translate_errors():
+            files.check_writable()
 
     def write_part(self, writer: bytes, part: Part) -> WrittenPart:
-        files, told = files_of(writer, self.table, self._step)
-        keep_options(self._url, told.properties)
-        with self._told():
-            put = files.write(part, told.run_id, schema_from(told.schema), told.partition_by)
+        files, config = open_files(writer, self.table, self._step)
+        keep_options(self._url, config.properties)
+        with self._translate_errors():
+            put = files.write_part(
+                part, config.run_id, decode_schema(config.schema), config.partition_by
+            )
         return WrittenPart(part.lo, part.hi, [WrittenFile(one) for one in put])
 
-    # --- input that grew ------------------------------------------------------------------------
+    # --- changed input --------------------------------------------------------------------------
 
     def owner(self) -> str:
-        """By the newest snapshot that names a run."""
+        """Return the run of the newest snapshot that names one."""
         return next(iter(self.owners()), "")
 
     @property
@@ -246,19 +255,19 @@ class IcebergSink:
         return self._append
 
     def owners(self) -> list[str]:
-        with self._told():
-            table = self._load()
+        with self._translate_errors():
+            table = self._load_table()
             return [] if table is None else _owners(table)
 
     def begin_after(self, base: Base, run_id: str, name: str, schema: pa.Schema) -> Begun:
-        self._take(run_id)
-        with self._told():
-            self._held = self._load()
-            if self._held is None or self._version(base.run_id) is None:
+        self._set_run(run_id)
+        with self._translate_errors():
+            self._iceberg_table = self._load_table()
+            if self._iceberg_table is None or self._version(base.run_id) is None:
                 raise OutputNotOurs(path=self.table, found="no Iceberg table with its base run")
-            self._fit(schema)
-            self._evolve()
-            self._prepare()
+            self._check_schema(schema)
+            self._add_missing_columns()
+            self._prepare_directory()
             version = self._version(run_id)
             version = NOTHING if version is None else version
             if self._complete:
@@ -267,104 +276,110 @@ class IcebergSink:
                 self._owner = base.run_id
                 return Begun(version, [KeptPart(one.lo, one.hi) for one in base.same])
             files = self._files_of(base.run_id)
-            self._refuse_others(files)
+            self._refuse_foreign_files(files)
         parts: dict[tuple[int, int], list[PartFile]] = {}
         for file in files:
             parts.setdefault((file.lo, file.hi), []).append(file)
-        self._succeeds = {group[0].path: group for group in parts.values()}
+        self._base_files = {group[0].path: group for group in parts.values()}
         self._staged = []
         found = [(group[0].path, group[0].lo, group[0].hi) for group in parts.values()]
         return Begun(NOTHING, kept_files(base, found))
 
-    def _stage(self, parts: Sequence[Part | KeptPart | WrittenPart]) -> int:
-        """Put the files in place; `finish` adds them, in one snapshot with all that leaves."""
-        assert self._succeeds is not None
+    def _stage_parts(self, parts: Sequence[Part | KeptPart | WrittenPart]) -> int:
+        """Put the files in place. `finish` adds them and removes the replaced ones in one snapshot."""
+        assert self._base_files is not None
         version = self._staged[-1].hi - 1 if self._staged else NOTHING
-        for part in pending(parts, version, path=self.table):
+        for part in parts_after(parts, version, path=self.table):
             if isinstance(part, KeptPart):
-                held = self._succeeds[part.file]
-                self._staged += [msgspec.structs.replace(f, lo=part.lo, hi=part.hi) for f in held]
+                base_files = self._base_files[part.file]
+                self._staged += [
+                    msgspec.structs.replace(f, lo=part.lo, hi=part.hi) for f in base_files
+                ]
             else:
-                self._staged += self._put(part)
+                self._staged += self._write_part(part)
         return self._staged[-1].hi - 1 if self._staged else NOTHING
 
-    def _replace(self, former: dict[str, list[PartFile]], version: int) -> bool:
-        """One snapshot: new files come, those with changed or gone rows leave."""
+    def _commit_replacement(self, former: dict[str, list[PartFile]], version: int) -> bool:
+        """Add the new files and remove those with changed or removed rows in one snapshot."""
         before = {file.path: file for group in former.values() for file in group}
-        self._refuse_others(list(before.values()))
-        self._write_list()
+        self._refuse_foreign_files(list(before.values()))
+        self._write_part_list()
         kept = {file.path for file in self._staged}
         new = [file for file in self._staged if file.path and file.path not in before]
-        leaving = [one for name, one in self._present().items() if name in before and name not in kept]  # fmt: skip
-        if gone := set(before) - set(self._present()):
-            raise OutputNotOurs(path=self.table, found=f"{min(gone)} is gone")
-        return self._snapshot(new, leaving, version, {COMPLETE: "true", LISTED: "true"})
+        leaving = [one for name, one in self._data_files().items() if name in before and name not in kept]  # fmt: skip
+        if missing := set(before) - set(self._data_files()):
+            raise OutputNotOurs(path=self.table, found=f"{min(missing)} is gone")
+        return self._commit_snapshot(
+            new, leaving, version, {COMPLETE_KEY: "true", LISTED_KEY: "true"}
+        )
 
-    def _refuse_others(self, files: Sequence[PartFile]) -> None:
-        if self._mode == "replace" and (more := set(self._present()) - {f.path for f in files}):
+    def _refuse_foreign_files(self, files: Sequence[PartFile]) -> None:
+        if self._mode == "replace" and (more := set(self._data_files()) - {f.path for f in files}):
             why = 'the table holds files of other writers; mode="upsert" leaves them'
             raise OutputNotOurs(path=self.table, found=min(more), why=why)
 
     def _files_of(self, run_id: str) -> list[PartFile]:
-        """The files of a run that are in the table, with its seqs, in their order."""
-        present = self._present()
-        mine = [one for one in _summaries(self._held) if one.get(RUN) == run_id]
-        if any(one.get(LISTED) for one in mine):
-            listed = [part for part in self._read_list(run_id) if part.path]
-            if gone := [part.path for part in listed if part.path not in present]:
+        """Return the files of a run in the table, with their seqs, in order."""
+        present = self._data_files()
+        mine = [
+            one for one in _snapshot_summaries(self._iceberg_table) if one.get(RUN_KEY) == run_id
+        ]
+        if any(one.get(LISTED_KEY) for one in mine):
+            listed = [part for part in self._read_part_list(run_id) if part.path]
+            if missing := [part.path for part in listed if part.path not in present]:
                 why = "another writer has rewritten its files; use run.write() into another table"
-                raise OutputNotOurs(path=self.table, found=f"{gone[0]} is gone", why=why)
+                raise OutputNotOurs(path=self.table, found=f"{missing[0]} is gone", why=why)
             return listed
-        return _named(run_id, present)
+        return _files_by_name(run_id, present)
 
-    def _list_path(self, run_id: str) -> str:
-        return f"{self._held.location().rstrip('/')}/{SCRATCH}/run-{run_id}.json"
+    def _part_list_path(self, run_id: str) -> str:
+        return f"{self._iceberg_table.location().rstrip('/')}/{SCRATCH}/run-{run_id}.json"
 
-    def _write_list(self) -> None:
-        output = self._held.io.new_output(self._list_path(self._run_id))
+    def _write_part_list(self) -> None:
+        output = self._iceberg_table.io.new_output(self._part_list_path(self._run_id))
         with output.create(overwrite=True) as stream:
             stream.write(msgspec.json.encode(self._staged))
 
-    def _read_list(self, run_id: str) -> list[PartFile]:
-        path = self._list_path(run_id)
+    def _read_part_list(self, run_id: str) -> list[PartFile]:
+        path = self._part_list_path(run_id)
         try:
-            with self._held.io.new_input(path).open() as stream:
+            with self._iceberg_table.io.new_input(path).open() as stream:
                 return msgspec.json.decode(stream.read(), type=list[PartFile])
         except (FileNotFoundError, msgspec.MsgspecError) as error:
             raise OutputCorrupt(path=path, why=f"the list of the run's files: {error}") from None
 
-    # --- the table ------------------------------------------------------------------------------
+    # --- table ----------------------------------------------------------------------------------
 
-    def _take(self, run_id: str) -> None:
+    def _set_run(self, run_id: str) -> None:
         if not _SAFE.fullmatch(run_id):
             raise Invalid(what="run id", run_id=run_id, why="it becomes part of file names")
         self._run_id = self._owner = run_id
 
     def _catalog(self) -> Any:
-        _library()
+        _require_library()
         from pyiceberg.catalog import load_catalog
 
         try:
             return load_catalog(self._catalog_name, **options_of(self._url))
         except ValueError as error:
             name = self._catalog_name.upper()
-            why = f"give catalog=, or PYICEBERG_CATALOG__{name}__URI, or .pyiceberg.yaml"
+            why = f"set catalog=, PYICEBERG_CATALOG__{name}__URI or .pyiceberg.yaml"
             raise Invalid(what="catalog", name=self._catalog_name, why=why) from error
 
-    def _load(self) -> Any:
-        """The table, None if there is none. The library does not repeat a commit of it."""
+    def _load_table(self) -> Any:
+        """Load the table, or None if it does not exist. The library does not retry its commits."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         try:
             table = self._catalog().load_table(self._identifier)
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
-        _repeat_nothing(table)
+        _disable_library_retries(table)
         return table
 
     def _refresh(self) -> None:
-        self._held.refresh()
-        _repeat_nothing(self._held)
+        self._iceberg_table.refresh()
+        _disable_library_retries(self._iceberg_table)
         self._complete = self._is_complete()
 
     def _check_namespace(self) -> None:
@@ -378,9 +393,9 @@ class IcebergSink:
 
         columns = self._iceberg_schema(schema)
         spec = self._partition_spec(columns)
-        # A file's bounds tell its partition, however many columns there are.
+        # Keep full column bounds, which determine the partition of a file.
         metric = {
-            f"write.metadata.metrics.column.{transform_of(one).column}": "full"
+            f"write.metadata.metrics.column.{parse_partition_transform(one).column}": "full"
             for one in self._partition_by
         }
         with contextlib.suppress(TableAlreadyExistsError):
@@ -388,18 +403,20 @@ class IcebergSink:
                 self._identifier, columns, partition_spec=spec, properties=metric
             )
         self._step("create")
-        return self._load()
+        return self._load_table()
 
     def _iceberg_schema(self, schema: pa.Schema) -> Any:
         from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
         from pyiceberg.schema import assign_fresh_schema_ids
 
         try:
-            # Identifiers are given by the catalog anew; here they only have to differ.
-            found = _pyarrow_to_schema_without_ids(in_utc(plain(schema).empty_table()).schema)
+            # The catalog assigns new ids. Here they only have to differ.
+            found = _pyarrow_to_schema_without_ids(
+                in_utc(without_metadata(schema).empty_table()).schema
+            )
             return assign_fresh_schema_ids(found)
         except Exception as error:  # the library raises no narrower class here
-            raise Invalid(what="schema", table=self.table, why=_told_by(error)) from error
+            raise Invalid(what="schema", table=self.table, why=_error_text(error)) from error
 
     def _partition_spec(self, schema: Any) -> Any:
         from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -407,8 +424,8 @@ class IcebergSink:
 
         fields = []
         for number, text in enumerate(self._partition_by):
-            name, column, _ = transform_of(text)
-            why = f"one of {', '.join(TRANSFORMS)} of a column; carry= brings columns of the input"
+            name, column, _ = parse_partition_transform(text)
+            why = f"one of {', '.join(TRANSFORMS)} of a column; carry= adds columns of the input"
             if name not in TRANSFORMS or column not in schema.column_names:
                 raise Invalid(what="partition_by", table=self.table, found=text, why=why)
             source, transform = schema.find_field(column), parse_transform(name)
@@ -419,16 +436,15 @@ class IcebergSink:
             fields.append(PartitionField(source.field_id, 1000 + number, transform, called))
         return PartitionSpec(*fields)
 
-    def _fit(self, schema: pa.Schema) -> None:
-        """Compare the run's columns and partitions with those of the table; the columns as they are
-        written are set."""
+    def _check_schema(self, schema: pa.Schema) -> None:
+        """Compare the run's columns and partitions with the table, and set the schema to write."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         ours = schema_to_pyarrow(self._iceberg_schema(schema), include_field_ids=False)
-        self._schema = plain(pa.schema(list(ours)))
-        table = self._held.schema()
-        there = schema_to_pyarrow(table, include_field_ids=False)
-        expected = [(field.name, str(field.type)) for field in there]
+        self._schema = without_metadata(pa.schema(list(ours)))
+        table = self._iceberg_table.schema()
+        table_schema = schema_to_pyarrow(table, include_field_ids=False)
+        expected = [(field.name, str(field.type)) for field in table_schema]
         found = [(field.name, str(field.type)) for field in self._schema]
         known, mine = dict(expected), dict(found)
         wrong = [name for name, kind in found if known.get(name, kind) != kind]
@@ -441,91 +457,105 @@ class IcebergSink:
     def _check_partitions(self, mine: Mapping[str, str]) -> None:
         from pyiceberg.io.pyarrow import MetricModeTypes, compute_statistics_plan
 
-        schema, spec = self._held.schema(), self._held.spec()
-        there = []
-        plan = compute_statistics_plan(schema, self._held.metadata.properties)
+        schema, spec = self._iceberg_table.schema(), self._iceberg_table.spec()
+        table_partitions = []
+        plan = compute_statistics_plan(schema, self._iceberg_table.metadata.properties)
         for field in spec.fields:
             column, name = schema.find_column_name(field.source_id), str(field.transform)
             text = column if name == "identity" else f"{name}({column})"
-            there.append(text)
+            table_partitions.append(text)
             metrics = plan.get(field.source_id)
             if name not in TRANSFORMS or column not in mine:
                 raise Invalid(what="partition_by", table=self.table, found=text,
-                              why="the table's partitions cannot be told from a file")  # fmt: skip
+                              why="the partition of a file cannot be determined from its column bounds")  # fmt: skip
             if metrics is None or metrics.mode.type is MetricModeTypes.NONE:
                 why = f"the table keeps no metrics of {column}: write.metadata.metrics.column.{column}=full"  # fmt: skip
                 raise Invalid(what="partition_by", table=self.table, found=text, why=why)
-        if self._partition_by and tuple(there) != self._partition_by:
-            why = f"the table is partitioned by {', '.join(there) or 'nothing'}"
+        if self._partition_by and tuple(table_partitions) != self._partition_by:
+            why = f"the table is partitioned by {', '.join(table_partitions) or 'nothing'}"
             raise Invalid(what="partition_by", table=self.table, found=self._partition_by, why=why)
 
-    def _evolve(self) -> None:
-        """Add the columns that the table does not have, when it may be given them."""
+    def _add_missing_columns(self) -> None:
+        """Add the missing columns to the table."""
         from pyiceberg.exceptions import CommitFailedException
 
-        for _ in range(TRIES_MAX):
-            known = set(self._held.schema().column_names)
+        for _ in range(COMMIT_TRIES_MAX):
+            known = set(self._iceberg_table.schema().column_names)
             if all(name in known for name in self._schema.names):
                 return
-            with contextlib.suppress(CommitFailedException), self._held.update_schema() as update:
+            with (
+                contextlib.suppress(CommitFailedException),
+                self._iceberg_table.update_schema() as update,
+            ):
                 update.union_by_name(self._schema)
             self._refresh()
-        raise Conflict(path=self.table, tries=TRIES_MAX)
+        raise Conflict(path=self.table, tries=COMMIT_TRIES_MAX)
 
-    def _prepare(self) -> None:
+    def _prepare_directory(self) -> None:
         self._complete = self._is_complete()
-        home = self._files().home
+        home = self._files().local_data
         if home is not None:
             make_directory(home / SCRATCH)
 
     def _version(self, run_id: str) -> int | None:
-        """None: the run has no snapshot in the table's history, and no file."""
-        found = [int(s[VERSION]) for s in _summaries(self._held) if s.get(RUN) == run_id]
+        """Return the run's version; None if the run has no snapshot in the history and no file."""
+        found = [
+            int(s[VERSION_KEY])
+            for s in _snapshot_summaries(self._iceberg_table)
+            if s.get(RUN_KEY) == run_id
+        ]
         if found:
             return max(found)
-        files = _named(run_id, self._present()) if _has_rows(self._held) else []
+        files = _files_by_name(run_id, self._data_files()) if _has_rows(self._iceberg_table) else []
         return max((file.hi - 1 for file in files), default=None)
 
     def _is_complete(self) -> bool:
-        mine = (one for one in _summaries(self._held) if one.get(RUN) == self._run_id)
-        return any(one.get(COMPLETE) for one in mine)
+        mine = (
+            one
+            for one in _snapshot_summaries(self._iceberg_table)
+            if one.get(RUN_KEY) == self._run_id
+        )
+        return any(one.get(COMPLETE_KEY) for one in mine)
 
-    def _present(self) -> dict[str, Any]:
-        """The data files of the table by the names under its data directory."""
-        snapshot = self._held.current_snapshot()
+    def _data_files(self) -> dict[str, Any]:
+        """Return the data files of the table by their names below its data directory."""
+        snapshot = self._iceberg_table.current_snapshot()
         if snapshot is None:
             return {}
-        begin = f"{self._held.location().rstrip('/')}/data/"
+        begin = f"{self._iceberg_table.location().rstrip('/')}/data/"
         return {
             entry.data_file.file_path.removeprefix(begin): entry.data_file
-            for manifest in snapshot.manifests(self._held.io)
-            for entry in manifest.fetch_manifest_entry(self._held.io, discard_deleted=True)
+            for manifest in snapshot.manifests(self._iceberg_table.io)
+            for entry in manifest.fetch_manifest_entry(self._iceberg_table.io, discard_deleted=True)
             if entry.data_file.content == 0
         }
 
     # --- writing --------------------------------------------------------------------------------
 
-    def _put(self, part: Part | WrittenPart) -> list[PartFile]:
-        """The files of this part, which are written. A part without rows is a file without a name."""
+    def _write_part(self, part: Part | WrittenPart) -> list[PartFile]:
+        """Return the written files of this part. A part without rows is a file without a name."""
         if isinstance(part, WrittenPart):
             return [one.file for one in part.files]
-        return self._files().write(part, self._run_id, self._schema, self._partitions())
+        return self._files().write_part(part, self._run_id, self._schema, self._partitions())
 
     def _files(self) -> IcebergFiles:
-        return IcebergFiles(self._held.location(), self._held.io, self.table, self._step)
+        return IcebergFiles(
+            self._iceberg_table.location(), self._iceberg_table.io, self.table, self._step
+        )
 
     def _partitions(self) -> list[tuple[str, str]]:
-        schema = self._held.schema()
+        schema = self._iceberg_table.schema()
         return [
             (schema.find_column_name(field.source_id), str(field.transform))
-            for field in self._held.spec().fields
+            for field in self._iceberg_table.spec().fields
         ]
 
     def _commit_version(self, files: Any, target: int) -> int:
-        """A snapshot of the files that `files` gives for the version that the table has, None for
-        nothing to do; the version that is committed then."""
-        for _ in range(TRIES_MAX):
-            with self._told():
+        """Commit a snapshot of the files that `files` returns for the table's version (None:
+        nothing to do); return the committed version.
+        """
+        for _ in range(COMMIT_TRIES_MAX):
+            with self._translate_errors():
                 self._refresh()
                 version = self._version(self._run_id)
                 found = files(NOTHING if version is None else version)
@@ -533,37 +563,46 @@ class IcebergSink:
                     return NOTHING if version is None else version
                 self._check_owner(begun=version is not None)
                 self._step("files")
-                if self._snapshot([file for file in found if file.path], [], target, {}):
+                if self._commit_snapshot([file for file in found if file.path], [], target, {}):
                     return target
-        raise Conflict(path=self.table, tries=TRIES_MAX)
+        raise Conflict(path=self.table, tries=COMMIT_TRIES_MAX)
 
     def _check_owner(self, *, begun: bool) -> None:
-        """Of two runs that begin in an empty table the later one has it."""
+        """Refuse a table that another run owns. Of two runs that begin in an empty table the later
+        one owns it.
+        """
         if self._append:
             return
-        owner = _owner(self._held)
-        if owner not in ("", self._owner) and (begun or _has_rows(self._held)):
+        owner = _owner(self._iceberg_table)
+        if owner not in ("", self._owner) and (begun or _has_rows(self._iceberg_table)):
             raise OutputNotOurs(path=self.table, found=f"the table of run {owner}")
 
-    def _snapshot(
+    def _commit_snapshot(
         self, new: Sequence[PartFile], leaving: Sequence[Any], version: int, more: dict[str, str]
     ) -> bool:
-        """False: another writer was first, or the answer was lost: look at the table again."""
+        """Commit a snapshot. Returns False if another writer was first or the reply was lost:
+        refresh and check.
+        """
         from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
         from pyiceberg.io.pyarrow import parquet_file_to_data_file
 
-        told = {RUN: self._run_id, VERSION: str(version), OWNER: self._owner, **more}
-        transaction = self._held.transaction()
-        if self._held.name_mapping() is None:  # files have names of columns, not their numbers
-            mapping = self._held.schema().name_mapping.model_dump_json()
+        properties = {
+            RUN_KEY: self._run_id,
+            VERSION_KEY: str(version),
+            OWNER_KEY: self._owner,
+            **more,
+        }
+        transaction = self._iceberg_table.transaction()
+        if self._iceberg_table.name_mapping() is None:  # the files have column names, not field ids
+            mapping = self._iceberg_table.schema().name_mapping.model_dump_json()
             transaction.set_properties({"schema.name-mapping.default": mapping})
-        update = transaction.update_snapshot(snapshot_properties=told)
+        update = transaction.update_snapshot(snapshot_properties=properties)
         try:
             with update.overwrite() if leaving else update.fast_append() as producer:
                 for file in new:
                     metadata, path = transaction.table_metadata, self._files().path(file.path)
                     producer.append_data_file(
-                        parquet_file_to_data_file(self._held.io, metadata, path)
+                        parquet_file_to_data_file(self._iceberg_table.io, metadata, path)
                     )
                 for one in leaving:
                     producer.delete_data_file(one)
@@ -574,32 +613,34 @@ class IcebergSink:
         return True
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Errors of the library and the system, as ours; without the catalog's credentials."""
-        _library()
+    def _translate_errors(self) -> Iterator[None]:
+        """Translate errors of the library and the system, without the catalog's credentials."""
+        _require_library()
         from pyiceberg.exceptions import ForbiddenError, UnauthorizedError
 
-        with typed(self.table):
+        with translate_os_errors(self.table):
             try:
                 yield
             except (HoldfastError, OSError):
                 raise
             except (ForbiddenError, UnauthorizedError) as error:
-                raise OutputReadOnly(path=self.table, why=self._shown(error)) from None
-            except Exception as error:  # catalogs have libraries of their own
+                raise OutputReadOnly(
+                    path=self.table, why=self._redacted_error_text(error)
+                ) from None
+            except Exception as error:  # catalogs use further libraries
                 if type(error).__module__.partition(".")[0] in ("builtins", "holdfast"):
                     raise
-                raise OutputError(path=self.table, why=self._shown(error)) from None
+                raise OutputError(path=self.table, why=self._redacted_error_text(error)) from None
 
-    def _shown(self, error: BaseException) -> str:
-        told = _told_by(error)
+    def _redacted_error_text(self, error: BaseException) -> str:
+        text = _error_text(error)
         for value in options_of(self._url).values():
             if len(value) > 3:
-                told = told.replace(value, "…")
-        return told
+                text = text.replace(value, "…")
+        return text
 
 
-def _library() -> Any:
+def _require_library() -> Any:
     try:
         import pyiceberg
     except ImportError as error:
@@ -608,13 +649,15 @@ def _library() -> Any:
     return pyiceberg
 
 
-def _repeat_nothing(table: Any) -> None:
-    """In this process alone: what is written to the catalog are changes, not these properties."""
+def _disable_library_retries(table: Any) -> None:
+    """Disable the library's commit retries in this process. The property is not written to the
+    catalog.
+    """
     table.metadata.properties["commit.retry.num-retries"] = "0"
 
 
-def _summaries(table: Any) -> Iterator[Mapping[str, Any]]:
-    """What the snapshots of the table's history say, newest first."""
+def _snapshot_summaries(table: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the summaries of the table's snapshots, newest first."""
     from pyiceberg.table.snapshots import ancestors_of
 
     for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
@@ -622,7 +665,11 @@ def _summaries(table: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _owners(table: Any) -> list[str]:
-    return list(dict.fromkeys(str(one[OWNER]) for one in _summaries(table) if one.get(OWNER)))
+    return list(
+        dict.fromkeys(
+            str(one[OWNER_KEY]) for one in _snapshot_summaries(table) if one.get(OWNER_KEY)
+        )
+    )
 
 
 def _owner(table: Any) -> str:
@@ -630,15 +677,15 @@ def _owner(table: Any) -> str:
 
 
 def _has_rows(table: Any) -> bool:
-    newest = next(_summaries(table), None)
+    newest = next(_snapshot_summaries(table), None)
     return newest is not None and newest.get("total-data-files", "0") != "0"
 
 
-def _named(run_id: str, present: Mapping[str, Any]) -> list[PartFile]:
+def _files_by_name(run_id: str, present: Mapping[str, Any]) -> list[PartFile]:
     own = sorted(name for name in present if f"-{run_id}." in name or f"-{run_id}-" in name)
-    found = ((name, _PART.match(name)) for name in own)
+    found = ((name, _PART_FILE_NAME.match(name)) for name in own)
     return [PartFile(n, int(at[1]), int(at[2]), 1, 0, "") for n, at in found if at]
 
 
-def _told_by(error: BaseException) -> str:
-    return readable(str(error).split("\n")[0])[:300] or type(error).__name__
+def _error_text(error: BaseException) -> str:
+    return one_line(str(error).split("\n")[0])[:300] or type(error).__name__

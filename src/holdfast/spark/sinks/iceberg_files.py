@@ -1,4 +1,4 @@
-"""Files of an Iceberg table, written by the ledger service or by an executor, which needs no catalog for it."""
+"""Iceberg data files, written by the ledger service or, without a catalog, by an executor."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.clock import SYSTEM
-from holdfast.spark.sinks.api import Part, fitted_part
-from holdfast.spark.sinks.files import (
+from holdfast.spark.sinks.api import Part, part_with_schema
+from holdfast.spark.sinks.parquet_files import (
     SCRATCH,
-    Step,
+    StepHook,
     check_scratch,
     in_utc,
     put_part,
     sync_directory,
     write_groups,
 )
-from holdfast.spark.sinks.partitions import pieces, split
-from holdfast.spark.sinks.written import PartFile, no_file, part_name
+from holdfast.spark.sinks.part_files import PartFile, empty_part_file, part_name
+from holdfast.spark.sinks.partitions import partition_parts, split_by_values
 
 
-class PartWriter(msgspec.Struct, frozen=True):
-    """What an executor needs to write parts, without a catalog: the columns as an Arrow message, the run, the place
-    of the table, (column, unit of time or "identity") of its partitions, and the properties of its file system.
-    These may be credentials: the ledger service sends them to executors and keeps them nowhere."""
+class IcebergWriterConfig(msgspec.Struct, frozen=True):
+    """The configuration of an executor that writes parts without a catalog: the columns as an Arrow
+    message, the run, the table location, (column, time unit or "identity") of its partitions, and
+    the file system properties. These may be credentials. The ledger service sends them to executors
+    and stores them nowhere.
+    """
 
     schema: str
     run_id: str
@@ -42,9 +44,11 @@ class PartWriter(msgspec.Struct, frozen=True):
 
 
 class IcebergFiles:
-    """`location` is that of the table; `home` its data directory, if it is on a disk."""
+    """`location` is that of the table. `local_data` is its data directory on a local disk, else
+    None.
+    """
 
-    def __init__(self, location: str, io: Any, table: str, step: Step) -> None:
+    def __init__(self, location: str, io: Any, table: str, step: StepHook) -> None:
         self._location = location.rstrip("/")
         self._io = io
         self._table = table
@@ -52,60 +56,62 @@ class IcebergFiles:
         scheme, found, rest = self._location.partition("://")
         if not found:
             scheme, rest = "file", self._location.removeprefix("file:")
-        self.home = Path(rest) / "data" if scheme == "file" else None
+        self.local_data = Path(rest) / "data" if scheme == "file" else None
 
     def path(self, name: str) -> str:
         return f"{self._location}/data/{name}"
 
-    def check(self) -> None:
-        """Write a small object and delete it. On a disk the scratch directory must be there."""
-        if self.home is not None:
-            check_scratch(self.home)
+    def check_writable(self) -> None:
+        """Write a small object and delete it. On a disk the scratch directory must exist."""
+        if self.local_data is not None:
+            check_scratch(self.local_data)
             return
         path = self.path(f"{SCRATCH}/writable-{SYSTEM.entropy(6).hex()}")
         with self._io.new_output(path).create(overwrite=True) as stream:
             stream.write(b"writable")
         self._io.delete(path)
 
-    def write(
+    def write_part(
         self, part: Part, run_id: str, schema: pa.Schema, partition_by: Sequence[tuple[str, str]]
     ) -> list[PartFile]:
         """Write the files of a part. A part without rows is a file without a name."""
-        casted = part._replace(rows=lambda: (in_utc(g).cast(schema) for g in part.groups()))
-        fitting = fitted_part(casted, schema, path=self._table)
+        cast_part = part._replace(rows=lambda: (in_utc(g).cast(schema) for g in part.groups()))
+        fitting = part_with_schema(cast_part, schema, path=self._table)
         if not partition_by:
-            return [self._write(fitting, f"-{run_id}", schema)]
+            return [self._write_file(fitting, f"-{run_id}", schema)]
         groups = list(fitting.groups())
         table = pa.concat_tables(groups) if groups else schema.empty_table()
         by = []
         for name, unit in partition_by:
             column = table.column(name)
             by.append(column if unit == "identity" else pc.floor_temporal(column, unit=unit))
-        found = [
-            self._write(piece, f"-{run_id}{suffix}", schema)
-            for suffix, piece in pieces(part, split(table, by))
+        files = [
+            self._write_file(piece, f"-{run_id}{suffix}", schema)
+            for suffix, piece in partition_parts(part, split_by_values(table, by))
         ]
-        return found or [no_file(part.lo, part.hi)]
+        return files or [empty_part_file(part.lo, part.hi)]
 
-    def _write(self, part: Part, suffix: str, schema: pa.Schema) -> PartFile:
+    def _write_file(self, part: Part, suffix: str, schema: pa.Schema) -> PartFile:
         name = part_name(part.lo, part.hi, suffix)
-        if self.home is not None:
-            file = put_part(self.home, name, part, schema, step=self._step)
-            sync_directory(self.home)
+        if self.local_data is not None:
+            file = put_part(self.local_data, name, part, schema, step=self._step)
+            sync_directory(self.local_data)
             return file
         groups = part.groups()
         first = next(groups, None)
         if first is None:
-            return no_file(part.lo, part.hi)
+            return empty_part_file(part.lo, part.hi)
         with self._io.new_output(self.path(name)).create(overwrite=True) as stream:
             rows = write_groups(schema, chain([first], groups), stream)
         return PartFile(name, part.lo, part.hi, rows, 0, "")
 
 
-def files_of(writer: bytes, table: str, step: Step) -> tuple[IcebergFiles, PartWriter]:
-    """On an executor: the files of a table, by what its sink told."""
+def open_files(
+    writer: bytes, table: str, step: StepHook
+) -> tuple[IcebergFiles, IcebergWriterConfig]:
+    """On an executor: open the files of a table with the sink's configuration."""
     from pyiceberg.io import load_file_io
 
-    told = msgspec.json.decode(writer, type=PartWriter)
-    io = load_file_io(told.properties, told.location)
-    return IcebergFiles(told.location, io, table, step), told
+    config = msgspec.json.decode(writer, type=IcebergWriterConfig)
+    io = load_file_io(config.properties, config.location)
+    return IcebergFiles(config.location, io, table, step), config

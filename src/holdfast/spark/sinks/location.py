@@ -1,13 +1,13 @@
-"""Where an output lies: the one place that reads the path or URL of an output.
+"""Output locations: parsing of output paths and URLs.
 
     labels/, ./labels, /mnt/labels, file:/mnt/labels, file:///mnt/labels     a directory
-    s3://bucket/labels, s3a://bucket/labels                                  Amazon S3 and its like
+    s3://bucket/labels, s3a://bucket/labels                                  Amazon S3 and compatible
     gs://bucket/labels                                                       Google Cloud Storage
-    az://container/labels, abfss://container@account.dfs.core.windows.net/labels, abfs://… the same
+    az://container/labels, abfss://container@account.dfs.core.windows.net/labels, abfs://… Azure
 
-Everything else is refused before anything is made: `dbfs:/labels` or `hdfs://…` would become a local
-directory of that name, and so would `default.labels`, which reads like a table. A directory of such
-a name is written `./default.labels`.
+Any other form is refused before anything is created: `dbfs:/labels` or `hdfs://…` would become a
+local directory of that name. So would `default.labels`, which looks like a table. Write a directory
+of such a name as `./default.labels`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from holdfast.errors import Invalid
 
-# The scheme as it is written, and the one that Spark's (Hadoop's) file systems know it by.
+# The scheme in the URL, and the scheme of Spark's (Hadoop's) file system.
 OBJECT_SCHEMES = {
     "s3": "s3a",
     "s3a": "s3a",
@@ -30,7 +30,7 @@ OBJECT_SCHEMES = {
 }
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){1,3}")
-# A directory of one of these endings reads like a directory, not like a table.
+# A dotted name with one of these endings is a directory, not a table.
 _ENDINGS = (".parquet", ".delta", ".iceberg", ".d", ".tmp", ".out")
 
 
@@ -38,13 +38,13 @@ class OutputUnknown(Invalid):
     code = "output_unknown"
     hint = (
         "use a directory, file:, s3://, s3a://, gs://, az://, abfs:// or abfss://; for a Delta table DeltaSink; "
-        "for other file systems leave output out and write run.output() with Spark"
+        "for other file systems omit output= and write run.output() with Spark"
     )
 
 
 @dataclass(frozen=True)
 class Location:
-    """`local` is the directory, None for an object store; `url` names the place in full."""
+    """`local` is the directory, None for an object store. `url` is the full location."""
 
     url: str
     scheme: str
@@ -54,18 +54,18 @@ class Location:
 
     @property
     def spark_url(self) -> str:
-        """The URL by which Spark knows the place."""
+        """The URL of the location in Spark."""
         if self.local is not None:
             return f"file://{self.local}"
         return f"{OBJECT_SCHEMES[self.scheme]}://{self.url.partition('://')[2]}"
 
 
 def locate(output: str | os.PathLike[str]) -> Location:
-    """The place that `output` names, or `OutputUnknown`. Looks at the text alone."""
+    """Parse the location of `output` or raise `OutputUnknown`. Reads only the text."""
     text = os.fspath(output)
     if not isinstance(text, str) or not text or "\0" in text:
         raise OutputUnknown(output=text, why="name a directory or an object store's URL")
-    if isinstance(output, os.PathLike):  # an explicit path, whatever its letters are
+    if isinstance(output, os.PathLike):  # an explicit path, never parsed as a URL
         return _directory(text)
     found = _SCHEME.match(text)
     if found is None:
@@ -100,5 +100,5 @@ def locate(output: str | os.PathLike[str]) -> Location:
 
 
 def _directory(text: str) -> Location:
-    path = Path(text).absolute()  # the service may run in another directory
+    path = Path(text).absolute()  # the service may have another working directory
     return Location(str(path), "file", path)

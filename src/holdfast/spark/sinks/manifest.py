@@ -1,7 +1,7 @@
-"""The manifest of a Parquet output: whose it is, its version, and the parts that are committed.
+"""The manifest of a Parquet output: its run, its version and its committed parts.
 
-A head says everything but the parts. On a local disk these are the lines of a log, chained by hash,
-of which the head counts so many bytes; in an object store they are in the head itself.
+The head has everything except the parts. On a local disk the parts are lines of a hash-chained log,
+and the head records its committed length in bytes. In an object store they are in the head.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.spark.sinks.api import NOTHING, OutputCorrupt
-from holdfast.spark.sinks.written import PartFile
+from holdfast.spark.sinks.part_files import PartFile
 
-HEAD = "manifest.json"
-LOG = "parts.jsonl"
-SUCCESS = "_SUCCESS"
+MANIFEST_NAME = "manifest.json"
+LOG_NAME = "parts.jsonl"
+SUCCESS_NAME = "_SUCCESS"
 FORMAT = "holdfast-output-1"
 
 
-class Head(msgspec.Struct, frozen=True):
+class ManifestHead(msgspec.Struct, frozen=True):
     format: str
     run_id: str
     name: str
-    schema: str  # for people
-    arrow_schema: str  # the same for programs: base64 of the Arrow message
+    schema: str  # human-readable
+    arrow_schema: str  # machine-readable: base64 of the Arrow message
     generation: int
     version: int
     complete: bool
@@ -37,15 +37,15 @@ class Head(msgspec.Struct, frozen=True):
     rows: int
     log_bytes: int
     log_chain: str
-    # The file of the log; a run that succeeds another one has a new one.
-    log: str = LOG
-    # In an object store: the parts themselves.
+    # The log file. A run that succeeds another one starts a new file.
+    log: str = LOG_NAME
+    # Only in an object store: the parts.
     files: list[PartFile] = []
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The committed parts in seq order; `files` in full, parts without a file are left out."""
+    """The committed parts in seq order. `files` are full paths, without parts that have no file."""
 
     path: str
     run_id: str
@@ -61,13 +61,13 @@ class Manifest:
         return [os.path.join(self.path, part.path) for part in self.parts if part.path]
 
 
-def first_head(run_id: str, name: str, schema: pa.Schema) -> Head:
-    text, message = schema.to_string(), message_of(schema)
-    return Head(FORMAT, run_id, name, text, message, 0, NOTHING, False, 0, 0, 0, "")
+def first_head(run_id: str, name: str, schema: pa.Schema) -> ManifestHead:
+    text, message = schema.to_string(), encode_schema(schema)
+    return ManifestHead(FORMAT, run_id, name, text, message, 0, NOTHING, False, 0, 0, 0, "")
 
 
-def counting(head: Head, files: Sequence[PartFile]) -> Head:
-    """The head with `files` added to those that it counts; their lines are not its matter."""
+def head_with_files(head: ManifestHead, files: Sequence[PartFile]) -> ManifestHead:
+    """Return the head with `files` added to its counts. The log lines are written separately."""
     return msgspec.structs.replace(
         head,
         version=files[-1].hi - 1 if files else head.version,
@@ -76,13 +76,13 @@ def counting(head: Head, files: Sequence[PartFile]) -> Head:
     )
 
 
-def encoded(head: Head) -> bytes:
+def encode_head(head: ManifestHead) -> bytes:
     return msgspec.json.format(msgspec.json.encode(head), indent=2) + b"\n"
 
 
-def decoded(data: bytes, path: str) -> Head:
+def decode_head(data: bytes, path: str) -> ManifestHead:
     try:
-        head = msgspec.json.decode(data, type=Head)
+        head = msgspec.json.decode(data, type=ManifestHead)
     except msgspec.MsgspecError as error:
         raise OutputCorrupt(path=path, why=str(error)) from None
     if head.format != FORMAT:
@@ -90,18 +90,18 @@ def decoded(data: bytes, path: str) -> Head:
     return head
 
 
-def message_of(schema: pa.Schema) -> str:
+def encode_schema(schema: pa.Schema) -> str:
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
-def schema_of(head: Head) -> pa.Schema:
-    return schema_from(head.arrow_schema)
+def head_schema(head: ManifestHead) -> pa.Schema:
+    return decode_schema(head.arrow_schema)
 
 
-def schema_from(message: str) -> pa.Schema:
-    """The schema of a text by `message_of`."""
+def decode_schema(message: str) -> pa.Schema:
+    """Decode a schema encoded by `encode_schema`."""
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(message)))
 
 
-def link(chain: str, line: bytes) -> str:
+def chain_hash(chain: str, line: bytes) -> str:
     return hashlib.sha256(chain.encode() + line).hexdigest()

@@ -1,7 +1,7 @@
-"""Object stores by URL: the one place that opens one. Outputs and spools share it.
+"""Object stores by URL, shared by outputs and spools.
 
-Credentials come from the environment of the process that opens the store, or from `storage_options`. These
-are kept in memory by URL: they are in no manifest, no store, no message.
+Credentials come from the environment of the opening process or from `storage_options`. These are
+kept in memory by URL, never in a manifest, a store or a message.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.errors import Invalid
-from holdfast.spark.sinks.files import readable
 from holdfast.spark.sinks.location import Location
+from holdfast.spark.sinks.parquet_files import one_line
 
-# By URL, as this process was given them.
+# Options by URL, of this process.
 _options: dict[str, dict[str, str]] = {}
 
 
 def keep_options(url: str, options: Mapping[str, str] | None) -> None:
-    """Remember, in this process, the credentials and settings for the place at `url`."""
+    """Keep the credentials and settings for the location `url` in this process."""
     if options is None:
         return
     if not all(isinstance(one, str) for pair in options.items() for one in pair):
@@ -27,19 +27,19 @@ def keep_options(url: str, options: Mapping[str, str] | None) -> None:
 
 
 def options_of(url: str) -> dict[str, str]:
-    """Those of the URL, or of the nearest one above it."""
+    """Return the options of the URL or of its nearest parent."""
     while url not in _options and "/" in url.partition("://")[2]:
         url = url.rpartition("/")[0]
     return dict(_options.get(url, {}))
 
 
-def given_options() -> dict[str, dict[str, str]]:
-    """All of them, for a process that writes on behalf of this one."""
+def all_options() -> dict[str, dict[str, str]]:
+    """Return all options, for a process that writes on behalf of this one."""
     return {url: dict(options) for url, options in _options.items()}
 
 
 def options_for(*urls: object) -> dict[str, dict[str, str]]:
-    """Those that the places at these URLs need, and no others: executors get no more than their run uses."""
+    """Return the options that these URLs need. Executors get no others."""
     wanted = [str(url) for url in urls if url]
     return {
         known: dict(options)
@@ -49,8 +49,8 @@ def options_for(*urls: object) -> dict[str, dict[str, str]]:
 
 
 def open_bucket(place: Location) -> Any:
-    """The bucket of a place, with the options that were kept for its URL. Nothing is asked of it yet."""
-    library()
+    """Open the bucket of a location with the options kept for its URL. Sends no request yet."""
+    obstore_library()
     from obstore.store import from_url
 
     options: Any = {name.lower(): value for name, value in options_of(place.url).items()}
@@ -68,7 +68,7 @@ def open_bucket(place: Location) -> Any:
     )
 
 
-def library() -> Any:
+def obstore_library() -> Any:
     try:
         import obstore
         import obstore.exceptions
@@ -78,6 +78,6 @@ def library() -> Any:
     return obstore
 
 
-def told(error: BaseException) -> str:
-    """The first sentence of it: what follows is the debugging form of a request."""
-    return readable(str(error).split("\n")[0])[:300]
+def error_text(error: BaseException) -> str:
+    """Return the first line of the error. Debug output of the request follows it."""
+    return one_line(str(error).split("\n")[0])[:300]

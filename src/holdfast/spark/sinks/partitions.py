@@ -1,8 +1,7 @@
-"""A part of an output that is partitioned: its rows by partition, each of them a file.
+"""Partitioned parts: splits the rows of a part by partition, one file each.
 
-The files of a part are those of its partitions, in the order in which the partitions first appear in
-its rows: a function of the rows alone, as everything about a part. Partitioned parts are held in memory
-as a whole while they are written.
+The files of a part are ordered by the first appearance of their partitions in the rows, so they
+depend on the rows alone. A partitioned part is held in memory while it is written.
 """
 
 from __future__ import annotations
@@ -31,28 +30,30 @@ class Transform(NamedTuple):
     width: int = 0
 
 
-def names_of(partition_by: str | Sequence[str]) -> tuple[str, ...]:
-    """The partitioning as a sink is given it: a name, names, or the text of a spec."""
+def parse_partition_by(partition_by: str | Sequence[str]) -> tuple[str, ...]:
+    """Parse the `partition_by` argument: a name, names, or the text of a spec."""
     if isinstance(partition_by, str):
-        found = json.loads(partition_by) if partition_by.startswith("[") else [partition_by]
+        names = json.loads(partition_by) if partition_by.startswith("[") else [partition_by]
     else:
-        found = list(partition_by)
-    if not all(isinstance(name, str) and name for name in found):
+        names = list(partition_by)
+    if not all(isinstance(name, str) and name for name in names):
         raise Invalid(what="partition_by", found=partition_by, why="names of columns")
-    if len(set(found)) < len(found):
+    if len(set(names)) < len(names):
         raise Invalid(what="partition_by", found=partition_by, why="a column is named twice")
-    return tuple(found)
+    return tuple(names)
 
 
-def transform_of(text: str) -> Transform:
-    found = _CALL.fullmatch(text)
-    if found is None:
+def parse_partition_transform(text: str) -> Transform:
+    match = _CALL.fullmatch(text)
+    if match is None:
         return Transform("identity", text)
-    return Transform(found[1], found[3], int(found[2] or found[4] or 0))
+    return Transform(match[1], match[3], int(match[2] or match[4] or 0))
 
 
-def split(table: pa.Table, by: Sequence[pa.Array | pa.ChunkedArray]) -> Iterator[pa.Table]:
-    """The rows of `table` by the values of `by`, in the order of first appearance."""
+def split_by_values(
+    table: pa.Table, by: Sequence[pa.Array | pa.ChunkedArray]
+) -> Iterator[pa.Table]:
+    """Yield the rows of `table` by the values of `by`, in the order of first appearance."""
     if not table.num_rows:
         return
     codes = np.zeros(table.num_rows, np.int64)
@@ -78,14 +79,14 @@ def split(table: pa.Table, by: Sequence[pa.Array | pa.ChunkedArray]) -> Iterator
         at += count
 
 
-def pieces(part: Part, tables: Iterator[pa.Table]) -> Iterator[tuple[str, Part]]:
-    """Parts of the partitions of `part`, each with the suffix of its file."""
+def partition_parts(part: Part, tables: Iterator[pa.Table]) -> Iterator[tuple[str, Part]]:
+    """Yield a part per partition, with its file suffix."""
     for at, table in enumerate(tables):
         yield f"-{at:05d}", Part(part.lo, part.hi, table)
 
 
-def delta_value(value: Any) -> str | None:
-    """A partition value as Delta's log has it. Delta reads an empty text as null."""
+def delta_partition_value(value: Any) -> str | None:
+    """Format a partition value for Delta's log. Delta reads an empty text as null."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -98,10 +99,10 @@ def delta_value(value: Any) -> str | None:
 
 
 def check_partition_columns(names: Sequence[str], schema: pa.Schema, *, path: str) -> None:
-    """Refuse columns that are not there, and types that are no names of partitions."""
+    """Refuse missing columns and unsupported partition types."""
     for name in names:
         if name not in schema.names:
-            why = "no such column in the output; carry= brings columns of the input"
+            why = "no such column in the output; carry= adds columns of the input"
             raise Invalid(what="partition_by", path=path, found=name, why=why)
         kind = schema.field(name).type
         if not (
@@ -113,8 +114,8 @@ def check_partition_columns(names: Sequence[str], schema: pa.Schema, *, path: st
             or pa.types.is_timestamp(kind)
             or pa.types.is_decimal(kind)
         ):
-            why = f"{kind} is no type to partition by"
+            why = f"{kind} is not a partition type"
             raise Invalid(what="partition_by", path=path, found=name, why=why)
     if names and len(set(names)) == len(schema.names):
-        why = "a column that does not partition is needed"
+        why = "at least one column must not be a partition column"
         raise Invalid(what="partition_by", path=path, found=list(names), why=why)

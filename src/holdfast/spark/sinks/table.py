@@ -1,15 +1,17 @@
-"""Rows as any table that Spark itself can append to: JDBC, Hive, a catalog's own format.
+"""The table sink: rows in any table that Spark can append to, such as JDBC, Hive or a catalog's own
+format.
 
     TableSink("cat.db.labels", partition_by=["lang"])
 
-- The driver writes it by Spark, `df.writeTo(table).append()` for each part, when all rows have ended.
-- A column `_holdfast_part` names the run and the interval of each row. Before a part is appended, the rows
-  that the table has of it are counted: all of them are there, or the part is appended. Of a part that is
-  there by half the rows are deleted first, where the table can delete.
-- So a row is there **at least once**: a task that Spark repeats, or half a part in a table that cannot
-  delete, may leave it twice. `_holdfast_part` and the key tell such rows.
-- A table that is not there is created, with `partition_by`, and an empty append is made before the first
-  call: names, types and rights are checked by the table itself.
+- The driver writes the table with Spark when all rows are final: `df.writeTo(table).append()` for
+  each part.
+- The column `_holdfast_part` has the run and the interval of each row. Before it appends a part,
+  the sink counts the part's rows in the table. A complete part is skipped. The rows of a partial
+  part are deleted first, if the table supports deletes.
+- Delivery is **at least once**: a task that Spark repeats, or a partial part in a table without
+  deletes, may leave a row twice. `_holdfast_part` and the key identify such rows.
+- A missing table is created with `partition_by`. An empty append before the first call lets the
+  table check names, types and permissions.
 """
 
 from __future__ import annotations
@@ -28,25 +30,25 @@ from holdfast.spark.sinks.api import (
     OutputError,
     Part,
     Spec,
-    fitted_part,
-    pending,
-    plain,
+    part_with_schema,
+    parts_after,
+    without_metadata,
 )
-from holdfast.spark.sinks.files import Step, no_step, readable
 from holdfast.spark.sinks.location import OutputUnknown
-from holdfast.spark.sinks.partitions import names_of, transform_of
+from holdfast.spark.sinks.parquet_files import StepHook, ignore_step, one_line
+from holdfast.spark.sinks.partitions import parse_partition_by, parse_partition_transform
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PART = "_holdfast_part"
+PART_COLUMN = "_holdfast_part"
 MODES = ("append",)
-_NAME = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
+_TABLE_NAME = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 _TRANSFORMS = ("years", "months", "days", "hours")
 
 
 class TableSink:
-    # Spark writes it, so the ledger service, which has no session, leaves it to the driver.
+    # The driver writes it, because the ledger service has no Spark session.
     in_driver = True
 
     def __init__(
@@ -55,24 +57,22 @@ class TableSink:
         *,
         mode: str = "append",
         partition_by: str | Sequence[str] = (),
-        step: Step = no_step,
+        step: StepHook = ignore_step,
     ) -> None:
         if mode not in MODES:
-            why = (
-                'only "append": any table takes rows; use DeltaSink or IcebergSink to replace them'
-            )
+            why = 'only "append" is supported; use DeltaSink or IcebergSink to replace rows'
             raise Invalid(what="mode", found=mode, why=why)
-        if not isinstance(table, str) or not _NAME.fullmatch(table):
+        if not isinstance(table, str) or not _TABLE_NAME.fullmatch(table):
             raise OutputUnknown(output=str(table), why="name a table of a catalog")
         self.table = table
         self._quoted = ".".join(f"`{name}`" for name in table.split("."))
-        self._partition_by = names_of(partition_by)
+        self._partition_by = parse_partition_by(partition_by)
         self._step = step
         self._spark: SparkSession | None = None
         self._run_id = ""
         self._schema = pa.schema([])
         self._version = NOTHING
-        self._there: dict[str, int] = {}
+        self._existing_rows: dict[str, int] = {}
 
     def spec(self) -> Spec:
         spec: Spec = {"kind": "table", "table": self.table}
@@ -81,20 +81,20 @@ class TableSink:
         return spec
 
     def use(self, spark: SparkSession) -> None:
-        """The session that knows the table's catalog."""
+        """Set the session that knows the table's catalog."""
         self._spark = spark
 
     def check_vacant(self) -> None:
-        """Rows of others may be in the table."""
+        """Do nothing: the table may contain foreign rows."""
 
     def check(self, schema: pa.Schema) -> None:
-        """Create the table, or see that it takes rows of these columns: an empty append is made."""
-        self._fit(schema)
+        """Create the table, or check with an empty append that it accepts these columns."""
+        self._create_or_check(schema)
 
     def begin(self, run_id: str, name: str, schema: pa.Schema) -> int:
         self._run_id = run_id
-        self._fit(schema)
-        self._there = self._counts(run_id)
+        self._create_or_check(schema)
+        self._existing_rows = self._counts(run_id)
         self._version = NOTHING
         return NOTHING
 
@@ -102,16 +102,18 @@ class TableSink:
         return self.commit_many([Part(lo, hi, table)])
 
     def commit_many(self, parts: Sequence[Part | KeptPart]) -> int:
-        for part in pending(parts, self._version, path=self.table):
+        for part in parts_after(parts, self._version, path=self.table):
             if isinstance(part, Part):
-                groups = list(fitted_part(part, self._schema, path=self.table).groups())
+                groups = list(part_with_schema(part, self._schema, path=self.table).groups())
                 if groups:
-                    self._put(f"{self._run_id}/{part.lo}-{part.hi}", pa.concat_tables(groups))
+                    self._append_table(
+                        f"{self._run_id}/{part.lo}-{part.hi}", pa.concat_tables(groups)
+                    )
             self._version = part.version
         return self._version
 
     def commit_frame(self, lo: int, hi: int, frame: DataFrame, rows: int) -> int:
-        """A part whose rows executors read; `rows` is how many they are."""
+        """Commit a part that executors read. `rows` is its number of rows."""
         if hi - 1 > self._version:
             if rows:
                 self._append_part(f"{self._run_id}/{lo}-{hi}", frame, rows)
@@ -119,13 +121,13 @@ class TableSink:
         return self._version
 
     def finish(self) -> None:
-        """The table has no state of its own."""
+        """Do nothing: the table has no completion state."""
 
     def parts(self, run_id: str) -> list[str]:
-        """A table has no files that are known here."""
+        """Return no files: those of the table are unknown."""
         return []
 
-    # --- the table ------------------------------------------------------------------------------
+    # --- table ----------------------------------------------------------------------------------
 
     def _session(self) -> SparkSession:
         if self._spark is None:
@@ -136,15 +138,15 @@ class TableSink:
             raise Invalid(what="table", table=self.table, why="there is no Spark session here")
         return self._spark
 
-    def _fit(self, schema: pa.Schema) -> None:
+    def _create_or_check(self, schema: pa.Schema) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        self._schema = plain(schema)
-        if PART in self._schema.names:
-            why = f"{PART} is the table's own column"
-            raise Invalid(what="schema", table=self.table, columns=[PART], why=why)
+        self._schema = without_metadata(schema)
+        if PART_COLUMN in self._schema.names:
+            why = f"{PART_COLUMN} is the table's own column"
+            raise Invalid(what="schema", table=self.table, columns=[PART_COLUMN], why=why)
         try:
-            columns = from_arrow_schema(self._schema).add(PART, "string")
+            columns = from_arrow_schema(self._schema).add(PART_COLUMN, "string")
             empty = self._session().createDataFrame([], columns)
             if self._exists():
                 empty.writeTo(self._quoted).append()
@@ -152,11 +154,13 @@ class TableSink:
                 self._create(empty)
         except Invalid:
             raise
-        except Exception as error:  # of Spark, a catalog, a database
-            raise Invalid(what="table", table=self.table, why=_told_by(error)) from error
+        except Exception as error:  # errors of Spark, a catalog or a database
+            raise Invalid(what="table", table=self.table, why=_error_text(error)) from error
 
     def _exists(self) -> bool:
-        """Asked by name, not by the catalog's list: a table that cannot be read says why."""
+        """Check by name instead of the catalog's list, so that an unreadable table reports its
+        error.
+        """
         return bool(self._session().catalog.tableExists(self._quoted))
 
     def _create(self, empty: DataFrame) -> None:
@@ -165,7 +169,7 @@ class TableSink:
 
         by: list[Any] = []
         for text in self._partition_by:
-            name, column, _ = transform_of(text)
+            name, column, _ = parse_partition_transform(text)
             if column not in empty.columns or name not in ("identity", *_TRANSFORMS):
                 why = f"a column of the output, or one of {', '.join(_TRANSFORMS)} of it"
                 raise Invalid(what="partition_by", table=self.table, found=text, why=why)
@@ -175,46 +179,48 @@ class TableSink:
         (writer.partitionedBy(*by) if by else writer).create()
 
     def _counts(self, begin: str) -> dict[str, int]:
-        """How many rows the table has of each part whose name begins so."""
+        """Count the rows of each part with this name prefix in the table."""
         from pyspark.sql import functions
 
-        name = functions.col(PART)
+        name = functions.col(PART_COLUMN)
         try:
             rows = self._session().table(self._quoted).where(name.startswith(f"{begin}/"))
             return {row[0]: int(row[1]) for row in rows.groupBy(name).count().collect()}
         except Exception as error:
-            raise OutputError(path=self.table, why=_told_by(error)) from error
+            raise OutputError(path=self.table, why=_error_text(error)) from error
 
-    def _put(self, name: str, table: pa.Table) -> None:
+    def _append_table(self, name: str, table: pa.Table) -> None:
         frame = self._session().createDataFrame(table.combine_chunks())
         self._append_part(name, frame, table.num_rows)
 
     def _append_part(self, name: str, frame: DataFrame, rows: int) -> None:
         from pyspark.sql import functions
 
-        there = self._there.get(name, 0)
-        if there >= rows:
+        existing = self._existing_rows.get(name, 0)
+        if existing >= rows:
             return
-        if there:
-            self._remove(name)
-        frame = frame.withColumn(PART, functions.lit(name))
+        if existing:
+            self._delete_part(name)
+        frame = frame.withColumn(PART_COLUMN, functions.lit(name))
         self._step("append-before")
         try:
-            # One task: a database commits what one task wrote as a whole.
+            # One task, because a database commits the rows of one task as a unit.
             frame.coalesce(1).writeTo(self._quoted).append()
         except Exception as error:
-            # The answer may be lost, and the rows there.
+            # The reply may be lost although the rows were written.
             if self._counts(self._run_id).get(name, 0) < rows:
-                raise OutputError(path=self.table, why=_told_by(error)) from error
+                raise OutputError(path=self.table, why=_error_text(error)) from error
         self._step("append")
 
-    def _remove(self, name: str) -> None:
-        """A part that is there by half, if the table can delete; else its rows come again."""
+    def _delete_part(self, name: str) -> None:
+        """Delete a partial part if the table supports it. Otherwise its rows are appended again."""
         import contextlib
 
         with contextlib.suppress(Exception):
-            self._session().sql(f"DELETE FROM {self._quoted} WHERE {PART} = '{name}'").collect()
+            self._session().sql(
+                f"DELETE FROM {self._quoted} WHERE {PART_COLUMN} = '{name}'"
+            ).collect()
 
 
-def _told_by(error: BaseException) -> str:
-    return readable(str(error).split("\n\n")[0].split("\tat ")[0])[:400] or type(error).__name__
+def _error_text(error: BaseException) -> str:
+    return one_line(str(error).split("\n\n")[0].split("\tat ")[0])[:400] or type(error).__name__

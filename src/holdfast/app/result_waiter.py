@@ -1,0 +1,204 @@
+"""The result waiter: one listener thread per runtime serves all coroutines that wait for tasks.
+
+A wait needs no thread, so the number of waits is not limited, and a cancelled wait leaves no state. An
+error of one wait (its task was deleted, its event loop is closed) affects only that wait. The thread ends
+after a time without waits.
+
+A read from a remote store may take seconds and must not block an event loop. For such stores a second
+thread reads for all coroutines and batches the waiting requests into one read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from holdfast.errors import HoldfastError, Invalid, NotFound, StoreClosed
+from holdfast.store.api import Store, Txn, reads_block
+from holdfast.tasks.model import TASK_TOPICS, keys_of
+
+LISTEN_S = 0.5
+IDLE_ROUNDS_MAX = 20
+READER_IDLE_S = 10.0
+
+ReadFunction = Callable[[Txn], Any]
+
+
+class _Wait(NamedTuple):
+    read: ReadFunction
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    topic_index: int
+
+
+class ResultWaiter:
+    def __init__(self, store: Store, universe: str, check: Callable[[], None]) -> None:
+        """`check` raises if a role of this process failed."""
+        self._store = store
+        self._check = check
+        self._topics = [keys_of(universe).task_topic(n) for n in range(TASK_TOPICS)]
+        self._lock = threading.Lock()
+        # By topic: the listener checks only waits that are new or whose topic was notified.
+        self._waits: dict[int, dict[int, _Wait]] = {}
+        self._new_topics: set[int] = set()
+        self._running = False
+        self._reads_block = reads_block(store)
+        self._reader = _ReaderThread(self._evaluate)
+
+    async def until(self, read: ReadFunction, seq: int) -> Any:
+        """Wait until `look` returns a value, and return it. `look` runs whenever the task may have ended."""
+        value = None if self._reads_block else self._store.read(read)
+        if value is not None:
+            return value
+        loop = asyncio.get_running_loop()
+        wait = _Wait(read, loop, loop.create_future(), seq % TASK_TOPICS)
+        with self._lock:
+            self._waits.setdefault(wait.topic_index, {})[id(wait)] = wait
+            self._new_topics.add(wait.topic_index)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._listen, name="holdfast-results", daemon=True).start()
+        try:
+            # The task may have ended before this wait was registered.
+            if self._reads_block:
+                self._reader.put(wait)
+                return await wait.future
+            value = self._store.read(read)
+            return await wait.future if value is None else value
+        finally:
+            self._remove(wait)
+
+    async def read(self, read_function: ReadFunction) -> Any:
+        """Run `store.read` for a coroutine without blocking the event loop."""
+        if not self._reads_block:
+            return self._store.read(read_function)
+        loop = asyncio.get_running_loop()
+        wait = _Wait(lambda txn: (read_function(txn),), loop, loop.create_future(), 0)
+        self._reader.put(wait)
+        [value] = await wait.future
+        return value
+
+    def _remove(self, wait: _Wait) -> None:
+        with self._lock:
+            waits = self._waits.get(wait.topic_index, {})
+            waits.pop(id(wait), None)
+            if not waits:
+                self._waits.pop(wait.topic_index, None)
+
+    def _notified(self, last_notified: dict[int, int]) -> list[_Wait]:
+        """Return the waits that are new or whose topic was notified since the last check."""
+        with self._lock:
+            topics, new_topics = list(self._waits), self._new_topics
+            self._new_topics = set()
+        notified: list[_Wait] = []
+        for topic in topics:
+            previous = last_notified.get(topic, 0)
+            last_notified[topic] = self._store.wait(self._topics[topic], previous, 0.0)
+            if last_notified[topic] > previous or topic in new_topics:
+                with self._lock:
+                    notified += self._waits.get(topic, {}).values()
+        return notified
+
+    def _listen(self) -> None:
+        since = idle = 0
+        last_notified: dict[int, int] = {}
+        while True:
+            with self._lock:
+                idle = 0 if self._waits else idle + 1
+                if idle > IDLE_ROUNDS_MAX:
+                    self._running = False
+                    return
+            waits: list[_Wait] = []
+            try:
+                waits = self._notified(last_notified)
+                self._evaluate(waits)
+                self._check()
+                since = self._store.wait(self._topics, since, LISTEN_S)
+            except BaseException as error:
+                # Resolved waits are not in the table, so they do not get this error.
+                with self._lock:
+                    waits = [
+                        registered
+                        for by_id in self._waits.values()
+                        for registered in by_id.values()
+                    ]
+                for wait in waits:
+                    self._resolve_wait(wait, None, error)
+                if isinstance(error, StoreClosed):
+                    with self._lock:
+                        self._running = False
+                        return
+
+    def _evaluate(self, waits: list[_Wait]) -> None:
+        """Evaluate all waits in one read and resolve those with a value or an error."""
+        results = self._store.read(_evaluate_all, waits)
+        for wait, (value, error) in zip(waits, results, strict=True):
+            if value is not None or error is not None:
+                self._resolve_wait(wait, value, error)
+
+    def _resolve_wait(self, wait: _Wait, value: Any, error: BaseException | None) -> None:
+        self._remove(wait)
+        _resolve_soon(wait, value, error)
+
+
+class _ReaderThread:
+    """A reader thread that evaluates all queued waits in one read. It ends after READER_IDLE_S without
+    requests."""
+
+    def __init__(self, evaluate: Callable[[list[_Wait]], None]) -> None:
+        self._evaluate = evaluate
+        self._condition = threading.Condition()
+        self._waits: list[_Wait] = []
+        self._running = False
+
+    def put(self, wait: _Wait) -> None:
+        with self._condition:
+            self._waits.append(wait)
+            self._condition.notify()
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="holdfast-reads", daemon=True).start()
+
+    def _run(self) -> None:
+        while waits := self._take_waits():
+            try:
+                self._evaluate(waits)
+            except BaseException as error:
+                for wait in waits:
+                    _resolve_soon(wait, None, error)
+
+    def _take_waits(self) -> list[_Wait]:
+        with self._condition:
+            if not self._waits:
+                self._condition.wait(READER_IDLE_S)
+            waits, self._waits = self._waits, []
+            self._running = bool(waits)
+            return waits
+
+
+def _evaluate_all(txn: Txn, waits: list[_Wait]) -> list[tuple[Any, HoldfastError | None]]:
+    results: list[tuple[Any, HoldfastError | None]] = []
+    for wait in waits:
+        try:
+            results.append((wait.read(txn), None))
+        except (NotFound, Invalid) as error:
+            results.append((None, error))
+    return results
+
+
+def _resolve_soon(wait: _Wait, value: Any, error: BaseException | None) -> None:
+    # RuntimeError: the event loop is closed and has no waiting coroutine.
+    with contextlib.suppress(RuntimeError):
+        wait.loop.call_soon_threadsafe(_resolve, wait.future, value, error)
+
+
+def _resolve(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)

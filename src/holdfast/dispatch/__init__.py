@@ -1,0 +1,1 @@
+"""Dispatch: prompts to terminal panes, their log and their outcomes (document 000)."""

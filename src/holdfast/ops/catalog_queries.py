@@ -1,0 +1,141 @@
+"""Catalog queries: the universes of a store, their worlds and workers. Uses index seeks and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from holdfast.config import SCAN_PAGE
+from holdfast.durable import inbox, journal
+from holdfast.durable import lease as leases
+from holdfast.errors import Invalid, NotFound
+from holdfast.leadership import leader_lease, worker_registry
+from holdfast.leadership.worker_registry import WorkerRecord
+from holdfast.store import schema, tuples
+from holdfast.store.api import Row, Txn
+from holdfast.store.schema import Space
+from holdfast.world import catalog
+from holdfast.world.catalog import WorldRecord, subject_of
+
+
+class WorldRow(NamedTuple):
+    """A world record with its operational state."""
+
+    record: WorldRecord
+    height: int
+    # The number of unread inbox messages.
+    depth: int
+    # The assigned worker, and the worker that holds the lease; empty for none.
+    worker: str
+    holder: str
+    # The height of the oldest kept entry.
+    floor: int = 1
+
+
+class WorkerRow(NamedTuple):
+    universe: str
+    record: WorkerRecord
+    live: bool
+    assigned: int
+
+
+def universes(txn: Txn) -> list[str]:
+    """Return the names of all universes that have worlds, workers or tasks, sorted."""
+    spaces = (Space.WORLD, Space.WORKER, Space.TASK)
+    names = {name for space in spaces for name in names_after(txn, (int(space),))}
+    return sorted(names)
+
+
+def types(txn: Txn, universe: str) -> list[str]:
+    """Return the types of all worlds that are not deleted."""
+    return list(names_after(txn, (int(Space.WORLD), universe, "n")))
+
+
+def worlds(txn: Txn, universe: str, type: str, after: str = "", limit: int = 100) -> list[WorldRow]:
+    """Return the worlds of a type by name, after a name. Deleted worlds have no name and are omitted."""
+    prefix = schema.key_prefix(Space.WORLD, universe, "n", type)
+    lo = prefix + tuples.pack((after,)) + b"\x00" if after else prefix
+    rows = txn.scan(lo, tuples.prefix_end(prefix), limit)
+    return [world(txn, catalog.get_record(txn, universe, row.decode())) for _, row in rows]
+
+
+def world(txn: Txn, record: WorldRecord) -> WorldRow:
+    subject = subject_of(record.universe, record.world_id)
+    assigned = catalog.find_assignment(txn, record.universe, record.world_id)
+    lease = leases.current_status(txn, subject)
+    head = journal.head(txn, subject)
+    return WorldRow(
+        record,
+        head.height,
+        inbox.depth(txn, subject),
+        "" if assigned is None else assigned.desired_worker_id or "",
+        "" if lease is None or not lease.is_live(txn.now_ns, txn.generation) else lease.worker,
+        head.floor,
+    )
+
+
+def resolve(txn: Txn, name: str, universe: str | None = None) -> WorldRecord:
+    """Return the world named `Type/name` or by its id. Raise Invalid if several universes have it."""
+    records: list[WorldRecord] = []
+    for universe_name in universes(txn) if universe is None else [universe]:
+        type, slash, world_name = name.partition("/")
+        world_id = (
+            catalog.find_id(txn, universe_name, type, world_name)
+            if slash and type and world_name
+            else name
+        )
+        if world_id:
+            try:
+                records.append(catalog.get_record(txn, universe_name, world_id))
+            except NotFound:
+                continue
+    if not records:
+        raise NotFound(what="world", found=name, expected="Type/name or an id")
+    if len(records) > 1:
+        universe_names = [record.universe for record in records]
+        raise Invalid(
+            what="world", why="in several universes: give --universe", universes=universe_names
+        )
+    return records[0]
+
+
+def lineage(txn: Txn, record: WorldRecord) -> list[WorldRecord]:
+    """Return the fork ancestors, the direct parent first, until a record is missing."""
+    ancestors: list[WorldRecord] = []
+    while record.lineage is not None:
+        try:
+            record = catalog.get_record(txn, record.universe, record.lineage.parent_world_id)
+        except NotFound:
+            break
+        ancestors.append(record)
+    return ancestors
+
+
+def worker_rows(txn: Txn, ttl_ns: int = worker_registry.TTL_NS) -> list[WorkerRow]:
+    """Return the workers of all universes, each with whether it is live."""
+    rows: list[WorkerRow] = []
+    for universe in universes(txn):
+        epoch = leader_lease.epoch(txn, universe)
+        for record in worker_registry.list_registered(txn, universe):
+            live = record.live(txn.now_ns, ttl_ns, epoch)
+            assigned = len(catalog.list_assigned(txn, universe, record.worker))
+            rows.append(WorkerRow(universe, record, live, assigned))
+    return rows
+
+
+def names_after(txn: Txn, path: tuples.Key) -> Iterator[str]:
+    """Yield the distinct names that follow a key path, with one seek per name."""
+    prefix = tuples.pack(path)
+    at, end = prefix, tuples.prefix_end(prefix)
+    while rows := txn.scan(at, end, 1):
+        name = str(tuples.unpack(rows[0][0])[len(path)])
+        yield name
+        at = tuples.prefix_end(prefix + tuples.pack((name,)))
+
+
+def rows_of(txn: Txn, prefix: bytes) -> Iterator[Row]:
+    """Yield all rows below a prefix, read in pages."""
+    at, end = prefix, tuples.prefix_end(prefix)
+    while page := txn.scan(at, end, SCAN_PAGE):
+        yield from page
+        at = page[-1][0] + b"\x00"

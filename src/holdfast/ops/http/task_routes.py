@@ -1,0 +1,240 @@
+"""The task routes of the HTTP API: submit, query and control tasks; health checks.
+
+    POST /v1/tasks                 submit a task, or a batch in one atomic commit
+    POST /v1/tasks/lease           lease tasks; long poll of up to `wait_s`
+    POST /v1/tasks/heartbeat       extend leases; report progress
+    POST /v1/tasks/complete        report completed tasks with their results
+    POST /v1/tasks/fail            report failed tasks, and whether a retry may succeed
+    GET  /v1/tasks                 list tasks by queue, state and name
+    GET  /v1/tasks/{id}            show a task; long poll of up to `wait_s` for its end
+    POST /v1/tasks/{id}/cancel     cancel a task in any state
+    POST /v1/tasks/{id}/redrive    submit a failed or dead task again, as a new task
+    GET  /v1/queues                queue counts and limits
+    GET  /healthz, /readyz         whether this process is alive; whether the universe is ready
+
+`worker_routes` implements the lease, heartbeat, complete and fail routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import UNSET
+
+from holdfast.clock import S
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.ops.http.json_values import decode
+from holdfast.ops.http.problem import HttpResponse, encode_json
+from holdfast.ops.http.request_schemas import CancelBody, EmptyBody, NewTaskBody, SubmissionBody
+from holdfast.ops.http.routing import HttpApi, Route, RouteCall
+from holdfast.ops.http.server import HttpServer
+from holdfast.ops.http.task_batch import DeclaredTask, build_batch, require_tasks
+from holdfast.ops.http.worker_routes import WorkerRoutes, check_wait
+from holdfast.ops.task_documents import queue_summary, task_details, task_summary
+from holdfast.store.api import Store
+from holdfast.tasks import operations as tasks
+from holdfast.tasks import queries, task_list
+from holdfast.tasks.ids import TaskId, parse_task_id
+from holdfast.tasks.states import TaskState
+from holdfast.workers import readiness_facts
+from holdfast.workers.tasks.upkeep import ACTIVE_INTERVAL_NS, run_round
+
+LIST_MAX = 1_000
+# The timeout of a readiness check.
+READINESS_TIMEOUT_S = 3.0
+# The interval of maintenance: deletion of expired tasks, and checkpoints of the log.
+MAINTENANCE_S = ACTIVE_INTERVAL_NS / S
+
+
+class TaskApi(HttpApi):
+    def __init__(
+        self, server: HttpServer, store: Store, universe: str, declared: Mapping[str, DeclaredTask]
+    ) -> None:
+        """`declared` holds the tasks that the app declares. Other tasks may be submitted too, for external
+        workers."""
+        self._server = server
+        self._store = store
+        self._universe = universe
+        self._declared = declared
+        worker_routes = self._worker_routes = WorkerRoutes(server, store, universe)
+        self._closing = threading.Event()
+        self._maintenance = server.loop.create_task(self._run_maintenance())
+        post, get = "POST", "GET"
+        self.routes = (
+            Route(get, ("healthz",), self._healthz, open=True, always=True),
+            Route(get, ("readyz",), self._readyz, open=True),
+            Route(post, ("v1", "tasks"), self._submit),
+            Route(get, ("v1", "tasks"), self._list),
+            Route(post, ("v1", "tasks", "lease"), worker_routes.lease),
+            Route(post, ("v1", "tasks", "heartbeat"), worker_routes.heartbeat),
+            Route(post, ("v1", "tasks", "complete"), worker_routes.complete),
+            Route(post, ("v1", "tasks", "fail"), worker_routes.fail),
+            Route(get, ("v1", "tasks", "*"), self._show),
+            Route(post, ("v1", "tasks", "*", "cancel"), self._cancel),
+            Route(post, ("v1", "tasks", "*", "redrive"), self._redrive),
+            Route(get, ("v1", "queues"), self._queues),
+        )
+
+    def close(self) -> None:
+        self._closing.set()
+        self._maintenance.cancel()
+        self._worker_routes.close()
+
+    # -- submit ------------------------------------------------------------------------------------
+
+    async def _submit(self, call: RouteCall) -> HttpResponse:
+        size = len(call.body)
+        sent = await self._server.parse(size, decode, SubmissionBody, call.body)
+        if sent.tasks is UNSET:
+            if sent.name is UNSET:
+                raise Invalid(what="body", why="needs name for one task, or tasks for several")
+            [task] = await self._create(
+                [
+                    NewTaskBody(
+                        name=sent.name, args=sent.args, kwargs=sent.kwargs, options=sent.options
+                    )
+                ],
+                size,
+            )
+            return HttpResponse(
+                201, encode_json({"id": str(task)}), (("Location", f"/v1/tasks/{task}"),)
+            )
+        if sent != SubmissionBody(tasks=sent.tasks):
+            # Arguments or options next to `tasks` would be ignored.
+            raise Invalid(
+                what="body", why="name for one task and tasks for several exclude each other"
+            )
+        ids = await self._create(sent.tasks, size)
+        return HttpResponse(201, encode_json({"ids": [str(task) for task in ids]}))
+
+    async def _create(self, new_tasks: Sequence[NewTaskBody], size: int) -> list[TaskId]:
+        store, universe = self._store, self._universe
+        batch = await self._server.parse(size, build_batch, new_tasks, self._declared)
+        if batch.dependencies:
+            await self._server.run_in_thread(
+                store.read, require_tasks, universe, batch.dependencies
+            )
+        seqs = await store.submit(
+            tasks.submit_all, universe, batch.specs, batch.spec_indexes, batch.new
+        )
+        if batch.has_keys:
+            return await self._server.run_in_thread(store.read, queries.task_ids, universe, seqs)
+        return [TaskId(store.generation, seq) for seq in seqs]
+
+    # -- query and control ---------------------------------------------------------------------------
+
+    async def _show(self, call: RouteCall) -> HttpResponse:
+        _check_query(call, ("wait_s",))
+        task = parse_task_id(call.path_parameters[0])
+        wait_s = _parse_seconds(call.request.query.get("wait_s", "0"))
+        details = await self._server.run_in_thread(
+            self._store.read, queries.get_details, self._universe, task
+        )
+        if wait_s and details.row.state in (TaskState.WAITING, TaskState.LEASED):
+            await self._worker_routes.until_ended(task, wait_s, call.disconnect)
+            details = await self._server.run_in_thread(
+                self._store.read, queries.get_details, self._universe, task
+            )
+        return HttpResponse(200, encode_json(task_details(details)))
+
+    async def _list(self, call: RouteCall) -> HttpResponse:
+        _check_query(call, ("state", "queue", "name", "cursor", "limit"))
+        query = call.request.query
+        limit = query.get("limit", "100")
+        if not (limit.isascii() and limit.isdigit() and int(limit) <= LIST_MAX):
+            raise Invalid(what="limit", found=limit[:64], min=0, max=LIST_MAX)
+        page = await self._server.run_in_thread(
+            self._store.read,
+            task_list.list_tasks,
+            self._universe,
+            query.get("state", "").lower(),
+            query.get("queue", ""),
+            query.get("name", ""),
+            query.get("cursor", ""),
+            int(limit),
+        )
+        document = {
+            "tasks": [task_summary(row) for row in page.rows],
+            "cursor": page.cursor or None,
+        }
+        return HttpResponse(200, encode_json(document))
+
+    async def _queues(self, call: RouteCall) -> HttpResponse:
+        _check_query(call, ())
+        rows = await self._server.run_in_thread(
+            self._store.read, queries.list_queues, self._universe
+        )
+        return HttpResponse(200, encode_json({"queues": [queue_summary(row) for row in rows]}))
+
+    async def _cancel(self, call: RouteCall) -> HttpResponse:
+        task = parse_task_id(call.path_parameters[0])
+        sent = decode(CancelBody, call.body or b"{}")
+        await self._server.run_in_thread(self._store.read, queries.get_task, self._universe, task)
+        [ended] = await self._store.submit(tasks.cancel, self._universe, [task.seq], sent.reason)
+        return HttpResponse(200, encode_json({"id": str(task), "cancelled": ended}))
+
+    async def _redrive(self, call: RouteCall) -> HttpResponse:
+        task = parse_task_id(call.path_parameters[0])
+        decode(EmptyBody, call.body or b"{}")
+        await self._server.run_in_thread(self._store.read, queries.get_task, self._universe, task)
+        seqs = await self._store.submit(tasks.redrive, self._universe, [task.seq])
+        [new_id] = await self._server.run_in_thread(
+            self._store.read, queries.task_ids, self._universe, seqs
+        )
+        return HttpResponse(201, encode_json({"id": str(new_id), "redrive_of": str(task)}))
+
+    # -- health --------------------------------------------------------------------------------------
+
+    async def _healthz(self, call: RouteCall) -> HttpResponse:
+        return HttpResponse(200, encode_json({"ok": True}))
+
+    async def _readyz(self, call: RouteCall) -> HttpResponse:
+        try:
+            async with asyncio.timeout(READINESS_TIMEOUT_S):
+                snapshot = await self._server.run_in_thread(
+                    readiness_facts.read_readiness, self._store, self._universe
+                )
+        except TimeoutError:
+            # The store's own timeout may be longer than that of a health probe.
+            snapshot = readiness_facts.store_silent_snapshot(
+                self._universe, self._store, READINESS_TIMEOUT_S
+            )
+        document: Any = snapshot if call.trusted else {"ready": snapshot.ready}
+        return HttpResponse(200 if snapshot.ready else 503, encode_json(document))
+
+    async def _run_maintenance(self) -> None:
+        """Run the maintenance loop: if all workers are HTTP clients, no other process deletes expired tasks
+        or writes checkpoints."""
+        more = False
+        while True:
+            await asyncio.sleep(0.0 if more else MAINTENANCE_S)
+            more = False
+            with contextlib.suppress(HoldfastError):
+                more = await self._server.run_in_thread(
+                    run_round, self._store, self._universe, self._is_open
+                )
+
+    def _is_open(self) -> bool:
+        return not self._closing.is_set()
+
+
+# -- inside ------------------------------------------------------------------------------------------
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+        check_wait(seconds)
+    except ValueError:
+        raise Invalid(what="wait_s", found=text[:64], expected="seconds") from None
+    return seconds
+
+
+def _check_query(call: RouteCall, accepted: Sequence[str]) -> None:
+    unknown = sorted(set(call.request.query) - set(accepted))
+    if unknown:
+        raise Invalid(what="query", found=unknown[0][:64], expected=list(accepted))

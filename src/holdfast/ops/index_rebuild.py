@@ -1,0 +1,265 @@
+"""Index rebuild: recreates the indexes of queues, waiting tasks and dispatches from their records.
+
+    queue      waiting and claimed items, from the items and their claims; dead letters by time
+    task       wait states, from bodies and statuses; keys, from bodies
+    dispatch   requests by state, marks and counters, from the records
+
+A correct index row is not rewritten. A row that names a missing item, dead letter or claim also stays: no
+log contains the lost record, so the second verification must still report the difference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from holdfast import codec
+from holdfast.config import BATCH_MAX
+from holdfast.dispatch import log
+from holdfast.dispatch.request import DispatchRecord, mark_of
+from holdfast.durable import dead_letters, item
+from holdfast.ops.catalog_queries import rows_of
+from holdfast.store import schema, tuples
+from holdfast.store.txn import ApplyTxn
+from holdfast.tasks import consistency as tasks_recount
+from holdfast.tasks import model as task_rows
+from holdfast.tasks import row_ranges
+from holdfast.tasks.consistency import StoredTask
+from holdfast.tasks.states import TaskState
+
+
+def replace_rows(txn: ApplyTxn, prefix: bytes, right: Mapping[bytes, bytes]) -> None:
+    """Make the rows below a prefix equal to these."""
+    for key, _ in list(rows_of(txn, prefix)):
+        if key not in right:
+            txn.delete(key)
+    for key, row in right.items():
+        txn.put(key, row)
+
+
+# -- queues --------------------------------------------------------------------------------------
+
+
+def rebuild_queue(txn: ApplyTxn, name: str) -> None:
+    keys = item.keys_of(name)
+    letters = {
+        key[len(keys.dead) :]: codec.unpack_as(dead_letters.DeadLetter, row)
+        for key, row in rows_of(txn, keys.dead)
+    }
+    _set_index_rows(
+        txn,
+        keys.dead_by_time,
+        {
+            letter_seq: keys.dead_by_time + item.pack_int(letter.died_ns) + letter_seq
+            for letter_seq, letter in letters.items()
+        },
+        letters,
+    )
+    items = {key[len(keys.items) :]: item.decode_item(row) for key, row in rows_of(txn, keys.items)}
+    claims = {
+        key[len(keys.claim_rows) :]: item.decode_claim_row(row)
+        for key, row in rows_of(txn, keys.claim_rows)
+    }
+    # Only the claim row has the claim number, so an item whose claim row is lost is left unchanged.
+    indexed = _indexed_seqs(txn, keys.by_expiry) | _indexed_seqs(txn, keys.by_owner)
+    usable = items.keys() - (indexed - claims.keys())
+    claimed = {seq: hold for seq, hold in claims.items() if seq in usable}
+    by_expiry = {
+        seq: keys.by_expiry + item.pack_int(hold.expires_ns) + seq for seq, hold in claimed.items()
+    }
+    by_owner = {
+        seq: keys.by_owner + item.pack_owner(hold.owner) + seq for seq, hold in claimed.items()
+    }
+    _set_index_rows(txn, keys.by_expiry, by_expiry, usable)
+    _set_index_rows(txn, keys.by_owner, by_owner, usable)
+    ready, delayed = _indexed_seqs(txn, keys.ready), _indexed_seqs(txn, keys.delayed)
+    waiting = usable - claimed.keys()
+    unindexed = {seq for seq in waiting if (seq in ready) == (seq in delayed)}
+    misplaced = unindexed | claimed.keys()
+    _set_index_rows(
+        txn,
+        keys.ready,
+        {
+            seq: keys.ready_key(items[seq].priority, items[seq].fair_rank, seq)
+            for seq in unindexed
+            if not items[seq].not_before_ns
+        },
+        misplaced,
+    )
+    _set_index_rows(
+        txn,
+        keys.delayed,
+        {
+            seq: keys.delayed + item.pack_int(items[seq].not_before_ns) + seq
+            for seq in unindexed
+            if items[seq].not_before_ns
+        },
+        misplaced,
+    )
+
+
+def _indexed_seqs(txn: ApplyTxn, prefix: bytes) -> set[bytes]:
+    """Return the items that index rows name, without rows whose key and value disagree."""
+    return {row for key, row in rows_of(txn, prefix) if key.endswith(row)}
+
+
+def _set_index_rows(
+    txn: ApplyTxn, prefix: bytes, key_by_seq: Mapping[bytes, bytes], about: Iterable[bytes]
+) -> None:
+    """Make the index rows of the items in `about` equal to `right`. Rows of other items stay."""
+    right_keys, own_seqs = set(key_by_seq.values()), set(about)
+    for key, row in list(rows_of(txn, prefix)):
+        # A row whose key and value name different items is invalid.
+        if key not in right_keys and (row in own_seqs or not key.endswith(row)):
+            txn.delete(key)
+    for packed_seq, key in key_by_seq.items():
+        txn.put(key, packed_seq)
+
+
+# -- dispatches ----------------------------------------------------------------------------------
+
+
+def rebuild_dispatches(txn: ApplyTxn, universe: str) -> None:
+    keys = log.keys_of(universe)
+    records = [codec.unpack_as(DispatchRecord, row) for _, row in rows_of(txn, keys.records)]
+    counted = Counter(record.status for record in records)
+    for status, prefix in keys.states.items():
+        right = {
+            log.index_key(universe, status, record): record.request_id.encode()
+            for record in records
+            if record.status is status
+        }
+        replace_rows(txn, prefix, right)
+        _set_counter(txn, keys.counts[status], counted[status])
+    _set_counter(txn, keys.deferred, sum(record.deferred for record in records))
+    marks = {
+        keys.marks + tuples.pack((mark_of(record.request_id),)): record.request_id.encode()
+        for record in records
+    }
+    replace_rows(txn, keys.marks, marks)
+
+
+def _set_counter(txn: ApplyTxn, key: bytes, right: int) -> None:
+    if txn.count(key) != right:
+        txn.put(key, schema.encode_int(right))
+
+
+# -- tasks ---------------------------------------------------------------------------------------
+
+
+class _WaitIndexRow(NamedTuple):
+    """A row of a wait-state index, with the tasks of its range, each with its single-task key."""
+
+    wait_state: str
+    key: bytes
+    row: bytes
+    members: list[tuple[bytes, int]]
+
+
+def rebuild_wait_states(txn: ApplyTxn, universe: str) -> None:
+    """Put every waiting task into exactly one wait-state index, and remove all other tasks from them."""
+    keys = task_rows.keys_of(universe)
+    tasks = tasks_recount.load_tasks(txn, keys)
+    index_rows = _wait_index_rows(txn, keys)
+    times_indexed = Counter(seq for index_row in index_rows for _, seq in index_row.members)
+    correct: set[int] = set()
+    for index_row in index_rows:
+        if all(
+            times_indexed[seq] == 1
+            and seq in tasks
+            and _is_correct(txn, keys, seq, tasks[seq], index_row, single_key)
+            for single_key, seq in index_row.members
+        ):
+            correct.update(seq for _, seq in index_row.members)
+        else:
+            txn.delete(index_row.key)
+    unindexed = [
+        seq
+        for seq, task in tasks.items()
+        if seq not in correct and task.status.state == TaskState.WAITING and not task.status.waits
+    ]
+    for first, last in _group_ranges(txn, keys, tasks, sorted(unindexed)):
+        task = tasks[first]
+        right = tasks_recount.expected_keys(txn, keys, first, task)
+        wait_state = next(name for name in ("delayed", "suspect", "ready") if name in right)
+        row = (
+            _ready_key(keys, first, task)
+            if wait_state == "delayed"
+            else row_ranges.encode_range(first, last)
+        )
+        txn.put(right[wait_state], row)
+
+
+def rebuild_keys(txn: ApplyTxn, universe: str) -> None:
+    """Point each key at the task that has it, or at the last redrive of that task."""
+    keys = task_rows.keys_of(universe)
+    tasks = tasks_recount.load_tasks(txn, keys)
+    right: dict[bytes, bytes] = {}
+    for seq, task in tasks.items():
+        if task.body.key:
+            key = keys.idempotency_keys + tuples.pack((task.spec.name, task.body.key))
+            right[key] = task_rows.pack_int(tasks_recount.last_redrive_of(tasks, seq))
+    replace_rows(txn, keys.idempotency_keys, right)
+
+
+def _wait_index_rows(txn: ApplyTxn, keys: task_rows.TaskKeys) -> list[_WaitIndexRow]:
+    index_rows: list[_WaitIndexRow] = []
+    for wait_state, prefix in tasks_recount.wait_state_prefixes(keys):
+        for key, row in rows_of(txn, prefix):
+            if wait_state == "delayed":
+                members = [(key, int(tuples.unpack(key)[-1]))]
+            else:
+                members = list(row_ranges.iter_range(row_ranges.index_prefix_of(key, row), row))
+            index_rows.append(_WaitIndexRow(wait_state, key, row, members))
+    return index_rows
+
+
+def _is_correct(
+    txn: ApplyTxn,
+    keys: task_rows.TaskKeys,
+    seq: int,
+    task: StoredTask,
+    index_row: _WaitIndexRow,
+    single_key: bytes,
+) -> bool:
+    if task.status.state != TaskState.WAITING:
+        return False
+    if tasks_recount.expected_keys(txn, keys, seq, task).get(index_row.wait_state) != single_key:
+        return False
+    if index_row.wait_state == "delayed":
+        return index_row.row == _ready_key(keys, seq, task)
+    # The key of a range row is that of its first task, and tasks of a range have no status row.
+    is_single = len(index_row.members) == 1
+    has_no_status = is_single or txn.get(keys.statuses + task_rows.pack_int(seq)) is None
+    return has_no_status and index_row.key == index_row.members[0][0]
+
+
+def _ready_key(keys: task_rows.TaskKeys, seq: int, task: StoredTask) -> bytes:
+    """Return the index key of a task after its delay has passed."""
+    lane = keys.quarantined if task_rows.is_quarantined(task.spec, task.status) else keys.ready
+    return lane + task_rows.index_key(task.spec, task_rows.pack_int(seq))
+
+
+def _group_ranges(
+    txn: ApplyTxn, keys: task_rows.TaskKeys, tasks: Mapping[int, StoredTask], seqs: list[int]
+) -> list[tuple[int, int]]:
+    """Group tasks into ranges as at submission; return the first and last seq of each range."""
+    ranges: list[tuple[int, int]] = []
+    for seq in seqs:
+        first, last = ranges[-1] if ranges else (0, 0)
+        if (
+            seq == last + 1
+            and seq - first < BATCH_MAX
+            and tasks[seq].body.spec == tasks[first].body.spec
+            and all(_can_join_range(txn, keys, tasks[member], member) for member in (last, seq))
+        ):
+            ranges[-1] = (first, seq)
+        else:
+            ranges.append((seq, seq))
+    return ranges
+
+
+def _can_join_range(txn: ApplyTxn, keys: task_rows.TaskKeys, task: StoredTask, seq: int) -> bool:
+    is_batchable = task_rows.is_batchable(task.body)
+    return is_batchable and txn.get(keys.statuses + task_rows.pack_int(seq)) is None

@@ -1,0 +1,245 @@
+"""Queries for pending work of worlds: effects by kind and by intent, timers by due time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast import codec
+from holdfast.durable import item as items
+from holdfast.durable import queue
+from holdfast.durable.item import QueueItem, keys_of, pack_int, seq_of
+from holdfast.durable.validation import check_limit
+from holdfast.errors import HoldfastError, Invalid, NotFound
+from holdfast.messages import Intent, TimerSet
+from holdfast.ops import catalog_queries
+from holdfast.store import tuples
+from holdfast.store.api import Txn
+from holdfast.store.schema import Space
+from holdfast.world import catalog
+from holdfast.world import intents as world_intents
+from holdfast.world import timers as slots
+
+
+class KindRow(NamedTuple):
+    universe: str
+    kind: str
+    counts: queue.QueueCounts
+
+
+class EffectRow(NamedTuple):
+    """One intent with its state: ready, delayed, claimed, dead, or done."""
+
+    universe: str
+    intent_hash: bytes
+    pending_effect: world_intents.PendingEffect
+    state: str
+    world: str
+    item: QueueItem | None = None
+    letter: queue.DeadLetter | None = None
+    intent: Intent | None = None
+
+
+class IntentRow(NamedTuple):
+    """One intent in a list. By state, `time_ns` is when it was requested, is due, its claim expires, or it
+    died."""
+
+    seq: int
+    intent: Intent
+    world: str
+    time_ns: int
+    attempts: int
+    owner: str
+    code: str
+    # The last error: why it waits or died.
+    error: str = ""
+
+
+class TimerRow(NamedTuple):
+    universe: str
+    world: str
+    due_ns: int
+    intent: Intent
+    timer: TimerSet
+
+    @property
+    def clock(self) -> str:
+        """The clock of the due time: wall time or store time."""
+        return "store" if self.timer.wall_ns is None else "wall"
+
+
+def kinds(
+    txn: Txn, universe: str | None = None, kind: str | None = None, lanes: bool = False
+) -> list[KindRow]:
+    """Return the effect queues by universe and kind, with one seek per existing queue.
+
+    With `lanes`, a kind also matches its peer queues: mail in transit to another store.
+    """
+    rows = []
+    for name in catalog_queries.names_after(txn, (int(Space.QUEUE),)):
+        queue_universe, _, queue_kind = name.partition("/effects/")
+        accepted_kinds = (
+            (None, queue_kind, queue_kind.partition(">")[0]) if lanes else (None, queue_kind)
+        )
+        if queue_kind and universe in (None, queue_universe) and kind in accepted_kinds:
+            rows.append(KindRow(queue_universe, queue_kind, queue.counts(txn, name)))
+    return rows
+
+
+def queues(txn: Txn) -> list[tuple[str, queue.QueueCounts]]:
+    """Return all queues by name, with one seek per queue."""
+    names = catalog_queries.names_after(txn, (int(Space.QUEUE),))
+    return [(name, queue.counts(txn, name)) for name in names]
+
+
+def effect_queue(name: str) -> tuple[str, str] | None:
+    """Return (universe, kind) of an effect queue; None for any other queue."""
+    universe, _, kind = name.partition("/effects/")
+    return (universe, kind) if universe and kind and "/" not in universe else None
+
+
+def effect(txn: Txn, intent_hash: str, universe: str | None = None) -> EffectRow:
+    """Return an intent by its hash in hexadecimal."""
+    try:
+        raw = bytes.fromhex(intent_hash)
+    except ValueError:
+        raise Invalid(what="intent", found=intent_hash[:80], expected="hexadecimal") from None
+    for universe_name in catalog_queries.universes(txn) if universe is None else [universe]:
+        pending_effect = world_intents.find_pending(txn, universe_name, raw) if raw else None
+        if pending_effect is not None:
+            return _effect(txn, universe_name, raw, pending_effect)
+    raise NotFound(
+        what="intent",
+        found=intent_hash[:80],
+        why="done (its world has the receipt), or never emitted",
+    )
+
+
+STATES = ("ready", "delayed", "claimed", "dead")
+
+
+def intents_in_state(
+    txn: Txn, universe: str, kind: str, state: str, after: int = 0, limit: int = 100
+) -> list[IntentRow]:
+    """Return the effects of a kind in one state: ready in execution order, dead by seq after `after`,
+    delayed and claimed by time."""
+    check_limit(limit)
+    name = world_intents.effect_queue(universe, kind)
+    if state == "dead":
+        return [
+            _letter_row(txn, universe, letter)
+            for letter in queue.list_dead(txn, name, after, limit)
+        ]
+    keys = keys_of(name)
+    index = {"ready": keys.ready, "delayed": keys.delayed, "claimed": keys.by_expiry}.get(state)
+    if index is None:
+        raise Invalid(what="state", found=state[:40], expected=list(STATES))
+    rows = txn.scan(index, tuples.prefix_end(index), limit)
+    return [_item_row(txn, universe, keys, packed) for _, packed in rows]
+
+
+def intent_of(txn: Txn, item_or_letter: QueueItem | queue.DeadLetter) -> Intent | None:
+    """Decode the intent of an effect item or its dead letter; None if the payload is not an intent."""
+    try:
+        return codec.unpack_as(Intent, queue.payload_of(txn, item_or_letter))
+    except HoldfastError:
+        return None
+
+
+def timers(txn: Txn, universe: str | None = None, limit: int = 100) -> list[TimerRow]:
+    """Return pending timers, the next due first."""
+    check_limit(limit)
+    timer_rows: list[TimerRow] = []
+    for universe_name in catalog_queries.universes(txn) if universe is None else [universe]:
+        for keys in (
+            keys_of(slots.delay_queue(universe_name)),
+            keys_of(slots.calendar_queue(universe_name)),
+        ):
+            rows = txn.scan(keys.ready, tuples.prefix_end(keys.ready), limit)
+            rows += txn.scan(keys.delayed, tuples.prefix_end(keys.delayed), limit)
+            timer_rows += [
+                _timer(txn, universe_name, items.load_item(txn, keys, packed)) for _, packed in rows
+            ]
+    return sorted(timer_rows, key=lambda row: row.due_ns)[:limit]
+
+
+def timer(txn: Txn, world: str, key: str, universe: str | None = None) -> TimerRow:
+    """Return the timer with this key of a world."""
+    record = catalog_queries.resolve(txn, world, universe)
+    slot = slots.find_slot(txn, record.universe, record.world_id, key)
+    if slot is None:
+        raise NotFound(what="timer", world=world, key=key)
+    keys = keys_of(slot.queue(record.universe))
+    row = txn.get(keys.items + pack_int(slot.seq))
+    if row is None:
+        raise NotFound(what="timer", world=world, key=key, why="it is dead", queue=keys.queue)
+    return _timer(txn, record.universe, items.decode_item(row))
+
+
+# -- inside --------------------------------------------------------------------------------------
+
+
+def _effect(
+    txn: Txn, universe: str, raw: bytes, pending_effect: world_intents.PendingEffect
+) -> EffectRow:
+    name = pending_effect.queue(universe)
+    keys = keys_of(name)
+    packed = pack_int(pending_effect.seq)
+    world = _world_name(txn, universe, pending_effect.world_id)
+    row = txn.get(keys.items + packed)
+    if row is None:
+        letters = queue.list_dead(txn, name, pending_effect.seq - 1, 1)
+        letter = letters[0] if letters and letters[0].seq == seq_of(packed) else None
+        state = "done" if letter is None else "dead"
+        intent = None if letter is None else intent_of(txn, letter)
+        return EffectRow(universe, raw, pending_effect, state, world, letter=letter, intent=intent)
+    item = items.load_with_claim(txn, keys, packed)
+    ready = txn.get(keys.ready_key(item.priority, item.fair_rank, packed)) is not None
+    state = "claimed" if item.expires_ns else "ready" if ready else "delayed"
+    intent = intent_of(txn, item)
+    return EffectRow(universe, raw, pending_effect, state, world, item, intent=intent)
+
+
+def _item_row(txn: Txn, universe: str, keys: items.QueueKeys, packed: bytes) -> IntentRow:
+    item = items.load_with_claim(txn, keys, packed)
+    intent = codec.unpack_as(Intent, queue.payload_of(txn, item))
+    return IntentRow(
+        seq_of(packed),
+        intent,
+        _world_name(txn, universe, intent.world_id),
+        item.expires_ns or item.not_before_ns or item.enqueued_ns,
+        item.failures + item.expiries,
+        item.owner,
+        item.code,
+        item.error,
+    )
+
+
+def _letter_row(txn: Txn, universe: str, letter: queue.DeadLetter) -> IntentRow:
+    unknown = Intent(universe, letter.group, b"", "", b"", "", b"", letter.enqueued_ns)
+    intent = intent_of(txn, letter) or unknown
+    return IntentRow(
+        letter.seq,
+        intent,
+        _world_name(txn, universe, intent.world_id),
+        letter.died_ns,
+        letter.failures + letter.expiries,
+        letter.owner,
+        letter.code,
+        letter.error,
+    )
+
+
+def _timer(txn: Txn, universe: str, item: QueueItem) -> TimerRow:
+    intent = codec.unpack_as(Intent, queue.payload_of(txn, item))
+    timer = codec.unpack_as(TimerSet, intent.params)
+    return TimerRow(
+        universe, _world_name(txn, universe, intent.world_id), item.not_before_ns, intent, timer
+    )
+
+
+def _world_name(txn: Txn, universe: str, world_id: str) -> str:
+    try:
+        record = catalog.get_record(txn, universe, world_id)
+    except NotFound:
+        return world_id
+    return f"{record.type}/{record.name}"

@@ -1,0 +1,67 @@
+"""JSON documents of tasks and queues, shared by the HTTP API and the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.ops.http.json_values import arguments_to_json, to_json
+from holdfast.tasks.queries import QueueRow, TaskDetails, TaskRow
+from holdfast.tasks.states import TaskState
+
+
+def task_summary(row: TaskRow) -> dict[str, Any]:
+    """Return a task as it appears in a list."""
+    spec, status, body = row.spec, row.status, row.body
+    return {
+        "id": str(row.id),
+        "name": spec.name,
+        "queue": spec.queue,
+        "priority": spec.priority,
+        "state": row.state.name,
+        "where": row.where,
+        "attempt": status.attempt,
+        "failures": status.failures,
+        "attempts": spec.attempts,
+        "expiries": status.expiries,
+        "expiries_max": spec.expiries_max,
+        "created_ns": body.created_ns,
+        "not_before_ns": row.not_before_ns or None,
+        "worker": status.worker or None,
+        "expires_ns": status.expires_ns or None,
+        "ended_ns": status.ended_ns or None,
+        "key": body.key or None,
+        "limit_key": body.limit or None,
+        "reason": status.reason or None,
+        "error": status.error or None,
+    }
+
+
+def task_details(details: TaskDetails) -> dict[str, Any]:
+    """Return a task with all details."""
+    args, kwargs = arguments_to_json(details.args)
+    row = details.row
+    document = task_summary(row)
+    document["why"] = details.why
+    document["lease"] = str(details.lease) if details.lease else None
+    document["granted_ns"] = row.status.granted_ns or None
+    document["progress"] = to_json(details.progress) if details.progress else None
+    document["after"] = [str(task) for task in details.after]
+    document["redrive_of"] = str(details.redrive_of) if details.redrive_of else None
+    document["redriven_by"] = str(details.redriven_by) if details.redriven_by else None
+    document["args"] = args
+    document["kwargs"] = kwargs
+    if row.state is TaskState.COMPLETED:
+        document["result"] = to_json(details.result) if details.result else None
+    return document
+
+
+def queue_summary(row: QueueRow) -> dict[str, Any]:
+    return {
+        "queue": row.queue,
+        "waiting": row.counts.waiting,
+        **msgspec.structs.asdict(row.counts),
+        "concurrency": row.limits.concurrency or None,
+        "per_key": row.limits.per_key or None,
+    }

@@ -1,0 +1,260 @@
+"""The service supervisor: the driver starts the ledger service, sends requests to it and restarts
+it.
+
+A restarted service listens at the same address with the same token, so tasks reconnect without new
+settings. The supervisor knows for certain that the predecessor is dead (it was a child process), so it
+releases the predecessor's lease at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast import codec
+from holdfast.clock import SYSTEM
+from holdfast.durable import lease as leases
+from holdfast.errors import HoldfastError, from_wire
+from holdfast.ledger import runs
+from holdfast.spark import ledger_protocol
+from holdfast.spark.errors import RunFailed
+from holdfast.spark.ledger_client import LedgerClient, ServiceAddress, ServiceLost
+from holdfast.spark.service import ServiceConfig, StartupReply
+from holdfast.store.api import Store, Txn
+
+RESTARTS_MAX = 10
+STOP_TIMEOUT_S = 20.0
+REPLY_RETRY_NS = 30_000_000_000
+# How long to retry the connection before checking the process.
+RECONNECT_S = 0.2
+REPLY_TIMEOUT_S = 20.0
+WATCH_INTERVAL_S = 0.5
+# Loopback addresses for a service that listens on all interfaces.
+LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class ServiceSupervisor:
+    def __init__(self, store: Store, config: ServiceConfig) -> None:
+        self.store = store
+        self.config = config
+        self.restarts = 0
+        self._position = b""
+        self._restarts_in_a_row = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: LedgerClient | None = None
+        self._lock = threading.RLock()
+        self._stopped = False
+        self._driver_pid = os.getpid()
+        self._start(config)
+
+    @property
+    def address(self) -> ServiceAddress:
+        """The address that executors use."""
+        return ServiceAddress(self.config.host, self.config.port, self.config.token, self.config.ca)
+
+    @property
+    def local_address(self) -> ServiceAddress:
+        """The address that this machine uses: the advertised host may resolve only elsewhere."""
+        listens = self.config.bind or self.config.host
+        near = LOOPBACK_OF_WILDCARD.get(listens, listens)
+        return replace(self.address, host=near, name=self.config.host)
+
+    @property
+    def run_id(self) -> str:
+        return codec.unpack_as(runs.RunRecord, self.config.record).run_id
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def request(self, message: ledger_protocol.WireMessage) -> Any:
+        """Send one request. If the service has died, restart it first."""
+        retry_until_ns = SYSTEM.mono_ns() + REPLY_RETRY_NS
+        # Sealing may have to sort the whole input.
+        reply_timeout_s = (
+            None if isinstance(message, ledger_protocol.SealInput) else REPLY_TIMEOUT_S
+        )
+        replaced = False
+        with self._lock:
+            while True:
+                self._restart_if_dead()
+                assert self._client is not None
+                self._client.set_reply_timeout(reply_timeout_s)
+                try:
+                    answer, _ = self._client.request(message)
+                    self._track_progress(answer)
+                    return answer
+                except ServiceLost:
+                    # The service was killed, or only the connection broke.
+                    if self._stopped:
+                        raise
+                    if SYSTEM.mono_ns() >= retry_until_ns:
+                        if replaced or self._process is None:
+                            raise
+                        # The service runs but does not reply: replace it.
+                        self._process.kill()
+                        self._process.wait()
+                        replaced = True
+                        retry_until_ns = SYSTEM.mono_ns() + REPLY_RETRY_NS
+                except HoldfastError:
+                    if self._process is not None and self._process.poll() is None:
+                        raise
+
+    def _track_progress(self, answer: Any) -> None:
+        """Reset the count of consecutive restarts when the run has progressed."""
+        if isinstance(answer, ledger_protocol.RunStatusReply) and answer.position != self._position:
+            if self._position:
+                self._restarts_in_a_row = 0
+            self._position = answer.position
+
+    def start_watch(self) -> None:
+        """Start a thread that keeps the service alive without requests from the driver."""
+        threading.Thread(target=self._watch_loop, name="keeper", daemon=True).start()
+
+    def _watch_loop(self) -> None:
+        while not self._stopped:
+            with contextlib.suppress(HoldfastError):
+                self.request(ledger_protocol.GetRunStatus())
+            SYSTEM.sleep(WATCH_INTERVAL_S)
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Stop the service gracefully: its state is durable, its lease is released.
+
+        Without `wait` a background thread waits for the service to exit.
+        """
+        if os.getpid() != self._driver_pid:
+            return  # a forked child: the service belongs to the parent
+        self._stopped = True
+        if self._client is not None:
+            self._client.close()
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        if wait:
+            _reap_process(process)
+        else:
+            threading.Thread(target=_reap_process, args=(process,), name="reaper").start()
+
+    def __enter__(self) -> ServiceSupervisor:
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self.stop(wait=kind is not None)
+
+    def _restart_if_dead(self) -> None:
+        if self._stopped or self._process is None:
+            raise ServiceLost(why="the supervisor has stopped")
+        status = self._process.poll()
+        if status is None:
+            return
+        if self._restarts_in_a_row >= RESTARTS_MAX:
+            raise RunFailed(why="the ledger service died too often", exit_status=status)
+        self.restarts += 1
+        self._restarts_in_a_row += 1
+        record = codec.unpack_as(runs.RunRecord, self.config.record)
+        self._release_dead_lease(record.name, self._process.pid)
+        self._start(replace(self.config, is_new_run=False, is_restart=True))
+
+    def _release_dead_lease(self, name: str, pid: int) -> None:
+        """Release the lease of a service that is known to be dead."""
+        resource = runs.lease_resource(name)
+        self.store.transact(_release_lease_of, resource, f"ledger-{pid}")
+
+    def _start(self, config: ServiceConfig) -> None:
+        if self._client is not None:
+            self._client.close()
+        process = _take_spare() or _spawn()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        data = msgspec.msgpack.encode(config)
+        with contextlib.suppress(OSError):
+            process.stdin.write(len(data).to_bytes(4, "little") + data)
+            process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            raise RunFailed(why="the ledger service did not start", exit_status=process.wait())
+        reply = msgspec.json.decode(line, type=StartupReply)
+        if reply.error is not None:
+            process.wait()
+            raise from_wire(reply.error)
+        self._process = process
+        self.config = replace(config, port=reply.port)
+        self._client = LedgerClient(self.local_address, "driver", reconnect_s=RECONNECT_S)
+
+
+def prestart_service() -> None:
+    """Start a spare service for the next run: most of its startup time is loading modules."""
+    while _spare_services and _spare_services[-1].poll() is not None:
+        _reap_process(_spare_services.pop())
+    if not _spare_services:
+        _spare_services.append(_spawn())
+        atexit.register(_stop_spares)
+
+
+# A spare waits a few minutes for its configuration. It exits when this process ends.
+_spare_services: list[subprocess.Popen[bytes]] = []
+# A forked child does not own the spare.
+os.register_at_fork(after_in_child=_spare_services.clear)
+
+
+def _stop_spares() -> None:
+    atexit.unregister(_stop_spares)
+    while _spare_services:
+        process = _spare_services.pop()
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        _reap_process(process)
+
+
+def _take_spare() -> subprocess.Popen[bytes] | None:
+    while _spare_services:
+        process = _spare_services.pop()
+        if process.poll() is None:
+            return process
+        _reap_process(process)
+    return None
+
+
+def _spawn() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "holdfast.spark.service"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
+def _reap_process(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            if pipe is not None:
+                pipe.close()
+
+
+def _release_lease_of(txn: Txn, resource: str, worker: str) -> None:
+    """Release the lease only if this worker still holds it: another one may have acquired it."""
+    lease = leases.current_status(txn, resource)
+    if lease is not None and lease.worker == worker:
+        leases.force_release(txn, resource, "its process died")
+
+
+def new_token() -> str:
+    return SYSTEM.entropy(24).hex()

@@ -1,0 +1,276 @@
+"""The Spark task bodies: they run in Spark's Python worker, supervise a child process and yield
+rows.
+
+User code runs only in the child, so a row that kills its interpreter costs a child, not the Spark task or
+the job, in `local[2]` and on a cluster. When a child dies, the service reclaims its rows and another child
+continues. After a call timeout the successor inherits the rows instead, in the same attempt. Repeated
+deaths without a single report indicate a broken set-up: then the task fails with the child's error.
+
+The idle child outlives the task: Spark reuses its workers, and the next task gets a started interpreter.
+The child exits with the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.clock import SYSTEM
+from holdfast.errors import StoreError
+from holdfast.spark import ledger_protocol
+from holdfast.spark.arrow_rows import decode_table
+from holdfast.spark.call_slots import CallSlots
+from holdfast.spark.child import ChildResult, encode_job
+from holdfast.spark.child_job import ChildJob
+from holdfast.spark.child_watchdog import ChildWatchdog
+from holdfast.spark.errors import RowsFailed, RunCancelled, RunStopped
+from holdfast.spark.ledger_client import LedgerClient
+from holdfast.spark.write_access import WriteAccess
+
+# Maximum number of consecutive deaths without a report: then no single row is the cause.
+STUCK_DEATHS_MAX = 5
+FETCH_ROWS = 65_536
+
+_idle_children: list[ChildProcess] = []
+
+
+class ChildFailed(StoreError):
+    code = "child_failed"
+    hint = "see the executor's log for the output of the child process"
+
+
+class ChildProcess:
+    def __init__(self) -> None:
+        self.slots = CallSlots.shared()
+        assert self.slots.file is not None
+        handle = self.slots.file.fileno()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.spark.child", str(handle)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            pass_fds=(handle,),
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def run_job(self, job: ChildJob, function: bytes) -> ChildResult | None:
+        """Run a job. Return its result; None if the child died."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(encode_job(job, function))
+            self._process.stdin.flush()
+            with ChildWatchdog(job, self.slots, self.pid) as watchdog:
+                while not select.select([self._process.stdout], [], [], watchdog.interval_s)[0]:
+                    late = watchdog.check()
+                    if late:
+                        return ChildResult("timed_out", 0, timed_out=late)
+            size = self._process.stdout.read(4)
+            if len(size) < 4:
+                return None
+            data = self._process.stdout.read(*struct.unpack("<I", size))
+            return msgspec.msgpack.decode(data, type=ChildResult)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> int:
+        """Kill the process and wait for it. Return its exit code, negative for a signal."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout, self.slots.file):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        return self._process.wait()
+
+
+def prestart_children(count: int = 1) -> None:
+    """Start spare children while the input is read, so that no task waits for one."""
+    while len(_idle_children) < count:
+        _idle_children.append(ChildProcess())
+
+
+def take_child() -> ChildProcess:
+    while _idle_children:
+        child = _idle_children.pop(0)
+        if child.is_alive():
+            return child
+        child.kill()
+    return ChildProcess()
+
+
+def return_child(child: ChildProcess) -> None:
+    """Return an idle child to the pool for the next task."""
+    _idle_children.append(child)
+
+
+def new_owner() -> str:
+    """Return a new owner name at the ledger, for a child and its successors."""
+    return f"child/{socket.gethostname()[:60]}/{os.getpid()}/{SYSTEM.entropy(6).hex()}"
+
+
+class TaskCallTotals:
+    """Call totals of the children of a task. A child that dies reports none."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.cost = 0.0
+
+    def add(self, result: ChildResult | None) -> None:
+        if result is not None:
+            self.calls += result.calls
+            self.cost += result.cost
+
+
+def run_child_job(job: ChildJob, function: bytes, totals: TaskCallTotals | None = None) -> str:
+    """Run a job in children until its rows are done. Return over, stop or turn."""
+    totals = totals or TaskCallTotals()
+    deaths = stuck_deaths = 0
+    last_position = b""
+    job = msgspec.structs.replace(job, paths=[path for path in sys.path if path])
+    timed_out: list[int] | None = None
+    while True:
+        child = take_child()
+        if timed_out is None:
+            job = msgspec.structs.replace(job, owner=new_owner())
+        result = child.run_job(
+            msgspec.structs.replace(job, deaths=deaths, timed_out=timed_out), function
+        )
+        totals.add(result)
+        if result is not None and result.state not in ("failed", "timed_out"):
+            return_child(child)
+            return result.state
+        status = child.kill()
+        if result is not None and result.state == "timed_out":
+            # The successor has the same name and continues its rows.
+            timed_out = result.timed_out
+            prestart_children(2)
+            continue
+        timed_out = None
+        if result is not None:
+            raise ChildFailed(code_of_cause=result.code, why=result.error)
+        deaths += 1
+        # The next child may die the same way: prestart its successor.
+        prestart_children(2)
+        position = _ledger_position(job)
+        stuck_deaths = stuck_deaths + 1 if position == last_position else 0
+        last_position = position
+        if stuck_deaths >= STUCK_DEATHS_MAX:
+            raise ChildFailed(why="children die before they begin a row", exit_status=status)
+        print(f"holdfast: a child ended with {status}, starting another", file=sys.stderr)
+
+
+def _ledger_position(job: ChildJob) -> bytes:
+    """Return a value that changes with every progress of the ledger."""
+    with LedgerClient(job.address, "task") as client:
+        answer, _ = client.request(ledger_protocol.GetRunStatus())
+        return bytes(answer.position)
+
+
+class PullRows(msgspec.Struct, frozen=True):
+    """The body of a `run` job: every task pulls rows until the ledger has none left."""
+
+    job: ChildJob
+    function: bytes
+    # Rows that need no call at the start of the job. The first task counts them.
+    reused: int = 0
+    # Set if tasks also write the files of the output.
+    writes: WriteAccess | None = None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Run before reading the input. The input only contains the partition number, and its one
+        # small batch may arrive 40 ms late: the sender waits for a delayed TCP acknowledgement.
+        totals = TaskCallTotals()
+        state = self._run(totals)
+        for part in (part for batch in batches for part in batch.column(0).to_pylist()):
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "part": [part],
+                    "state": [state],
+                    "calls": [totals.calls],
+                    "cost": [totals.cost],
+                    "reused": [0 if part else self.reused],
+                }
+            )
+
+    def _run(self, totals: TaskCallTotals) -> str:
+        if self.writes is None:
+            return run_child_job(self.job, self.function, totals)
+        from holdfast.spark.part_writer import (
+            PartWriterThread,  # needed with a spool and an output only
+        )
+
+        with PartWriterThread(self.job.address, self.writes) as writer:
+            if not writer.can_write:
+                return "stop"
+            state = run_child_job(self.job, self.function, totals)
+            writer.finish(all_rows=state == "over")
+            return state
+
+
+class FixedRanges(msgspec.Struct, frozen=True):
+    """The body of the lazy form: a task covers fixed rows, runs the unfinished ones and yields the
+    results.
+    """
+
+    job: ChildJob
+    function: bytes
+    ranges: list[tuple[int, int]]
+    schema: bytes
+    meta: bool
+    # A failed row fails the task, which would otherwise omit it.
+    strict: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        parts = [part for batch in batches for part in batch.column(0).to_pylist()]
+        schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
+        for part in parts:
+            lo, hi = self.ranges[part]
+            job = msgspec.structs.replace(self.job, lo=lo, hi=hi)
+            run_child_job(job, self.function)
+            with LedgerClient(job.address, "task") as client:
+                yield from self._fetch(client, lo, hi, schema)
+
+    def _fetch(
+        self, client: LedgerClient, lo: int, hi: int, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        rows = FETCH_ROWS
+        while lo < hi:
+            upto = min(lo + rows, hi)
+            answer, data = client.request(ledger_protocol.FetchOutcomes(lo, upto, self.meta))
+            if answer.cancelled:
+                raise RunCancelled(run_id=self.job.run_id)
+            if answer.bundled:
+                from holdfast.spark.outcome_bundles import read_bundle  # needed with a spool only
+
+                table, failed, example = read_bundle(data, self.job.spool, meta=self.meta)
+                answer = msgspec.structs.replace(answer, failed=failed, example=example)
+            elif answer.ready and not answer.large:
+                table = decode_table(data)
+            has_failed = self.strict and answer.failed
+            if answer.stopped and (has_failed or not answer.ready):
+                raise RunStopped(run_id=self.job.run_id, why=answer.stopped)
+            if has_failed:
+                raise RowsFailed(failed=answer.failed, example=answer.example)
+            if not answer.ready:
+                raise ChildFailed(why="rows of this task are not finished", lo=lo, hi=hi)
+            if answer.large:
+                rows = max((upto - lo) // 2, 1)
+                continue
+            yield from table.cast(schema).to_batches()
+            lo = upto

@@ -1,0 +1,1 @@
+"""Administration of whole stores: copy, move, routing of universes, new generations."""

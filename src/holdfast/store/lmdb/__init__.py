@@ -1,0 +1,1 @@
+"""The embedded store: LMDB files, a redo log and one writer process."""

@@ -1,0 +1,73 @@
+"""Topic subscriptions of a client at the writer, bounded in number.
+
+A topic is subscribed while a thread waits for it, and stays subscribed for some time, since the next wait is often
+for the same topic. Beyond `WATCHED_IDLE_MAX` the least recently used topics without a waiter are unsubscribed.
+
+The writer must receive changes in order. They are queued under the lock, and the sender takes all of them at once
+(`take_changes`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from holdfast.config import IDLE_TOPICS_MAX
+
+
+class TopicSubscriptions:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # The number of waiters per topic, and the topics without a waiter, least recently used first.
+        self._waiter_counts: dict[str, int] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        # Changes not yet sent to the writer: whether a topic is subscribed.
+        self._unsent_changes: dict[str, bool] = {}
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._waiter_counts or topic in self._idle
+
+    def __len__(self) -> int:
+        return len(self._waiter_counts) + len(self._idle)
+
+    def add_waiter(self, topics: Iterable[str]) -> bool:
+        """Add a waiter for these topics. Return whether a new subscription must be sent."""
+        with self._lock:
+            for topic in topics:
+                waits = self._waiter_counts.get(topic, 0)
+                if not waits and topic not in self._idle:
+                    self._unsent_changes[topic] = True
+                self._waiter_counts[topic] = waits + 1
+                self._idle.pop(topic, None)
+            # An unsubscription can wait for the next subscription.
+            return any(self._unsent_changes.values())
+
+    def remove_waiter(self, topics: Iterable[str], on_dropped: Callable[[str], None]) -> None:
+        """Remove a waiter of these topics and unsubscribe excess idle topics.
+
+        `on_dropped` runs under the lock, so that a concurrent new subscription comes entirely before or after it.
+        """
+        with self._lock:
+            for topic in topics:
+                waits = self._waiter_counts.pop(topic) - 1
+                if waits:
+                    self._waiter_counts[topic] = waits
+                else:
+                    self._idle[topic] = None
+            while len(self._idle) > IDLE_TOPICS_MAX:
+                topic, _ = self._idle.popitem(last=False)
+                self._unsent_changes[topic] = False
+                on_dropped(topic)
+
+    def take_changes(self, *, all_topics: bool = False) -> tuple[list[str], list[str]]:
+        """Take the unsent changes: topics to subscribe and topics to unsubscribe. `all_topics`: for a new writer,
+        which knows none."""
+        with self._lock:
+            changes, self._unsent_changes = self._unsent_changes, {}
+            if all_topics:
+                return [*self._waiter_counts, *self._idle], []
+        return (
+            [topic for topic, watched in changes.items() if watched],
+            [topic for topic, watched in changes.items() if not watched],
+        )

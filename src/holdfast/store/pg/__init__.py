@@ -1,1 +1,0 @@
-"""The parts of the PostgreSQL store: rows and statements, the commit, topics."""

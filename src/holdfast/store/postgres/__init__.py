@@ -1,0 +1,1 @@
+"""The PostgreSQL store: statements and rows, local cache, commit, notifications."""

@@ -1,0 +1,307 @@
+"""Task queries: the details of one task, the counters of each queue, the queues with work.
+
+No query scans tasks. A query reads a task by its seq, or the first row of an index. `task_list`
+holds the lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from holdfast.errors import NotFound
+from holdfast.store import blobs, tuples
+from holdfast.store.api import Txn
+from holdfast.tasks.ids import LeaseId, TaskId
+from holdfast.tasks.model import (
+    EXECUTOR_KINDS,
+    QueueLimits,
+    TaskBodyRow,
+    TaskCounts,
+    TaskKeys,
+    TaskSpec,
+    TaskStatusRow,
+    decode_int_at,
+    get_body,
+    get_counts,
+    get_limits,
+    get_spec,
+    index_key,
+    keys_of,
+    pack_int,
+    pack_text,
+    queue_index,
+    unpack_seq,
+)
+from holdfast.tasks.row_ranges import LeaseTable, get_status
+from holdfast.tasks.row_ranges import find_range as find_in
+from holdfast.tasks.states import TaskState
+
+QUEUES_MAX = 10_000
+
+
+class TaskRow(NamedTuple):
+    """A task with its current status. `where` is its state, or the wait state of a waiting task."""
+
+    seq: int
+    body: TaskBodyRow
+    spec: TaskSpec
+    status: TaskStatusRow
+    where: str
+
+    @property
+    def id(self) -> TaskId:
+        return TaskId(self.body.generation, self.seq)
+
+    @property
+    def state(self) -> TaskState:
+        return TaskState(self.status.state)
+
+    @property
+    def not_before_ns(self) -> int:
+        return self.status.not_before_ns or self.body.not_before_ns
+
+
+class TaskDetails(NamedTuple):
+    """The details of one task. `why` explains its state in words."""
+
+    row: TaskRow
+    why: str
+    args: bytes
+    # Empty unless the task is COMPLETED.
+    result: bytes
+    # The last progress value. Empty if the task reported none.
+    progress: bytes
+    lease: LeaseId | None
+    after: tuple[TaskId, ...]
+    redrive_of: TaskId | None
+    redriven_by: TaskId | None
+
+
+def get_task(txn: Txn, universe: str, task: TaskId) -> TaskRow:
+    row = get_row(txn, keys_of(universe), pack_int(task.seq))
+    if row is None or row.body.generation != task.generation:
+        raise NotFound(what="task", task=str(task), universe=universe)
+    return row
+
+
+def was_removed(txn: Txn, universe: str, task: TaskId) -> bool:
+    """Whether a missing task existed in this store. Only ended tasks are removed.
+
+    For another generation the answer is False: the task may have been submitted after the backup
+    that was restored.
+    """
+    return task.generation == txn.generation and task.seq <= txn.count(
+        keys_of(universe).seq_counter
+    )
+
+
+def task_ids(txn: Txn, universe: str, seqs: list[int]) -> list[TaskId]:
+    """Return the ids of existing tasks."""
+    keys = keys_of(universe)
+    ids = []
+    for seq in seqs:
+        body = get_body(txn, keys, pack_int(seq))
+        if body is None:
+            raise NotFound(what="task", seq=seq, universe=universe)
+        ids.append(TaskId(body.generation, seq))
+    return ids
+
+
+def get_details(txn: Txn, universe: str, task: TaskId) -> TaskDetails:
+    keys = keys_of(universe)
+    row = get_task(txn, universe, task)
+    body, status = row.body, row.status
+    leased = status.state == TaskState.LEASED
+    return TaskDetails(
+        row,
+        explain_state(txn, universe, row),
+        blobs.get(txn, body.blob) if body.blob else body.args,
+        blobs.get(txn, status.blob) if status.blob else status.result,
+        txn.get(keys.progress + pack_int(row.seq)) or b"",
+        LeaseId(txn.generation, status.lease, row.seq) if leased else None,
+        tuple(_task_id(txn, keys, seq, body) for seq in body.after),
+        _task_id(txn, keys, body.redrive_of, body) if body.redrive_of else None,
+        _task_id(txn, keys, status.redriven_by, body) if status.redriven_by else None,
+    )
+
+
+def explain_state(txn: Txn, universe: str, row: TaskRow) -> str:
+    """Explain the state of a task to an operator."""
+    keys, spec, status = keys_of(universe), row.spec, row.status
+    limits = get_limits(txn, keys, spec.queue)
+    if row.where == "blocked":
+        open_ = [seq for seq in row.body.after if not _is_completed(txn, keys, seq)]
+        names = ", ".join(str(_task_id(txn, keys, seq, row.body)) for seq in open_[:10])
+        return f"others have to complete first: {names}"
+    if row.where == "parked":
+        return f"{limits.per_key} with the limit {row.body.limit!r} run already, as many as may"
+    if row.where == "stray":
+        return f"no worker that asked for its queue knows a task {spec.name!r}"
+    if row.where == "delayed":
+        return "its time has not come yet" if not status.attempt else "it is tried again later"
+    if row.where in ("ready", "suspect"):
+        leased = get_counts(txn, keys, spec.queue).leased
+        if limits.concurrency and leased >= limits.concurrency:
+            return f"{leased} of its queue run already, as many as may"
+        if row.where == "suspect":
+            return "its workers were lost, so it is given out by itself, to the next that asks for such"
+        return "the next worker that asks for its queue gets it, after those before it"
+    if row.where == "leased":
+        if txn.now_ns >= status.expires_ns:
+            return f"the lease of {status.worker} is over; the next who asks for work ends it"
+        return f"{status.worker} has it, attempt {status.attempt}"
+    if row.where == "failed":
+        return f"it failed for good, {status.failures} of {spec.attempts} attempts used"
+    if row.where == "dead":
+        return f"it was given up: {status.reason}"
+    return "it is done"
+
+
+def was_granted(txn: Txn, universe: str, lease: LeaseId) -> bool:
+    """Whether a lease may have been granted. False proves that the worker invented the lease id."""
+    keys = keys_of(universe)
+    if lease.generation != txn.generation:
+        return lease.generation < txn.generation
+    return (
+        lease.lease <= txn.count(keys.lease_counter)
+        and get_status(txn, keys, pack_int(lease.seq)).attempt > 0
+    )
+
+
+# -- queues ---------------------------------------------------------------------------------------
+
+
+class QueueRow(NamedTuple):
+    queue: str
+    counts: TaskCounts
+    limits: QueueLimits
+
+
+def list_queues(txn: Txn, universe: str) -> list[QueueRow]:
+    """List queues with tasks (ended ones included) or limits, sorted by name."""
+    keys = keys_of(universe)
+    names = {
+        str(tuples.unpack(key[len(space) :])[0])
+        for space in (keys.counts, keys.limits)
+        for key, _ in txn.scan(space, tuples.prefix_end(space), QUEUES_MAX)
+    }
+    return [
+        QueueRow(name, get_counts(txn, keys, name), get_limits(txn, keys, name))
+        for name in sorted(names)
+    ]
+
+
+def queues_with_work(
+    txn: Txn,
+    universe: str,
+    queues: Iterable[str],
+    task_names: Collection[str] = (),
+    kinds: Collection[int] = EXECUTOR_KINDS,
+) -> list[str]:
+    """Return the queues that have a task for a worker with these task names (empty: any name) and
+    executor kinds.
+    """
+    keys = keys_of(universe)
+    return [queue for queue in queues if _has_work(txn, keys, queue, task_names, kinds)]
+
+
+def _has_work(
+    txn: Txn, keys: TaskKeys, name: str, task_names: Collection[str], kinds: Collection[int]
+) -> bool:
+    counts = get_counts(txn, keys, name)
+    if not (counts.ready or counts.suspect or counts.stray):
+        return False
+    concurrency_max = get_limits(txn, keys, name).concurrency
+    if concurrency_max and counts.leased >= concurrency_max:
+        return False
+    queue = pack_text(name)
+    lanes = [keys.ready + queue + pack_int(kind) for kind in kinds] if counts.ready else []
+    if counts.suspect or any(txn.scan(space, tuples.prefix_end(space), 1) for space in lanes):
+        return True
+    if not counts.stray:
+        return False
+    unroutable = keys.unroutable + queue
+    lo = unroutable
+    while found := txn.scan(lo, tuples.prefix_end(unroutable), 1):
+        task = tuples.unpack(found[0][0][len(unroutable) :])[0]
+        if not task_names or task in task_names:
+            return True
+        lo = tuples.prefix_end(unroutable + tuples.pack((task,)))
+    return False
+
+
+def finished_among(txn: Txn, universe: str, seqs: Iterable[int]) -> list[int]:
+    """Return the tasks among these that have ended or were removed."""
+    keys = keys_of(universe)
+    leases = LeaseTable(txn, keys)
+    return [
+        seq
+        for seq in seqs
+        if leases.status(pack_int(seq)).state not in (TaskState.WAITING, TaskState.LEASED)
+        or get_body(txn, keys, pack_int(seq)) is None
+    ]
+
+
+def is_retention_due(txn: Txn, universe: str) -> bool:
+    """Whether the retention of an ended task is over."""
+    first_ns = next_retention_ns(txn, universe)
+    return first_ns is not None and first_ns <= txn.now_ns
+
+
+def next_retention_ns(txn: Txn, universe: str) -> int | None:
+    """Return the store time when the next ended task is removed, or None."""
+    retained = keys_of(universe).retained
+    first = txn.scan(retained, tuples.prefix_end(retained), 1)
+    return decode_int_at(first[0][0], len(retained)) if first else None
+
+
+# -- inside ---------------------------------------------------------------------------------------
+
+
+def get_row(
+    txn: Txn, keys: TaskKeys, packed_seq: bytes, leases: LeaseTable | None = None
+) -> TaskRow | None:
+    """Read a task. A caller that reads many tasks passes one `LeaseTable` for all."""
+    body = get_body(txn, keys, packed_seq)
+    if body is None:
+        return None
+    spec = get_spec(txn, keys, body.spec)
+    status = (leases or LeaseTable(txn, keys)).status(packed_seq)
+    where = TaskState(status.state).name.lower()
+    if status.state == TaskState.WAITING:
+        where = _wait_state_of(txn, keys, packed_seq, body, spec, status)
+    return TaskRow(unpack_seq(packed_seq), body, spec, status, where)
+
+
+def _wait_state_of(
+    txn: Txn,
+    keys: TaskKeys,
+    packed_seq: bytes,
+    body: TaskBodyRow,
+    spec: TaskSpec,
+    status: TaskStatusRow,
+) -> str:
+    index_position = index_key(spec, packed_seq)
+    if find_in(txn, keys.ready + queue_index(spec.queue, spec.kind, spec.priority), packed_seq):
+        return "ready"
+    if txn.get(keys.quarantined + index_position) is not None:
+        return "suspect"
+    if txn.get(keys.unroutable + tuples.pack((spec.queue, spec.name)) + index_position) is not None:
+        return "stray"
+    if status.waits:
+        return "blocked"
+    not_before_ns = status.not_before_ns or body.not_before_ns
+    if txn.get(keys.delayed + pack_int(not_before_ns) + packed_seq) is not None:
+        return "delayed"
+    return "parked"
+
+
+def _is_completed(txn: Txn, keys: TaskKeys, seq: int) -> bool:
+    return get_status(txn, keys, pack_int(seq)).state == TaskState.COMPLETED
+
+
+def _task_id(txn: Txn, keys: TaskKeys, seq: int, named_by: TaskBodyRow) -> TaskId:
+    """Return the id of a task referred to by seq. The task may be removed."""
+    body = get_body(txn, keys, pack_int(seq))
+    return TaskId((body or named_by).generation, seq)

@@ -1,0 +1,184 @@
+"""The task list: pages of tasks filtered by state, queue and name.
+
+A filter with an index uses the order of that index: waiting tasks by queue and priority, delayed
+tasks by time, leased tasks by the end of the lease. Other filters scan the tasks, newest first. A
+page scans at most `SCANNED_MAX` tasks. It may therefore be short or empty and still have a cursor
+for the next page.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.durable.validation import check_limit, check_name
+from holdfast.errors import Invalid
+from holdfast.store import tuples
+from holdfast.store.api import Txn
+from holdfast.tasks.model import WAIT_STATES, TaskKeys, get_counts, keys_of, pack_int, pack_text
+from holdfast.tasks.queries import TaskRow, get_row, list_queues
+from holdfast.tasks.row_ranges import LeaseTable, index_prefix_of, iter_range, load_expiry_batch
+from holdfast.tasks.states import TaskState
+
+SCANNED_MAX = 20_000
+_SCAN_PAGE = 500
+# The filter values: a task state, or the wait state of a waiting task.
+STATE_FILTERS = ("waiting", *WAIT_STATES, "leased", "completed", "failed", "dead")
+
+
+class TaskPage(NamedTuple):
+    rows: list[TaskRow]
+    # The start of the next page. Empty on the last page.
+    cursor: str
+
+
+def list_tasks(
+    txn: Txn,
+    universe: str,
+    where: str = "",
+    queue: str = "",
+    name: str = "",
+    cursor: str = "",
+    limit: int = 100,
+) -> TaskPage:
+    """Return a page of tasks by state, queue and name. An empty filter matches every task."""
+    check_limit(limit)
+    if where and where not in STATE_FILTERS:
+        raise Invalid(what="state", found=where[:64], expected=list(STATE_FILTERS))
+    if queue:
+        check_name("queue", queue)
+    keys = keys_of(universe)
+    left = SCANNED_MAX + 1 if cursor else _expected_count(txn, keys, where, queue)
+    rows: list[TaskRow] = []
+    if not limit or not left:
+        return TaskPage([], "")
+    leases = LeaseTable(txn, keys)
+    walk = _iter_candidates(txn, keys, where, queue, _decode_cursor(cursor))
+    for scanned, (position, packed_seq, lease) in enumerate(walk, 1):
+        row = get_row(txn, keys, packed_seq, leases)
+        if row is not None and _matches(row, where, queue) and lease in (0, row.status.lease):
+            left -= 1
+            if name in ("", row.spec.name):
+                rows.append(row)
+        if not left:
+            return TaskPage(rows, "")
+        if len(rows) == limit or scanned == SCANNED_MAX:
+            return TaskPage(rows, _encode_cursor(position))
+    return TaskPage(rows, "")
+
+
+# -- inside --------------------------------------------------------------------------------------
+
+
+class _CursorPosition(NamedTuple):
+    """The position of a scan: a key and, in a row with several tasks, the last seq returned."""
+
+    key: bytes
+    seq: int
+
+
+def _iter_candidates(
+    txn: Txn, keys: TaskKeys, where: str, queue: str, start: _CursorPosition | None
+) -> Iterator[tuple[_CursorPosition, bytes, int]]:
+    """Yield the candidates after a position as (position, packed seq, lease).
+
+    The lease is 0 if the index does not hold it. The caller skips a lease that is no longer
+    current.
+    """
+    indexes = {
+        "suspect": keys.quarantined,
+        "parked": keys.throttled,
+        "stray": keys.unroutable,
+    }
+    if where == "ready":
+        space = keys.ready + (pack_text(queue) if queue else b"")
+        for key, row in _range_rows(txn, space, start):
+            for index_key, seq in iter_range(index_prefix_of(key, row), row):
+                if start is None or index_key > start.key:
+                    yield _CursorPosition(index_key, 0), pack_int(seq), 0
+    elif where in indexes:
+        space = indexes[where] + (pack_text(queue) if queue else b"")
+        for key, packed_seq in _scan_rows(txn, space, start):
+            yield _CursorPosition(key, 0), packed_seq, 0
+    elif where == "delayed":
+        for key, _ in _scan_rows(txn, keys.delayed, start):
+            yield _CursorPosition(key, 0), _packed_seq_in(key, len(keys.delayed)), 0
+    elif where == "leased":
+        # The last page may have ended inside a row: read that row again.
+        for key, row in _scan_rows(txn, keys.expiries, start, include_start=True):
+            batch, seqs = load_expiry_batch(txn, keys, key, row)
+            done = start.seq if start is not None and start.key == key else 0
+            for seq in seqs:
+                if seq > done:
+                    yield _CursorPosition(key, seq), pack_int(seq), batch.lease
+    else:
+        for key, _ in _scan_rows(txn, keys.bodies, start, newest_first=True):
+            yield _CursorPosition(key, 0), key[len(keys.bodies) :], 0
+
+
+def _range_rows(
+    txn: Txn, space: bytes, start: _CursorPosition | None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Yield rows of a queue index, starting with the row whose range may contain the start
+    position.
+    """
+    rows = _scan_rows(txn, space, start)
+    if start is not None and space <= start.key < tuples.prefix_end(space):
+        yield from txn.scan(space, start.key + b"\x00", 1, True)
+    yield from rows
+
+
+def _scan_rows(
+    txn: Txn,
+    space: bytes,
+    start: _CursorPosition | None,
+    *,
+    newest_first: bool = False,
+    include_start: bool = False,
+) -> Iterator[tuple[bytes, bytes]]:
+    lo, hi = space, tuples.prefix_end(space)
+    if start is not None:
+        if not lo <= start.key < hi or start.seq < 0:
+            raise Invalid(what="cursor", why="the cursor belongs to another list")
+        first = start.key if include_start else start.key + b"\x00"
+        lo, hi = (lo, start.key) if newest_first else (first, hi)
+    while rows := txn.scan(lo, hi, _SCAN_PAGE, newest_first):
+        yield from rows
+        last = rows[-1][0]
+        lo, hi = (lo, last) if newest_first else (last + b"\x00", hi)
+
+
+def _matches(row: TaskRow, where: str, queue: str) -> bool:
+    return queue in ("", row.spec.queue) and (
+        where in ("", row.where) or (where == "waiting" and row.state is TaskState.WAITING)
+    )
+
+
+def _expected_count(txn: Txn, keys: TaskKeys, where: str, queue: str) -> int:
+    """Return the number of matches by the counters, so that a scan can stop at the last match."""
+    if not where:
+        return SCANNED_MAX + 1
+    names = [queue] if queue else [row.queue for row in list_queues(txn, keys.universe)]
+    return sum(getattr(get_counts(txn, keys, name), where) for name in names)
+
+
+def _packed_seq_in(key: bytes, prefix_len: int) -> bytes:
+    return pack_int(int(tuples.unpack(key[prefix_len:])[-1]))
+
+
+def _encode_cursor(position: _CursorPosition) -> str:
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(position)).decode().rstrip("=")
+
+
+def _decode_cursor(text: str) -> _CursorPosition | None:
+    if not text:
+        return None
+    try:
+        raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        return msgspec.msgpack.decode(raw, type=_CursorPosition)
+    except (ValueError, binascii.Error, msgspec.MsgspecError):
+        raise Invalid(what="cursor", found=text[:64], why="malformed cursor") from None

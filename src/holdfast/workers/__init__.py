@@ -1,0 +1,3 @@
+"""Workers: the services that a process runs. Each has `tick` (one bounded step) and `run` (until
+stopped).
+"""

@@ -1,0 +1,1 @@
+"""The dispatcher: abandons stale dispatch requests and notifies the leader's pane."""

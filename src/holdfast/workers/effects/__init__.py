@@ -1,0 +1,1 @@
+"""Effect workers: admission, the call, its receipt and its cost."""

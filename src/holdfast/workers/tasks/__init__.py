@@ -1,0 +1,1 @@
+"""Task workers: leases, executors, attempts and isolated processes."""

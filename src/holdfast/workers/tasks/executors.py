@@ -1,0 +1,289 @@
+"""The executors of a task worker: a thread executor, an event loop and a process executor.
+
+The worker creates an executor only if the app has tasks of its kind. A submitted task carries its
+executor kind. The worker leases of each kind as many tasks as its executor will start soon, so no
+task waits for an executor of another kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from holdfast.clock import MS, Clock, S
+from holdfast.runner.executor import AsyncExecutor, Executor, ThreadExecutor
+from holdfast.tasks.leases import LEASE_BATCH_MAX
+from holdfast.tasks.model import EXECUTOR_KINDS, LOOP, PROCESS, THREAD
+from holdfast.workers.tasks.attempt import (
+    AttemptResult,
+    TaskAttempt,
+    TaskDefinition,
+    released_result,
+    result_of_error,
+    run_attempt,
+    run_attempt_async,
+)
+from holdfast.workers.tasks.process import TaskProcessPool
+from holdfast.workers.tasks.report_barrier import ReportBarrier
+
+COROUTINES = 200
+# The prefetch bound: for short tasks one batch is queued while another is reported and the next
+# leased.
+PREFETCH_MAX = 2 * LEASE_BATCH_MAX
+RETURN_UNSTARTED_NS = 1_000 * MS
+# The cleanup time of cancelled coroutines when the worker stops.
+CANCEL_GRACE_S = 1.0
+# An event loop without progress for this long counts as blocked.
+LOOP_TIMEOUT_S = 30.0
+
+
+class TaskExecutors:
+    """The executors by kind: threads, an event loop, processes. Created on demand of the app's
+    tasks.
+    """
+
+    def __init__(
+        self,
+        codes: Mapping[str, TaskDefinition],
+        concurrency: int,
+        processes: int,
+        wake: Callable[[], None],
+        clock: Clock,
+        commit_report: Callable[[AttemptResult], bool],
+    ) -> None:
+        """`commit_report` commits one report in the executor's thread and returns whether it
+        succeeded.
+        """
+        reports_each = any(code.report == "each" for code in codes.values())
+        barrier = ReportBarrier()
+
+        def with_report(
+            do: Callable[[TaskAttempt], AttemptResult],
+        ) -> Callable[[TaskAttempt], AttemptResult]:
+            def done(run: TaskAttempt) -> AttemptResult:
+                if barrier.wait() and run.cancelled:
+                    return released_result(run)
+                ended = do(run)
+                if run.code.report == "each":
+                    with barrier.committing():
+                        ended.reported = commit_report(ended)
+                return ended
+
+            return done if reports_each else do
+
+        async def in_loop(run: TaskAttempt) -> AttemptResult:
+            if reports_each and await barrier.wait_async() and run.cancelled:
+                return released_result(run)
+            ended = await run_attempt_async(run, clock)
+            if run.code.report == "each":
+                with barrier.committing():
+                    ended.reported = await asyncio.to_thread(commit_report, ended)
+            return ended
+
+        self._executors: dict[int, Executor] = {}
+        self._clock = clock
+        # Kinds whose tasks had to be released unstarted.
+        self._stalled: set[int] = set()
+        self._ping_ns = 0
+        self._closing = False
+        self._processes = TaskProcessPool()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread_executor: ThreadExecutor | None = None
+        self._kinds = {name: executor_kind(code) for name, code in codes.items()}
+        kinds = set(self._kinds.values())
+        if THREAD in kinds:
+            self._thread_executor = self._executors[THREAD] = ThreadExecutor(
+                concurrency,
+                with_report(run_attempt),
+                name="holdfast-task",
+                on_begin=None,
+                on_done=wake,
+                clock=clock,
+                prefetch_max=PREFETCH_MAX,
+            )
+        if PROCESS in kinds:
+            self._executors[PROCESS] = ThreadExecutor(
+                processes,
+                with_report(lambda run: self._processes.run_attempt(run, clock)),
+                name="holdfast-task-process",
+                on_begin=None,
+                on_done=wake,
+                clock=clock,
+                prefetch_max=PREFETCH_MAX,
+            )
+        if LOOP in kinds:
+            self._loop = asyncio.new_event_loop()
+            self._loop_thread = threading.Thread(
+                target=self._loop.run_forever, name="holdfast-task-loop", daemon=True
+            )
+            self._loop_thread.start()
+            self._executors[LOOP] = AsyncExecutor(
+                COROUTINES,
+                in_loop,
+                self._loop,
+                on_begin=None,
+                on_done=wake,
+                clock=clock,
+                prefetch_max=PREFETCH_MAX,
+                make_failure=result_of_error,
+            )
+
+    @property
+    def busy(self) -> bool:
+        return any(crew.busy for crew in self._executors.values())
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether an executor has no usable thread left because its functions never returned, or
+        the event loop ended or was blocked for `LOOP_TIMEOUT_S`.
+        """
+        return any(crew.exhausted for crew in self._executors.values()) or self._is_loop_lost()
+
+    def _is_loop_lost(self) -> bool:
+        if self._loop is None or self._closing:
+            return False
+        if not self._loop_thread.is_alive():
+            return True
+        now_ns, ping_ns = self._clock.mono_ns(), self._ping_ns
+        if ping_ns:
+            return now_ns - ping_ns > LOOP_TIMEOUT_S * S
+        # Ping the loop. The callback clears the ping time.
+        self._ping_ns = now_ns
+        self._loop.call_soon_threadsafe(self._on_pong)
+        return False
+
+    def _on_pong(self) -> None:
+        self._ping_ns = 0
+
+    @property
+    def queued_count(self) -> int:
+        return sum(crew.queued_count for crew in self._executors.values())
+
+    @property
+    def has_finished(self) -> bool:
+        return any(crew.has_finished for crew in self._executors.values())
+
+    @property
+    def free_slots(self) -> tuple[int, ...]:
+        """The number of further tasks of each kind that may be leased."""
+        slots = [0] * len(EXECUTOR_KINDS)
+        for kind, crew in self._executors.items():
+            room = max(crew.capacity, 0)
+            if kind in self._stalled:
+                # A stalled executor gets one probe task until it finishes something.
+                room = 0 if crew.busy or kind == self._unresponsive_kind() else min(room, 1)
+            slots[kind] = room
+        # A task may have been submitted with another kind than its code has now: lease one at a
+        # time.
+        other = 1 if any(slots) else 0
+        return tuple(slots[kind] if kind in self._executors else other for kind in EXECUTOR_KINDS)
+
+    @property
+    def idle_slots(self) -> tuple[int, ...]:
+        """The number of tasks of each kind that would start immediately."""
+        free_slots = self.free_slots
+        return tuple(
+            min(free_slots[kind], self._executors[kind].free_workers)
+            if kind in self._executors
+            else free_slots[kind]
+            for kind in EXECUTOR_KINDS
+        )
+
+    def _unresponsive_kind(self) -> int | None:
+        """The kind whose executor has not answered the last ping."""
+        return LOOP if self._loop is not None and self._ping_ns else None
+
+    @property
+    def poll_s(self) -> float:
+        """The longest time until the executors need supervision."""
+        if any(crew.is_stalled for crew in self._executors.values()):
+            return 0.005
+        return RETURN_UNSTARTED_NS / S if self.busy else float("inf")
+
+    def submit(self, attempts: Sequence[TaskAttempt]) -> None:
+        kinds = self._kinds
+        for kind, executor in self._executors.items():
+            if len(self._executors) == 1:
+                of_kind = attempts
+            else:
+                of_kind = [attempt for attempt in attempts if kinds[attempt.grant.name] == kind]
+            if kind == THREAD:
+                add_capacity = executor.add_capacity
+                for attempt in of_kind:
+                    attempt.add_capacity = add_capacity
+            if of_kind:
+                executor.submit(of_kind)
+
+    def run_in_caller(self, attempt: TaskAttempt) -> Callable[[], None] | None:
+        """Return a callable that runs the attempt in the caller's thread, or None for other kinds.
+        The executors must be idle.
+        """
+        executor = self._thread_executor
+        if executor is None or self._kinds[attempt.grant.name] != THREAD:
+            return None
+        attempt.add_capacity = executor.add_capacity
+        return executor.run_in_caller(attempt)
+
+    def drain_finished(self) -> list[AttemptResult]:
+        found: list[AttemptResult] = []
+        for kind, executor in self._executors.items():
+            ended = executor.drain_finished()
+            if ended:
+                self._stalled.discard(kind)
+                found += ended
+        return found
+
+    def take_overdue(self) -> list[TaskAttempt]:
+        """Remove and return attempts that were not started within `RETURN_UNSTARTED_NS`."""
+        found: list[TaskAttempt] = []
+        for kind, executor in self._executors.items():
+            late = executor.take_overdue(RETURN_UNSTARTED_NS)
+            if late:
+                self._stalled.add(kind)
+                found += late
+        return found
+
+    def take_unstarted(self) -> list[TaskAttempt]:
+        return [run for crew in self._executors.values() for run in crew.take_unstarted()]
+
+    def abandon(self, attempt: TaskAttempt) -> None:
+        attempt.dropped = True
+        self._executors[executor_kind(attempt.code)].abandon(attempt)
+
+    def wake_one_more(self) -> None:
+        for crew in self._executors.values():
+            crew.wake_one_more()
+
+    def close(self) -> None:
+        self._closing = True
+        for crew in self._executors.values():
+            crew.close()
+        self._processes.close()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(_cancel_all_and_stop, self._loop)
+            self._loop_thread.join(CANCEL_GRACE_S)
+            if not self._loop_thread.is_alive():
+                self._loop.close()
+
+
+def _cancel_all_and_stop(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel all coroutines, give them time to clean up, and stop the loop."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        if not task.cancelling():
+            task.cancel()
+
+    async def end() -> None:
+        if left:
+            await asyncio.wait(left, timeout=CANCEL_GRACE_S)
+        loop.stop()
+
+    task = loop.create_task(end())
+    task.add_done_callback(left.discard)  # the callback also keeps a reference to the task
+
+
+def executor_kind(code: TaskDefinition) -> int:
+    if code.asynchronous:
+        return LOOP
+    return PROCESS if code.isolation == "process" else THREAD

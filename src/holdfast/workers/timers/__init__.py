@@ -1,0 +1,1 @@
+"""The timer worker: delivers due timers to their worlds."""

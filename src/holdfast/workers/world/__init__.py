@@ -1,0 +1,1 @@
+"""World workers: host worlds, run their cycles, fuse commits with co-located workers."""

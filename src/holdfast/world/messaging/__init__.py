@@ -1,0 +1,1 @@
+"""Messages between worlds: sending, the outbox, delivery at the destination."""

@@ -1,0 +1,76 @@
+"""The application of `test_dispatch_killed`.
+
+With `HOLDFAST_TEST_BARRIER`, a process blocks once for each request, after it typed the text and before
+it records that. A file beside the store marks requests that were blocked before. The test kills the
+blocked process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+import holdfast as hf
+from holdfast.adapters import pane_prompter as agents
+from holdfast.dispatch import notifications
+from holdfast.dispatch.log import DispatchLog
+from holdfast.dispatch.request import DispatchRecord
+from holdfast.workers.dispatch.dispatcher import Dispatcher
+
+BARRIER = "HOLDFAST_TEST_BARRIER"
+SOCKET = "HOLDFAST_TEST_SOCKET"
+
+# On a busy machine an agent displays typed text late.
+agents.CONFIRM_TIMEOUT_S = 20.0
+
+dispatch = hf.agent.declare(socket=os.environ.get(SOCKET, ""), concurrency=1)
+
+
+class Told(hf.Event):
+    n: int
+    target: str
+    cli: str = "claude"
+
+
+class Foreman(hf.World):
+    ended: list[str] = msgspec.field(default_factory=list)
+
+    @hf.on(Told)
+    def told(self, event: Told, cx: hf.Context) -> None:
+        cx.do(dispatch, event.target, f"do number {event.n}", event.cli, tag=str(event.n))
+
+    @hf.on(dispatch)
+    def done(self, receipt: hf.Receipt[hf.agent.Dispatched], cx: hf.Context) -> None:
+        told = receipt.value.status if receipt.ok else receipt.code
+        self.ended.append(f"{receipt.tag} {told}")
+
+
+app = hf.App("crew", worlds=[Foreman])
+
+
+def wait_at_barrier_once(name: str) -> None:
+    """Block the first process that reaches this barrier."""
+    try:
+        os.close(os.open(f"{os.environ[BARRIER]}-{name}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    print(f"typed {name}", flush=True)
+    os.read(0, 1)
+
+
+if os.environ.get(BARRIER):
+    _concluded, _advance = DispatchLog.concluded, Dispatcher._advance_cursor
+
+    def concluded(self: DispatchLog, request_id: str, *args: Any, **kwargs: Any) -> DispatchRecord:
+        wait_at_barrier_once(request_id)
+        return _concluded(self, request_id, *args, **kwargs)
+
+    def advance(self: Dispatcher, done: list[notifications.LoggedEvent]) -> None:
+        if done:
+            wait_at_barrier_once(done[-1].event.event_id.replace("/", "-"))
+        _advance(self, done)
+
+    DispatchLog.concluded = concluded  # type: ignore[method-assign]
+    Dispatcher._advance_cursor = advance  # type: ignore[method-assign]

@@ -1,0 +1,56 @@
+"""The application of `test_all_roles`: worlds, effects, timers and tasks in one app."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+import holdfast as hf
+
+LOG = "HOLDFAST_TEST_CALLS"
+
+
+class Ordered(hf.Event):
+    n: int
+    payload: bytes = b""
+
+
+class Woken(hf.Event):
+    n: int
+
+
+@hf.effect("pay", attempts=10, timeout_s=30)
+def pay(call: hf.Call, n: int) -> int:
+    fd = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{n} {call.idempotency_key}\n".encode())
+    os.close(fd)
+    return n
+
+
+class Shop(hf.World):
+    paid: list[int] = msgspec.field(default_factory=list)
+    woken: list[int] = msgspec.field(default_factory=list)
+    payload: bytes = b""
+
+    @hf.on(Ordered)
+    def ordered(self, event: Ordered, cx: hf.Context) -> None:
+        self.payload = event.payload or self.payload
+        cx.do(pay, event.n)
+        cx.after(0.2, Woken(event.n))
+
+    @hf.on(pay)
+    def done(self, receipt: hf.Receipt[int], cx: hf.Context) -> None:
+        self.paid.append(receipt.value)
+
+    @hf.on(Woken)
+    def woke(self, event: Woken, cx: hf.Context) -> None:
+        self.woken.append(event.n)
+
+
+@hf.task(lease_s=2)
+def double(n: int) -> int:
+    return 2 * n
+
+
+app = hf.App("shop", worlds=[Shop], tasks=[double])

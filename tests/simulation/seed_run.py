@@ -1,0 +1,88 @@
+"""Run of one seed or choice tape: simulate, then check the history."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from holdfast.sim.choice_tape import ChoiceTape
+from holdfast.sim.history import History
+from holdfast.sim.scheduler import SimThreadPool
+from holdfast.sim.settings import draw_settings
+from holdfast.sim.simulation import Simulation
+from tests.simulation import mutants
+from tests.simulation.checkers import check_all
+from tests.simulation.coverage import count_coverage
+from tests.simulation.violation import Violation
+from tests.simulation.workloads import create_actors
+
+
+@dataclass
+class SeedResult:
+    seed: int | None
+    history_hash: str
+    state_hash: str
+    # The state hash without rows private to an engine. Equal on all stores.
+    content_hash: str
+    violations: list[Violation]
+    coverage: Counter[str]
+    steps: int
+    tape: list[int] = field(repr=False)
+    history: History = field(repr=False)
+
+    @property
+    def checkers(self) -> list[str]:
+        """The numbers of the violated invariants, in the order of the registry."""
+        return list(dict.fromkeys(violation.number for violation in self.violations))
+
+
+def run_seed(
+    seed: int,
+    backend: str = "memory",
+    mutant: str | None = None,
+    *,
+    threads: SimThreadPool | None = None,
+) -> SeedResult:
+    return run_tape(ChoiceTape(seed), backend, mutant, threads=threads)
+
+
+def replay_tape(
+    recorded: Sequence[int],
+    backend: str = "memory",
+    mutant: str | None = None,
+    *,
+    threads: SimThreadPool | None = None,
+) -> SeedResult:
+    return run_tape(ChoiceTape.replay(recorded), backend, mutant, threads=threads)
+
+
+def run_tape(
+    tape: ChoiceTape, backend: str, mutant: str | None, *, threads: SimThreadPool | None = None
+) -> SeedResult:
+    planted = mutants.MUTANTS[mutant].planted() if mutant else nullcontext()
+    with SimThreadPool() if threads is None else nullcontext(threads) as pool, planted:
+        settings = draw_settings(tape)
+        simulation = Simulation(tape, settings, create_actors(settings), pool, backend=backend)
+        simulation.run()
+    return check_simulation(simulation)
+
+
+def check_simulation(simulation: Simulation) -> SeedResult:
+    history = simulation.history
+    violations = [
+        Violation("ACTOR", f"{name} died of {error}") for name, error in simulation.errors
+    ]
+    violations += check_all(history)
+    return SeedResult(
+        simulation.tape.seed,
+        history.hash(),
+        simulation.state_hash,
+        simulation.content_hash,
+        violations,
+        count_coverage(history, simulation.coverage),
+        simulation.scheduler.steps,
+        simulation.tape.choices,
+        history,
+    )

@@ -1,0 +1,55 @@
+"""Store URLs: the scheme, and redaction of passwords."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import BadUrl
+from holdfast.store.urls import redact, scheme_of
+
+MODULES = ("holdfast.store.urls",)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("postgresql://me:secret@host:5432/db", "postgresql://me:…@host:5432/db"),
+        ("postgresql://me:se/c@ret@host/db", "postgresql://me:…@host/db"),
+        ("postgresql://host/db?user=me&password=secret&sslmode=require",
+         "postgresql://host/db?user=me&password=…&sslmode=require"),
+        ("postgresql:///db?sslpassword=secret", "postgresql:///db?sslpassword=…"),
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("postgresql:me:secret@host/db", "postgresql:me:…@host/db"),
+        ("postgresql:/me:secret@host/db", "postgresql:/me:…@host/db"),
+        ("postgresql://host/db?pass%77ord=secret", "postgresql://host/db?pass%77ord=…"),
+        ("postgresql://host/db?passwor=secret&host=h", "postgresql://host/db?passwor=…&host=h"),
+        ("mysql://me:secret@host/db", "mysql://me:…@host/db"),
+        ("lmdb:./data", "lmdb:./data"),
+        ("lmdb:/a:b@c", "lmdb:/a:b@c"),
+    ],
+)  # fmt: skip
+def test_redact_hides_passwords_in_a_url(url: str, expected: str) -> None:
+    assert redact(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("./data", "lmdb"),
+        ("C:data", "lmdb"),
+        ("./a:b", "lmdb"),
+        ("lmdb:./data", "lmdb"),
+        ("memory:", "memory"),
+        ("postgresql://host/db", "postgresql"),
+        ("postgres://host/db", "postgresql"),
+        ("sqlite:x", "sqlite"),
+    ],
+)
+def test_scheme_of_a_url_names_the_store_kind(url: str, expected: str) -> None:
+    assert scheme_of(url) == expected
+
+
+@pytest.mark.parametrize("url", ["", "lmdb:"])
+def test_url_without_a_location_raises_bad_url(url: str) -> None:
+    with pytest.raises(BadUrl):
+        scheme_of(url)

@@ -1,0 +1,243 @@
+"""WriterClient: threads that share the writer connection, and interrupts that abort one of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import holdfast.store
+from holdfast.config import WriterLimits
+from holdfast.store.api import Txn
+from holdfast.store.lmdb.store import LmdbStore
+
+MODULES = ("holdfast.store.lmdb.writer_client",)
+ROUNDS = 100
+
+
+class SignalInterrupt(Exception):
+    """Raised by a signal handler inside a call, like KeyboardInterrupt."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LmdbStore]:
+    limits = WriterLimits(idle_exit_s=0.2, stopped_s=60)
+    opened = holdfast.store.open(tmp_path / "data", limits=limits)
+    assert isinstance(opened, LmdbStore)
+    with opened:
+        yield opened
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    def raise_interrupt(*_: object) -> None:
+        raise SignalInterrupt
+
+    before = signal.signal(signal.SIGALRM, raise_interrupt)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def put(txn: Txn, key: str) -> str:
+    txn.put((key,), b"1")
+    return key
+
+
+def notify(txn: Txn, topic: str) -> None:
+    txn.notify(topic)
+
+
+def put_until_interrupted(store: LmdbStore) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    store.transact(put, "interrupted")
+
+
+@pytest.mark.parametrize("receiver", [False, True], ids=["callers read", "a thread reads"])
+def test_interrupted_transact_does_not_lose_answers_of_other_threads(
+    store: LmdbStore, alarm: None, receiver: bool
+) -> None:
+    if receiver:
+        store.submit(put, "first").result(30)
+    writer = store._client.welcome.pid
+    done: list[str] = []
+    others = [
+        threading.Thread(target=lambda key=f"other-{n}": done.append(store.transact(put, key)))
+        for n in range(4)
+    ]
+    os.kill(writer, signal.SIGSTOP)
+    try:
+        for other in others[:2]:
+            other.start()
+        with pytest.raises(SignalInterrupt):
+            put_until_interrupted(store)
+        for other in others[2:]:
+            other.start()
+    finally:
+        os.kill(writer, signal.SIGCONT)
+    for other in others:
+        other.join(30)
+    assert sorted(done) == [f"other-{n}" for n in range(4)]
+    assert store.transact(put, "later") == "later"
+
+
+@pytest.mark.parametrize("looks", [0.5, 2.0], ids=["the socket waits", "it is polled"])
+def test_reader_that_leaves_promotes_another_reader(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch, looks: float
+) -> None:
+    # A second connection sends the notifications, so that only the listeners read on this one.
+    with holdfast.store.open(store.path) as other:
+        wait_s = 120.0
+        # A listener that is not woken misses the deadline: it does not poll in time.
+        monkeypatch.setattr("holdfast.store.lmdb.writer_client._POLL_S", wait_s * looks)
+        notified = threading.Semaphore(0)
+
+        def listen(topic: str) -> None:
+            since = -1
+            for _ in range(ROUNDS):
+                since = store.wait(topic, since, wait_s)
+                notified.release()
+
+        topics = [f"topic-{n}" for n in range(4)]
+        for topic in topics:
+            threading.Thread(target=listen, args=(topic,), daemon=True).start()
+        # The first wait of each listener returns the current commit number of its topic.
+        for _ in topics:
+            assert notified.acquire(timeout=30)
+        for topic in topics * (ROUNDS - 1):
+            other.transact(notify, topic)
+            assert notified.acquire(timeout=30)
+
+
+def test_sleeper_becomes_reader_when_the_reader_left_before_it_was_listed(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.lmdb.writer_client._POLL_S", 120.0)
+    lock = store._client._reader_lock
+    try_acquire = lock.try_acquire
+    # The first try fails, as if a reader held the lock and released it before this sleeper was listed.
+    monkeypatch.setattr(
+        lock,
+        "try_acquire",
+        lambda *, check_orphaned=False: check_orphaned and try_acquire(check_orphaned=True),
+    )
+    commits: list[int] = []
+    listener = threading.Thread(target=lambda: commits.append(store.wait("topic", -1, 120.0)))
+    listener.daemon = True
+    listener.start()
+    listener.join(30)
+    assert len(commits) == 1
+
+
+def test_writer_process_does_not_import_from_the_current_directory(tmp_path: Path) -> None:
+    trap = tmp_path / "here"
+    trap.mkdir()
+    for name in ("select", "signal", "msgspec", "lmdb"):
+        (trap / f"{name}.py").write_text("raise SystemExit('imported from the wrong place')")
+    code = "import holdfast.store as s; s.open('data').close(); print('opened')"
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=trap,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.stdout.strip() == "opened", ran.stderr
+
+
+def test_result_inside_batched_sends_the_request_and_returns(store: LmdbStore) -> None:
+    with store.batched():
+        assert store.submit(put, "a").result(30) == "a"
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["nobody's", "the main thread's"])
+@pytest.mark.parametrize("lock_name", ["_reader_lock", "_sender_lock"])
+def test_leader_lock_orphaned_by_an_interrupt_is_taken_over(
+    store: LmdbStore, lock_name: str, known: bool
+) -> None:
+    lock = getattr(store._client, lock_name)
+    assert lock._lock.acquire(False)
+    if known:
+        lock._owner = frame_of_an_ended_function()
+    done: list[str] = []
+    others = [
+        threading.Thread(target=lambda key=key: done.append(store.transact(put, key)))
+        for key in ("a", "b", "c")
+    ]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join(30)
+    assert sorted(done) == ["a", "b", "c"]
+    assert store.transact(put, "mine") == "mine"
+
+
+def frame_of_an_ended_function() -> FrameType:
+    return sys._getframe()
+
+
+def orphan_lock_of_main_thread(store: LmdbStore, lock_name: str) -> None:
+    """Leave a leader lock locked by the main thread, as an interrupt inside the leader function does."""
+    lock = getattr(store._client, lock_name)
+    assert lock._lock.acquire(False)
+    lock._owner = frame_of_an_ended_function()
+
+
+def test_orphaned_sender_lock_is_detected_while_its_owner_reads(store: LmdbStore) -> None:
+    since = store.wait("news", 0, 0.0)
+    orphan_lock_of_main_thread(store, "_sender_lock")
+    other = threading.Thread(target=store.transact, args=(notify, "news"))
+    other.start()
+    # The main thread is reading during this call.
+    assert store.wait("news", since, 20) != since
+    other.join(30)
+
+
+def test_orphaned_leader_lock_is_detected_while_its_owner_waits_for_it(store: LmdbStore) -> None:
+    orphan_lock_of_main_thread(store, "_sender_lock")
+    store.wait("what nobody has watched yet", 0, 0.1)
+    orphan_lock_of_main_thread(store, "_reader_lock")
+    store.close()
+
+
+def test_interrupted_wait_keeps_the_connection(store: LmdbStore, alarm: None) -> None:
+    since = store.wait("news", 0, 0.0)
+    before = store._client._sock
+    for _ in range(3):
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(SignalInterrupt):
+            store.wait("news", since, 20)
+    assert store.transact(put, "a") == "a"
+    assert store._client._sock is before
+
+
+def test_leader_lock_in_use_is_not_taken_over(store: LmdbStore) -> None:
+    lock = store._client._reader_lock
+    acquired = threading.Event()
+    may_release = threading.Event()
+
+    def hold() -> None:
+        with lock:
+            acquired.set()
+            may_release.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    acquired.wait(30)
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        assert not lock.try_acquire(check_orphaned=True)
+        time.sleep(0.05)
+    may_release.set()
+    holder.join(30)
+    assert lock.try_acquire()
+    lock.release()

@@ -1,0 +1,128 @@
+"""Services during a store outage: they continue after it, and they stop on request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from holdfast import store as stores
+from holdfast.clock import SYSTEM
+from holdfast.errors import Busy, Conflict, Invalid
+from holdfast.store.api import Store
+from holdfast.workers.service import TickService
+from tests.process.watch import until
+
+MODULES = ("holdfast.workers.service",)
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class ScriptedService(TickService):
+    """A service with scripted ticks, sleeps and shutdown."""
+
+    name = "patient"
+    idle_s = 0.01
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, SYSTEM)
+        self.ticks = 0
+        self.shut_downs = 0
+        self.in_tick: Callable[[], None] = lambda: None
+        self.in_sleep: Callable[[], None] = lambda: None
+
+    @property
+    def topics(self) -> Sequence[str]:
+        return ("patient",)
+
+    def tick(self) -> bool:
+        self.ticks += 1
+        self.in_tick()
+        return False
+
+    def sleep_s(self) -> float:
+        self.in_sleep()
+        return self.idle_s
+
+    def shut_down(self) -> None:
+        self.shut_downs += 1
+
+
+def raise_busy() -> None:
+    raise Busy(why="the server does not answer")
+
+
+@pytest.fixture
+def role() -> Iterator[ScriptedService]:
+    with stores.open("memory:") as store:
+        made = ScriptedService(store)
+        yield made
+        made.request_stop()
+        made.join(10)
+        assert not made.running
+
+
+def test_service_retries_its_tick_after_a_store_outage(role: ScriptedService) -> None:
+    role.in_tick = raise_busy
+    role.start()
+    until(lambda: role.ticks > 3, "ticks")
+    role.in_tick = lambda: None
+    goal = role.ticks + 3
+    until(lambda: role.ticks > goal, "more of them")
+    assert role.failure is None
+
+
+def test_store_outage_between_ticks_does_not_stop_the_service(role: ScriptedService) -> None:
+    role.in_sleep = raise_busy
+    role.start()
+    until(lambda: role.ticks > 3, "ticks")
+    assert role.failure is None
+    assert role.running
+
+
+def test_permanent_error_stops_the_service(role: ScriptedService) -> None:
+    def broken() -> None:
+        raise Invalid(what="rest")
+
+    role.in_sleep = broken
+    role.start()
+    until(lambda: not role.running, "its end")
+    assert isinstance(role.failure, Invalid)
+
+
+def test_stop_during_a_store_outage_skips_the_shutdown_step(role: ScriptedService) -> None:
+    role.in_tick = raise_busy
+    role.start()
+    until(lambda: role.ticks, "a tick")
+    role.request_stop()
+    until(lambda: not role.running, "its end")
+    assert (role.shut_downs, role.failure) == (0, None)
+
+
+def test_stop_after_a_conflict_runs_the_shutdown_step(role: ScriptedService) -> None:
+    def lost() -> None:
+        raise Conflict(why="others were first")
+
+    role.in_tick = lost
+    role.start()
+    until(lambda: role.ticks, "a tick")
+    role.request_stop()
+    until(lambda: not role.running, "its end")
+    assert (role.shut_downs, role.failure) == (1, None)
+
+
+def test_store_outage_in_the_shutdown_step_is_no_failure(role: ScriptedService) -> None:
+    shut_down_called = threading.Event()
+
+    def finish() -> None:
+        shut_down_called.set()
+        raise_busy()
+
+    role.shut_down = finish  # type: ignore[method-assign]
+    role.start()
+    until(lambda: role.ticks, "a tick")
+    role.request_stop()
+    until(lambda: not role.running, "its end")
+    assert shut_down_called.is_set()
+    assert role.failure is None
