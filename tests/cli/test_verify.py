@@ -138,7 +138,7 @@ def test_verify_finds_a_reducer_that_depends_on_set_order(
 ) -> None:
     rig.runtime.world(Ledger, "l").send(Sorted(WORDS))
     rig.run_worker()
-    result = run("verify", "--app", APP, "--store", path, "--jobs", jobs, "--json")
+    result = run("verify", "--app", APP, "--jobs", jobs, "--json", store=path)
     assert result.code == 1
     [finding] = result.document["findings"]
     assert (finding["code"], finding["height"]) == ("replay_diverged", 1)
