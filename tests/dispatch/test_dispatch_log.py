@@ -381,7 +381,17 @@ def test_delivered_of_an_unknown_request_is_not_found(log: DispatchLog) -> None:
 
 
 def test_request_id_of_an_effect_contains_its_intent_hash() -> None:
-    intent = Intent(U, "w", bytes(range(32)), "agent.dispatch", b"", "A/a", b"", 0, generation=3)
+    intent = Intent(
+        universe_id=U,
+        world_id="w",
+        intent_hash=bytes(range(32)),
+        effect_kind="agent.dispatch",
+        params=b"",
+        origin_name="A/a",
+        policy_context_hash=b"",
+        enqueued_at_ns=0,
+        generation=3,
+    )
     assert intent_hash_of(request_id_of(intent)) == bytes(range(32))
     for other in ("r1", "3-abc", "x-" + "0" * 64, "3-" + "g" * 64):
         assert intent_hash_of(other) is None

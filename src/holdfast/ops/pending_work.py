@@ -204,29 +204,38 @@ def _item_row(txn: Txn, universe: str, keys: items.QueueKeys, packed: bytes) -> 
     item = items.load_with_claim(txn, keys, packed)
     intent = codec.unpack_as(Intent, queue.payload_of(txn, item))
     return IntentRow(
-        seq_of(packed),
-        intent,
-        _world_name(txn, universe, intent.world_id),
-        item.expires_ns or item.not_before_ns or item.enqueued_ns,
-        item.failures + item.expiries,
-        item.owner,
-        item.code,
-        item.error,
+        seq=seq_of(packed),
+        intent=intent,
+        world=_world_name(txn, universe, intent.world_id),
+        time_ns=item.expires_ns or item.not_before_ns or item.enqueued_ns,
+        attempts=item.failures + item.expiries,
+        owner=item.owner,
+        code=item.code,
+        error=item.error,
     )
 
 
 def _letter_row(txn: Txn, universe: str, letter: queue.DeadLetter) -> IntentRow:
-    unknown = Intent(universe, letter.group, b"", "", b"", "", b"", letter.enqueued_ns)
+    unknown = Intent(
+        universe_id=universe,
+        world_id=letter.group,
+        intent_hash=b"",
+        effect_kind="",
+        params=b"",
+        origin_name="",
+        policy_context_hash=b"",
+        enqueued_at_ns=letter.enqueued_ns,
+    )
     intent = intent_of(txn, letter) or unknown
     return IntentRow(
-        letter.seq,
-        intent,
-        _world_name(txn, universe, intent.world_id),
-        letter.died_ns,
-        letter.failures + letter.expiries,
-        letter.owner,
-        letter.code,
-        letter.error,
+        seq=letter.seq,
+        intent=intent,
+        world=_world_name(txn, universe, intent.world_id),
+        time_ns=letter.died_ns,
+        attempts=letter.failures + letter.expiries,
+        owner=letter.owner,
+        code=letter.code,
+        error=letter.error,
     )
 
 
