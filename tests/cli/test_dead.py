@@ -8,7 +8,7 @@ from holdfast import codec
 from holdfast.config import BLOB_THRESHOLD_BYTES
 from holdfast.durable import queue
 from holdfast.messages import event_ingress
-from holdfast.ops.consistency import find_differences
+from holdfast.ops.verify import find_differences
 from holdfast.store import blobs
 from holdfast.store.api import Store
 from holdfast.world.redrive import FailedEventRow

@@ -89,7 +89,7 @@ def list_records(store: Store) -> list[DispatchRecord]:
 
 def require_consistent(store: Store) -> None:
     """Check the counters against a recount, the records against the log, and both indexes."""
-    assert store.read(lambda txn: list(consistency.differences(txn, U))) == []
+    assert store.read(lambda txn: list(consistency.check_dispatches(txn, U))) == []
     records = list_records(store)
     counted = Counter(record.status.value for record in records)
     deferred = sum(record.deferred for record in records)
@@ -262,7 +262,7 @@ def test_consistency_check_finds_a_corrupted_derived_row(
     request_in_state(sim_store, DispatchStatus.NOTIFIED)
     keys = dispatch_log.keys_of(U)
     sim_store.transact(lambda txn: spoilt(txn, keys) and None)
-    differences = sim_store.read(lambda txn: list(consistency.differences(txn, U)))
+    differences = sim_store.read(lambda txn: list(consistency.check_dispatches(txn, U)))
     assert [one.what for one in differences] == [what]
 
 
@@ -274,7 +274,7 @@ def test_expired_requests_leave_no_derived_rows(
         log.failed(f"old-{n}", "no")
     clock.advance(dispatch_log.ENDED_KEPT_NS + S)
     log.request("new", "work")
-    assert sim_store.read(lambda txn: list(consistency.differences(txn, U))) == []
+    assert sim_store.read(lambda txn: list(consistency.check_dispatches(txn, U))) == []
 
 
 # -- bounds ----------------------------------------------------------------------------------------

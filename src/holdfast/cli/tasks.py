@@ -24,9 +24,9 @@ from holdfast.cli.task_selection import (
 )
 from holdfast.config import BATCH_MAX
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops import catalog_queries
 from holdfast.ops.task_documents import queue_summary, task_details, task_summary
 from holdfast.store.api import Store, Txn
+from holdfast.store.prefix_scan import iter_names
 from holdfast.store.schema import Space
 from holdfast.tasks import operations, queries, task_list
 from holdfast.tasks.ids import TaskId, parse_task_id
@@ -321,7 +321,7 @@ def _universe_of(store: Store, args: argparse.Namespace) -> str:
     """Return the given universe, or the only universe that has tasks."""
 
     def names(txn: Txn) -> list[str]:
-        return list(catalog_queries.names_after(txn, (int(Space.TASK),)))
+        return list(iter_names(txn, (int(Space.TASK),)))
 
     universes: list[str] = store.read(names)
     if args.universe:

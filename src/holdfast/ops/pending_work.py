@@ -14,6 +14,7 @@ from holdfast.messages import Intent, TimerSet
 from holdfast.ops import catalog_queries
 from holdfast.store import tuples
 from holdfast.store.api import Txn
+from holdfast.store.prefix_scan import iter_names
 from holdfast.store.schema import Space
 from holdfast.world import catalog
 from holdfast.world import intents as world_intents
@@ -75,7 +76,7 @@ def kinds(
     With `lanes`, a kind also matches its peer queues: mail in transit to another store.
     """
     rows = []
-    for name in catalog_queries.names_after(txn, (int(Space.QUEUE),)):
+    for name in iter_names(txn, (int(Space.QUEUE),)):
         queue_universe, _, queue_kind = name.partition("/effects/")
         accepted_kinds = (
             (None, queue_kind, queue_kind.partition(">")[0]) if lanes else (None, queue_kind)
@@ -87,7 +88,7 @@ def kinds(
 
 def queues(txn: Txn) -> list[tuple[str, queue.QueueCounts]]:
     """Return all queues by name, with one seek per queue."""
-    names = catalog_queries.names_after(txn, (int(Space.QUEUE),))
+    names = iter_names(txn, (int(Space.QUEUE),))
     return [(name, queue.counts(txn, name)) for name in names]
 
 
