@@ -16,7 +16,7 @@ from holdfast.store.api import Store
 from holdfast.tasks import operations
 from holdfast.tasks.ids import TaskId, parse_task_id
 from holdfast.tasks.model import QueueLimits, TaskSpec, get_limits, keys_of
-from holdfast.tasks.operations import AttemptOutcome, TaskReport, TaskToSubmit
+from holdfast.tasks.operations import AttemptOutcome, GrantRequest, TaskReport, TaskToSubmit
 from tests.cli.conftest import RunCommand, patch_rate_limiter_sleep
 
 SHOP = "shop"
@@ -35,7 +35,7 @@ def submit(store: Store, name: str, *args: Any, universe: str = SHOP, **spec: An
 
 def report_all(store: Store, queue: str, end: AttemptOutcome, **fields: Any) -> None:
     """Lease all ready tasks of a queue and report the same end for each."""
-    leased = store.transact(operations.lease, SHOP, "worker", [queue], 100)
+    leased = store.transact(operations.lease, SHOP, GrantRequest("worker", [queue], 100))
     reports = [TaskReport(grant.seq, grant.lease, end, **fields) for grant in leased.grants]
     store.transact(operations.apply_reports, SHOP, "worker", 1, reports)
 
@@ -54,7 +54,7 @@ def shop(store: Store) -> dict[str, str]:
         error="card 7 was declined\nat line 3",
     )
     ids["leased"] = submit(store, "pay", 1, queue="busy")
-    store.transact(operations.lease, SHOP, "worker", ["busy"], 1)
+    store.transact(operations.lease, SHOP, GrantRequest("worker", ["busy"], 1))
     ids["dead"] = submit(store, "pay", 800)
     store.transact(operations.cancel, SHOP, [4], "changed our mind")
     ids["ready"] = submit(store, "pay", 900, priority=3)

@@ -29,6 +29,7 @@ from holdfast.tasks.model import (
 )
 from holdfast.tasks.operations import (
     AttemptOutcome,
+    GrantRequest,
     HeldLease,
     LeaseResult,
     ReportAnswer,
@@ -83,8 +84,8 @@ class TaskOperationsRig:
         alone: bool = False,
         names: Sequence[str] = (),
     ) -> LeaseResult:
-        lease_args = (worker, list(queues), limit, alone, (), tuple(names))
-        leased: LeaseResult = self.transact(tasks.lease, *lease_args)
+        request = GrantRequest(worker, list(queues), limit, alone, names=tuple(names))
+        leased: LeaseResult = self.transact(tasks.lease, request)
         return leased
 
     def lease(self, limit: int = 100, **options: Any) -> list[TaskGrant]:

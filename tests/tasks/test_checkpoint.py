@@ -17,7 +17,7 @@ from holdfast.tasks import checkpoint, consistency, replay_check
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.checkpoint import STALLED_NS, CheckpointChunk
 from holdfast.tasks.model import TaskSpec, pack
-from holdfast.tasks.operations import AttemptOutcome, TaskReport, TaskToSubmit
+from holdfast.tasks.operations import AttemptOutcome, GrantRequest, TaskReport, TaskToSubmit
 from tests.tasks.rig import KEYS, LEASE_NS, UNIVERSE, TaskOperationsRig
 
 
@@ -194,7 +194,7 @@ def test_concurrent_checkpoint_creators_and_a_worker_stay_consistent(tmp_path: P
         try:
             for _ in range(100):
                 store.transact(tasks.submit, UNIVERSE, TaskSpec("work"), [TaskToSubmit(b"x")] * 5)
-                leased = store.transact(tasks.lease, UNIVERSE, "w", ["default"], 4)
+                leased = store.transact(tasks.lease, UNIVERSE, GrantRequest("w", ["default"], 4))
                 reports = [TaskReport(grant.seq, grant.lease) for grant in leased.grants]
                 store.transact(tasks.apply_reports, UNIVERSE, "w", store.generation, reports)
         finally:

@@ -31,6 +31,7 @@ from holdfast.tasks.ids import LeaseId, TaskId, parse_lease_id
 from holdfast.tasks.leases import LEASE_BATCH_MAX
 from holdfast.tasks.operations import (
     AttemptOutcome,
+    GrantRequest,
     HeldLease,
     LeaseResult,
     ReportAnswer,
@@ -87,19 +88,13 @@ class WorkerRoutes:
             raise Invalid(what="limit", found=body.limit, min=1, max=LEASE_BATCH_MAX)
         check_wait(body.wait_s)
         store, universe = self._store, self._universe
+        request = GrantRequest(
+            body.worker, body.queues, body.limit, body.alone, names=tuple(body.names)
+        )
 
         async def attempt() -> LeaseResult:
             while True:
-                leased: LeaseResult = await store.submit(
-                    tasks.lease,
-                    universe,
-                    body.worker,
-                    body.queues,
-                    body.limit,
-                    body.alone,
-                    (),
-                    tuple(body.names),
-                )
+                leased: LeaseResult = await store.submit(tasks.lease, universe, request)
                 if not leased.overdue:
                     return leased
 
