@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.errors import HoldfastError, StoreClosed
-from holdfast.ops.http.routing import ClientDisconnect
+from holdfast.ops.http.router import ClientDisconnect
 from holdfast.store.api import Store
 from holdfast.tasks.leases import next_due_ns
 from holdfast.tasks.model import keys_of
