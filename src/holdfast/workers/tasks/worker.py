@@ -194,7 +194,7 @@ class TaskWorker:
             self._handoff.finished.wait(timeout_s)
 
     def run(self) -> None:
-        self._wakeup = Wakeup(self.store, self._topics, name=self.worker)
+        self._wakeup = Wakeup(self.store, self._topics)
         self._handoff.run()
 
     def _loop(self) -> LocalRun | None:
