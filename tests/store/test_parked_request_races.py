@@ -87,7 +87,7 @@ def test_waiting_threads_are_woken_when_a_parked_answer_is_unread(
 ) -> None:
     """The answer of the parked request comes first in the frame; its thread reads it later."""
     # Disables polling: waiting threads proceed only if they are woken.
-    monkeypatch.setattr("holdfast.store.lmdb.writer_client._POLL_S", 10 * WITHIN_S)
+    monkeypatch.setattr("holdfast.store.lmdb.writer_client.POLL_S", 10 * WITHIN_S)
     lmdb.submit(submit_tasks).result(WITHIN_S)  # starts the receiver thread
     link = lmdb._client
     woken: list[int] = []
