@@ -24,7 +24,7 @@ LINGER_S = 3.0
 def blocks() -> list[PageBlock]:
     """The blocks of the page, with the URL of a test database."""
     text = PAGE.read_text(encoding="utf-8")
-    url = fresh_url()
+    url = fresh_url(empty=True)
     return [block._replace(text=block.text.replace(DATABASE, url)) for block in blocks_of(text)]
 
 

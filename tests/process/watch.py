@@ -17,6 +17,8 @@ from typing import NamedTuple, TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.005
+# The kills of each kill loop. `make chaos` runs the loops again with more.
+KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS") or 3)
 # Part of the writer's command line.
 WRITER = b"holdfast.store.lmdb.writer"
 # The number of the system call with which LMDB makes a commit durable.

@@ -58,7 +58,7 @@ class _TaskReplay:
 
     def _lease(self, now_ns: int, args: Plain, leased: Plain) -> Findings:
         self.model.expire_overdue(now_ns)
-        return self.model.check_grants(now_ns, args, leased["grants"])
+        return self.model.check_grants(now_ns, args["request"], leased["grants"])
 
     def _report_and_lease(self, now_ns: int, args: Plain, result: Plain) -> Findings:
         yield from self._report(now_ns, args, result["answers"])

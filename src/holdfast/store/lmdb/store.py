@@ -38,6 +38,7 @@ from holdfast.store.lmdb import permissions
 from holdfast.store.lmdb.backend import LmdbBackend, prepare_directory, storage_error
 from holdfast.store.lmdb.protocol import OperationCall, TransactionCall, as_parked
 from holdfast.store.lmdb.writer_client import PendingCall, WriterClient
+from holdfast.store.subscription import Subscription
 from holdfast.store.txn import ClientTxn
 
 # A computing thread yields the interpreter only at this interval. With the default (5 ms) such a
@@ -134,6 +135,9 @@ class LmdbStore:
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         self._check_open()
         return self._client.wait(checked_topics(topic), since, timeout)
+
+    def subscribe(self, topics: str | Sequence[str], since: int = 0) -> Subscription:
+        return self._client.subscribe(checked_topics(topics), since)
 
     def backup(self, path: str) -> None:
         self._check_open()
