@@ -61,6 +61,10 @@ sim: setup  ## simulate SEEDS seeds (2000)
 	$(BIN)/python -m pytest -q -m deep tests/sim
 	$(BIN)/holdfast sim --seeds $(SEEDS)
 
+.PHONY: killers
+killers: setup  ## search seeds that kill the planted bugs, and store them for `make test` (within SEEDS seeds)
+	$(BIN)/python -m tests.simulation.killers --seeds $(SEEDS)
+
 # Ten minutes, unless BUDGET is given.
 CHAOS_BUDGET = $(if $(filter file,$(origin BUDGET)),600,$(BUDGET))
 
