@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -38,13 +38,14 @@ from holdfast.errors import (
 )
 from holdfast.store import clock_leap, schema, tuples
 from holdfast.store.admin import marker as admin_marker
-from holdfast.store.api import LeaseGuard, Row
+from holdfast.store.api import Row
 from holdfast.store.parked_requests import (
     UNPARK_TRIES_MAX,
     ParkedRequests,
     RequestId,
     filter_by_topics,
 )
+from holdfast.store.requests import PARKED, CommitAnswer, CommitRequest
 from holdfast.store.validation import RecentCommits, WriteSet, check_guards, execute
 
 
@@ -87,43 +88,6 @@ class StoreBackend(Protocol):
 
     def to_store_error(self, error: Exception) -> HoldfastError | None:
         """Translate an error of the storage library; None for any other error."""
-
-
-class CommitRequest(msgspec.Struct, array_like=True, gc=False):
-    """One transaction as its client sends it."""
-
-    no: int
-    client: bytes
-    snapshot: int
-    # True if an earlier answer may have been lost: the engine first looks up the recorded outcome.
-    resent: bool = False
-    reads: list[bytes] = []
-    ranges: list[tuple[bytes, bytes]] = []
-    guards: list[LeaseGuard] = []
-    puts: dict[bytes, bytes] = {}
-    deletes: list[bytes] = []
-    appends: list[tuple[bytes, bytes]] = []
-    adds: dict[bytes, int] = {}
-    calls: list[tuple[str, msgspec.Raw]] = []
-    topics: list[str] = []
-    # Topics that unpark the request (see `parked_requests`).
-    park_topics: list[str] = []
-    # Cancels a parked request. If that was already applied, the answer is its outcome.
-    cancels_parked: bool = False
-
-
-class CommitAnswer(msgspec.Struct, array_like=True, gc=False):
-    """The answer to a request: `error` is (code, fields), or None for a commit."""
-
-    no: int
-    error: list[Any] | None = None
-    commit_no: int = 0
-    seqs: list[int] = []
-    results: list[msgspec.Raw] = []
-
-
-# Placeholder for the answer of a parked request.
-PARKED = CommitAnswer(0)
 
 
 class CommitAttempt:
