@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from tools import reading_sample
-from tools.reading_sample import Item
+from tools.reading_sample import SampleItem
 
 SOURCE = '''
 """The module keeps four words here."""
@@ -53,7 +53,9 @@ def test_literal_text_shows_an_ellipsis_for_each_inserted_value(expression, text
 
 def test_reading_sample_of_a_seed_is_repeatable_and_has_the_stated_sizes():
     kinds = ("docstrings", "help texts", "error messages")
-    items = [Item(kind, f"a.py:{line}", f"text {line}") for kind in kinds for line in range(99)]
+    items = [
+        SampleItem(kind, f"a.py:{line}", f"text {line}") for kind in kinds for line in range(99)
+    ]
     first = reading_sample.draw(items, 7)
     assert first == reading_sample.draw(list(reversed(items)), 7)
     assert first != reading_sample.draw(items, 8)
@@ -75,7 +77,7 @@ def test_reading_sample_has_the_subjects_of_the_last_commits():
 
 
 def test_reading_sample_prints_places_only_for_the_second_reader():
-    items = [Item("docstrings", "src/a.py:3", "function f\nIt does this.")]
+    items = [SampleItem("docstrings", "src/a.py:3", "function f\nIt does this.")]
     assert "src/a.py" not in reading_sample.format_items(items, with_places=False)
     assert "1. function f  [src/a.py:3]\n    It does this." in reading_sample.format_items(
         items, with_places=True

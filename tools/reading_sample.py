@@ -30,7 +30,7 @@ ERROR_KEYWORDS = frozenset({"why", "hint"})
 SHORTEST_WORDS = 4
 
 
-class Item(NamedTuple):
+class SampleItem(NamedTuple):
     """One piece of prose with its place. A commit has its short hash as the place."""
 
     kind: str
@@ -38,19 +38,19 @@ class Item(NamedTuple):
     text: str
 
 
-def collect(root: Path = ROOT) -> list[Item]:
+def collect(root: Path = ROOT) -> list[SampleItem]:
     """Every docstring, help text and error message of the tracked Python files."""
     listed = subprocess.run(
         ["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True, check=True
     )
-    items: list[Item] = []
+    items: list[SampleItem] = []
     for name in sorted(listed.stdout.split()):
         if (root / name).is_file():
             items += items_of(name, (root / name).read_text("utf-8"))
     return items
 
 
-def items_of(name: str, source: str) -> Iterator[Item]:
+def items_of(name: str, source: str) -> Iterator[SampleItem]:
     tree = ast.parse(source)
     yield from _docstrings(name, tree, [module_name(name)])
     if not name.startswith("src/"):
@@ -69,13 +69,13 @@ def module_name(name: str) -> str:
     return path.replace("/", ".")
 
 
-def _docstrings(name: str, node: ast.AST, names: list[str]) -> Iterator[Item]:
+def _docstrings(name: str, node: ast.AST, names: list[str]) -> Iterator[SampleItem]:
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = ast.get_docstring(node)
         if text and len(text.split()) >= SHORTEST_WORDS:
             line = 1 if isinstance(node, ast.Module) else node.lineno
             described = ": ".join(part for part in (names[0], ".".join(names[1:])) if part)
-            yield Item("docstrings", f"{name}:{line}", f"{described}\n{text}")
+            yield SampleItem("docstrings", f"{name}:{line}", f"{described}\n{text}")
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _docstrings(name, child, [*names, child.name])
@@ -83,14 +83,14 @@ def _docstrings(name: str, node: ast.AST, names: list[str]) -> Iterator[Item]:
             yield from _docstrings(name, child, names)
 
 
-def _class_hint(name: str, node: ast.ClassDef) -> Iterator[Item]:
+def _class_hint(name: str, node: ast.ClassDef) -> Iterator[SampleItem]:
     for statement in node.body:
         if isinstance(statement, ast.Assign) and _names(statement.targets) == ["hint"]:
             text = f"{node.name}\nhint: {literal_text(statement.value)}"
-            yield Item("error messages", f"{name}:{statement.lineno}", text)
+            yield SampleItem("error messages", f"{name}:{statement.lineno}", text)
 
 
-def _help_text(name: str, node: ast.Call) -> Iterator[Item]:
+def _help_text(name: str, node: ast.Call) -> Iterator[SampleItem]:
     for keyword in node.keywords:
         if keyword.arg in HELP_KEYWORDS and (text := literal_text(keyword.value)):
             option = literal_text(node.args[0]) if node.args else ""
@@ -98,16 +98,16 @@ def _help_text(name: str, node: ast.Call) -> Iterator[Item]:
                 option = ""
             if len(text.split()) >= SHORTEST_WORDS:
                 place = f"{name}:{keyword.value.lineno}"
-                yield Item("help texts", place, f"{module_name(name)}: {option}\n{text}")
+                yield SampleItem("help texts", place, f"{module_name(name)}: {option}\n{text}")
 
 
-def _error(name: str, node: ast.Call) -> Iterator[Item]:
+def _error(name: str, node: ast.Call) -> Iterator[SampleItem]:
     fields = {keyword.arg: literal_text(keyword.value) for keyword in node.keywords if keyword.arg}
     reasons = [fields[word] for word in ERROR_KEYWORDS if word in fields]
     if any(len(text.split()) >= SHORTEST_WORDS for text in reasons):
         error = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
         lines = [error, *(f"{field}: {text}" for field, text in fields.items())]
-        yield Item("error messages", f"{name}:{node.lineno}", "\n".join(lines))
+        yield SampleItem("error messages", f"{name}:{node.lineno}", "\n".join(lines))
 
 
 def _names(targets: list[ast.expr]) -> list[str]:
@@ -128,10 +128,10 @@ def literal_text(node: ast.expr) -> str:
     return "…"
 
 
-def draw(items: list[Item], seed: int) -> list[Item]:
+def draw(items: list[SampleItem], seed: int) -> list[SampleItem]:
     """The sample of one seed. An item of each kind has the same chance."""
     chance = random.Random(seed)
-    drawn: list[Item] = []
+    drawn: list[SampleItem] = []
     for kind, count in (
         ("docstrings", DOCSTRINGS),
         ("help texts", HELP_TEXTS),
@@ -142,7 +142,7 @@ def draw(items: list[Item], seed: int) -> list[Item]:
     return drawn
 
 
-def commit_subjects(root: Path = ROOT, count: int = COMMITS) -> list[Item]:
+def commit_subjects(root: Path = ROOT, count: int = COMMITS) -> list[SampleItem]:
     listed = subprocess.run(
         ["git", "log", "--no-merges", f"-{count}", "--format=%h %s"],
         cwd=root,
@@ -151,10 +151,10 @@ def commit_subjects(root: Path = ROOT, count: int = COMMITS) -> list[Item]:
         check=True,
     )
     parts = [line.partition(" ") for line in listed.stdout.splitlines()]
-    return [Item("commit subjects", number, subject) for number, _, subject in parts]
+    return [SampleItem("commit subjects", number, subject) for number, _, subject in parts]
 
 
-def format_items(items: list[Item], *, with_places: bool) -> str:
+def format_items(items: list[SampleItem], *, with_places: bool) -> str:
     lines: list[str] = []
     kind = ""
     for number, item in enumerate(items, start=1):
