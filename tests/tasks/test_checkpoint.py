@@ -11,6 +11,7 @@ import pytest
 from holdfast import store as stores
 from holdfast.clock import S
 from holdfast.durable import journal
+from holdfast.durable.difference import Difference
 from holdfast.store.api import Txn
 from holdfast.tasks import checkpoint, consistency, replay_check
 from holdfast.tasks import operations as tasks
@@ -201,7 +202,7 @@ def test_concurrent_checkpoint_creators_and_a_worker_stay_consistent(tmp_path: P
             for creator in creators:
                 creator.join()
 
-        def find_differences(txn: Txn) -> list[replay_check.TaskDifference]:
+        def find_differences(txn: Txn) -> list[Difference]:
             return [
                 *replay_check.find_differences(txn, UNIVERSE),
                 *consistency.find_differences(txn, UNIVERSE),

@@ -58,7 +58,7 @@ class WorkerRoutes:
         self._server = server
         self._store = store
         self._universe = universe
-        self._long_poller = LongPoller(store, universe, server.loop)
+        self._long_poller = LongPoller(store, universe, server.loop, server.run_in_thread)
         registry = self._registry = HttpWorkerRegistry(store, universe)
         self._heartbeats = server.loop.create_task(registry.run(server.run_in_thread))
 
