@@ -17,10 +17,10 @@ from holdfast.store.engine import CommitAnswer, CommitRequest
 from holdfast.store.lmdb.protocol import (
     PROTOCOL,
     ClientHello,
-    FrameDecoder,
     decode_writer_message,
     encode,
     encode_frame,
+    new_decoder,
 )
 from holdfast.store.lmdb.store import LmdbStore
 from holdfast.store.lmdb.writer_process import connect
@@ -51,7 +51,7 @@ class RawWriterClient:
     def __init__(self, store: LmdbStore) -> None:
         self.sock = connect(store.path)
         self.sock.settimeout(30)
-        self._frames = FrameDecoder()
+        self._frames = new_decoder()
         self._bodies: list[bytes] = []
 
     def handshake(self) -> RawWriterClient:

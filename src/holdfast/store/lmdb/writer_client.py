@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from holdfast.child_process import is_stopped, kill_verified
 from holdfast.clock import SYSTEM, S
 from holdfast.config import FRAME_BYTES_MAX, RESEND_BATCH, RESENDS_MAX, WriterLimits
 from holdfast.errors import (
@@ -40,17 +41,15 @@ from holdfast.store.futures import CompletionBatch
 from holdfast.store.lmdb.directory_identity import DirectoryIdentity
 from holdfast.store.lmdb.leader_lock import LeaderLock
 from holdfast.store.lmdb.protocol import (
-    FrameDecoder,
     WriterWelcome,
     decode_writer_message,
     encode,
     encode_frame,
+    new_decoder,
 )
 from holdfast.store.lmdb.topic_subscriptions import TopicSubscriptions
 from holdfast.store.lmdb.writer_process import (
     connect_or_start,
-    is_stopped,
-    kill_verified,
     peer_of,
     reap_children,
 )
@@ -116,7 +115,7 @@ class WriterClient:
         self._topics: dict[str, int] = {}
         self._subscriptions = TopicSubscriptions()
         self._sleepers: dict[str, list[threading.Lock]] = {}
-        self._frames = FrameDecoder()
+        self._frames = new_decoder()
         self._receiver: threading.Thread | None = None
         self._to_wake: deque[PendingCall] = deque()
         self.completions = CompletionBatch()
@@ -662,7 +661,7 @@ class WriterClient:
         self._identity, self._directory = identity, directory
         self._sock = sock
         self._broken = False
-        self._frames = FrameDecoder()
+        self._frames = new_decoder()
         self._pid, self._start_time = peer_of(sock)
         sock.settimeout(None)
         timeout = struct.pack("ll", 0, int(_POLL_S * 1e6))
