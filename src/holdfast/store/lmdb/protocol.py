@@ -20,7 +20,7 @@ from holdfast import codec
 from holdfast.config import FRAME_BYTES_MAX
 from holdfast.errors import Invalid, from_wire
 from holdfast.store.api import Operation, unwrap
-from holdfast.store.engine import CommitAnswer, CommitRequest
+from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.store.txn import ClientTxn
 from holdfast.wire_frames import FrameDecoder, FrameFormat
 
@@ -71,7 +71,7 @@ def encode_frame(body: bytes) -> bytes:
     return FRAME_FORMAT.header(len(body)) + body
 
 
-def new_decoder() -> FrameDecoder:
+def new_frame_decoder() -> FrameDecoder:
     return FrameDecoder(FRAME_FORMAT)
 
 

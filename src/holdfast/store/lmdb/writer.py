@@ -42,7 +42,7 @@ from holdfast.errors import (
     StoreReplaced,
     to_wire,
 )
-from holdfast.store.engine import PARKED, CommitAnswer, CommitRequest, StoreEngine
+from holdfast.store.engine import StoreEngine
 from holdfast.store.lmdb import permissions
 from holdfast.store.lmdb.backend import LmdbBackend, prepare_directory, storage_error
 from holdfast.store.lmdb.directory_identity import DATA_FILE, READER_TABLE_FILE, DirectoryIdentity
@@ -55,7 +55,7 @@ from holdfast.store.lmdb.protocol import (
     decode_hello,
     encode,
     encode_frame,
-    new_decoder,
+    new_frame_decoder,
 )
 from holdfast.store.lmdb.redo_log import LOG_FILES as LOGS
 from holdfast.store.lmdb.writer_address import (
@@ -67,6 +67,7 @@ from holdfast.store.lmdb.writer_address import (
     short_directory,
 )
 from holdfast.store.parked_requests import RequestId
+from holdfast.store.requests import PARKED, CommitAnswer, CommitRequest
 
 # Modules of common operations, imported while the writer is idle and not while a client waits. A client waits for at
 # most one import, so the dependencies of large modules are listed before them.
@@ -102,7 +103,7 @@ class ClientConnection:
         self.sock = sock
         self.events = select.EPOLLIN
         self.is_dropped = False
-        self.frames = new_decoder()
+        self.frames = new_frame_decoder()
         self.is_greeted = False
         self.out = bytearray()
         self.answers: list[CommitAnswer] = []

@@ -109,12 +109,12 @@ def _handshake(sock: socket.socket, timeout_s: float) -> WriterWelcome:
         decode_welcome,
         encode,
         encode_frame,
-        new_decoder,
+        new_frame_decoder,
     )
 
     sock.settimeout(timeout_s)
     sock.sendall(encode_frame(encode(ClientHello(PROTOCOL, os.getpid(), __version__))))
-    frames = new_decoder()
+    frames = new_frame_decoder()
     while True:
         data = sock.recv(65536)
         if not data:
