@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 
-from holdfast.store.lmdb.writer_process import connect, kill_verified, peer_of
+from holdfast.child_process import kill_verified
+from holdfast.store.lmdb.writer_process import connect, peer_of
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -36,7 +36,16 @@ def record(run_id: str, name: str = "labels") -> RunRecord:
 
 
 def chunk(lo: int) -> OutcomeChunk:
-    return OutcomeChunk(lo, b"", b"ipc", [ResultlessRow(lo, 5, 2, 4, "bad")], [], 0.5, 1, [0, 1])
+    return OutcomeChunk(
+        lo=lo,
+        seqs=b"",
+        batch=b"ipc",
+        resultless=[ResultlessRow(lo, 5, 2, 4, "bad")],
+        attempts=[],
+        cost=0.5,
+        calls=1,
+        spent_us_log2=[0, 1],
+    )
 
 
 @pytest.fixture

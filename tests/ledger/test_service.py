@@ -99,7 +99,15 @@ def make_report(
 ) -> GrantReport:
     digest = repr((epoch, report_no, done, begin)).encode()
     return GrantReport(
-        epoch, report_no, digest, list(done), list(begin), b"", 0, list(resultless), size
+        epoch=epoch,
+        report_no=report_no,
+        digest=digest,
+        done=list(done),
+        begin=list(begin),
+        seqs=b"",
+        lo=0,
+        resultless=list(resultless),
+        size=size,
     )
 
 

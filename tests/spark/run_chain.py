@@ -123,7 +123,14 @@ class RunChain:
     def repeat_seal(self, input_rows: InputRows) -> ledger_protocol.SealInput:
         """The same seal request again. The blocks are already stored."""
         return ledger_protocol.SealInput(
-            [(0, len(input_rows))], False, [], encode_schema(INPUT), "hash", "plan", [], self.match
+            blocks=[(0, len(input_rows))],
+            merge=False,
+            staged=[],
+            schema=encode_schema(INPUT),
+            input_hash="hash",
+            plan="plan",
+            match=[],
+            match_digest=self.match,
         )
 
     def put_blocks(self, input_rows: InputRows, blocks: int) -> ledger_protocol.SealInput:
@@ -143,7 +150,14 @@ class RunChain:
                 (self.requests.blocks.put(memoryview(encode_stream(table))).number, len(piece))
             )
         return ledger_protocol.SealInput(
-            stored, False, [], encode_schema(INPUT), "hash", "plan", [], self.match
+            blocks=stored,
+            merge=False,
+            staged=[],
+            schema=encode_schema(INPUT),
+            input_hash="hash",
+            plan="plan",
+            match=[],
+            match_digest=self.match,
         )
 
     def take_lease(self) -> None:
@@ -196,7 +210,15 @@ class RunChain:
             if begins:
                 report_no += 1
                 report = ledger_protocol.GrantReport(
-                    grant.epoch, report_no, b"b", [], begins, b"", 0, [], 0
+                    epoch=grant.epoch,
+                    report_no=report_no,
+                    digest=b"b",
+                    done=[],
+                    begin=begins,
+                    seqs=b"",
+                    lo=0,
+                    resultless=[],
+                    size=0,
                 )
                 self.requests.handle_exchange("child/a#1", _exchange(None, report), memoryview(b""))
             for seq, row in zip(seqs, rows, strict=True):
@@ -225,7 +247,15 @@ class RunChain:
             ]
         done = [FinishedRange(seq, seq + 1, int(state), error_class)]
         report = ledger_protocol.GrantReport(
-            epoch, report_no, b"%d" % seq, done, [], b"", seq, resultless, len(data)
+            epoch=epoch,
+            report_no=report_no,
+            digest=b"%d" % seq,
+            done=done,
+            begin=[],
+            seqs=b"",
+            lo=seq,
+            resultless=resultless,
+            size=len(data),
         )
         self.requests.handle_exchange("child/a#1", _exchange(None, report), memoryview(data))
 

@@ -229,15 +229,15 @@ def next_report(
     seq_offsets = b"" if dense else b"".join((s - first).to_bytes(4, "little") for s in seqs)
     digest = repr((finished, list(begin), data)).encode()[-64:]
     grant_report = ledger_protocol.GrantReport(
-        grant.epoch,
-        grant.report_no,
-        digest,
-        finished,
-        list(begin),
-        seq_offsets,
-        first,
-        list(others),
-        len(data),
+        epoch=grant.epoch,
+        report_no=grant.report_no,
+        digest=digest,
+        done=finished,
+        begin=list(begin),
+        seqs=seq_offsets,
+        lo=first,
+        resultless=list(others),
+        size=len(data),
     )
     return grant_report, data
 
@@ -308,13 +308,12 @@ class ServiceRig:
             os.close(pidfd)
         process = self.supervisor._process
         assert process is not None
-        return process.wait()
+        return process.process.wait()
 
 
 def kill_idle_children() -> None:
     """Kill the idle child processes that were prestarted in this process."""
-    while spark_task._idle_children:
-        spark_task._idle_children.pop().kill()
+    spark_task.children.discard_idle()
 
 
 def output_ids(path: Path) -> list[int]:

@@ -12,7 +12,16 @@ MICROS = [0, 1, 2, 3, 7, 8, 1000, 2**31, 2**40, 5, 20]
 
 
 def call_outcome(micros: int, cost: float = 0.0) -> CallOutcome:
-    return CallOutcome(1, RowState.TERMINAL_SUCCESS, (1,), 0, "", 0, cost, micros)
+    return CallOutcome(
+        seq=1,
+        state=RowState.TERMINAL_SUCCESS,
+        values=(1,),
+        error_class=0,
+        error="",
+        delay_ns=0,
+        cost=cost,
+        micros=micros,
+    )
 
 
 def test_add_rows_counts_rows_like_single_calls() -> None:

@@ -21,15 +21,15 @@ pytestmark = pytest.mark.timeout(30)
 EXCHANGE = ledger_protocol.Exchange(
     [
         ledger_protocol.GrantReport(
-            3,
-            1,
-            b"digest",
-            [FinishedRange(5, 7, 3)],
-            [(7, 9)],
-            b"",
-            5,
-            [ledger_protocol.ResultlessRowReport(8, 5, 4, "ValueError: no", 0)],
-            4,
+            epoch=3,
+            report_no=1,
+            digest=b"digest",
+            done=[FinishedRange(5, 7, 3)],
+            begin=[(7, 9)],
+            seqs=b"",
+            lo=5,
+            resultless=[ledger_protocol.ResultlessRowReport(8, 5, 4, "ValueError: no", 0)],
+            size=4,
         )
     ],
     ledger_protocol.ClaimRows(100, 10, 0, -1),

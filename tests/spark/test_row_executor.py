@@ -35,7 +35,7 @@ from holdfast.spark.ledger_client import LedgerClient
 from holdfast.spark.row_executor import RowExecutor
 from holdfast.spark.row_results import Call, Retry, Skip
 from holdfast.spark.run_data import encode_schema
-from holdfast.spark.spark_task import ChildFailed, ChildProcess, run_child_job
+from holdfast.spark.spark_task import ChildFailed, FunctionChild, run_child_job
 from holdfast.store import schema, tuples
 from tests.spark.service_rig import (
     ServiceRig,
@@ -429,15 +429,14 @@ def test_function_that_does_not_load_fails_the_task_with_the_reason(tmp_path: Pa
 
 
 def test_child_process_exits_when_its_stdin_closes() -> None:
-    child = ChildProcess()
+    child = FunctionChild()
     pidfd = os.pidfd_open(child.pid)
-    assert child._process.stdin is not None
-    child._process.stdin.close()
+    child.stdin.close()
     import select
 
     assert select.select([pidfd], [], [], 30)[0]
     os.close(pidfd)
-    assert child.kill() == 0
+    assert child.end() == 0
 
 
 def test_many_long_error_texts_are_reported(tmp_path: Path) -> None:

@@ -53,7 +53,16 @@ def store_with_outcomes(state_by_seq: dict[int, RowState]) -> tuple[Store, runs.
             resultless_row = runs.ResultlessRow(seq, int(state), 2, 1, f"error of {seq}")
             pages.setdefault(seq // PAGE_ROWS, []).append(resultless_row)
         for page, resultless_rows in pages.items():
-            chunk = runs.OutcomeChunk(0, b"", b"", resultless_rows, [], 0.0, 0, [])
+            chunk = runs.OutcomeChunk(
+                lo=0,
+                seqs=b"",
+                batch=b"",
+                resultless=resultless_rows,
+                attempts=[],
+                cost=0.0,
+                calls=0,
+                spent_us_log2=[],
+            )
             txn.put(runs.chunk_key("r-1", page, page + 1), codec.pack(chunk))
 
     store.transact(write)

@@ -221,7 +221,18 @@ class SpooledRun:
         at = self.spool_rig.spool.put(spools.chunk_name(height, 1, "w"), data, raws=True)
         kind = int(ErrorClass.SCHEMA)
         resultless_row = runs.ResultlessRow(lo + 3, FAIL, 1, kind, "no int")
-        chunk = runs.OutcomeChunk(lo, b"", b"", [resultless_row], [], 0.0, 0, [], at=at, hi=lo + 3)
+        chunk = runs.OutcomeChunk(
+            lo=lo,
+            seqs=b"",
+            batch=b"",
+            resultless=[resultless_row],
+            attempts=[],
+            cost=0.0,
+            calls=0,
+            spent_us_log2=[],
+            at=at,
+            hi=lo + 3,
+        )
         rows = runs.chunk_rows("run-1", lo // 20, height, chunk)
         self.store.transact(put_rows, rows)
         return chunk
@@ -289,7 +300,18 @@ def test_stored_chunk_size_does_not_grow_with_spooled_results(spooled_run: Spool
     for height, rows in ((100, 8), (101, 100_000)):
         data = spools.encode_chunk(b"", os.urandom(rows), {})
         at = spooled_run.spool_rig.spool.put(spools.chunk_name(height, 1, "w"), data)
-        chunk = runs.OutcomeChunk(0, b"", b"", [], [], 0.0, 0, [], at=at, hi=rows)
+        chunk = runs.OutcomeChunk(
+            lo=0,
+            seqs=b"",
+            batch=b"",
+            resultless=[],
+            attempts=[],
+            cost=0.0,
+            calls=0,
+            spent_us_log2=[],
+            at=at,
+            hi=rows,
+        )
         [(key, value)] = runs.chunk_rows("run-1", 0, height, chunk)
         sizes.append(len(key) + len(value))
     assert max(sizes) < 200
@@ -302,7 +324,17 @@ def test_stored_chunk_size_does_not_grow_with_spooled_results(spooled_run: Spool
 def grant_report(**changes: Any) -> ledger_protocol.GrantReport:
     at = runs.SpoolObject("o/01/1-1-w", 10, bytes(32), bytes(8))
     report = ledger_protocol.GrantReport(
-        1, 1, b"", [FinishedRange(4, 6, SUCCESS)], [], b"", 4, [], 0, at, 6
+        epoch=1,
+        report_no=1,
+        digest=b"",
+        done=[FinishedRange(4, 6, SUCCESS)],
+        begin=[],
+        seqs=b"",
+        lo=4,
+        resultless=[],
+        size=0,
+        spool_object=at,
+        hi=6,
     )
     return replace(report, **changes)
 

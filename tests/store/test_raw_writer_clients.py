@@ -16,10 +16,10 @@ from holdfast.store.api import Txn
 from holdfast.store.lmdb.protocol import (
     PROTOCOL,
     ClientHello,
-    FrameDecoder,
     decode_writer_message,
     encode,
     encode_frame,
+    new_frame_decoder,
 )
 from holdfast.store.lmdb.store import LmdbStore
 from holdfast.store.lmdb.writer_process import connect
@@ -52,7 +52,7 @@ class RawWriterClient:
     def __init__(self, store: LmdbStore) -> None:
         self.sock = connect(store.path)
         self.sock.settimeout(30)
-        self._frames = FrameDecoder()
+        self._frames = new_frame_decoder()
         self._bodies: list[bytes] = []
 
     def handshake(self) -> RawWriterClient:

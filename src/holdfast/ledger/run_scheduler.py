@@ -239,26 +239,26 @@ class RunScheduler(RunState):
             self._halt(violation, grant.owner, now_ns)
         final, retried = outcome_rules.decide_outcomes(self, done, now_ns)
         self._expires_ns[epoch] = max(self._expires_ns[epoch], now_ns + self.policy.lease_ns)
-        if (
-            not stop
-            and self.policy.stop_rules.has_bounds
-            and (why := self._stop_reason(final, errors or {}))
-        ):
+        why = ""
+        if not stop and self.policy.stop_rules.has_bounds:
+            why = self._stop_reason(final, errors or {})
+        if why:
             # No row of this report begins.
             stop, begun = "stopped", []
-            entries = [
-                self._apply_new(
-                    RowsReported(now_ns, epoch, report_no, digest, final, retried, begun, stop)
-                )
-            ]
-            entries += self._count_errors(final, errors or {}, now_ns)
-            if not self.finished:
-                entries.append(self._apply_new(StopRuleReached(now_ns, why)))
-        else:
-            entry = RowsReported(now_ns, epoch, report_no, digest, final, retried, begun, stop)
-            entries = [self._apply_new(entry)]
-            if self.policy.stop_rules.same_error:
-                entries += self._count_errors(final, errors or {}, now_ns)
+        entry = RowsReported(
+            decided_ns=now_ns,
+            epoch=epoch,
+            report_no=report_no,
+            digest=digest,
+            done=final,
+            retried=retried,
+            begun=begun,
+            stop=stop,
+        )
+        entries = [self._apply_new(entry)]
+        entries += self._count_errors(final, errors or {}, now_ns)
+        if why and not self.finished:
+            entries.append(self._apply_new(StopRuleReached(now_ns, why)))
         return ReportAccepted(grant.rows, not stop, stop, retried), entries
 
     def is_report_known(self, epoch: int, report_no: int) -> bool:

@@ -471,7 +471,25 @@ def chunk_rows(run_id: str, page: int, height: int, chunk: OutcomeChunk) -> list
         (part_key(run_id, page, height, n), data[at : at + CHUNK_PART_BYTES])
         for n, at in enumerate(cuts)
     ]
-    return [*rows, (key, codec.pack(OutcomeChunk(0, b"", b"", [], [], 0.0, 0, [], len(rows))))]
+    return [
+        *rows,
+        (
+            key,
+            codec.pack(
+                OutcomeChunk(
+                    lo=0,
+                    seqs=b"",
+                    batch=b"",
+                    resultless=[],
+                    attempts=[],
+                    cost=0.0,
+                    calls=0,
+                    spent_us_log2=[],
+                    parts=len(rows),
+                )
+            ),
+        ),
+    ]
 
 
 def list_chunks(

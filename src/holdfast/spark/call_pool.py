@@ -35,7 +35,16 @@ class PresetFailure(NamedTuple):
 
     def outcome(self, seq: int) -> CallOutcome:
         fail = int(RowState.TERMINAL_FAIL)
-        return CallOutcome(seq, fail, None, self.error_class, self.error, 0, 0.0, self.micros)
+        return CallOutcome(
+            seq=seq,
+            state=fail,
+            values=None,
+            error_class=self.error_class,
+            error=self.error,
+            delay_ns=0,
+            cost=0.0,
+            micros=self.micros,
+        )
 
 
 @dataclass(eq=False)

@@ -214,7 +214,18 @@ class FunctionCaller:
                 raw = raw_values.encode(result)
             else:
                 cost, used = _reported_cost(call), _reported_tokens(call)
-                return CallOutcome(seq, _SUCCESS, values, 0, "", 0, cost, micros, "", used)
+                return CallOutcome(
+                    seq=seq,
+                    state=_SUCCESS,
+                    values=values,
+                    error_class=0,
+                    error="",
+                    delay_ns=0,
+                    cost=cost,
+                    micros=micros,
+                    raw="",
+                    tokens=used,
+                )
         elif isinstance(result, Skip):
             state, error_class, text = RowState.TERMINAL_SKIP, ErrorClass.NONE, result.reason
         elif isinstance(result, Retry):
@@ -224,7 +235,18 @@ class FunctionCaller:
             text = result.reason
         cost, used = _reported_cost(call), _reported_tokens(call)
         reason = _reason_text(text)
-        return CallOutcome(seq, state, None, error_class, reason, delay_ns, cost, micros, raw, used)
+        return CallOutcome(
+            seq=seq,
+            state=state,
+            values=None,
+            error_class=error_class,
+            error=reason,
+            delay_ns=delay_ns,
+            cost=cost,
+            micros=micros,
+            raw=raw,
+            tokens=used,
+        )
 
     def _outcome_of_error(
         self, seq: int, call: Call | None, error: BaseException, began: int
@@ -234,7 +256,18 @@ class FunctionCaller:
         delay_ns = _server_delay_ns(error) if error_class == ErrorClass.TRANSIENT else 0
         cost, micros, used = _reported_cost(call), _elapsed_us(began), _reported_tokens(call)
         fail = RowState.TERMINAL_FAIL
-        return CallOutcome(seq, fail, None, error_class, text, delay_ns, cost, micros, "", used)
+        return CallOutcome(
+            seq=seq,
+            state=fail,
+            values=None,
+            error_class=error_class,
+            error=text,
+            delay_ns=delay_ns,
+            cost=cost,
+            micros=micros,
+            raw="",
+            tokens=used,
+        )
 
     def as_schema_failure(self, outcome: CallOutcome, why: str) -> CallOutcome:
         """Turn a success into a schema failure: its values do not fit the schema, or are too large."""
@@ -417,7 +450,17 @@ class _BatchCall:
     ) -> None:
         seq, text = self.seqs[i], _reason_text(text)
         self.resultless.append(
-            CallOutcome(seq, state, None, error_class, text, delay_ns, 0.0, 0, raw)
+            CallOutcome(
+                seq=seq,
+                state=state,
+                values=None,
+                error_class=error_class,
+                error=text,
+                delay_ns=delay_ns,
+                cost=0.0,
+                micros=0,
+                raw=raw,
+            )
         )
 
 

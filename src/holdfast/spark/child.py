@@ -11,12 +11,12 @@ when the connection closes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
 import queue
 import signal
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -33,11 +33,14 @@ from holdfast.spark.caller import FunctionCaller
 from holdfast.spark.child_job import ChildJob, HungCall, ProbeRequest
 from holdfast.spark.ledger_client import LedgerClient
 from holdfast.spark.row_executor import RowExecutor
+from holdfast.wire_frames import ConnectionEnded, FrameFormat, read_frame
 
 # Exit status of a child with a hung call that it cannot stop.
 EXIT_HUNG_CALL = 75
 DRAIN_S = 2.0
-_LENGTHS = struct.Struct("<II")
+# Jobs: a header and the function. Results: one part.
+JOB_FRAMES = FrameFormat("<II", ledger_protocol.FRAME_BYTES_MAX)
+RESULT_FRAMES = FrameFormat("<I", ledger_protocol.FRAME_BYTES_MAX)
 
 
 class ChildResult(msgspec.Struct, frozen=True):
@@ -82,8 +85,7 @@ def main() -> None:
         result = _run_job(msgspec.msgpack.decode(header, type=ChildJob), function, orphaned, slots)
         if orphaned.is_set():
             os._exit(0)
-        data = msgspec.msgpack.encode(result)
-        answers.write(struct.pack("<I", len(data)) + data)
+        answers.write(RESULT_FRAMES.encode(msgspec.msgpack.encode(result)))
         answers.flush()
         if result.state == "timed_out":
             os._exit(EXIT_HUNG_CALL)
@@ -161,12 +163,9 @@ def _read_jobs(
     orphaned: threading.Event,
 ) -> None:
     try:
-        while True:
-            lengths = source.read(_LENGTHS.size)
-            if len(lengths) < _LENGTHS.size:
-                break
-            header, function = _LENGTHS.unpack(lengths)
-            jobs.put((source.read(header), source.read(function)))
+        with contextlib.suppress(ConnectionEnded):
+            while (job := read_frame(source, JOB_FRAMES)) is not None:
+                jobs.put((job[0], job[1]))
         orphaned.set()
         jobs.put(None)
         SYSTEM.sleep(DRAIN_S)
@@ -175,8 +174,7 @@ def _read_jobs(
 
 
 def encode_job(job: ChildJob, function: bytes) -> bytes:
-    header = msgspec.msgpack.encode(job)
-    return _LENGTHS.pack(len(header), len(function)) + header + function
+    return JOB_FRAMES.encode(msgspec.msgpack.encode(job), function)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ debugger) is not kept. Its leases expire and other children get its rows.
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import TracebackType
 
+from holdfast.child_process import is_stopped
 from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
 from holdfast.spark import ledger_protocol
@@ -98,15 +98,3 @@ class ChildWatchdog:
     ) -> None:
         if self._client is not None:
             self._client.close()
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped the process. Always false on platforms without
-    /proc.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    # The process name in parentheses may contain anything. The state follows it.
-    return stat.rpartition(b") ")[2][:1] in (b"T", b"t")

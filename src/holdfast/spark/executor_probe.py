@@ -186,14 +186,14 @@ def _probe_child(job: ChildJob, function: bytes) -> None:
     from holdfast.spark import spark_task
 
     job = msgspec.structs.replace(job, paths=[path for path in sys.path if path])
-    child = spark_task.take_child()
+    child = spark_task.children.take()
     result = child.run_job(job, function)
     if result is None:
-        status = child.kill()
+        status = child.end()
         raise ExecutorUnfit(
             why="a child process died while it loaded the function", exit_status=status
         )
-    spark_task.return_child(child)
+    spark_task.children.put(child)
     if result.wire_error:
         raise from_wire(result.wire_error)
 

@@ -158,9 +158,9 @@ class BlockUploaderFactory(msgspec.Struct, frozen=True):
 
     def __call__(self) -> BlockUploader:
         # The worker that reads input now will run rows soon: start its child meanwhile.
-        from holdfast.spark.spark_task import prestart_children
+        from holdfast.spark.spark_task import children
 
-        prestart_children()
+        children.prestart()
         return BlockUploader(self.address, self.spool, self.run_id, self.sorted)
 
 

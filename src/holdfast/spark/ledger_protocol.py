@@ -12,7 +12,6 @@ the pickled function that Spark ships, not through Spark's configuration, which 
 from __future__ import annotations
 
 import socket
-import struct
 from typing import Any, Final
 
 import msgspec
@@ -26,10 +25,18 @@ from holdfast.ledger.service.messages import GrantReport as GrantReport
 from holdfast.ledger.service.messages import GrantReportReply as GrantReportReply
 from holdfast.ledger.service.messages import ResultlessRowReport as ResultlessRowReport
 from holdfast.ledger.service.messages import WireMessage as WireMessage
+from holdfast.wire_frames import (
+    RECV_BYTES,
+    FrameFormat,
+    FrameReader,
+    receive_frame,
+)
+from holdfast.wire_frames import BytesLike as BytesLike
+from holdfast.wire_frames import ConnectionEnded as ConnectionEnded
 
 FRAME_BYTES_MAX: Final = 1 << 30
-RECEIVE_BYTES: Final = 1 << 16
-_LENGTHS: Final = struct.Struct("<II")
+RECEIVE_BYTES: Final = RECV_BYTES
+FRAME_FORMAT: Final = FrameFormat("<II", FRAME_BYTES_MAX)
 
 
 # --- requests -----------------------------------------------------------------------------------
@@ -338,15 +345,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_request: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(LedgerRequest)
 _decode_reply: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(LedgerReply)
 
-BytesLike = bytes | bytearray | memoryview
-
 
 def encode_frame(message: WireMessage, size: int = 0) -> bytes:
     """Encode a message without its attachment of `size` bytes."""
     head = _encode(message)
     if size > FRAME_BYTES_MAX:
-        raise Invalid(what="frame", bytes=size, max=FRAME_BYTES_MAX)
-    return _LENGTHS.pack(len(head), size) + head
+        raise FRAME_FORMAT.too_large(size)
+    return FRAME_FORMAT.header(len(head), size) + head
 
 
 def send(sock: socket.socket, message: WireMessage, *attachments: BytesLike) -> None:
@@ -389,75 +394,35 @@ class RequestReader:
     """Reads the requests of one connection. A short request, the usual case, takes one system call."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._buffer = b""
+        self._frames = FrameReader(sock, FRAME_FORMAT)
+        self.read_available = self._frames.read_available
 
     @property
     def has_bytes(self) -> bool:
         """Whether bytes of an undelivered request are buffered."""
-        return bool(self._buffer)
+        return self._frames.has_bytes
 
     @property
     def is_long(self) -> bool:
         """Whether a request has begun that is too long for the reader thread."""
-        return self._sizes()[1] > RECEIVE_BYTES
-
-    def read_available(self) -> bool:
-        """Read available bytes without blocking. Return False if the connection is closed."""
-        try:
-            got = self._sock.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        self._buffer += got
-        return bool(got)
+        return self._frames.frame_bytes > RECEIVE_BYTES
 
     def take_ready(self) -> tuple[Any, memoryview] | None:
         """Return the next request, if it is complete."""
-        head_end, total = self._sizes()
-        if not total or len(self._buffer) < total:
-            return None
-        view, self._buffer = memoryview(self._buffer), self._buffer[total:]
-        return _decode(_decode_request, view[_LENGTHS.size : head_end]), view[head_end:total]
+        parts = self._frames.take_ready()
+        return None if parts is None else (_decode(_decode_request, parts[0]), parts[1])
 
     def wait_next(self) -> tuple[Any, memoryview]:
         """Return the next request. Blocks."""
-        while len(self._buffer) < _LENGTHS.size:
-            got = self._sock.recv(RECEIVE_BYTES)
-            if not got:
-                raise ConnectionEnded("the connection was closed")
-            self._buffer += got
-        head_end, total = self._sizes()
-        if len(self._buffer) >= total:
-            request = self.take_ready()
-            assert request is not None
-            return request
-        read, self._buffer = self._buffer, b""
-        view = memoryview(bytearray(total))
-        view[: len(read)] = read
-        _receive_into(self._sock, view[len(read) :])
-        return _decode(_decode_request, view[_LENGTHS.size : head_end]), view[head_end:]
-
-    def _sizes(self) -> tuple[int, int]:
-        """Return the ends of the next header and request as offsets. Zeros: not known yet."""
-        if len(self._buffer) < _LENGTHS.size:
-            return 0, 0
-        head_size, size = _LENGTHS.unpack_from(self._buffer)
-        if head_size > FRAME_BYTES_MAX or size > FRAME_BYTES_MAX:
-            raise Invalid(what="frame", bytes=max(head_size, size), max=FRAME_BYTES_MAX)
-        return _LENGTHS.size + head_size, _LENGTHS.size + head_size + size
-
-
-class ConnectionEnded(ConnectionError):
-    """The peer closed the connection between frames."""
+        head, attached = self._frames.wait_next()
+        return _decode(_decode_request, head), attached
 
 
 def _receive_frame(
     sock: socket.socket, decoder: msgspec.msgpack.Decoder[Any], bytes_max: int
 ) -> tuple[Any, memoryview]:
-    head_size, size = _LENGTHS.unpack(_receive_exactly(sock, _LENGTHS.size))
-    if head_size > bytes_max or size > bytes_max:
-        raise Invalid(what="frame", bytes=max(head_size, size), max=bytes_max)
-    return _decode(decoder, _receive_exactly(sock, head_size)), _receive_exactly(sock, size)
+    head, attached = receive_frame(sock, FRAME_FORMAT, bytes_max)
+    return _decode(decoder, head), attached
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], head: memoryview) -> Any:
@@ -465,22 +430,6 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], head: memoryview) -> Any:
         return decoder.decode(head)
     except msgspec.MsgspecError as error:
         raise Invalid(what="frame", why=str(error)) from None
-
-
-def _receive_exactly(sock: socket.socket, size: int) -> memoryview:
-    buffer = bytearray(size)
-    view = memoryview(buffer)
-    _receive_into(sock, view)
-    return view
-
-
-def _receive_into(sock: socket.socket, view: memoryview) -> None:
-    at = 0
-    while at < len(view):
-        got = sock.recv_into(view[at:])
-        if not got:
-            raise ConnectionEnded("the connection was closed")
-        at += got
 
 
 def _to_msgpack(value: Any) -> Any:

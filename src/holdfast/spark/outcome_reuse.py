@@ -263,14 +263,28 @@ class OutcomeAdoption:
             codes, reasons = source.row_states(match.seqs[rows])
             good = np.isin(codes, _GOOD_STATES)
             self._add_outcomes(
-                adopted, rows[good], codes[good], reasons[good], source, match, numbers, resultless
+                adopted,
+                rows[good],
+                codes[good],
+                reasons[good],
+                source,
+                match,
+                numbers=numbers,
+                resultless=resultless,
             )
             bad = codes == _FAILED_STATE
             failed_before[rows[bad]] = True
             if not self.record.retry_failed:
                 bad &= failed.run[rows] < 0
                 self._add_outcomes(
-                    failed, rows[bad], codes[bad], reasons[bad], source, match, numbers, resultless
+                    failed,
+                    rows[bad],
+                    codes[bad],
+                    reasons[bad],
+                    source,
+                    match,
+                    numbers=numbers,
+                    resultless=resultless,
                 )
         adopted.assign_missing(failed)
         kept = [
@@ -296,6 +310,7 @@ class OutcomeAdoption:
         reasons: CodeArray,
         source: ReuseSource,
         match: MatchResult,
+        *,
         numbers: RunNumbers,
         resultless: dict[int, runs.ResultlessRow],
     ) -> None:
@@ -417,7 +432,16 @@ def group_chunks(others: Sequence[runs.ResultlessRow]) -> Iterator[runs.OutcomeC
 
 
 def _resultless_chunk(others: list[runs.ResultlessRow]) -> runs.OutcomeChunk:
-    return runs.OutcomeChunk(0, b"", b"", others, [], 0.0, 0, [])
+    return runs.OutcomeChunk(
+        lo=0,
+        seqs=b"",
+        batch=b"",
+        resultless=others,
+        attempts=[],
+        cost=0.0,
+        calls=0,
+        spent_us_log2=[],
+    )
 
 
 def read_row_states(store: Store, record: runs.RunRecord) -> tuple[CodeArray, CodeArray]:

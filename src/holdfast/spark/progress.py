@@ -157,14 +157,14 @@ class ProgressDisplay:
             self._rate = summary.smoothed(self._rate, summary.tally_rows(progress).ended, now_ns)
         per_s = None if self._rate is None else self._rate.per_s
         frame = ProgressFrame(
-            self.name,
-            self.size,
-            progress,
-            shown_phase,
-            per_s,
-            self.ui_url,
-            self._taken_bytes,
-            self._step,
+            name=self.name,
+            size=self.size,
+            progress=progress,
+            phase=shown_phase,
+            per_s=per_s,
+            ui_url=self.ui_url,
+            taken_bytes=self._taken_bytes,
+            step=self._step,
         )
         self._last_frame, self._last_is_drawn = frame, False
         if self._view is None or not self._is_due(frame, now_ns, self._view.every_ns):

@@ -105,7 +105,14 @@ class RemapCaller(FunctionCaller):
         failed_row = self._failed.row(seq)
         if not failed_row.raw:
             return CallOutcome(
-                seq, failed_row.state, None, failed_row.error_class, failed_row.error, 0, 0.0, 0
+                seq=seq,
+                state=failed_row.state,
+                values=None,
+                error_class=failed_row.error_class,
+                error=failed_row.error,
+                delay_ns=0,
+                cost=0.0,
+                micros=0,
             )
         self.fn = lambda row: self._mapping(raw_values.decode(failed_row.raw))
         ended = super().call_row(seq, row, attempt, origin, slot)

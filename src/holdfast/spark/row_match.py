@@ -95,7 +95,7 @@ class MatchCursor:
             hi = rows.rows if high >= last else _upper_bound(rows.keyed, high, lo)
             a = keys.lower_bound(current.keyed, first) if low < first else 0
             b = current.rows if high <= last else _upper_bound(current.keyed, last, a)
-            _match_rows(rows, lo, hi, current, a, b, seqs, same)
+            _match_rows(rows, lo, hi, current, a, b, seqs=seqs, same=same)
             at = hi
             if high > last:
                 break
@@ -127,6 +127,7 @@ def _match_rows(
     theirs_batch: KeyedRows,
     a: int,
     b: int,
+    *,
     seqs: SeqArray,
     same: BoolArray,
 ) -> None:

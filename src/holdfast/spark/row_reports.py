@@ -149,7 +149,17 @@ def fail_oversized(outcome: BatchOutcome, why: str) -> BatchOutcome:
     """
     fail, kind = int(RowState.TERMINAL_FAIL), int(ErrorClass.SCHEMA)
     [row] = outcome.batch.to_pylist()
-    failed = CallOutcome(outcome.seqs[0], fail, None, kind, why, 0, 0.0, 0, raw_values.encode(row))
+    failed = CallOutcome(
+        seq=outcome.seqs[0],
+        state=fail,
+        values=None,
+        error_class=kind,
+        error=why,
+        delay_ns=0,
+        cost=0.0,
+        micros=0,
+        raw=raw_values.encode(row),
+    )
     resultless = sorted([*outcome.resultless, failed])
     return BatchOutcome([], outcome.batch.slice(0, 0), resultless, 0.0, 0, 0)
 

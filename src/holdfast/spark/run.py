@@ -182,14 +182,14 @@ class RunDriver:
         self._show_ingest(COMPARING, sum(one.size_bytes for one in ingested.staged))
         self.supervisor.request(
             ledger_protocol.SealInput(
-                ingested.blocks,
-                ingested.needs_merge,
-                staged if ingested.needs_merge else [],
-                encode_schema(ingested.schema),
-                ingested.input_hash,
-                plan,
-                list(df.columns if match is None else match),
-                ingested.match_digest,
+                blocks=ingested.blocks,
+                merge=ingested.needs_merge,
+                staged=staged if ingested.needs_merge else [],
+                schema=encode_schema(ingested.schema),
+                input_hash=ingested.input_hash,
+                plan=plan,
+                match=list(df.columns if match is None else match),
+                match_digest=ingested.match_digest,
             )
         )
 
@@ -245,12 +245,7 @@ class RunDriver:
 
     def reuse_input(self, old: runs.RunRecord) -> None:
         """Use the input blocks of an older run in place."""
-        self.supervisor.request(
-            ledger_protocol.SealInput(
-                old.blocks, False, [], old.input_schema, old.input_hash, old.plan,
-                old.match, old.match_digest,
-            )
-        )  # fmt: skip
+        self.supervisor.request(_seal_like(old, old.blocks))
 
     def ingest_failed_rows(self, old: runs.RunRecord) -> None:
         """Ingest the failed rows of an older run as the input of this one."""
@@ -264,11 +259,7 @@ class RunDriver:
             ]
         finally:
             connection.close()
-        seal = ledger_protocol.SealInput(
-            blocks, False, [], old.input_schema, old.input_hash, old.plan, old.match,
-            old.match_digest,
-        )  # fmt: skip
-        self.supervisor.request(seal)
+        self.supervisor.request(_seal_like(old, blocks))
 
     def prebuild_pull_job(self, job_spec: ChildJob, function: bytes, tasks: int) -> None:
         """Build the pull job in Spark before it starts. That takes a tenth of a second and overlaps
@@ -682,3 +673,17 @@ def _spark_path(path: str) -> str:
     if not separator:
         return f"file://{text}"
     return f"{OBJECT_SCHEMES.get(scheme, scheme)}://{rest}"
+
+
+def _seal_like(old: runs.RunRecord, blocks: list[tuple[int, int]]) -> ledger_protocol.SealInput:
+    """Build a seal over these blocks with the columns and the identity of an older run's input."""
+    return ledger_protocol.SealInput(
+        blocks=blocks,
+        merge=False,
+        staged=[],
+        schema=old.input_schema,
+        input_hash=old.input_hash,
+        plan=old.plan,
+        match=old.match,
+        match_digest=old.match_digest,
+    )

@@ -29,13 +29,13 @@ class RunPlan:
     def of(cls, store: Store, name: str) -> RunPlan:
         record = store.read(runs.get_latest, name)
         if record is None:
-            return cls(name, "", "new", 0, 0, 0, 0, 0, 0, 0)
+            return cls._without_counts(name, "", "new")
         if record.status is runs.RunLifecycle.INGESTING:
-            return cls(name, record.run_id, record.status.value, 0, 0, 0, 0, 0, 0, 0)
+            return cls._without_counts(name, record.run_id, record.status.value)
         try:
             row_counts = counts_of(store, record.run_id)
         except NotFound:
-            return cls(name, record.run_id, record.status.value, 0, 0, 0, 0, 0, 0, 0)
+            return cls._without_counts(name, record.run_id, record.status.value)
         counts = row_counts.by_state
         succeeded, skipped, failed, _ = row_counts.ended
         begun = counts[RowState.IN_FLIGHT]
@@ -51,6 +51,21 @@ class RunPlan:
             skipped=skipped,
             to_commit=record.size - counts[RowState.COMMITTED],
             stopped=record.stopped,
+        )
+
+    @classmethod
+    def _without_counts(cls, name: str, run_id: str, status: str) -> RunPlan:
+        return cls(
+            name=name,
+            run_id=run_id,
+            status=status,
+            rows=0,
+            to_run=0,
+            to_retry=0,
+            reused=0,
+            failed=0,
+            skipped=0,
+            to_commit=0,
         )
 
     def __str__(self) -> str:

@@ -63,6 +63,7 @@ from holdfast.spark.spool import check_usable
 from holdfast.spark.unauthenticated import HELLO_S, UnauthenticatedConnections
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
+from holdfast.wire_frames import ConnectionEnded, FrameFormat, read_frame
 
 # Duration of the run's lease: the longest wait for a driver that died with its service.
 RUN_LEASE_NS = 4_000_000_000
@@ -79,6 +80,8 @@ ACCEPT_DELAY_S = 0.05
 DELETE_ROWS = 8
 EXIT_FENCED = 76
 SPARE_IDLE_S = 300.0
+# The configuration on standard input.
+CONFIG_FRAMES = FrameFormat("<I", ledger_protocol.FRAME_BYTES_MAX)
 ANOTHER_DRIVER_WHY = "another driver was faster; run it again, it resumes that run"
 
 
@@ -139,11 +142,13 @@ def main() -> None:
     threading.Thread(target=_preload_modules, daemon=True).start()
     if not select.select([source], [], [], SPARE_IDLE_S)[0]:
         sys.exit(0)  # a spare process that was not used
-    head = source.read(4)
-    if len(head) < 4:
+    try:
+        frame = read_frame(source, CONFIG_FRAMES)
+    except ConnectionEnded:
+        frame = None
+    if frame is None:
         sys.exit(0)
-    size = int.from_bytes(head, "little")
-    config = msgspec.msgpack.decode(source.read(size), type=ServiceConfig)
+    config = msgspec.msgpack.decode(frame[0], type=ServiceConfig)
     try:
         service = LedgerService(config)
     except HoldfastError as error:

@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast import codec
+from holdfast.child_process import ChildPool, SpawnedChild
 from holdfast.clock import SYSTEM
 from holdfast.durable import lease as leases
 from holdfast.errors import HoldfastError, from_wire
@@ -27,7 +28,7 @@ from holdfast.ledger import runs
 from holdfast.spark import ledger_protocol
 from holdfast.spark.errors import RunFailed
 from holdfast.spark.ledger_client import LedgerClient, ServiceAddress, ServiceLost
-from holdfast.spark.service import ServiceConfig, StartupReply
+from holdfast.spark.service import CONFIG_FRAMES, ServiceConfig, StartupReply
 from holdfast.store.api import Store, Txn
 
 RESTARTS_MAX = 10
@@ -48,7 +49,7 @@ class ServiceSupervisor:
         self.restarts = 0
         self._position = b""
         self._restarts_in_a_row = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ServiceProcess | None = None
         self._client: LedgerClient | None = None
         self._lock = threading.RLock()
         self._stopped = False
@@ -102,11 +103,11 @@ class ServiceSupervisor:
                             raise
                         # The service runs but does not reply: replace it.
                         self._process.kill()
-                        self._process.wait()
+                        self._process.process.wait()
                         replaced = True
                         retry_until_ns = SYSTEM.mono_ns() + REPLY_RETRY_NS
                 except HoldfastError:
-                    if self._process is not None and self._process.poll() is None:
+                    if self._process is not None and self._process.is_alive():
                         raise
 
     def _track_progress(self, answer: Any) -> None:
@@ -140,13 +141,11 @@ class ServiceSupervisor:
             process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
+        process.close_input()
         if wait:
-            _reap_process(process)
+            process.discard()
         else:
-            threading.Thread(target=_reap_process, args=(process,), name="reaper").start()
+            threading.Thread(target=process.discard, name="reaper").start()
 
     def __enter__(self) -> ServiceSupervisor:
         return self
@@ -157,7 +156,7 @@ class ServiceSupervisor:
     def _restart_if_dead(self) -> None:
         if self._stopped or self._process is None:
             raise ServiceLost(why="the supervisor has stopped")
-        status = self._process.poll()
+        status = self._process.process.poll()
         if status is None:
             return
         if self._restarts_in_a_row >= RESTARTS_MAX:
@@ -176,77 +175,54 @@ class ServiceSupervisor:
     def _start(self, config: ServiceConfig) -> None:
         if self._client is not None:
             self._client.close()
-        process = _take_spare() or _spawn()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        data = msgspec.msgpack.encode(config)
+        process = _services.take()
         with contextlib.suppress(OSError):
-            process.stdin.write(len(data).to_bytes(4, "little") + data)
+            process.stdin.write(CONFIG_FRAMES.encode(msgspec.msgpack.encode(config)))
             process.stdin.flush()
         line = process.stdout.readline()
         if not line:
-            raise RunFailed(why="the ledger service did not start", exit_status=process.wait())
+            raise RunFailed(
+                why="the ledger service did not start", exit_status=process.process.wait()
+            )
         reply = msgspec.json.decode(line, type=StartupReply)
         if reply.error is not None:
-            process.wait()
+            process.process.wait()
             raise from_wire(reply.error)
         self._process = process
         self.config = replace(config, port=reply.port)
         self._client = LedgerClient(self.local_address, "driver", reconnect_s=RECONNECT_S)
 
 
+class ServiceProcess(SpawnedChild):
+    """A process of the ledger service. It waits a few minutes for its configuration, and exits when this
+    process closes its pipe or ends.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            [sys.executable, "-m", "holdfast.spark.service"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def close_input(self) -> None:
+        """Let the service stop gracefully."""
+        with contextlib.suppress(OSError):
+            self.stdin.close()
+
+    def discard(self) -> None:
+        self.close_input()
+        self.end(STOP_TIMEOUT_S)
+
+
+_services = ChildPool(ServiceProcess)
+
+
 def prestart_service() -> None:
     """Start a spare service for the next run: most of its startup time is loading modules."""
-    while _spare_services and _spare_services[-1].poll() is not None:
-        _reap_process(_spare_services.pop())
-    if not _spare_services:
-        _spare_services.append(_spawn())
-        atexit.register(_stop_spares)
-
-
-# A spare waits a few minutes for its configuration. It exits when this process ends.
-_spare_services: list[subprocess.Popen[bytes]] = []
-# A forked child does not own the spare.
-os.register_at_fork(after_in_child=_spare_services.clear)
-
-
-def _stop_spares() -> None:
-    atexit.unregister(_stop_spares)
-    while _spare_services:
-        process = _spare_services.pop()
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        _reap_process(process)
-
-
-def _take_spare() -> subprocess.Popen[bytes] | None:
-    while _spare_services:
-        process = _spare_services.pop()
-        if process.poll() is None:
-            return process
-        _reap_process(process)
-    return None
-
-
-def _spawn() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "holdfast.spark.service"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-
-
-def _reap_process(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):
-            if pipe is not None:
-                pipe.close()
+    _services.prestart()
+    atexit.unregister(_services.discard_idle)
+    atexit.register(_services.discard_idle)
 
 
 def _release_lease_of(txn: Txn, resource: str, worker: str) -> None:

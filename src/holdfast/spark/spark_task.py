@@ -12,11 +12,9 @@ The child exits with the worker.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,23 +22,23 @@ from collections.abc import Iterator
 import msgspec
 import pyarrow as pa
 
+from holdfast.child_process import ChildPool, SpawnedChild
 from holdfast.clock import SYSTEM
-from holdfast.errors import StoreError
+from holdfast.errors import Invalid, StoreError
 from holdfast.spark import ledger_protocol
 from holdfast.spark.arrow_rows import decode_table
 from holdfast.spark.call_slots import CallSlots
-from holdfast.spark.child import ChildResult, encode_job
+from holdfast.spark.child import RESULT_FRAMES, ChildResult, encode_job
 from holdfast.spark.child_job import ChildJob
 from holdfast.spark.child_watchdog import ChildWatchdog
 from holdfast.spark.errors import RowsFailed, RunCancelled, RunStopped
 from holdfast.spark.ledger_client import LedgerClient
 from holdfast.spark.write_access import WriteAccess
+from holdfast.wire_frames import read_frame
 
 # Maximum number of consecutive deaths without a report: then no single row is the cause.
 STUCK_DEATHS_MAX = 5
 FETCH_ROWS = 65_536
-
-_idle_children: list[ChildProcess] = []
 
 
 class ChildFailed(StoreError):
@@ -48,12 +46,14 @@ class ChildFailed(StoreError):
     hint = "see the executor's log for the output of the child process"
 
 
-class ChildProcess:
+class FunctionChild(SpawnedChild):
+    """A child that runs the user's function, with the slots that show its calls."""
+
     def __init__(self) -> None:
         self.slots = CallSlots.shared()
         assert self.slots.file is not None
         handle = self.slots.file.fileno()
-        self._process = subprocess.Popen(
+        super().__init__(
             [sys.executable, "-m", "holdfast.spark.child", str(handle)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -61,62 +61,33 @@ class ChildProcess:
             pass_fds=(handle,),
         )
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def run_job(self, job: ChildJob, function: bytes) -> ChildResult | None:
         """Run a job. Return its result; None if the child died."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
-            self._process.stdin.write(encode_job(job, function))
-            self._process.stdin.flush()
+            self.stdin.write(encode_job(job, function))
+            self.stdin.flush()
             with ChildWatchdog(job, self.slots, self.pid) as watchdog:
-                while not select.select([self._process.stdout], [], [], watchdog.interval_s)[0]:
+                while not select.select([self.stdout], [], [], watchdog.interval_s)[0]:
                     late = watchdog.check()
                     if late:
                         return ChildResult("timed_out", 0, timed_out=late)
-            size = self._process.stdout.read(4)
-            if len(size) < 4:
-                return None
-            data = self._process.stdout.read(*struct.unpack("<I", size))
-            return msgspec.msgpack.decode(data, type=ChildResult)
-        except (OSError, msgspec.MsgspecError):
+            frame = read_frame(self.stdout, RESULT_FRAMES)
+            return None if frame is None else msgspec.msgpack.decode(frame[0], type=ChildResult)
+        except (OSError, Invalid, msgspec.MsgspecError):
             return None
 
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
+    def discard(self) -> None:
+        self.end()
 
-    def kill(self) -> int:
-        """Kill the process and wait for it. Return its exit code, negative for a signal."""
-        with contextlib.suppress(OSError):
-            self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout, self.slots.file):
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
-        return self._process.wait()
+    def end(self, timeout_s: float = 0.0) -> int:
+        code = super().end(timeout_s)
+        if self.slots.file is not None:
+            self.slots.file.close()
+        return code
 
 
-def prestart_children(count: int = 1) -> None:
-    """Start spare children while the input is read, so that no task waits for one."""
-    while len(_idle_children) < count:
-        _idle_children.append(ChildProcess())
-
-
-def take_child() -> ChildProcess:
-    while _idle_children:
-        child = _idle_children.pop(0)
-        if child.is_alive():
-            return child
-        child.kill()
-    return ChildProcess()
-
-
-def return_child(child: ChildProcess) -> None:
-    """Return an idle child to the pool for the next task."""
-    _idle_children.append(child)
+# The oldest first: a child that was started just now still loads its modules.
+children = ChildPool(FunctionChild)
 
 
 def new_owner() -> str:
@@ -145,7 +116,7 @@ def run_child_job(job: ChildJob, function: bytes, totals: TaskCallTotals | None 
     job = msgspec.structs.replace(job, paths=[path for path in sys.path if path])
     timed_out: list[int] | None = None
     while True:
-        child = take_child()
+        child = children.take()
         if timed_out is None:
             job = msgspec.structs.replace(job, owner=new_owner())
         result = child.run_job(
@@ -153,20 +124,20 @@ def run_child_job(job: ChildJob, function: bytes, totals: TaskCallTotals | None 
         )
         totals.add(result)
         if result is not None and result.state not in ("failed", "timed_out"):
-            return_child(child)
+            children.put(child)
             return result.state
-        status = child.kill()
+        status = child.end()
         if result is not None and result.state == "timed_out":
             # The successor has the same name and continues its rows.
             timed_out = result.timed_out
-            prestart_children(2)
+            children.prestart(2)
             continue
         timed_out = None
         if result is not None:
             raise ChildFailed(code_of_cause=result.code, why=result.error)
         deaths += 1
         # The next child may die the same way: prestart its successor.
-        prestart_children(2)
+        children.prestart(2)
         position = _ledger_position(job)
         stuck_deaths = stuck_deaths + 1 if position == last_position else 0
         last_position = position

@@ -49,14 +49,14 @@ def build_chunk(
         if tries
     ]
     return runs.OutcomeChunk(
-        report.lo,
-        report.seqs,
-        bytes(batch),
-        resultless,
-        retried_successes,
-        0.0,
-        0,
-        [],
+        lo=report.lo,
+        seqs=report.seqs,
+        batch=bytes(batch),
+        resultless=resultless,
+        attempts=retried_successes,
+        cost=0.0,
+        calls=0,
+        spent_us_log2=[],
         at=report.spool_object,
         hi=report.hi,
     )
@@ -85,7 +85,16 @@ def reclaimed_chunk_rows(
                 )
                 pages.setdefault(seq // page_rows, []).append(row)
         for page, others in pages.items():
-            chunk = runs.OutcomeChunk(0, b"", b"", others, [], 0.0, 0, [])
+            chunk = runs.OutcomeChunk(
+                lo=0,
+                seqs=b"",
+                batch=b"",
+                resultless=others,
+                attempts=[],
+                cost=0.0,
+                calls=0,
+                spent_us_log2=[],
+            )
             puts += runs.chunk_rows(run_id, page, height, chunk)
     return puts
 

@@ -63,7 +63,20 @@ class Manifest:
 
 def first_head(run_id: str, name: str, schema: pa.Schema) -> ManifestHead:
     text, message = schema.to_string(), encode_schema(schema)
-    return ManifestHead(FORMAT, run_id, name, text, message, 0, NOTHING, False, 0, 0, 0, "")
+    return ManifestHead(
+        format=FORMAT,
+        run_id=run_id,
+        name=name,
+        schema=text,
+        arrow_schema=message,
+        generation=0,
+        version=NOTHING,
+        complete=False,
+        parts=0,
+        rows=0,
+        log_bytes=0,
+        log_chain="",
+    )
 
 
 def head_with_files(head: ManifestHead, files: Sequence[PartFile]) -> ManifestHead:

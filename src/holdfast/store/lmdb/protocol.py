@@ -22,6 +22,7 @@ from holdfast.errors import Invalid, from_wire
 from holdfast.store.api import Operation, unwrap
 from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.store.txn import ClientTxn
+from holdfast.wire_frames import FrameDecoder, FrameFormat
 
 # Since 2 a request names its operations by stable names (`operation_names`).
 PROTOCOL = 2
@@ -63,44 +64,15 @@ decode_hello = msgspec.msgpack.Decoder(ClientHello).decode
 decode_welcome = msgspec.msgpack.Decoder(WriterWelcome).decode
 
 
+FRAME_FORMAT = FrameFormat(">I", FRAME_BYTES_MAX, limit_field="bytes_max")
+
+
 def encode_frame(body: bytes) -> bytes:
-    return len(body).to_bytes(4, "big") + body
+    return FRAME_FORMAT.header(len(body)) + body
 
 
-# Receive sizes: small by default, which is cheap to allocate, and large under load.
-_RECV_BYTES = 1 << 16
-_RECV_BYTES_MAX = 1 << 20
-
-
-class FrameDecoder:
-    """A decoder of the byte stream into complete frames."""
-
-    __slots__ = ("_buffer", "recv_bytes")
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        # The size of the next receive.
-        self.recv_bytes = _RECV_BYTES
-
-    def feed(self, data: bytes) -> list[bytes]:
-        self.recv_bytes = _RECV_BYTES_MAX if len(data) >= _RECV_BYTES else _RECV_BYTES
-        buffer = self._buffer
-        if not buffer and len(data) >= 4 and int.from_bytes(data[:4], "big") == len(data) - 4:
-            return [data[4:]]
-        buffer += data
-        bodies = []
-        offset = 0
-        while len(buffer) - offset >= 4:
-            size = int.from_bytes(buffer[offset : offset + 4], "big")
-            if size > FRAME_BYTES_MAX:
-                raise Invalid(what="frame", bytes=size, bytes_max=FRAME_BYTES_MAX)
-            if len(buffer) - offset - 4 < size:
-                break
-            bodies.append(bytes(buffer[offset + 4 : offset + 4 + size]))
-            offset += 4 + size
-        if offset:
-            del buffer[:offset]
-        return bodies
+def new_frame_decoder() -> FrameDecoder:
+    return FrameDecoder(FRAME_FORMAT)
 
 
 def build_request(txn: ClientTxn, no: int, client: bytes) -> CommitRequest:

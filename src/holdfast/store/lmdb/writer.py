@@ -49,13 +49,13 @@ from holdfast.store.lmdb.directory_identity import DATA_FILE, READER_TABLE_FILE,
 from holdfast.store.lmdb.inspection import inspect_store
 from holdfast.store.lmdb.protocol import (
     PROTOCOL,
-    FrameDecoder,
     WriterMessage,
     WriterWelcome,
     decode_client_message,
     decode_hello,
     encode,
     encode_frame,
+    new_frame_decoder,
 )
 from holdfast.store.lmdb.redo_log import LOG_FILES as LOGS
 from holdfast.store.lmdb.writer_address import (
@@ -103,7 +103,7 @@ class ClientConnection:
         self.sock = sock
         self.events = select.EPOLLIN
         self.is_dropped = False
-        self.frames = FrameDecoder()
+        self.frames = new_frame_decoder()
         self.is_greeted = False
         self.out = bytearray()
         self.answers: list[CommitAnswer] = []

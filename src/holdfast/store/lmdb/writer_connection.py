@@ -15,17 +15,13 @@ import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from holdfast.child_process import is_stopped, kill_verified
 from holdfast.clock import SYSTEM, S
 from holdfast.config import WriterLimits
 from holdfast.errors import HoldfastError, StoreGone, StoreReplaced, from_wire
 from holdfast.store.lmdb.directory_identity import DirectoryIdentity
-from holdfast.store.lmdb.protocol import FrameDecoder, WriterWelcome
-from holdfast.store.lmdb.writer_process import (
-    connect_or_start,
-    is_stopped,
-    kill_verified,
-    peer_of,
-)
+from holdfast.store.lmdb.protocol import WriterWelcome, new_frame_decoder
+from holdfast.store.lmdb.writer_process import connect_or_start, peer_of
 
 # How often a waiting reader checks for a stuck writer.
 POLL_S = 0.25
@@ -136,7 +132,7 @@ class WriterConnection:
         self._identity, self._directory = identity, directory
         self.sock = sock
         self.is_broken = False
-        self._frames = FrameDecoder()
+        self._frames = new_frame_decoder()
         self._pid, self._start_time = peer_of(sock)
         sock.settimeout(None)
         timeout = struct.pack("ll", 0, int(POLL_S * 1e6))

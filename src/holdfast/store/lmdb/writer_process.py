@@ -1,15 +1,13 @@
 """The writer process: connect to it, start it if there is none, kill it if it is stuck.
 
-Pid and start time identify a process, so that a client never kills another process that reuses the
-pid. A writer is spawned, not forked, in a separate session: it outlives the client that started it
-and receives no terminal signals.
+A writer is spawned in a separate session (`child_process`): it outlives the client that started it and
+receives no terminal signals.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import struct
@@ -21,7 +19,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast import __version__
-from holdfast.clock import MS, SYSTEM, S
+from holdfast.child_process import (
+    DetachedChildren,
+    SpawnedChild,
+    is_stopped,
+    kill_verified,
+    process_state,
+)
+from holdfast.clock import SYSTEM, S
 from holdfast.config import WriterLimits
 from holdfast.errors import StoreCorrupt, WriterLost, from_wire
 from holdfast.store.lmdb import permissions
@@ -101,15 +106,15 @@ def _handshake(sock: socket.socket, timeout_s: float) -> WriterWelcome:
     from holdfast.store.lmdb.protocol import (
         PROTOCOL,
         ClientHello,
-        FrameDecoder,
         decode_welcome,
         encode,
         encode_frame,
+        new_frame_decoder,
     )
 
     sock.settimeout(timeout_s)
     sock.sendall(encode_frame(encode(ClientHello(PROTOCOL, os.getpid(), __version__))))
-    frames = FrameDecoder()
+    frames = new_frame_decoder()
     while True:
         data = sock.recv(65536)
         if not data:
@@ -132,7 +137,6 @@ def _discard_prestarted(path: Path) -> None:
     """Close the status pipe of a prestarted writer: a writer is already connected."""
     child = _prestarted.pop(path, None)
     if child is not None:
-        assert child.stdout is not None
         child.stdout.close()
 
 
@@ -140,12 +144,12 @@ def start_writer(path: Path, *, bootstrap: bool, limits: WriterLimits) -> str:
     """Start a writer. Return `ready` or `held`, or raise the writer's start error."""
     reap_children()
     child = _prestarted.pop(path, None) or _spawn(path, bootstrap=bootstrap, limits=limits)
-    line = _read_status_line(child, limits.stopped_s)
+    line = child.read_status_line(limits.stopped_s)
     if line in ("ready", "held"):
         return line
     if line.startswith("error "):
         raise from_wire(msgspec.json.decode(line[6:]))
-    code = child.wait()
+    code = child.process.wait()
     if code == -signal.SIGKILL:
         return "held"  # killed before it reported its status: the caller tries again
     if code in (-signal.SIGBUS, -signal.SIGSEGV):
@@ -153,47 +157,31 @@ def start_writer(path: Path, *, bootstrap: bool, limits: WriterLimits) -> str:
     raise WriterLost(path=str(path), why=f"the writer ended with code {code}, see writer.log")
 
 
-def _spawn(path: Path, *, bootstrap: bool, limits: WriterLimits) -> subprocess.Popen[bytes]:
+def _spawn(path: Path, *, bootstrap: bool, limits: WriterLimits) -> SpawnedChild:
     arguments = WriterArguments(
         str(path), bootstrap, limits.idle_exit_s, limits.backlog_bytes, limits.reader_check_s
     )
     source = str(Path(__file__).resolve().parents[3])
     # A refused store gets no log: the writer creates it after the inspection.
     log = open_log(path, create=not has_store_files(path))
-    child = subprocess.Popen(
+    child = SpawnedChild(
         # -P: never import from the current directory.
         [sys.executable, "-P", "-c", _WRITER_CODE, source, msgspec.json.encode(arguments).decode()],
-        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL if log is None else log,
-        start_new_session=True,
+        new_session=True,
     )
     if log is not None:
         os.close(log)
-    _children.append(child)
+    _writers.add(child)
     return child
-
-
-def _read_status_line(child: subprocess.Popen[bytes], stopped_s: float) -> str:
-    """Read the status line of a starting writer. Empty if it exited, or was killed after being stopped."""
-    assert child.stdout is not None
-    running_ns = SYSTEM.mono_ns()
-    with child.stdout as out:
-        poll = select.poll()
-        poll.register(out, select.POLLIN)
-        while not poll.poll(_STATUS_POLL_S * 1000):
-            if not is_stopped(child.pid):
-                running_ns = SYSTEM.mono_ns()
-            elif SYSTEM.mono_ns() - running_ns > stopped_s * S:
-                child.kill()
-        return out.readline().decode().strip()
 
 
 def peer_of(sock: socket.socket) -> tuple[int, str]:
     """Pid and start time of the peer process."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid: int = struct.unpack("3i", raw)[0]
-    return pid, _process_state(pid)[1]
+    return pid, process_state(pid)[1]
 
 
 def _lock_holder(path: Path) -> tuple[int, str]:
@@ -210,52 +198,19 @@ def _lock_holder(path: Path) -> tuple[int, str]:
                 command = Path(f"/proc/{fields[4]}/cmdline").read_bytes()
                 # A restore also holds the lock and must not be killed.
                 if _WRITER_CODE.encode() in command and os.fsencode(path) in command:
-                    return int(fields[4]), _process_state(int(fields[4]))[1]
+                    return int(fields[4]), process_state(int(fields[4]))[1]
     return 0, ""
 
 
-def is_stopped(pid: int) -> bool:
-    return _process_state(pid)[0] in ("T", "t")
-
-
-def kill_verified(pid: int, start_time: str) -> None:
-    """Kill this process, unless its pid now belongs to another process."""
-    if start_time and _process_state(pid)[1] == start_time:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-        # A killed process holds its locks until it has exited.
-        deadline_ns = SYSTEM.mono_ns() + 100 * MS
-        while _process_state(pid)[0] not in ("", "Z", "X") and SYSTEM.mono_ns() < deadline_ns:
-            SYSTEM.sleep(0.001)
-
-
-def _process_state(pid: int) -> tuple[str, str]:
-    """State letter and start time of a process; empty strings if it does not exist."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "", ""
-    fields = text[text.rindex(")") + 2 :].split()
-    return fields[0], fields[19]
-
-
 def reap_children() -> None:
-    _children[:] = [child for child in _children if child.poll() is None]
+    _writers.reap()
 
 
-def _forget_children_in_child() -> None:
-    """Forget the writers of the parent: they are not children of the forked process."""
-    _children.clear()
-    _prestarted.clear()
-
-
-os.register_at_fork(after_in_child=_forget_children_in_child)
-
-# How often to check whether a starting writer is stopped.
-_STATUS_POLL_S = 0.25
-_children: list[subprocess.Popen[bytes]] = []
+# A forked process does not own the writers of its parent.
+_writers = DetachedChildren()
 # Writers started by `prestart_writer` whose status line is unread.
-_prestarted: dict[Path, subprocess.Popen[bytes]] = {}
+_prestarted: dict[Path, SpawnedChild] = {}
+os.register_at_fork(after_in_child=_prestarted.clear)
 _WRITER_CODE = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from holdfast.store.lmdb.writer import main; sys.exit(main(sys.argv[1:]))"

@@ -23,20 +23,21 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from holdfast.child_process import ChildPool, SpawnedChild
 from holdfast.clock import SYSTEM, Clock, S
+from holdfast.config import FRAME_BYTES_MAX
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.tasks.operations import AttemptOutcome, TaskGrant, TaskReport
+from holdfast.wire_frames import FrameFormat, FrameSocket
 from holdfast.workers.tasks.attempt import AttemptResult, TaskAttempt, run_attempt
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 GRACE_S = 1.0
 POLL_S = 0.05
+FRAMES = FrameFormat(">I", FRAME_BYTES_MAX)
 
 
 class TaskProcessLost(HoldfastError):
@@ -51,84 +52,50 @@ class TaskProcessPool:
     """
 
     def __init__(self) -> None:
-        self._idle: list[TaskProcess] = []
-        self._all: set[TaskProcess] = set()
-        self._lock = threading.Lock()
-        self._closed = False
+        self._children = ChildPool(TaskProcess, newest_first=True)
 
     def run_attempt(self, attempt: TaskAttempt, clock: Clock) -> AttemptResult:
-        process = self._acquire()
+        process = self._children.take()
         report = process.run_attempt(attempt)
-        with self._lock:
-            if process.alive and not self._closed:
-                self._idle.append(process)
-            else:
-                self._all.discard(process)
-                process.terminate()
+        self._children.put(process)
         return AttemptResult(attempt, report, clock.mono_ns() - attempt.began_ns)
 
-    def _acquire(self) -> TaskProcess:
-        """Take the most recently used idle child, or spawn one."""
-        with self._lock:
-            while self._idle:
-                process = self._idle.pop()
-                if process.alive:
-                    return process
-                self._all.discard(process)
-                process.terminate()
-            process = TaskProcess()
-            self._all.add(process)
-            return process
-
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            busy, self._all = self._all.difference(idle), set()
-        for child in idle:
-            child.terminate()
-        for child in busy:
-            # Its executor thread notices and closes the pipe. Only the thread that reads it may
-            # close it.
-            child.kill()
+        """End the idle children and kill the busy ones: their executor threads notice and close the
+        pipe. Only the thread that reads a pipe may close it.
+        """
+        self._children.close()
 
 
-class TaskProcess:
+class TaskProcess(SpawnedChild):
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", _COMMAND, str(theirs.fileno())]
         with theirs:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+            super().__init__(
+                [sys.executable, "-c", _COMMAND, str(theirs.fileno())], pass_fds=[theirs.fileno()]
             )
-        self._pipe = _open_pipe(ours.detach())
+        self._pipe = FrameSocket(ours, FRAMES)
         script = getattr(sys.modules["__main__"], "__file__", None)
         with contextlib.suppress(OSError):
-            self._pipe.send_bytes(msgspec.msgpack.encode([sys.path, script or ""]))
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
+            self._pipe.send(msgspec.msgpack.encode([sys.path, script or ""]))
 
     def run_attempt(self, attempt: TaskAttempt) -> TaskReport:
         module, name = attempt.code.home
         try:
-            self._pipe.send_bytes(msgspec.msgpack.encode([module, name, attempt.grant]))
+            self._pipe.send(msgspec.msgpack.encode([module, name, attempt.grant]))
             return self._await_report(attempt)
         except (EOFError, OSError):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(GRACE_S)
-            error = TaskProcessLost(exit_code=self._process.returncode)
-            self.terminate()
+                self.process.wait(GRACE_S)
+            error = TaskProcessLost(exit_code=self.process.returncode)
+            self.discard()
             return TaskReport(*attempt.token, AttemptOutcome.EXITED, b"", error.code, str(error))
 
     def _await_report(self, attempt: TaskAttempt) -> TaskReport:
         cancel_sent_ns = 0
         while True:
             if self._pipe.poll(POLL_S):
-                what, *rest = msgspec.msgpack.decode(self._pipe.recv_bytes())
+                what, *rest = msgspec.msgpack.decode(self._pipe.receive())
                 if what == "end":
                     report = msgspec.convert(rest[0], TaskReport)
                     if (report.seq, report.lease) != attempt.token:
@@ -139,25 +106,21 @@ class TaskProcess:
                     attempt.progress_value = (
                         rest[0] if rest[0] is not None else attempt.progress_value
                     )
-            elif not self.alive and not self._pipe.poll(0):
+            elif not self.is_alive() and not self._pipe.poll(0):
                 # A process forked by the task may keep the pipe open.
                 raise EOFError
             elif attempt.dropped and not cancel_sent_ns:
                 cancel_sent_ns = SYSTEM.mono_ns()
-                self._pipe.send_bytes(b"\xc0")
+                self._pipe.send(b"\xc0")
             elif attempt.dropped and SYSTEM.mono_ns() - cancel_sent_ns > GRACE_S * S:
-                self.terminate()
+                self.discard()
                 raise EOFError
 
-    def kill(self) -> None:
-        with contextlib.suppress(OSError):
-            self._process.kill()
-
-    def terminate(self) -> None:
+    def discard(self) -> None:
         """Kill the process and close the pipe. Only for the thread that owns the child."""
         self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE_S)
+            self.process.wait(GRACE_S)
         self._pipe.close()
 
 
@@ -169,7 +132,7 @@ class _RemoteAttempt(TaskAttempt):
 
     __slots__ = ("_pipe", "_send_lock")
 
-    def __init__(self, grant: TaskGrant, code: Any, pipe: Connection) -> None:
+    def __init__(self, grant: TaskGrant, code: Any, pipe: FrameSocket) -> None:
         super().__init__(grant, code)
         self._pipe = pipe
         # Threads of the task may send progress, too.
@@ -181,18 +144,18 @@ class _RemoteAttempt(TaskAttempt):
 
     def send(self, what: str, value: Any) -> None:
         with self._send_lock:
-            self._pipe.send_bytes(msgspec.msgpack.encode([what, value]))
+            self._pipe.send(msgspec.msgpack.encode([what, value]))
 
 
 def main() -> None:
-    pipe = _open_pipe(int(sys.argv[1]))
-    path, script = msgspec.msgpack.decode(pipe.recv_bytes(), type=tuple[list[str], str])
+    pipe = FrameSocket(socket.socket(fileno=int(sys.argv[1])), FRAMES)
+    path, script = msgspec.msgpack.decode(pipe.receive(), type=tuple[list[str], str])
     sys.path[:] = path
     sys.argv[:] = [script or "holdfast-task"]
     serve(pipe, script)
 
 
-def serve(pipe: Connection, script: str) -> None:
+def serve(pipe: FrameSocket, script: str) -> None:
     """Run the received tasks one after the other, until the parent closes the pipe."""
     # A process forked by a task must not read or write this pipe.
     own_pid = os.getpid()
@@ -204,7 +167,7 @@ def serve(pipe: Connection, script: str) -> None:
     def listen() -> None:
         while True:
             try:
-                body = pipe.recv_bytes()
+                body = pipe.receive()
             except (EOFError, OSError):
                 os._exit(0)  # the parent is gone: no result can be reported
             if body == b"\xc0":
@@ -230,7 +193,7 @@ def serve(pipe: Connection, script: str) -> None:
             report = TaskReport(
                 grant.seq, grant.lease, AttemptOutcome.FAILED, b"", "not_importable", text
             )
-            pipe.send_bytes(msgspec.msgpack.encode(["end", report]))
+            pipe.send(msgspec.msgpack.encode(["end", report]))
         else:
             current[:] = [remote_attempt]
             remote_attempt.begin(SYSTEM.mono_ns(), SYSTEM)
@@ -277,10 +240,3 @@ _importing = threading.Event()
 
 SCRIPT_MODULE = "__holdfast_main__"
 _COMMAND = "from holdfast.workers.tasks.process import main; main()"
-
-
-def _open_pipe(fd: int) -> Connection:
-    # Imported here: it takes a quarter of this module's import time, and few apps have such tasks.
-    from multiprocessing.connection import Connection
-
-    return Connection(fd)
