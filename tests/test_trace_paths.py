@@ -14,53 +14,31 @@ from tools.trace_paths import Module, TracedCall
 ROUNDS = 8
 
 
-@pytest.fixture(scope="module")
-def printed() -> dict[str, list[str]]:
-    """The lines of each path, printed by one short run of the tool."""
-    command = [sys.executable, str(trace_paths.ROOT / "tools" / "trace_paths.py")]
-    with Proc.spawn([*command, "--check", "--rounds", str(ROUNDS)], ready=None) as tool:
+# Steps of the flows in ARCHITECTURE.md, in their order.
+STEPS = {
+    "task": ["app/submission.py", "tasks/submit.py", "tasks/reports.py"],
+    "message": ["app/world_handle.py", "durable/inbox.py", "world/reducer.py"],
+    "effect": ["world/context.py", "world/intents.py", "workers/effects/handler.py"],
+}
+
+
+@pytest.mark.slow
+def test_traced_paths_follow_their_flows_within_their_module_limits():
+    command = [sys.executable, str(trace_paths.ROOT / "tools" / "trace_paths.py"), "--check"]
+    with Proc.spawn([*command, "--rounds", str(ROUNDS)], ready=None) as tool:
         code = tool.wait(timeout_s=240)
-        lines = list(tool.lines)
-    assert code == 0, "\n".join(lines)
-    paths: dict[str, list[str]] = {}
-    for line in lines:
-        if start := re.match(r"(\w+): \d+ modules", line):
-            paths[start[1]] = []
-        paths[list(paths)[-1]].append(line)
-    return paths
-
-
-def test_each_traced_path_stays_within_its_module_limit(printed):
-    counts = {
-        path: len([line for line in lines if " functions " in line])
-        for path, lines in printed.items()
-    }
-    assert set(counts) == set(trace_paths.LIMITS)
-    assert all(0 < counts[path] <= trace_paths.LIMITS[path] for path in counts), counts
-
-
-@pytest.mark.parametrize(
-    ("path", "modules"),
-    [
-        ("task", ["app/submission.py", "tasks/submit.py", "tasks/reports.py"]),
-        ("message", ["app/world_handle.py", "durable/inbox.py", "world/reducer.py"]),
-        ("effect", ["world/context.py", "world/intents.py", "workers/effects/handler.py"]),
-    ],
-)
-def test_traced_path_contains_the_steps_of_its_documented_flow_in_order(printed, path, modules):
-    names = [line.split()[1] for line in printed[path] if " functions " in line]
-    assert [name for name in names if name in modules] == modules
-
-
-def test_trace_covers_the_client_the_worker_and_the_writer(printed):
-    for path, lines in printed.items():
-        processes = {
-            name
-            for line in lines
-            for name in re.findall(r"client|worker|writer", line.rpartition(" ms ")[2])
-        }
-        assert {"worker", "writer"} <= processes
-        assert ("client" in processes) is (path != "effect")
+        printed = "\n".join([*tool.lines, *tool.errors])
+    assert code == 0, printed
+    paths = dict(re.findall(r"(?m)^(\w+): \d+ modules(.*(?:\n .*)*)", printed))
+    assert set(paths) == set(trace_paths.LIMITS)
+    for path, text in paths.items():
+        lines = [line for line in text.splitlines() if " functions " in line]
+        names = [line.split()[1] for line in lines]
+        assert 0 < len(names) <= trace_paths.LIMITS[path]
+        assert [name for name in names if name in STEPS[path]] == STEPS[path]
+        processes = {word for line in lines for word in line.rpartition(" ms ")[2].split(", ")}
+        expected = {"worker", "writer"} | ({"client"} if path != "effect" else set())
+        assert {process.strip() for process in processes} == expected
 
 
 def test_module_that_runs_in_half_of_the_rounds_is_occasional():

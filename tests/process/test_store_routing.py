@@ -24,7 +24,7 @@ from tests.postgres import admin, fresh_url
 from tests.process import mail_app
 from tests.process.conftest import LIMITS
 from tests.process.mail_app import Office, Write
-from tests.process.watch import KILLS, assert_no_process_left, until
+from tests.process.watch import KILLS, assert_no_client_left, until
 from tests.processes import ROOT, Proc
 
 pytestmark = pytest.mark.timeout(90 + 10 * KILLS)
@@ -86,7 +86,7 @@ def routed_stores(tmp_path: Path, kind: str) -> Iterator[RoutedStores]:
     yield made
     for url in (made.north, made.south):
         if "://" not in url:
-            assert_no_process_left(Path(url), 3.0, slack_s=10)
+            assert_no_client_left(Path(url))
 
 
 @pytest.fixture

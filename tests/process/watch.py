@@ -102,6 +102,15 @@ class OsProcess(NamedTuple):
         """Resident anonymous memory, without mapped files."""
         return status_bytes(self.pid, "RssAnon")
 
+    def connection_count(self) -> int:
+        """The connections of a writer: its sockets without the listener. 0 if the process has ended."""
+        sockets = 0
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{self.pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    sockets += os.readlink(f"/proc/{self.pid}/fd/{name}").startswith("socket:")
+        return max(sockets - 1, 0)
+
 
 def os_process(pid: int) -> OsProcess:
     return OsProcess(pid, _stat(pid)[1])
@@ -170,6 +179,17 @@ def assert_no_process_left(path: Path, idle_exit_s: float, slack_s: float = 15.0
         raise AssertionError(
             f"{left} still serves {path} after {idle_exit_s} + {slack_s} s"
         ) from None
+
+
+def assert_no_client_left(path: Path, slack_s: float = 15.0) -> None:
+    """Assert that the writer has no clients, stop it, and assert that no other process uses the store.
+
+    An idle writer exits after `WriterLimits.idle_exit_s`. `test_cold_start` waits for that, most tests need not.
+    """
+    for writer in writers_of(path):
+        until(lambda: writer.connection_count() == 0, "the end of all clients", slack_s)  # noqa: B023
+        writer.send(signal.SIGTERM)
+    assert_no_process_left(path, 0, slack_s)
 
 
 def _command_lines() -> list[tuple[OsProcess, bytes]]:

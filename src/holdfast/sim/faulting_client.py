@@ -29,10 +29,10 @@ from holdfast.sim.history_recorder import HistoryRecorder, RecordedCall, SentTra
 from holdfast.sim.scheduler import ProcessKilled
 from holdfast.sim.sim_store import URL, SimStore
 from holdfast.store.api import unwrap
-from holdfast.store.engine import CommitAnswer, CommitRequest
 from holdfast.store.futures import CommitFuture, CompletionBatch
 from holdfast.store.in_process import refuse_writes
 from holdfast.store.lmdb.protocol import build_request, resolve_deferred
+from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.store.subscription import Subscription
 from holdfast.store.txn import ClientTxn
 

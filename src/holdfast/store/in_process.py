@@ -15,9 +15,10 @@ from holdfast.clock import Clock
 from holdfast.config import TRANSACT_ATTEMPTS_MAX
 from holdfast.errors import Conflict, Invalid, RequestCancelled, StoreClosed
 from holdfast.store.api import unwrap
-from holdfast.store.engine import PARKED, CommitAnswer, CommitRequest, StoreBackend, StoreEngine
+from holdfast.store.engine import StoreBackend, StoreEngine
 from holdfast.store.futures import CommitFuture, complete_one
 from holdfast.store.lmdb.protocol import as_parked, build_request, resolve_deferred
+from holdfast.store.requests import PARKED, CommitAnswer, CommitRequest
 from holdfast.store.subscription import (
     Sleepers,
     Subscription,

@@ -30,7 +30,6 @@ from holdfast.errors import (
     StoreReplaced,
 )
 from holdfast.store.api import Operation
-from holdfast.store.engine import CommitAnswer
 from holdfast.store.futures import CallbackThread, CommitFuture, complete_one
 from holdfast.store.in_process import checked_topics, refuse_writes
 from holdfast.store.lmdb import backup as backups
@@ -38,6 +37,7 @@ from holdfast.store.lmdb import permissions
 from holdfast.store.lmdb.backend import LmdbBackend, prepare_directory, storage_error
 from holdfast.store.lmdb.protocol import OperationCall, TransactionCall, as_parked
 from holdfast.store.lmdb.writer_client import PendingCall, WriterClient
+from holdfast.store.requests import CommitAnswer
 from holdfast.store.subscription import Subscription
 from holdfast.store.txn import ClientTxn
 

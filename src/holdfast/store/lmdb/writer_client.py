@@ -32,7 +32,6 @@ from holdfast.errors import (
     WriterLost,
     to_wire,
 )
-from holdfast.store.engine import CommitAnswer, CommitRequest
 from holdfast.store.futures import CompletionBatch
 from holdfast.store.lmdb.leader_lock import LeaderLock
 from holdfast.store.lmdb.protocol import (
@@ -44,6 +43,7 @@ from holdfast.store.lmdb.protocol import (
 from holdfast.store.lmdb.topic_subscriptions import TopicSubscriptions
 from holdfast.store.lmdb.writer_connection import POLL_S, WriterConnection
 from holdfast.store.lmdb.writer_process import reap_children
+from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.store.subscription import Sleepers, Subscription, release_once, wait_once
 
 # While answered threads are still being woken, up to this many transactions are held back for one send.
