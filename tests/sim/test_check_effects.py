@@ -50,7 +50,7 @@ def claimed(
         **more,
     }
     return u.committed(
-        at_s, "claims.claim_batch", {"queue": QUOTES}, {"items": [claim], "timers": []}
+        at_s, "claims.claim_batch", {"request": {"queue": QUOTES}}, {"items": [claim], "timers": []}
     )
 
 

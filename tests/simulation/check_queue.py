@@ -122,7 +122,7 @@ class _QueueReplay:
 
     def _check_timer_order(self, event: HistoryEvent, timers: list[Plain]) -> None:
         """Check that timers claimed for the first time are ordered by due time, then by number."""
-        items = self.items.get(event.args.get("timers", ""), {})
+        items = self.items.get(event.args["request"].get("timers", ""), {})
         first_claims = [
             (items[timer["seq"]].due_ns, timer["seq"]) for timer in timers if timer["number"] == 1
         ]

@@ -236,15 +236,15 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
     "kernel: entropy not journaled": (
         Edit(
             _advance,
-            "wall_ns,\n        entropy,\n        world.definition",
-            "wall_ns,\n        b'',\n        world.definition",
+            "entropy=entropy,\n        code=world.definition",
+            "entropy=b'',\n        code=world.definition",
         ),
     ),
     "kernel: time not journaled": (
         Edit(
             _advance,
-            "wall_ns,\n        entropy,\n        world.definition",
-            "0,\n        entropy,\n        world.definition",
+            "wall_ns=wall_ns,\n        entropy=entropy,\n        code=",
+            "wall_ns=0,\n        entropy=entropy,\n        code=",
         ),
     ),
     "kernel: intents of a failed step": (

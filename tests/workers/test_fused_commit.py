@@ -16,6 +16,7 @@ from holdfast.durable.queue import Claim
 from holdfast.errors import CommitUnknown
 from holdfast.messages import IngressKind, Intent, IntentReceipt, ReceiptStatus
 from holdfast.runner import RunnerPolicy
+from holdfast.runner.claim_ops import ClaimRequest
 from holdfast.runner.commit_handoff import Handoff
 from holdfast.runner.work import WorkItem, WorkOutcome
 from holdfast.workers.effects.receipts import deliver_receipt
@@ -62,18 +63,16 @@ class FusedCommitRig(WorkerRig):
         return WorkOutcome(work, None, 1)
 
     def make_handoff(self, *outcomes: WorkOutcome, capacity: int = 0) -> Handoff:
-        taking = (
-            self.queue_name,
-            "",
-            OWNER,
-            capacity,
-            0,
-            10 * S,
-            RunnerPolicy().budget,
-            None,
-            None,
+        request = ClaimRequest(
+            queue=self.queue_name,
+            timers="",
+            owner=OWNER,
+            limit=capacity,
+            reserved=0,
+            ttl_ns=10 * S,
+            budget=RunnerPolicy().budget,
         )
-        return Handoff(list(outcomes), taking if capacity else None, capacity, 0, lambda: None)
+        return Handoff(list(outcomes), request if capacity else None, capacity, 0, lambda: None)
 
     def commit_handoff(self, *outcomes: WorkOutcome, capacity: int = 0) -> Handoff:
         """Submit a handoff and process it to its end."""

@@ -356,16 +356,16 @@ def _unindex(txn: Txn, resource: str, status: LeaseStatus) -> None:
 
 def _log(txn: Txn, resource: str, kind: str, status: LeaseStatus, reason: str = "") -> None:
     log_event = LeaseEvent(
-        0,  # the key has the number
-        resource,
-        kind,
-        status.worker,
-        status.incarnation,
-        status.generation,
-        status.epoch,
-        txn.now_ns,
-        status.expires_ns,
-        reason,
+        n=0,  # the key has the number
+        resource=resource,
+        kind=kind,
+        worker=status.worker,
+        incarnation=status.incarnation,
+        generation=status.generation,
+        epoch=status.epoch,
+        decided_ns=txn.now_ns,
+        expires_ns=status.expires_ns,
+        reason=reason,
     )
     txn.append(_LOG, codec.pack(log_event))
 

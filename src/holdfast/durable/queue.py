@@ -330,14 +330,14 @@ def _apply_admission(
     """Run the admission operation. Return the admitted items, and delay, dead-letter or drop the rejected ones."""
     candidates = [
         Candidate(
-            seq_of(packed),
-            item.group,
-            payload_of(txn, item),
-            item.failures,
-            item.expiries,
-            item.claims + 1,
-            item.priority,
-            item.fair_rank,
+            seq=seq_of(packed),
+            group=item.group,
+            payload=payload_of(txn, item),
+            failures=item.failures,
+            expiries=item.expiries,
+            claim=item.claims + 1,
+            priority=item.priority,
+            fair_rank=item.fair_rank,
         )
         for _, packed, item in ready_items
     ]
@@ -504,14 +504,14 @@ def candidate_of(txn: Txn, token: ClaimToken) -> Candidate | None:
         return None
     item = items.load_with_claim(txn, keys_of(token.queue), pack_int(token.seq))
     return Candidate(
-        token.seq,
-        item.group,
-        payload_of(txn, item),
-        item.failures,
-        item.expiries,
-        item.claims,
-        item.priority,
-        item.fair_rank,
+        seq=token.seq,
+        group=item.group,
+        payload=payload_of(txn, item),
+        failures=item.failures,
+        expiries=item.expiries,
+        claim=item.claims,
+        priority=item.priority,
+        fair_rank=item.fair_rank,
     )
 
 

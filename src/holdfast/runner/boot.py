@@ -10,7 +10,8 @@ booting writes, in the transaction that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from enum import Enum
 
 from holdfast.errors import HoldfastError, Invalid
@@ -46,6 +47,38 @@ RUNNER_TRANSITIONS = Transitions(
         (RunnerState.STOPPING, RunnerEvent.HALT): RunnerState.STOPPED,
     },
 )
+
+
+class RunnerLifecycle:
+    """The lifecycle state of a runner. Any thread may change it."""
+
+    def __init__(self, worker: str) -> None:
+        self.state = RUNNER_TRANSITIONS.initial
+        self._worker = worker
+        self._lock = threading.Lock()
+
+    @property
+    def is_running(self) -> bool:
+        return self.state is RunnerState.RUNNING
+
+    def boot(self, prepare: Callable[[], None]) -> None:
+        """Go from STOPPED to RUNNING after `prepare`. On an error the runner stays stopped."""
+        with self._lock:
+            new_state = RUNNER_TRANSITIONS.next(self.state, RunnerEvent.BOOT, worker=self._worker)
+            prepare()
+            self.state = new_state
+
+    def request_stop(self) -> None:
+        with self._lock:
+            if RUNNER_TRANSITIONS.allows(self.state, RunnerEvent.STOP):
+                self.state = RUNNER_TRANSITIONS.next(self.state, RunnerEvent.STOP)
+
+    def halt(self, close: Callable[[], None]) -> None:
+        """Go from STOPPING to STOPPED and call `close`."""
+        with self._lock:
+            if RUNNER_TRANSITIONS.allows(self.state, RunnerEvent.HALT):
+                self.state = RUNNER_TRANSITIONS.next(self.state, RunnerEvent.HALT)
+                close()
 
 
 def key_spaces() -> dict[str, int]:

@@ -31,37 +31,40 @@ class ClaimedBatch(Record, frozen=True):
     not_admitted: int = 0
 
 
-@operation("claims.claim_batch")
-def claim_batch(
-    txn: Txn,
-    queue: str,
-    timers: str,
-    owner: str,
-    limit: int,
-    reserved: int,
-    ttl_ns: int,
-    budget: RetryBudget,
-    admission: Admission | None = None,
-    expired_before_max: int | None = None,
-) -> ClaimedBatch:
-    """Claim up to `limit` items, `reserved` of them from timers first. An empty `timers` means no timers."""
+class ClaimRequest(Record, frozen=True):
+    """A runner's request: up to `limit` items, `reserved` of them from timers first. An empty `timers`
+    means no timers. At most `expired_before_max` of them have an expired claim."""
 
+    queue: str
+    timers: str
+    owner: str
+    limit: int
+    reserved: int
+    ttl_ns: int
+    budget: RetryBudget
+    admission: Admission | None = None
+    expired_before_max: int | None = None
+
+
+@operation("claims.claim_batch")
+def claim_batch(txn: Txn, request: ClaimRequest) -> ClaimedBatch:
+    """Claim the items of a request."""
+    queue, timers, limit, reserved = request.queue, request.timers, request.limit, request.reserved
     not_admitted = 0
 
     def claim(name: str, slots: int) -> list[Claim]:
         nonlocal not_admitted
         if not slots:
             return []
-        queue_admission = admission if name == queue else None
         claimed, rejected = queues.claim_admitted(
             txn,
             name,
-            owner,
+            request.owner,
             slots,
-            ttl_ns,
-            budget,
-            queue_admission,
-            expired_before_max,
+            request.ttl_ns,
+            request.budget,
+            admission=request.admission if name == queue else None,
+            expired_before_max=request.expired_before_max,
             by_due=name == timers,
         )
         not_admitted += rejected
@@ -87,22 +90,11 @@ def settle_and_claim(
     acks: list[ClaimToken],
     fails: list[ItemFailure],
     operations: list[JoinedOperation],
-    queue: str,
-    timers: str,
-    owner: str,
-    limit: int,
-    reserved: int,
-    ttl_ns: int,
-    budget: RetryBudget,
-    admission: Admission | None,
-    expired_before_max: int | None,
+    request: ClaimRequest,
 ) -> SettledAndClaimed:
     """Run `queue.finish_batch` and `claim_batch` in one commit, the normal step of a busy runner."""
-    outcomes = queues.finish_batch.fn(txn, acks, fails, budget, operations)
-    batch = claim_batch.fn(
-        txn, queue, timers, owner, limit, reserved, ttl_ns, budget, admission, expired_before_max
-    )
-    return SettledAndClaimed(outcomes, batch)
+    outcomes = queues.finish_batch.fn(txn, acks, fails, request.budget, operations)
+    return SettledAndClaimed(outcomes, claim_batch.fn(txn, request))
 
 
 @operation("claims.release_unstarted")

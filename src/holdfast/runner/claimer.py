@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from holdfast.durable.queue import Admission, Claim
 from holdfast.errors import CommitUnknown, HoldfastError
 from holdfast.runner import claim_ops
+from holdfast.runner.claim_ops import ClaimRequest
 from holdfast.runner.error_policy import is_transient
 from holdfast.runner.hooks import Hooks
 from holdfast.runner.policy import RunnerPolicy
@@ -127,33 +127,33 @@ class Claimer:
         self, limit: int, policy: RunnerPolicy, expired_before_max: int | None
     ) -> claim_ops.ClaimedBatch:
         batch: claim_ops.ClaimedBatch = self._store.transact(
-            claim_ops.claim_batch, *self.request_args(limit, policy, expired_before_max)
+            claim_ops.claim_batch, self.new_request(limit, policy, expired_before_max)
         )
         return batch
 
-    def request_args(
+    def new_request(
         self, limit: int, policy: RunnerPolicy, expired_before_max: int | None
-    ) -> tuple[Any, ...]:
-        """Return the arguments of `claim_batch` and mark the claimer uncertain: the claims may exist even
-        if the call fails."""
+    ) -> ClaimRequest:
+        """Return a claim request and mark the claimer uncertain: the claims may exist even if the call
+        fails."""
         self._uncertain = True
-        return self.claim_args(limit, policy, expired_before_max)
+        return self.make_request(limit, policy, expired_before_max)
 
-    def claim_args(
+    def make_request(
         self, limit: int, policy: RunnerPolicy, expired_before_max: int | None
-    ) -> tuple[Any, ...]:
-        """Return the arguments of `claim_batch` for a caller that marks uncertainty explicitly."""
+    ) -> ClaimRequest:
+        """Return a claim request for a caller that marks uncertainty explicitly."""
         self._claim_no += 1
-        return (
-            self._queue,
-            self._timers,
-            self.owner,
-            limit,
-            policy.reserved_for_timers(self._claim_no, limit),
-            policy.lease_ttl_ns,
-            policy.budget,
-            None if self._admission is None else self._admission(),
-            expired_before_max,
+        return ClaimRequest(
+            queue=self._queue,
+            timers=self._timers,
+            owner=self.owner,
+            limit=limit,
+            reserved=policy.reserved_for_timers(self._claim_no, limit),
+            ttl_ns=policy.lease_ttl_ns,
+            budget=policy.budget,
+            admission=None if self._admission is None else self._admission(),
+            expired_before_max=expired_before_max,
         )
 
     def accept_requested(self, batch: claim_ops.ClaimedBatch, tick: TickStats) -> deque[WorkItem]:

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from holdfast.clock import MS, Clock
 from holdfast.errors import HoldfastError
-from holdfast.runner.claim_ops import ClaimedBatch
+from holdfast.runner.claim_ops import ClaimedBatch, ClaimRequest
 from holdfast.runner.claimer import Claimer
 from holdfast.runner.error_policy import is_transient
 from holdfast.runner.policy import RunnerPolicy
@@ -44,11 +44,11 @@ BACKOFF_NS = 1_000 * MS
 
 
 class Handoff:
-    """One handoff. `claim_args` are the arguments of `claim_ops.claim_batch` for `requested_claims` claims."""
+    """One handoff. `claim_request` asks for `requested_claims` claims."""
 
     __slots__ = (
         "_on_resolved",
-        "claim_args",
+        "claim_request",
         "error",
         "outcomes",
         "requested_claims",
@@ -59,13 +59,13 @@ class Handoff:
     def __init__(
         self,
         outcomes: list[WorkOutcome],
-        claim_args: tuple[Any, ...] | None,
+        claim_request: ClaimRequest | None,
         requested_claims: int,
         sent_ns: int,
         on_resolved: Callable[[], None],
     ) -> None:
         self.outcomes = outcomes
-        self.claim_args = claim_args
+        self.claim_request = claim_request
         self.requested_claims = requested_claims
         self.sent_ns = sent_ns
         self._on_resolved = on_resolved
@@ -148,8 +148,8 @@ class HandoffQueue:
         if self._offer is None and self._claimer.is_certain and not self.busy and capacity > 0:
             expired_max = None if expired_before_max is None else min(expired_before_max, 1)
             requested = min(policy.max_batch, capacity)
-            claim_args = self._claimer.claim_args(requested, policy, expired_max)
-            handoff = Handoff([], claim_args, requested, self._clock.mono_ns(), self._wake)
+            claim_request = self._claimer.make_request(requested, policy, expired_max)
+            handoff = Handoff([], claim_request, requested, self._clock.mono_ns(), self._wake)
             if self._commit_owner.offer_capacity(handoff):
                 self._offer = handoff
 
@@ -206,11 +206,13 @@ class HandoffQueue:
             if self._claimer.is_certain
             else 0
         )
-        claim_args = None
+        claim_request = None
         if requested > 0:
             expired_max = None if expired_before_max is None else min(expired_before_max, 1)
-            claim_args = self._claimer.claim_args(requested, policy, expired_max)
-        return Handoff(outcomes, claim_args, max(requested, 0), self._clock.mono_ns(), self._wake)
+            claim_request = self._claimer.make_request(requested, policy, expired_max)
+        return Handoff(
+            outcomes, claim_request, max(requested, 0), self._clock.mono_ns(), self._wake
+        )
 
     def collect(self, policy: RunnerPolicy, tick: TickStats, *, running: bool) -> list[WorkItem]:
         """Process resolved handoffs, cancel or time out late ones, and return the newly claimed items."""
@@ -261,7 +263,7 @@ class HandoffQueue:
             self._settlement.record_handed_off(handoff.outcomes, left, tick)
             return [] if batch is None else self._accept_claims(batch, tick)
         assert handoff.error is not None
-        if handoff.claim_args is not None:
+        if handoff.claim_request is not None:
             self._claimer.mark_uncertain()
         self._settlement.requeue_rejected(handoff.outcomes, handoff.error, policy, tick)
         return []

@@ -113,12 +113,12 @@ class Hooks:
         self._call_sink(
             self.log,
             LogEvent,
-            LogKind.LOST,
-            self.worker,
-            work.seq,
-            "claim_lost",
-            claim.failures,
-            claim.queue,
+            kind=LogKind.LOST,
+            worker=self.worker,
+            seq=work.seq,
+            status="claim_lost",
+            detail=claim.failures,
+            queue=claim.queue,
         )
 
     def released(self) -> None:
@@ -128,7 +128,13 @@ class Hooks:
         self.counters.add("loop_errors")
         status = code_of(error) if isinstance(error, Exception) else type(error).__name__
         self._call_sink(
-            self.log, LogEvent, LogKind.LOOP_ERROR, self.worker, 0, status, 0, "", str(error)
+            self.log,
+            LogEvent,
+            kind=LogKind.LOOP_ERROR,
+            worker=self.worker,
+            seq=0,
+            status=status,
+            error=str(error),
         )
 
     def _log(self, kind: LogKind, outcome: WorkOutcome) -> None:
@@ -137,37 +143,39 @@ class Hooks:
         self._call_sink(
             self.log,
             LogEvent,
-            kind,
-            self.worker,
-            claim.seq,
-            status,
-            failures,
-            claim.queue,
-            error_text(error),
+            kind=kind,
+            worker=self.worker,
+            seq=claim.seq,
+            status=status,
+            detail=failures,
+            queue=claim.queue,
+            error=error_text(error),
         )
 
     def _step(self, kind: StepKind, work: WorkItem, result: str) -> None:
+        if self.replay is None:
+            return
         claim = work.claim
         self._call_sink(
             self.replay,
             RecordedStep,
-            kind,
-            self.worker,
-            claim.seq,
-            result,
-            work.payload,
-            claim.queue,
-            claim.number,
-            work.attempt,
+            kind=kind,
+            worker=self.worker,
+            seq=claim.seq,
+            result=result,
+            frame=work.payload,
+            queue=claim.queue,
+            number=claim.number,
+            attempt=work.attempt,
         )
 
     def _call_sink(
-        self, sink: Callable[[Any], object] | None, event: type[Record], *fields: Any
+        self, sink: Callable[[Any], object] | None, event: type[Record], **fields: Any
     ) -> None:
         if sink is None:
             return
         try:
-            sink(event(*fields))
+            sink(event(**fields))
         except Exception:
             self.counters.add("sink_errors")
 

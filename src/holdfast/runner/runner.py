@@ -18,10 +18,10 @@ results.
 from __future__ import annotations
 
 import asyncio
-import threading
 import typing
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from holdfast.clock import MS, SYSTEM, Clock
 from holdfast.config import CONCURRENCY_MAX
@@ -29,7 +29,7 @@ from holdfast.durable import queue as queues
 from holdfast.durable.queue import Admission, Claim
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid
 from holdfast.runner import boot
-from holdfast.runner.boot import RUNNER_TRANSITIONS, NotRunning, RunnerEvent, RunnerState
+from holdfast.runner.boot import NotRunning, RunnerLifecycle, RunnerState
 from holdfast.runner.claim_supervisor import ClaimSupervisor, Throttle
 from holdfast.runner.claimer import Claimer
 from holdfast.runner.commit_handoff import CommitOwner, HandoffQueue
@@ -53,6 +53,18 @@ from holdfast.runner.work import (
 )
 from holdfast.store import schema
 from holdfast.store.api import Store
+
+
+class RunnerSetup(NamedTuple):
+    """The fixed options of a runner, from which each boot creates its parts."""
+
+    timers: str | None
+    handler: WorkHandler | AsyncWorkHandler
+    sleep: Callable[[float], object] | None
+    event_loop: Callable[[], asyncio.AbstractEventLoop] | None
+    isolation: IsolationLock | None
+    admission: Callable[[], Admission | None] | None
+    bootstrap: bool
 
 
 class Runner:
@@ -89,27 +101,20 @@ class Runner:
         if timers == queue:
             raise Invalid(what="timers", found=timers, expected="another name than the queue's")
         self.worker = worker
-        self.counters = counters or RunnerCounters()
-        self.hooks = Hooks(worker, self.counters, log, replay)
+        self.hooks = Hooks(worker, counters or RunnerCounters(), log, replay)
         # The error of the last failed tick, which is already logged.
         self.logged_error: BaseException | None = None
         self.last_progress_ns = clock.mono_ns()
         self._store = store
-        self._queue, self._timers = queue, timers
-        self._handler = handler
+        self._queue = queue
+        self._setup = RunnerSetup(timers, handler, sleep, loop, isolation, admission, bootstrap)
         self._policy = policy or RunnerPolicy.default()
         self._clock = clock
         self._tick_lock = tick_lock or TickLock()
         self._concurrency = concurrency
         self._throttle = throttle
-        self._bootstrap = bootstrap
-        self._state = RUNNER_TRANSITIONS.initial
-        self._state_lock = threading.Lock()
-        self._event_loop = loop
-        self._isolation = isolation
-        self._admission = admission
+        self._lifecycle = RunnerLifecycle(worker)
         self._fatal: Exception | None = None
-        self._sleep = sleep
         self._commit_owner: CommitOwner | None = None
         self._create_parts()
         if isolation is not None:
@@ -119,7 +124,11 @@ class Runner:
 
     @property
     def state(self) -> RunnerState:
-        return self._state
+        return self._lifecycle.state
+
+    @property
+    def counters(self) -> RunnerCounters:
+        return self.hooks.counters
 
     @property
     def failure(self) -> BaseException | None:
@@ -145,18 +154,19 @@ class Runner:
 
     def boot(self, layout: Mapping[str, int] | None = None) -> None:
         """Check the store and go from STOPPED to RUNNING. On an error the runner stays stopped."""
-        with self._state_lock:
-            new_state = RUNNER_TRANSITIONS.next(self._state, RunnerEvent.BOOT, worker=self.worker)
+
+        def prepare() -> None:
             boot.check_key_spaces(boot.key_spaces() if layout is None else layout)
             self._store.transact(
-                boot.ensure_marker, schema.SCHEMA_VERSION, bootstrap=self._bootstrap
+                boot.ensure_marker, schema.SCHEMA_VERSION, bootstrap=self._setup.bootstrap
             )
             self._create_parts()
-            self._state = new_state
+
+        self._lifecycle.boot(prepare)
 
     def start(self) -> None:
         """Boot if stopped, and run the loop in a new thread."""
-        if self._state is RunnerState.STOPPED:
+        if self.state is RunnerState.STOPPED:
             self.boot()
         self._loop.start()
 
@@ -166,9 +176,7 @@ class Runner:
 
     def request_stop(self) -> None:
         """Stop claiming. Any thread may call it, including a handler's."""
-        with self._state_lock:
-            if RUNNER_TRANSITIONS.allows(self._state, RunnerEvent.STOP):
-                self._state = RUNNER_TRANSITIONS.next(self._state, RunnerEvent.STOP)
+        self._lifecycle.request_stop()
         self._loop.wake()
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -183,12 +191,9 @@ class Runner:
     def halt(self) -> None:
         """End the lifecycle of the runner. Claims of unsettled items are left to expire."""
         self.request_stop()
-        with self._state_lock:
-            if RUNNER_TRANSITIONS.allows(self._state, RunnerEvent.HALT):
-                self._state = RUNNER_TRANSITIONS.next(self._state, RunnerEvent.HALT)
-                self._supervisor.close()
-        if self._isolation is not None:
-            self._isolation.release(self)
+        self._lifecycle.halt(self._supervisor.close)
+        if self._setup.isolation is not None:
+            self._setup.isolation.release(self)
 
     def __enter__(self) -> Runner:
         self.start()
@@ -202,11 +207,11 @@ class Runner:
         self._claimer = Claimer(
             self._store,
             self._queue,
-            self._timers,
+            self._setup.timers,
             owner=owner,
             extend=self._extend,
             hooks=self.hooks,
-            admission=self._admission,
+            admission=self._setup.admission,
         )
         self._supervisor = ClaimSupervisor(
             self._store,
@@ -218,11 +223,11 @@ class Runner:
             make_executor=self._make_executor,
             on_outcome=self._on_outcome,
             has_executor=self._has_executor,
-            isolation=self._isolation,
+            isolation=self._setup.isolation,
             throttle=self._throttle,
         )
         self._settlement = SettlementBuffer(self._store, self.hooks)
-        self._loop = RunnerLoop(self, self._store, self._claimer.names, sleep=self._sleep)
+        self._loop = RunnerLoop(self, self._store, self._claimer.names, sleep=self._setup.sleep)
         self._handoffs: HandoffQueue | None = None
         if self._commit_owner is not None:
             self._handoffs = HandoffQueue(
@@ -258,7 +263,7 @@ class Runner:
     def tick(self) -> TickStats:
         """Process up to one batch. Blocks on the store and, without an executor, on the handlers."""
         with self._tick_lock:
-            if self._state is RunnerState.STOPPED:
+            if self.state is RunnerState.STOPPED:
                 raise NotRunning(worker=self.worker)
             policy, tick = self._policy, TickStats()
             try:
@@ -284,16 +289,16 @@ class Runner:
 
     def _advance(self, policy: RunnerPolicy, tick: TickStats) -> None:
         supervisor = self._supervisor
-        running = self._state is RunnerState.RUNNING
+        running = self._lifecycle.is_running
         supervisor.collect_finished(policy, tick, running=running)
         supervisor.supervise(policy, tick, running=running)
         if self._handoffs is not None:
             self._exchange_handoffs(self._handoffs, policy, tick)
-        if self._has_executor and self._state is RunnerState.RUNNING and self._settlement.outcomes:
+        if self._has_executor and self._lifecycle.is_running and self._settlement.outcomes:
             self._settle_and_claim(policy, tick)
         self._settlement.settle(policy, tick)
         # While the store refuses the settlement, no item starts.
-        if self._state is RunnerState.RUNNING and not self._settlement.outcomes:
+        if self._lifecycle.is_running and not self._settlement.outcomes:
             work_items = self._claim(policy, tick)
             if self._has_executor:
                 supervisor.start_claimed(work_items, policy, tick)
@@ -306,7 +311,7 @@ class Runner:
         self, handoffs: HandoffQueue, policy: RunnerPolicy, tick: TickStats
     ) -> None:
         """Process the results of commit handoffs, and hand off finished outcomes."""
-        running = self._state is RunnerState.RUNNING
+        running = self._lifecycle.is_running
         work_items = handoffs.collect(policy, tick, running=running)
         if work_items:
             self._supervisor.start_claimed(work_items, policy, tick)
@@ -317,7 +322,7 @@ class Runner:
 
     def _offer_capacity(self, policy: RunnerPolicy, tick: TickStats) -> None:
         """Offer capacity before sleeping: the commit owner may claim new items for this runner."""
-        idle = self._state is RunnerState.RUNNING and not tick.made_progress and not tick.busy
+        idle = self._lifecycle.is_running and not tick.made_progress and not tick.busy
         if self._handoffs is not None and idle and self._throttle is None:
             self._handoffs.offer_capacity(policy, self.capacity, self._expired_before_max(policy))
 
@@ -332,8 +337,8 @@ class Runner:
         limit = self._claim_limit(policy, tick)
         if limit <= 0:
             return
-        claim_args = self._claimer.request_args(limit, policy, self._expired_before_max(policy))
-        batch = self._settlement.settle_and_claim(policy, tick, claim_args)
+        request = self._claimer.new_request(limit, policy, self._expired_before_max(policy))
+        batch = self._settlement.settle_and_claim(policy, tick, request)
         if batch is not None:
             self._supervisor.start_claimed(
                 self._claimer.accept_requested(batch, tick), policy, tick
@@ -392,16 +397,20 @@ class Runner:
 
     @property
     def _has_executor(self) -> bool:
-        return self._concurrency > 1 or self._event_loop is not None or self._policy.extend_claims
+        return (
+            self._concurrency > 1
+            or self._setup.event_loop is not None
+            or self._policy.extend_claims
+        )
 
     def _make_executor(self, policy: RunnerPolicy) -> Executor:
         # A token is used at the start of a call, so rate-limited items are not prefetched.
         ahead_max = policy.max_batch if policy.extend_claims and self._throttle is None else 0
-        if self._event_loop is not None:
+        if self._setup.event_loop is not None:
             return AsyncExecutor(
                 self._concurrency,
                 self._attempt_async,
-                self._event_loop(),
+                self._setup.event_loop(),
                 on_begin=self.hooks.began,
                 on_done=self._loop.wake,
                 clock=self._clock,
@@ -439,11 +448,11 @@ class Runner:
             needs_ns = policy.lease_ttl_ns // 2
 
     def _attempt(self, work: WorkItem) -> WorkOutcome:
-        return run_handler(work, self._handler, self._clock)
+        return run_handler(work, self._setup.handler, self._clock)
 
     async def _attempt_async(self, work: WorkItem) -> WorkOutcome:
         return await run_handler_async(
-            work, typing.cast(AsyncWorkHandler, self._handler), self._clock
+            work, typing.cast(AsyncWorkHandler, self._setup.handler), self._clock
         )
 
     def _on_outcome(self, outcome: WorkOutcome, policy: RunnerPolicy, tick: TickStats) -> None:
@@ -459,7 +468,7 @@ class Runner:
 
     def _must_stop_batch(self, policy: RunnerPolicy) -> bool:
         has_fatal = self._fatal is not None and policy.on_fatal != "go_on"
-        return has_fatal or self._state is not RunnerState.RUNNING
+        return has_fatal or not self._lifecycle.is_running
 
     def _apply_fatal_policy(self, policy: RunnerPolicy) -> None:
         """Apply the policy's `on_fatal` to a non-retryable error, after its item is settled."""
@@ -468,7 +477,7 @@ class Runner:
         fatal, self._fatal = self._fatal, None
         if policy.on_fatal == "stop":
             self.request_stop()
-        elif policy.on_fatal == "raise" and self._state is RunnerState.RUNNING:
+        elif policy.on_fatal == "raise" and self._lifecycle.is_running:
             raise fatal
 
     def _extend(self, claim: Claim, ttl_ms: int | None) -> int | None:

@@ -15,7 +15,6 @@ settled it or another worker claimed it, and no item may be counted twice.
 from __future__ import annotations
 
 import traceback
-from typing import Any
 
 from holdfast import codec
 from holdfast.clock import S
@@ -34,8 +33,6 @@ from holdfast.store.api import Store, Txn
 # The name and packed arguments of an operation.
 PackedOperation = tuple[str, bytes]
 PackedOutcomes = list[tuple[WorkOutcome, list[PackedOperation]]]
-# The arguments of `claim_ops.claim_batch`.
-ClaimArgs = tuple[Any, ...]
 
 DONE, DEAD, LOST = "done", "dead", "lost"
 # Every other reply of the queue is a requeue, immediate or delayed.
@@ -78,7 +75,7 @@ class SettlementBuffer:
         self.record_committed(batch, ends, tick)
 
     def settle_and_claim(
-        self, policy: RunnerPolicy, tick: TickStats, claim_args: ClaimArgs
+        self, policy: RunnerPolicy, tick: TickStats, request: claim_ops.ClaimRequest
     ) -> claim_ops.ClaimedBatch | None:
         """Settle the buffer and claim new items in one commit. Return the claimed batch, or None if the
         store refused: then the next tick settles normally."""
@@ -86,7 +83,7 @@ class SettlementBuffer:
         acks, fails, operations = self.settle_args(batch, policy)
         try:
             settled: claim_ops.SettledAndClaimed = self._store.transact(
-                claim_ops.settle_and_claim, acks, fails, operations, *claim_args
+                claim_ops.settle_and_claim, acks, fails, operations, request
             )
         except CommitUnknown as error:
             self._mark_in_doubt()

@@ -186,14 +186,14 @@ def iter_records(
                     yield TaskCompleted(task, decided_ns, lease)
             case AttemptFailed():
                 yield TaskFailed(
-                    record.task,
-                    decided_ns,
-                    record.lease,
-                    record.reason,
-                    record.error,
-                    record.counts,
-                    record.final,
-                    record.not_before_ns,
+                    task_id=record.task,
+                    decided_at=decided_ns,
+                    lease_id=record.lease,
+                    reason=record.reason,
+                    error=record.error,
+                    counts=record.counts,
+                    final=record.final,
+                    not_before=record.not_before_ns,
                 )
             case StaleReport(task, lease, worker):
                 yield TaskCancelled(task, decided_ns, lease, worker)

@@ -114,15 +114,15 @@ def get_details(txn: Txn, universe: str, task: TaskId) -> TaskDetails:
     body, status = row.body, row.status
     leased = status.state == TaskState.LEASED
     return TaskDetails(
-        row,
-        explain_state(txn, universe, row),
-        blobs.get(txn, body.blob) if body.blob else body.args,
-        blobs.get(txn, status.blob) if status.blob else status.result,
-        txn.get(keys.progress + pack_int(row.seq)) or b"",
-        LeaseId(txn.generation, status.lease, row.seq) if leased else None,
-        tuple(_task_id(txn, keys, seq, body) for seq in body.after),
-        _task_id(txn, keys, body.redrive_of, body) if body.redrive_of else None,
-        _task_id(txn, keys, status.redriven_by, body) if status.redriven_by else None,
+        row=row,
+        why=explain_state(txn, universe, row),
+        args=blobs.get(txn, body.blob) if body.blob else body.args,
+        result=blobs.get(txn, status.blob) if status.blob else status.result,
+        progress=txn.get(keys.progress + pack_int(row.seq)) or b"",
+        lease=LeaseId(txn.generation, status.lease, row.seq) if leased else None,
+        after=tuple(_task_id(txn, keys, seq, body) for seq in body.after),
+        redrive_of=_task_id(txn, keys, body.redrive_of, body) if body.redrive_of else None,
+        redriven_by=_task_id(txn, keys, status.redriven_by, body) if status.redriven_by else None,
     )
 
 

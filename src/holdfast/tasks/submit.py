@@ -192,7 +192,12 @@ class _TaskBatch:
         spec_hash = self._spec_rows[spec_no].spec_hash
         row = pack(TaskBodyRow(spec_hash, args, self._unit.now_ns, self._generation))
         self._put(self._bodies + pack_int(seq), row)
-        self._ranges.add(spec_no, seq)
+        ranges = self._ranges
+        # Inlined: a method call per task was measurable.
+        if seq == ranges.last + 1 and spec_no == ranges.spec_no:
+            ranges.last = seq
+        else:
+            ranges.start(spec_no, seq)
         self._created.append(seq)
         self._rows.append(row)
         self.seqs.append(seq)
@@ -267,29 +272,28 @@ class _TaskBatch:
 class _ReadyRanges:
     """Writes one index row for consecutive ready tasks of a spec. `counts` has the tasks by spec."""
 
-    __slots__ = ("_first", "_last", "_prefixes", "_spec_no", "_unit", "counts")
+    __slots__ = ("_first", "_prefixes", "_unit", "counts", "last", "spec_no")
 
     def __init__(self, unit: UnitOfWork, prefixes: list[bytes]) -> None:
         self._unit = unit
         self._prefixes = prefixes
         # The open range: its spec, its first and its last seq.
-        self._spec_no, self._first, self._last = 0, 0, -1
+        self.spec_no, self._first, self.last = 0, 0, -1
         self.counts = [0] * len(prefixes)
 
-    def add(self, spec_no: int, seq: int) -> None:
-        if seq != self._last + 1 or spec_no != self._spec_no:
-            self.flush()
-            self._spec_no, self._first = spec_no, seq
-        self._last = seq
-        self.counts[spec_no] += 1
+    def start(self, spec_no: int, seq: int) -> None:
+        """Start a range after the open one. The caller extends it by setting `last`."""
+        self.flush()
+        self.spec_no, self._first, self.last = spec_no, seq, seq
 
     def flush(self) -> None:
         """Write the row of the open range and close the range."""
         first = self._first
         if first:
-            row_key = self._prefixes[self._spec_no] + pack_int(first)
-            self._unit.txn.put(row_key, encode_range(first, self._last))
-            self._first, self._last = 0, -1
+            row_key = self._prefixes[self.spec_no] + pack_int(first)
+            self._unit.txn.put(row_key, encode_range(first, self.last))
+            self.counts[self.spec_no] += self.last + 1 - first
+            self._first, self.last = 0, -1
 
 
 @lru_cache(1024)

@@ -90,7 +90,14 @@ def plan_fork(
     if timers == "drop":
         wishes = wishes._replace(timers=())
     return ForkPlan(
-        universe, parent.definition.type, parent_id, height, hash, state, effects, wishes
+        universe=universe,
+        type=parent.definition.type,
+        parent_id=parent_id,
+        height=height,
+        hash=hash,
+        state=state,
+        policy=effects,
+        wishes=wishes,
     )
 
 

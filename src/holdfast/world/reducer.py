@@ -60,18 +60,18 @@ def run_step(
 ) -> StepResult:
     """Apply one ingress to the state, in place, and return the journal step and the intents."""
     frame = ReducerInputs(
-        world.universe,
-        world.world_id,
-        world.name,
-        height,
-        wall_ns,
-        entropy,
-        generation,
-        ingress.correlation_id,
-        world.definition.wants_mail_receipts,
-        ingress,
-        world.definition.type,
-        replay,
+        universe=world.universe,
+        world_id=world.world_id,
+        name=world.name,
+        height=height,
+        wall_ns=wall_ns,
+        entropy=entropy,
+        generation=generation,
+        correlation_id=ingress.correlation_id,
+        wants_mail_receipts=world.definition.wants_mail_receipts,
+        cause=ingress,
+        type=world.definition.type,
+        replay=replay,
     )
     cx = Context(frame, world.registry)
     outcome, error = _run_handler(world, state, ingress, cx)
@@ -79,19 +79,19 @@ def run_step(
     failed = outcome is StepOutcome.FAILED
     intents = [] if failed else cx.intents
     step = JournalStep(
-        seq,
-        ingress,
-        wall_ns,
-        entropy,
-        world.definition.version,
-        generation,
-        outcome,
-        [intent.replay_digest() for intent in intents],
-        error,
-        None if failed else cx.replied,
-        base,
-        b"",
-        world.definition.shape,
+        seq=seq,
+        ingress=ingress,
+        wall_ns=wall_ns,
+        entropy=entropy,
+        code=world.definition.version,
+        generation=generation,
+        outcome=outcome,
+        emitted=[intent.replay_digest() for intent in intents],
+        error=error,
+        reply=None if failed else cx.replied,
+        base=base,
+        state=b"",
+        shape=world.definition.shape,
     )
     return StepResult(step, intents, failed, [] if failed else cx.addressed)
 
@@ -103,19 +103,19 @@ def make_unknown_step(
     replay."""
     error = f"unknown_event: no worker declared {ingress.type!r} of {world.definition.type} in time"
     return JournalStep(
-        seq,
-        ingress,
-        wall_ns,
-        b"",
-        world.definition.version,
-        generation,
-        StepOutcome.UNKNOWN,
-        [],
-        error,
-        None,
-        base,
-        b"",
-        world.definition.shape,
+        seq=seq,
+        ingress=ingress,
+        wall_ns=wall_ns,
+        entropy=b"",
+        code=world.definition.version,
+        generation=generation,
+        outcome=StepOutcome.UNKNOWN,
+        emitted=[],
+        error=error,
+        reply=None,
+        base=base,
+        state=b"",
+        shape=world.definition.shape,
     )
 
 

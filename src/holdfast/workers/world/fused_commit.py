@@ -22,6 +22,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import CYCLES_BYTES_MAX
@@ -29,6 +31,7 @@ from holdfast.durable.inbox import InboxEntry
 from holdfast.errors import CommitUnknown, Conflict, HoldfastError, from_wire
 from holdfast.messages import Intent, TimerSet, receipt_ingress
 from holdfast.runner import claim_ops
+from holdfast.runner.claim_ops import ClaimRequest
 from holdfast.runner.commit_handoff import Handoff
 from holdfast.runner.work import WorkOutcome
 from holdfast.store.api import Deferred, Future, Store, Txn
@@ -167,19 +170,19 @@ class FusedCommitter:
         return True
 
     def offer_capacity(self, handoff: Handoff) -> bool:
-        assert handoff.claim_args is not None
+        assert handoff.claim_request is not None
         with self._offers_lock:
-            if self._wakeup is None or handoff.claim_args[0] in self._offers:
+            if self._wakeup is None or handoff.claim_request.queue in self._offers:
                 return False
-            self._offers[handoff.claim_args[0]] = handoff
+            self._offers[handoff.claim_request.queue] = handoff
             return True
 
     def cancel_offer(self, handoff: Handoff) -> bool:
-        assert handoff.claim_args is not None
+        assert handoff.claim_request is not None
         with self._offers_lock:
-            if self._offers.get(handoff.claim_args[0]) is not handoff:
+            if self._offers.get(handoff.claim_request.queue) is not handoff:
                 return False
-            del self._offers[handoff.claim_args[0]]
+            del self._offers[handoff.claim_request.queue]
             return True
 
     # -- for the timer worker --------------------------------------------------------------------
@@ -423,14 +426,16 @@ def commit_fused(
     """The fused transaction: commit the cycles, settle their effects, claim the next items."""
     committed = commit(txn, cycles)
     # Claim requests of one runner are merged. The last of its hand-offs returns the claims.
-    claim_requests: dict[tuple[str, str], tuple[int, tuple[Any, ...]]] = {}
+    claim_requests: dict[tuple[str, str], tuple[int, ClaimRequest]] = {}
     for index, handoff in enumerate(handoffs):
-        if handoff.claim_args is not None:
-            name, timers, owner, limit, *rest = handoff.claim_args
-            _, before = claim_requests.get((name, owner), (index, (name, timers, owner, 0)))
-            claim_requests[name, owner] = index, (name, timers, owner, before[3] + limit, *rest)
+        if handoff.claim_request is not None:
+            request = handoff.claim_request
+            former = claim_requests.get((request.queue, request.owner))
+            if former is not None:
+                request = replace(request, limit=former[1].limit + request.limit)
+            claim_requests[request.queue, request.owner] = index, request
     return committed, {
-        index: claim_ops.claim_batch(txn, *taking) for index, taking in claim_requests.values()
+        index: claim_ops.claim_batch(txn, request) for index, request in claim_requests.values()
     }
 
 

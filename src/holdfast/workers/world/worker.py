@@ -253,9 +253,8 @@ class WorldWorker(TickService):
             self.worker,
             self.incarnation,
             (self.name,),
-            hosted,
-            0,
-            self._code_digest,
+            worlds=hosted,
+            code=self._code_digest,
         )
         return beat
 
