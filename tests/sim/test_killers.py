@@ -11,7 +11,7 @@ from holdfast.sim.scheduler import SimThreadPool
 from holdfast.sim.settings import HAS_LEDGER
 from tests.processes import ROOT, Proc
 from tests.simulation import killers, planted_session
-from tests.simulation.checkers import CHECKERS
+from tests.simulation.checkers import CHECKERS, Checker
 from tests.simulation.killers import Killer, SearchJob, checkers_that_report, search
 from tests.simulation.mutants import MUTANTS
 
@@ -52,6 +52,21 @@ def test_stored_checkers_are_registered_and_not_empty() -> None:
     for name in WITH_SEED:
         assert KILLERS[name].checkers, name
         assert set(KILLERS[name].checkers) <= CHECKERS.keys(), name
+
+
+def test_each_checker_reports_a_planted_bug() -> None:
+    reported = {number for name in WITH_SEED for number in KILLERS[name].checkers}
+    assert reported == CHECKERS.keys()
+
+
+def test_stored_seed_kills_nothing_without_its_checker(
+    threads: SimThreadPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, seed = "task expiry: extended ones too", KILLERS["task expiry: extended ones too"].seed
+    assert seed is not None
+    assert checkers_that_report(name, seed, threads)[0] == ["L5"]
+    monkeypatch.setitem(CHECKERS, "L5", Checker("L5", "reports nothing", ()))
+    assert checkers_that_report(name, seed, threads)[0] == []
 
 
 def test_number_of_surviving_bugs_only_falls() -> None:

@@ -147,7 +147,7 @@ def single_faults(boundaries: int, faults: Sequence[Fault] = FAULTS) -> Iterator
 def rotated_faults(boundaries: int, faults: Sequence[Fault] = FAULTS) -> Iterator[FaultsByCommit]:
     """One fault at each commit, the faults in turn."""
     for boundary in range(1, boundaries + 1):
-        yield {boundary: faults[boundary % len(faults)]}
+        yield {boundary: faults[(boundary - 1) % len(faults)]}
 
 
 def fault_pairs(boundaries: int, pairs_max: int = PAIRS_MAX) -> Iterator[FaultsByCommit]:
