@@ -44,7 +44,7 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup  ## run the demo
 	$(BIN)/python -m holdfast.cli demo
 
-test: setup test-system  ## run every suite, with the time of each
+test: setup test-system  ## run every test on two worker processes, with the time of each part
 	$(BIN)/python tools/suites.py
 
 check: setup  ## format, lint, types, layers, generated docs (first step of CI)
@@ -60,6 +60,10 @@ check: setup  ## format, lint, types, layers, generated docs (first step of CI)
 sim: setup  ## simulate SEEDS seeds (2000)
 	$(BIN)/python -m pytest -q -m deep tests/sim
 	$(BIN)/holdfast sim --seeds $(SEEDS)
+
+.PHONY: killers
+killers: setup  ## search seeds that kill the planted bugs, and store them for `make test` (within SEEDS seeds)
+	$(BIN)/python -m tests.simulation.killers --seeds $(SEEDS)
 
 # Ten minutes, unless BUDGET is given.
 CHAOS_BUDGET = $(if $(filter file,$(origin BUDGET)),600,$(BUDGET))

@@ -36,7 +36,7 @@ from holdfast.store.postgres.store import PostgresStore
 from tests.process.watch import until
 
 NEWEST, OLDEST = 18, 16
-# The store kinds of the `rig` fixtures. The parameter `postgres` puts a test into the suite "postgresql".
+# The store kinds of the `rig` fixtures. The parameter `postgres` marks a test with `postgresql`.
 RIG_STORES = ("memory", "postgres")
 # The same for large groups of similar tests: they run on PostgreSQL in `make chaos` only.
 RIG_STORES_DEEP = ("memory", pytest.param("postgres", marks=pytest.mark.deep))

@@ -110,7 +110,7 @@ import sys
 from holdfast import store as stores
 
 store = stores.open(sys.argv[1])
-store._client._sock.sendall((1 << 20).to_bytes(4, "big") + b"the beginning")
+store._client._connection.sock.sendall((1 << 20).to_bytes(4, "big") + b"the beginning")
 print("ready", flush=True)
 sys.stdin.readline()
 """

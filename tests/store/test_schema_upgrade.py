@@ -22,12 +22,13 @@ from holdfast.store.admin import raw_access
 from holdfast.store.admin.copy import copy_store
 from holdfast.store.admin.new_generation import start_new_generation
 from holdfast.store.api import Store
-from holdfast.store.engine import CommitRequest, StoreEngine, check_schema
+from holdfast.store.engine import StoreEngine, check_schema
 from holdfast.store.lmdb.backup import restore_backup
 from holdfast.store.lmdb.inspection import inspect_store
 from holdfast.store.lmdb.redo_log import LOG_FILES, RedoRecovery, _read_headers
 from holdfast.store.memory_backend import MemoryBackend
 from holdfast.store.postgres.store import PostgresStore
+from holdfast.store.requests import CommitRequest
 from holdfast.store.schema import SCHEMA_VERSION, SchemaMatch
 from tests.postgres import fresh_url
 from tests.process.refusal_checks import refused, untouched
