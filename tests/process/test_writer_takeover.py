@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +19,16 @@ from holdfast.durable import journal, lease
 from holdfast.errors import CommitUnknown, Held, StoreClosed
 from holdfast.store.api import Store, Txn
 from holdfast.store.lmdb.writer_address import SOCKET_FILE, short_directory
-from tests.process.watch import KILLS, OsProcess, lock_holders, until, writer_of, writers_of
+from tests.process.conftest import LIMITS
+from tests.process.watch import (
+    KILLS,
+    OsProcess,
+    assert_no_process_left,
+    lock_holders,
+    until,
+    writer_of,
+    writers_of,
+)
 from tests.processes import python_proc
 
 MODULES = (
@@ -29,6 +39,8 @@ MODULES = (
     "holdfast.durable.lease",
 )
 
+# Kept over restarts of the machine, so it is no tmpfs.
+DISK = "/var/tmp"
 THREADS = 8
 STOPS = 3
 # Tries to hit the moment between lock and socket. Most tries hit it.
@@ -102,6 +114,15 @@ store._client._connection.sock.sendall((1 << 20).to_bytes(4, "big") + b"the begi
 print("ready", flush=True)
 sys.stdin.readline()
 """
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A store on a disk: on tmpfs no commit stays in fdatasync long enough to be observed."""
+    with tempfile.TemporaryDirectory(prefix="hf-", dir=DISK) as folder:
+        path = Path(folder) / "store"
+        yield path
+        assert_no_process_left(path, LIMITS.idle_exit_s, slack_s=10)
 
 
 class IncrementThreads:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture
 def url() -> str:
-    return fresh_url()
+    return fresh_url(empty=True)
 
 
 @pytest.fixture
