@@ -149,15 +149,24 @@ def _create_tasks(
         if txn.get(spec_row.key) is None:
             txn.put(spec_row.key, spec_row.row)
     batch = _TaskBatch(unit, specs, spec_rows)
+    # The arguments of consecutive tasks of one spec without options. They are ready at once.
+    ready: list[bytes] = []
+    ready_spec_no = 0
     for spec_no, new_task in zip(spec_of_each, new, strict=True):
         args, blob = new_task.args, b""
         if len(args) > BLOB_THRESHOLD_BYTES:
             args, blob = b"", blobs.put(txn, args)
-        # The common case: a task without key, limit, delay or dependencies is ready at once.
-        if not (new_task.key or new_task.limit or new_task.after or new_task.delay_ns or blob):
-            batch.add_ready(spec_no, args)
-        else:
+        has_options = new_task.key or new_task.limit or new_task.after or new_task.delay_ns or blob
+        if ready and (has_options or spec_no != ready_spec_no):
+            batch.add_ready(ready_spec_no, ready)
+            ready = []
+        if has_options:
             batch.add(spec_no, new_task, args, blob)
+        else:
+            ready_spec_no = spec_no
+            ready.append(args)
+    if ready:
+        batch.add_ready(ready_spec_no, ready)
     batch.save()
     unit.close()
     return batch.seqs
@@ -169,7 +178,7 @@ class _TaskBatch:
     """
 
     __slots__ = (
-        "_bodies", "_created", "_dead_on_arrival", "_generation", "_put", "_ranges", "_rows", "_seq",
+        "_bodies", "_created", "_dead_on_arrival", "_generation", "_put", "_ready_counts", "_rows", "_seq",
         "_spec_rows", "_specs", "_unit", "seqs",
     )  # fmt: skip
 
@@ -180,32 +189,30 @@ class _TaskBatch:
         self._put, self._bodies = unit.txn.put, unit.keys.bodies
         self._generation = unit.txn.generation
         self._seq = unit.txn.count(unit.keys.seq_counter)
-        self._ranges = _ReadyRanges(unit, [spec_row.ready_prefix for spec_row in spec_rows])
+        self._ready_counts = [0] * len(specs)
         self._created: list[int] = []
         self._rows: list[bytes] = []
         self._dead_on_arrival: list[tuple[int, TaskSpec]] = []
         self.seqs: list[int] = []
 
-    def add_ready(self, spec_no: int, args: bytes) -> None:
-        """Create a task without options. It joins the open range."""
-        self._seq = seq = self._seq + 1
-        spec_hash = self._spec_rows[spec_no].spec_hash
-        row = pack(TaskBodyRow(spec_hash, args, self._unit.now_ns, self._generation))
-        self._put(self._bodies + pack_int(seq), row)
-        ranges = self._ranges
-        # Inlined: a method call per task was measurable.
-        if seq == ranges.last + 1 and spec_no == ranges.spec_no:
-            ranges.last = seq
-        else:
-            ranges.start(spec_no, seq)
-        self._created.append(seq)
-        self._rows.append(row)
-        self.seqs.append(seq)
+    def add_ready(self, spec_no: int, arguments: list[bytes]) -> None:
+        """Create consecutive tasks of one spec without options. One index row has their range."""
+        put, bodies, spec_row = self._put, self._bodies, self._spec_rows[spec_no]
+        now_ns, generation, rows = self._unit.now_ns, self._generation, self._rows
+        first, last = self._seq + 1, self._seq + len(arguments)
+        spec_hash, seqs = spec_row.spec_hash, range(first, last + 1)
+        for seq, args in zip(seqs, arguments, strict=True):
+            row = pack(TaskBodyRow(spec_hash, args, now_ns, generation))
+            put(bodies + pack_int(seq), row)
+            rows.append(row)
+        put(spec_row.ready_prefix + pack_int(first), encode_range(first, last))
+        self._seq = last
+        self._ready_counts[spec_no] += len(arguments)
+        self._created += seqs
+        self.seqs += seqs
 
     def add(self, spec_no: int, new_task: TaskToSubmit, args: bytes, blob: bytes) -> None:
         """Create a task with options, or find the task of its key."""
-        # Close the range: this task may depend on one of its tasks, which then splits off.
-        self._ranges.flush()
         unit, spec, spec_hash = self._unit, self._specs[spec_no], self._spec_rows[spec_no].spec_hash
         existing = _find_by_key(unit, new_task, spec_hash, spec)
         if existing:
@@ -256,8 +263,7 @@ class _TaskBatch:
     def save(self) -> None:
         """Write the counters and the log record."""
         unit = self._unit
-        self._ranges.flush()
-        for spec, count in zip(self._specs, self._ranges.counts, strict=True):
+        for spec, count in zip(self._specs, self._ready_counts, strict=True):
             if count:
                 unit.counts.add(spec.queue, "ready", count)
                 unit.notify_queue(spec.queue)
@@ -267,33 +273,6 @@ class _TaskBatch:
         for dead, spec in self._dead_on_arrival:
             unit.log.append(TasksDead([dead], dependents.DEPENDENCY_FAILED))
             unit.finish(dead, spec, "dead", awaited=False)
-
-
-class _ReadyRanges:
-    """Writes one index row for consecutive ready tasks of a spec. `counts` has the tasks by spec."""
-
-    __slots__ = ("_first", "_prefixes", "_unit", "counts", "last", "spec_no")
-
-    def __init__(self, unit: UnitOfWork, prefixes: list[bytes]) -> None:
-        self._unit = unit
-        self._prefixes = prefixes
-        # The open range: its spec, its first and its last seq.
-        self.spec_no, self._first, self.last = 0, 0, -1
-        self.counts = [0] * len(prefixes)
-
-    def start(self, spec_no: int, seq: int) -> None:
-        """Start a range after the open one. The caller extends it by setting `last`."""
-        self.flush()
-        self.spec_no, self._first, self.last = spec_no, seq, seq
-
-    def flush(self) -> None:
-        """Write the row of the open range and close the range."""
-        first = self._first
-        if first:
-            row_key = self._prefixes[self.spec_no] + pack_int(first)
-            self._unit.txn.put(row_key, encode_range(first, self.last))
-            self.counts[self.spec_no] += self.last + 1 - first
-            self._first, self.last = 0, -1
 
 
 @lru_cache(1024)
