@@ -223,8 +223,9 @@ def test_submit_when_inside_batched_is_sent_with_the_batch(
     with open_store("lmdb", tmp_path) as store:
         assert isinstance(store, LmdbStore)
         sent: list[bytes] = []
-        send = store._client._send
-        monkeypatch.setattr(store._client, "_send", lambda data: sent.append(data) or send(data))
+        connection = store._client._connection
+        send = connection.send
+        monkeypatch.setattr(connection, "send", lambda data: sent.append(data) or send(data))
         with store.batched():
             parked = park_lease_request(store)
             assert sent == []

@@ -1,7 +1,7 @@
 """Document 004, section 4 and protocols C and D: effects, from intent to receipt.
 
 Each test names the rule it checks. Where the design differs from the document, the test checks the
-design and its rule text says so. Timers and fabric have separate files.
+design and its rule text names the difference. Timers and fabric have separate files.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ MODULES = (
     "holdfast.world.messaging.outbox",
     "holdfast.world.intents",
     "holdfast.workers.mail.delivery",
-    "holdfast.workers.mail.routing",
+    "holdfast.workers.mail.router",
     "holdfast.app.builtin_effects.fabric",
 )
 

@@ -18,10 +18,11 @@ from holdfast.clock import SimClock
 from holdfast.config import COMMIT_ROWS_MAX
 from holdfast.errors import Invalid, RequestCancelled
 from holdfast.store.api import ParkedTransaction, Store, Txn
-from holdfast.store.engine import PARKED, CommitRequest, StoreEngine
+from holdfast.store.engine import StoreEngine
 from holdfast.store.lmdb.store import LmdbStore
 from holdfast.store.memory_backend import MemoryBackend
 from holdfast.store.parked_requests import UNPARK_TRIES_MAX
+from holdfast.store.requests import PARKED, CommitRequest
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.model import EXECUTOR_KINDS, TaskSpec, keys_of, pack_int
 from holdfast.tasks.operations import GrantRequest, TaskToSubmit
@@ -87,7 +88,7 @@ def test_waiting_threads_are_woken_when_a_parked_answer_is_unread(
 ) -> None:
     """The answer of the parked request comes first in the frame; its thread reads it later."""
     # Disables polling: waiting threads proceed only if they are woken.
-    monkeypatch.setattr("holdfast.store.lmdb.writer_client._POLL_S", 10 * WITHIN_S)
+    monkeypatch.setattr("holdfast.store.lmdb.writer_client.POLL_S", 10 * WITHIN_S)
     lmdb.submit(submit_tasks).result(WITHIN_S)  # starts the receiver thread
     link = lmdb._client
     woken: list[int] = []

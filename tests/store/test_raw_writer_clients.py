@@ -13,7 +13,6 @@ import pytest
 from holdfast import __version__, codec
 from holdfast.errors import RequestCancelled
 from holdfast.store.api import Txn
-from holdfast.store.engine import CommitAnswer, CommitRequest
 from holdfast.store.lmdb.protocol import (
     PROTOCOL,
     ClientHello,
@@ -24,6 +23,7 @@ from holdfast.store.lmdb.protocol import (
 )
 from holdfast.store.lmdb.store import LmdbStore
 from holdfast.store.lmdb.writer_process import connect
+from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.model import EXECUTOR_KINDS, TaskSpec, keys_of, pack_int
 from holdfast.tasks.operations import GrantRequest, TaskToSubmit

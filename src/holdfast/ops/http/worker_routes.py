@@ -21,7 +21,7 @@ from holdfast.ops.http.json_values import arguments_to_json, decode, pack_json
 from holdfast.ops.http.long_poll import LongPoller
 from holdfast.ops.http.problem import HttpResponse, encode_json
 from holdfast.ops.http.request_schemas import CompletionBody, FailureBody, HeartbeatBody, LeaseBody
-from holdfast.ops.http.routing import ClientDisconnect, RouteCall
+from holdfast.ops.http.router import ClientDisconnect, RouteCall
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.worker_registry import HttpWorkerRegistry
 from holdfast.store.api import Deferred, Store, Txn
@@ -58,7 +58,7 @@ class WorkerRoutes:
         self._server = server
         self._store = store
         self._universe = universe
-        self._long_poller = LongPoller(store, universe, server.loop)
+        self._long_poller = LongPoller(store, universe, server.loop, server.run_in_thread)
         registry = self._registry = HttpWorkerRegistry(store, universe)
         self._heartbeats = server.loop.create_task(registry.run(server.run_in_thread))
 

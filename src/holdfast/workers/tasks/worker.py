@@ -106,17 +106,16 @@ class TaskWorkerIdentity(NamedTuple):
 class LoopSleep:
     """The sleep of the worker loop. A finished attempt wakes the loop only while it sleeps."""
 
-    def __init__(self, store: Store, topics: list[str], name: str) -> None:
+    def __init__(self, store: Store, topics: list[str]) -> None:
         self._store = store
         self._topics = topics
-        self._name = name
         self._wakeup: Wakeup | None = None
         self._sleeping = False
         # The last commit of the topics that the loop knows.
         self._last_commit = 0
 
     def open(self) -> None:
-        self._wakeup = Wakeup(self._store, self._topics, name=self._name)
+        self._wakeup = Wakeup(self._store, self._topics)
 
     def close(self) -> None:
         if self._wakeup is not None:
@@ -182,7 +181,7 @@ class TaskWorker:
         self._clock = clock
         self._grace_ns = int(stop_grace_s * S)
         self._stopping = threading.Event()
-        self._sleep = LoopSleep(store, identity.topics, identity.worker)
+        self._sleep = LoopSleep(store, identity.topics)
         self._reports = ReportBuffer(store, universe, identity.owner, clock)
         self._executors = TaskExecutors(
             codes,
