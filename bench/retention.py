@@ -59,7 +59,7 @@ HEADER = ("minute", "tasks kept", "rows", "MB", "seconds")
 
 
 @dataclass(frozen=True)
-class Amount:
+class RetentionAmount:
     rate: int = 1_000
     minutes: int = 60
     retain_s: float = 60.0
@@ -189,7 +189,9 @@ def by_http(store: Store) -> Iterator[Callable[[], None]]:
 BY = {"worker": by_worker, "http": by_http}
 
 
-def run(site: Site, by: str, amount: Amount, tell: Callable[[Minute], None]) -> list[Minute]:
+def run(
+    site: Site, by: str, amount: RetentionAmount, tell: Callable[[Minute], None]
+) -> list[Minute]:
     """The simulated minutes, each with its size at the end."""
     store, keys = site.store, keys_of(UNIVERSE)
     spec = TaskSpec(NAME, retain_ns=int(amount.retain_s * S))
@@ -245,7 +247,7 @@ def ratios_of(minutes: Sequence[Minute], first: int) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
-    amount = Amount(args.rate, args.minutes, args.retain_s, args.batch)
+    amount = RetentionAmount(args.rate, args.minutes, args.retain_s, args.batch)
     print(_line(HEADER), flush=True)
     with new_directory(args.dir) as directory:
         site = PgSite(args.store) if args.store else LmdbSite(directory)

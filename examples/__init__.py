@@ -1,1 +1,1 @@
-"""Examples: one directory each. `demo` is what `holdfast demo` runs, the others have a README."""
+"""Examples: one directory each. `holdfast demo` runs `demo`. The other directories have a README."""

@@ -164,7 +164,7 @@ def test_recorded_durations_order_the_files_of_the_next_run(
     assert json.loads(path.read_text()) == {"tests/store/test_long.py": 7, "tests/test_short.py": 1}
     monkeypatch.setattr(file_order, "DURATIONS", path)
     names = ["test_short", "store/test_long", "test_new", "test_short"]
-    items = [Item(suites.ROOT / "tests" / f"{name}.py") for name in names]
+    items = [CollectedItem(suites.ROOT / "tests" / f"{name}.py") for name in names]
     file_order.pytest_collection_modifyitems(items)  # type: ignore[arg-type]
     assert [item.path.stem for item in items] == [
         "test_new", "test_long", "test_short", "test_short",
@@ -172,7 +172,7 @@ def test_recorded_durations_order_the_files_of_the_next_run(
 
 
 @dataclass
-class Item:
+class CollectedItem:
     path: Path
 
 

@@ -93,7 +93,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="holdfast-mutation-") as place:
         tree = Path(place)
         copy_tree(tree)
-        with Server(tree) as server:
+        with MutationServer(tree) as server:
             outcomes = list(planted(marked, args.count, args.seed, tree, server))
     return report(outcomes, args.seed, args.json)
 
@@ -120,7 +120,7 @@ def copy_tree(tree: Path) -> None:
 
 
 def planted(
-    marked: list[Marked], count: int, seed: int, tree: Path, server: Server
+    marked: list[Marked], count: int, seed: int, tree: Path, server: MutationServer
 ) -> Iterator[dict[str, str]]:
     """Mutations of `count` tests. A test that executes no line of its modules is skipped."""
     left, at = count, 0
@@ -139,7 +139,7 @@ def planted(
 
 
 def tried(
-    test: Marked, path: str, mutation: Mutation, tree: Path, server: Server
+    test: Marked, path: str, mutation: Mutation, tree: Path, server: MutationServer
 ) -> dict[str, str]:
     source = (ROOT / path).read_text(encoding="utf-8")
     (tree / path).write_text(mutation.apply(source), encoding="utf-8")
@@ -173,7 +173,9 @@ def files_of(test: Marked) -> list[str]:
     ]
 
 
-def executed(tests: list[Marked], tree: Path, server: Server) -> dict[str, dict[str, list[int]]]:
+def executed(
+    tests: list[Marked], tree: Path, server: MutationServer
+) -> dict[str, dict[str, list[int]]]:
     """The executed lines of the tests' modules, by test and file, from one run of all tests."""
     out = tree / "executed.json"
     out.unlink(missing_ok=True)
@@ -186,7 +188,7 @@ def executed(tests: list[Marked], tree: Path, server: Server) -> dict[str, dict[
     return lines
 
 
-class Server:
+class MutationServer:
     """Runs tests in a copied tree, one after the other (`tools/mutation_server.py`).
 
     `libraries` are imported before the first test. The default is all libraries that the tests import.
@@ -202,7 +204,7 @@ class Server:
             text=True,
         )
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> MutationServer:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -52,7 +52,7 @@ class Dbos:
             self._load("worker", url),
             self._load("client", url) as client,
         ):
-            yield Turn(client)
+            yield DbosTurn(client)
 
     @contextlib.contextmanager
     def database(self, directory: Path) -> Iterator[str]:
@@ -63,7 +63,7 @@ class Dbos:
         return Load([self._python, SCRIPT, role, argument])
 
 
-class Turn:
+class DbosTurn:
     def __init__(self, client: Load) -> None:
         self._client = client
         client.ask("senders", keys=KEYS, per_key=1, callers=SENDERS)

@@ -15,7 +15,7 @@ from typing import Any
 from bench.peers.answers import serve
 from bench.peers.flow_client import LATENCY_POLL_S, POLL_S, POLL_SHARE, in_time
 from bench.peers.flow_timers import Timers
-from bench.peers.flows import STEPS, Go, Want, Woken, app, bulk
+from bench.peers.flows import STEPS, Go, StepsRequested, TimerDue, app, bulk
 from holdfast.durable import inbox, journal, queue
 from holdfast.store.api import Txn
 from holdfast.world import intents
@@ -30,7 +30,7 @@ class Client(Timers):
         With `steps=0`, for stores without a pool, each world gets only an event.
         """
         names = self.new(count)
-        self.send([(name, Go(steps) if steps else Woken(0)) for name in names])
+        self.send([(name, Go(steps) if steps else TimerDue(0)) for name in names])
         self.until(names, [1 + steps] * count)
         return {"names": names}
 
@@ -112,7 +112,7 @@ class Client(Timers):
         goal = _all_of(self._counts()) + count
         events = [min(per_event, count - at) for at in range(0, count, per_event)]
         began = time.perf_counter()
-        self.send([(names[at % len(names)], Want(n)) for at, n in enumerate(events)])
+        self.send([(names[at % len(names)], StepsRequested(n)) for at, n in enumerate(events)])
         while _all_of(self._counts()) < goal:
             in_time(began)
             time.sleep(LATENCY_POLL_S)
@@ -138,7 +138,9 @@ class Client(Timers):
             # Claimed effects do not count as backlog. Requested effects on their way to the queue do.
             missing = backlog - last.ready - (requested - _all_of(last))
             if missing >= per_event:
-                sends = [(next(turn), Want(per_event)) for _ in range(missing // per_event)]
+                sends = [
+                    (next(turn), StepsRequested(per_event)) for _ in range(missing // per_event)
+                ]
                 self.send(sends)
                 requested += per_event * len(sends)
             time.sleep(POLL_S)
@@ -164,7 +166,7 @@ class Client(Timers):
             time.sleep(POLL_S)
         for name, subject in zip(names, self.subjects(names), strict=True):
             height = self.store.read(journal.head, subject).height
-            self.send([(name, Want(1))])
+            self.send([(name, StepsRequested(1))])
             self.until_height(subject, height + 1)
             dispatched, at = self._counts().done, time.perf_counter()
             while self.store.read(_delivered, subject) < height + 2:

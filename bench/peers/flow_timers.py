@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from bench.peers.flow_client import FlowClient
-from bench.peers.flows import Flow, Wake, Woken
+from bench.peers.flows import Flow, TimerDue, Wake
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.durable import queue
@@ -50,7 +50,7 @@ class Timers(FlowClient):
             (entry.step.wall_ns - entry.event.due_ns) / 1e6
             for handle in handles
             for entry in handle.journal()
-            if isinstance(entry.event, Woken)
+            if isinstance(entry.event, TimerDue)
         ]
         assert len(late) == count, f"{len(late)} of {count} timers fired"
         return {"late": late, "set_s": set_s}
@@ -75,7 +75,7 @@ class Timers(FlowClient):
             late += [
                 (entry.step.wall_ns - entry.event.due_ns) / 1e6
                 for entry in entries
-                if isinstance(entry.event, Woken)
+                if isinstance(entry.event, TimerDue)
             ]
         assert len(late) == count, f"{len(late)} of {count} timers fired"
         return {"late": late}
@@ -85,7 +85,7 @@ class Timers(FlowClient):
 
         They are due from an hour on, a second apart for each batch.
         """
-        timer = TimerSet("pending", "Woken", codec.pack({"due_ns": 0}), delay_ns=HOUR_NS)
+        timer = TimerSet("pending", "TimerDue", codec.pack({"due_ns": 0}), delay_ns=HOUR_NS)
         intent = Intent(
             universe_id=self.universe,
             world_id="0" * 32,
@@ -143,7 +143,7 @@ class Timers(FlowClient):
         last_ns = 0
         for name, was in zip(names, before, strict=True):
             for entry in self.runtime.world(Flow, name).journal(was + 1):
-                if isinstance(entry.event, Woken):
+                if isinstance(entry.event, TimerDue):
                     last_ns = max(last_ns, entry.step.wall_ns)
         return {"seconds": (last_ns - due_ns) / 1e9}
 

@@ -1,8 +1,8 @@
 """The application of the effect benchmarks, as a user would write it: `holdfast up bench.peers.flows:app`.
 
 - `Go` starts a chain of no-op effects. Each receipt requests the next effect, up to the given number.
-- `Want` requests many effects at once: a backlog, or a flood. The world only counts their receipts.
-- `Wake` sets a timer for a wall-clock time or for a delay. `Woken` is its event.
+- `StepsRequested` requests many effects at once: a backlog, or a flood. The world only counts their receipts.
+- `Wake` sets a timer for a wall-clock time or for a delay. `TimerDue` is its event.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Go(hf.Event):
     is_async: bool = False
 
 
-class Want(hf.Event):
+class StepsRequested(hf.Event):
     count: int
 
 
@@ -28,7 +28,7 @@ class Wake(hf.Event):
     after: bool = False
 
 
-class Woken(hf.Event):
+class TimerDue(hf.Event):
     due_ns: int
 
 
@@ -72,8 +72,8 @@ class Flow(hf.World):
         if self.left:
             cx.do(async_step, self.left)
 
-    @hf.on(Want)
-    def want(self, event: Want, cx: hf.Context) -> None:
+    @hf.on(StepsRequested)
+    def want(self, event: StepsRequested, cx: hf.Context) -> None:
         for n in range(event.count):
             cx.do(bulk, n)
 
@@ -83,14 +83,14 @@ class Flow(hf.World):
 
     @hf.on(Wake)
     def wake(self, event: Wake, cx: hf.Context) -> None:
-        woken = Woken(event.due_ns)
+        woken = TimerDue(event.due_ns)
         if event.after:
             cx.after(max(event.due_ns - cx.now_ns, 0) / 1e9, woken)
         else:
             cx.at(datetime.fromtimestamp(event.due_ns / 1e9, UTC), woken)
 
-    @hf.on(Woken)
-    def was_woken(self, event: Woken, cx: hf.Context) -> None:
+    @hf.on(TimerDue)
+    def was_woken(self, event: TimerDue, cx: hf.Context) -> None:
         self.woken += 1
 
 

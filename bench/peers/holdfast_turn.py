@@ -41,17 +41,17 @@ class Holdfast:
         }
 
     @contextlib.contextmanager
-    def turn(self, directory: Path) -> Iterator[Turn]:
+    def turn(self, directory: Path) -> Iterator[HoldfastTurn]:
         place = self.place(directory)
         with (
             place.store("holdfast") as path,
             spawn("client", path=str(path)) as client,
             spawn("worker", path=str(path), name="worker-1", policy={}) as worker,
         ):
-            yield Turn(client, worker)
+            yield HoldfastTurn(client, worker)
 
 
-class Turn:
+class HoldfastTurn:
     def __init__(self, client: Load, worker: Load) -> None:
         self._client = client
         self._worker = worker

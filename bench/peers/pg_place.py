@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).with_name("pg_server.py")
 INSERT_S = 2
 
 
-class Server:
+class PostgresServer:
     def __init__(self, directory: Path) -> None:
         self._load = Load([install.interpreter(), SCRIPT, directory / "pg"])
         self._numbers = itertools.count(1)
@@ -47,19 +47,19 @@ class Server:
         self._load.close(60.0)
 
 
-_serving: list[Server] = []
+_serving: list[PostgresServer] = []
 
 
-def server() -> Server:
+def server() -> PostgresServer:
     if not _serving:
         raise ProcessFailed("no PostgreSQL server runs: use `serving`")
     return _serving[-1]
 
 
 @contextlib.contextmanager
-def serving(parent: Path) -> Iterator[Server]:
+def serving(parent: Path) -> Iterator[PostgresServer]:
     with new_directory(parent) as directory:
-        started = Server(directory)
+        started = PostgresServer(directory)
         _serving.append(started)
         try:
             yield started

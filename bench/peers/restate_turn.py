@@ -64,11 +64,11 @@ class Restate:
     @contextlib.contextmanager
     def turn(self, directory: Path) -> Iterator[Any]:
         with self.running(directory) as load:
-            yield Turn(load)
+            yield RestateTurn(load)
 
     @contextlib.contextmanager
     def running(self, directory: Path, *arguments: str) -> Iterator[Load]:
-        """Server, service and client process. `arguments` are for service and client."""
+        """RestateServer, service and client process. `arguments` are for service and client."""
         service = free_port()
         serve = [self._python, HERE / self.service, str(service), str(self._services), *arguments]
         with Process(serve), self.server(directory) as server:
@@ -78,7 +78,7 @@ class Restate:
                 yield load
 
     @contextlib.contextmanager
-    def server(self, directory: Path) -> Iterator[Server]:
+    def server(self, directory: Path) -> Iterator[RestateServer]:
         node, ingress, admin = (free_port() for _ in range(3))
         base = directory / "restate"
         base.mkdir()
@@ -97,11 +97,11 @@ class Restate:
                 _until_up(f"http://127.0.0.1:{ingress}/restate/health")
             except ProcessFailed as error:
                 raise ProcessFailed(f"{error}: {process.errors()}") from None
-            yield Server(process, ingress, admin)
+            yield RestateServer(process, ingress, admin)
 
 
 @dataclass(frozen=True)
-class Server:
+class RestateServer:
     process: Process
     ingress: int
     admin: int
@@ -114,7 +114,7 @@ class Server:
             raise ProcessFailed(f"{error}: {self.process.errors()}") from None
 
 
-class Turn:
+class RestateTurn:
     def __init__(self, load: Load) -> None:
         self._load = load
         self._names = count()

@@ -51,7 +51,7 @@ class Goal:
         return f"< {self.below:g} ×{whose}"
 
 
-class Amount(Protocol):
+class WorkAmount(Protocol):
     """The amount of work of a system."""
 
     def scaled(self, by: float) -> Any: ...

@@ -34,21 +34,21 @@ APPEND_BATCH = 5_000
 STORABLE = WorldHost._storable_bytes
 
 
-class Deposited(hf.Event):
+class LoadDeposit(hf.Event):
     amount: int
 
 
-class Account(hf.World):
+class LoadAccount(hf.World):
     balance: int = 0
 
-    @hf.on(Deposited)
-    def deposited(self, event: Deposited, cx: hf.Context) -> None:
+    @hf.on(LoadDeposit)
+    def deposited(self, event: LoadDeposit, cx: hf.Context) -> None:
         self.balance += event.amount
         cx.reply(self.balance)
 
 
-app = hf.App("bench", worlds=[Account])
-ONE = Deposited(1)
+app = hf.App("bench", worlds=[LoadAccount])
+ONE = LoadDeposit(1)
 
 
 class Worker:
@@ -147,7 +147,7 @@ class Client:
     def senders(self, names: list[str], per_key: int, callers: int) -> dict[str, Any]:
         """Each thread sends its next message when its last one is durable."""
         goals = self._goals(names, per_key)
-        handles = [self._runtime.world(Account, name) for name in names]
+        handles = [self._runtime.world(LoadAccount, name) for name in names]
         left = iter([handle for _ in range(per_key) for handle in handles])
         guard = threading.Lock()
 
@@ -172,7 +172,7 @@ class Client:
 
     def latency(self, names: list[str], count: int, per_s: float) -> dict[str, Any]:
         """`send` until the journal's head has moved, and `ask` until its answer, in turn."""
-        handles = [self._runtime.world(Account, name) for name in names]
+        handles = [self._runtime.world(LoadAccount, name) for name in names]
         journaled, asked, due = [], [], time.perf_counter()
         for at in range(2 * count):
             due += 1 / per_s
@@ -198,7 +198,7 @@ class Client:
         if not self._store.url.startswith("postgresql:"):
             return ""
         universe = self._runtime.universe
-        world_id: str | None = self._store.read(catalog.find_id, universe, "Account", name)
+        world_id: str | None = self._store.read(catalog.find_id, universe, "LoadAccount", name)
         return entries_topic(subject_of(universe, world_id or ""))
 
     def waiting(self, worker: str) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Client:
 
     def until_handled(self, name: str) -> dict[str, Any]:
         """Send one message and return the time of its entry, by the clock that all processes share."""
-        handle = self._runtime.world(Account, name)
+        handle = self._runtime.world(LoadAccount, name)
         height = handle.height()
         handle.send(ONE)
         while handle.height() == height:
@@ -226,12 +226,12 @@ class Client:
 
     def history(self, name: str, entries: int, tail: int) -> dict[str, Any]:
         """A world with this number of entries and a baseline `tail` below its head. No worker hosts it."""
-        handle = self._runtime.world(Account, name)
+        handle = self._runtime.world(LoadAccount, name)
         world_id = handle.create()
         subject = subject_of(self._runtime.universe, world_id)
-        program = app.programs["Account"]
+        program = app.programs["LoadAccount"]
         world = reducer.WorldSpec(self._runtime.universe, world_id, name, program, app)
-        state, base, done = Account(), entries - tail, 0
+        state, base, done = LoadAccount(), entries - tail, 0
 
         def step(height: int) -> bytes:
             type_name, value = app.encode_event(ONE)
@@ -266,7 +266,7 @@ class Client:
         return {"height": handle.height()}
 
     def restores(self, name: str, count: int) -> dict[str, Any]:
-        handle = self._runtime.world(Account, name)
+        handle = self._runtime.world(LoadAccount, name)
         took = []
         for _ in range(count):
             began = time.perf_counter()
@@ -275,7 +275,7 @@ class Client:
         return {"ms": took, "balance": state.balance}
 
     def forks(self, name: str, at: int, count: int) -> dict[str, Any]:
-        handle = self._runtime.world(Account, name)
+        handle = self._runtime.world(LoadAccount, name)
         took = []
         for _ in range(count):
             child = f"fork-{next(self._names)}"
@@ -290,13 +290,13 @@ class Client:
     # -- helpers -------------------------------------------------------------------------------
 
     def _batches(self, names: list[str], per_key: int, size: int) -> None:
-        handles = [self._runtime.world(Account, name) for name in names]
+        handles = [self._runtime.world(LoadAccount, name) for name in names]
         sends = [(handle, ONE) for _ in range(per_key) for handle in handles]
         for at in range(0, len(sends), size):
             self._runtime.send_many(sends[at : at + size])
 
     def _heights(self, names: list[str]) -> list[int]:
-        handles = [self._runtime.world(Account, name) for name in names]
+        handles = [self._runtime.world(LoadAccount, name) for name in names]
 
         def read(txn: Txn) -> list[int]:
             return [journal.head(txn, handle._subject(txn)).height for handle in handles]

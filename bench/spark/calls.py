@@ -1,7 +1,7 @@
 """The paid call: 5 ms, and a line in a log outside of Spark and of the store.
 
 The call writes the line at its start, in one `write` with O_APPEND, so that the line survives every later
-crash. The log is the bill. A stage calls `Paid`. `Naive` is the same for `mapInArrow`.
+crash. The log is the bill. A stage calls `PaidCall`. `Naive` is the same for `mapInArrow`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def answer(key: int) -> str:
 
 
 @dataclass(frozen=True)
-class Paid:
+class PaidCall:
     """Rows of `poison` kill their interpreter, or raise when the poison is `mild`."""
 
     log: str
@@ -55,7 +55,7 @@ class Paid:
 
 @dataclass(frozen=True)
 class Naive:
-    paid: Paid
+    paid: PaidCall
     concurrency: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from bench.spark.idle_children import (
     REPORT_ROWS,
     RESULT,
-    Line,
+    ChildConnection,
     cpu_s,
     wait_for_rows,
 )
@@ -52,7 +52,7 @@ class Measured(NamedTuple):
 class Child:
     """One child: the rows that it holds, and its reports."""
 
-    def __init__(self, line: Line, data: bytes) -> None:
+    def __init__(self, line: ChildConnection, data: bytes) -> None:
         self.line = line
         self.data = data
         self.sent: list[float] = []
@@ -109,11 +109,11 @@ async def measure(
     each = max(int(rate * seconds / children), 1)
     made = []
     for at in range(children):
-        child = Child(await Line.open(address, f"child/{at}"), data)
+        child = Child(await ChildConnection.open(address, f"child/{at}"), data)
         await child.claim(each * REPORT_ROWS)
         made.append(child)
     # One more child holds the rest, so that the waiting children get none.
-    lines = [await Line.open(address, f"child/waiting-{at}") for at in range(waiting)]
+    lines = [await ChildConnection.open(address, f"child/waiting-{at}") for at in range(waiting)]
     idle = [asyncio.create_task(wait_for_rows(line)) for line in lines]
     await asyncio.sleep(0.2)
     every_ns = int(children / rate * 1e9)

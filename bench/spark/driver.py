@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bench.spark.calls import NAIVE_SCHEMA, SCHEMA, Naive, Paid
+from bench.spark.calls import NAIVE_SCHEMA, SCHEMA, Naive, PaidCall
 
 PR_SET_PDEATHSIG = 1
 WARM_S = 60.0
@@ -91,7 +91,7 @@ def _executors(context: Any) -> int:
 
 
 def do(spark: Any, job: Job) -> Done:
-    paid = Paid(job.log, job.slow_node, frozenset(job.poison), job.mild)
+    paid = PaidCall(job.log, job.slow_node, frozenset(job.poison), job.mild)
     df = spark.range(0, job.rows, 1, job.parts)
     if job.shuffled:
         df = df.repartition(job.parts)
@@ -108,14 +108,14 @@ def do(spark: Any, job: Job) -> Done:
         return Done(time.monotonic() - began, _first_line(error))
 
 
-def _run(job: Job, paid: Paid, df: Any, began: float) -> Done:
+def _run(job: Job, paid: PaidCall, df: Any, began: float) -> Done:
     with stage_of(job, paid).run(df, output=job.output) as run:
         wall_s = time.monotonic() - began
         progress = run.progress()
         return Done(wall_s, "", run.counts(), progress.reclaims, progress.fenced)
 
 
-def _ordered(job: Job, paid: Paid, df: Any, began: float) -> Done:
+def _ordered(job: Job, paid: PaidCall, df: Any, began: float) -> Done:
     """Sort by the answer into a file, and self-join. Spark evaluates the input at least three times."""
     if job.how == "naive-ordered":
         made = df.mapInArrow(Naive(paid, job.concurrency), NAIVE_SCHEMA)
@@ -126,7 +126,7 @@ def _ordered(job: Job, paid: Paid, df: Any, began: float) -> Done:
     return Done(time.monotonic() - began, joined=joined)
 
 
-def stage_of(job: Job, paid: Paid) -> Any:
+def stage_of(job: Job, paid: PaidCall) -> Any:
     from holdfast.spark import Stage
 
     return Stage(

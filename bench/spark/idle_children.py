@@ -39,14 +39,14 @@ _LENGTHS = struct.Struct("<II")
 _decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ledger_protocol.LedgerReply)
 
 
-class Line:
+class ChildConnection:
     """One child: a connection that sends frames and reads their answers."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def open(cls, address: ServiceAddress, owner: str) -> Line:
+    async def open(cls, address: ServiceAddress, owner: str) -> ChildConnection:
         line = cls(*await asyncio.open_connection(address.host, address.port))
         await line.ask(ledger_protocol.Hello(address.token, owner))
         return line
@@ -64,7 +64,7 @@ class Line:
         self._writer.close()
 
 
-async def claim_all(line: Line, rows: int) -> list[ledger_protocol.GrantedRowsMessage]:
+async def claim_all(line: ChildConnection, rows: int) -> list[ledger_protocol.GrantedRowsMessage]:
     grants: list[ledger_protocol.GrantedRowsMessage] = []
     while sum(part.hi - part.lo for grant in grants for part in grant.ranges) < rows:
         epochs = [grant.epoch for grant in grants]
@@ -78,7 +78,7 @@ async def claim_all(line: Line, rows: int) -> list[ledger_protocol.GrantedRowsMe
 
 
 async def report_all(
-    line: Line, grants: list[ledger_protocol.GrantedRowsMessage], reports: int
+    line: ChildConnection, grants: list[ledger_protocol.GrantedRowsMessage], reports: int
 ) -> float:
     """Reports per second."""
     batch = pa.RecordBatch.from_arrays([pa.array(range(REPORT_ROWS), pa.int64())], schema=RESULT)
@@ -111,7 +111,7 @@ async def report_all(
     raise AssertionError("too few rows")
 
 
-async def wait_for_rows(line: Line) -> None:
+async def wait_for_rows(line: ChildConnection) -> None:
     while True:
         await line.ask(
             ledger_protocol.Exchange([], ledger_protocol.ClaimRows(100, 100), WAIT_MS, 0, 0.0, [])
@@ -119,9 +119,9 @@ async def wait_for_rows(line: Line) -> None:
 
 
 async def measure(address: ServiceAddress, idle: int, rows: int, reports: int) -> float:
-    worker = await Line.open(address, "child/worker")
+    worker = await ChildConnection.open(address, "child/worker")
     grants = await claim_all(worker, rows)
-    lines = [await Line.open(address, f"child/idle-{at}") for at in range(idle)]
+    lines = [await ChildConnection.open(address, f"child/idle-{at}") for at in range(idle)]
     waiting = [asyncio.create_task(wait_for_rows(line)) for line in lines]
     await asyncio.sleep(0)
     rate = await report_all(worker, grants, reports)

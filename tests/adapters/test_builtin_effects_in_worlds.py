@@ -49,7 +49,7 @@ ATTEMPTS = 3
 WAIT_S = 30.0
 
 
-class Want(hf.Event):
+class BuiltinRequested(hf.Event):
     args: list[Any]
 
 
@@ -74,8 +74,8 @@ def run_effect_world(effect: Any) -> Iterator[Any]:
         told: list[RecordedReceipt] = msgspec.field(default_factory=list)
         last: bytes = b""
 
-        @hf.on(Want)
-        def want(self, event: Want, cx: hf.Context) -> None:
+        @hf.on(BuiltinRequested)
+        def want(self, event: BuiltinRequested, cx: hf.Context) -> None:
             self.last = cx.do(effect, *event.args).intent_hash
 
         @hf.on(Unwant)
@@ -98,7 +98,7 @@ def run_effect_world(effect: Any) -> Iterator[Any]:
             """Emit the effect and wait for its receipt. With `until`, cancel the effect when the
             event is set."""
             before = len(world.state().told)
-            world.send(Want(list(args)))
+            world.send(BuiltinRequested(list(args)))
             if until is not None:
                 assert until.wait(WAIT_S)
                 world.send(Unwant())

@@ -47,7 +47,7 @@ class ChatRig:
         self.store = store
         self.chat = chat
 
-        class Agent(hf.World):
+        class BudgetedChat(hf.World):
             told: list[str] = msgspec.field(default_factory=list)
             cost: float = 0.0
 
@@ -62,8 +62,8 @@ class ChatRig:
                 self.told.append(receipt.code or receipt.status)
                 self.cost += receipt.cost
 
-        self.app = hf.App("agents", worlds=[Agent])
-        self.agent = Agent
+        self.app = hf.App("agents", worlds=[BudgetedChat])
+        self.agent = BudgetedChat
         self.runtime: Any = None
 
     def send_chats(self, name: str = "ada", **event_fields: Any) -> list[str]:

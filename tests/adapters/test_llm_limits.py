@@ -11,17 +11,19 @@ from holdfast.errors import Invalid, NotFound
 MODULES = ("holdfast.app.builtin_effects.llm",)
 
 
-class Agent(hf.World):
+class ChatWorld(hf.World):
     pass
 
 
 @pytest.fixture
 def runtime() -> Iterator[hf.Runtime]:
-    with hf.App("agents", worlds=[Agent]).open("memory:", roles=()) as runtime:
+    with hf.App("agents", worlds=[ChatWorld]).open("memory:", roles=()) as runtime:
         yield runtime
 
 
-def limit_of(runtime: hf.Runtime, unit: str, world: str | hf.WorldHandle[Agent] = "") -> int | None:
+def limit_of(
+    runtime: hf.Runtime, unit: str, world: str | hf.WorldHandle[ChatWorld] = ""
+) -> int | None:
     account = hf.llm.account(runtime.store, universe=runtime.universe, unit=unit, world=world)
     return account.limit
 
@@ -39,7 +41,7 @@ def test_set_limit_none_removes_a_limit(runtime: hf.Runtime) -> None:
 
 
 def test_world_limit_can_be_set_before_its_first_event(runtime: hf.Runtime) -> None:
-    ada, bob = runtime.world(Agent, "ada"), runtime.world(Agent, "bob")
+    ada, bob = runtime.world(ChatWorld, "ada"), runtime.world(ChatWorld, "bob")
     hf.llm.set_limit(runtime.store, universe="agents", world=ada, tokens=7)
     bob.create()
     assert (limit_of(runtime, TOKENS, ada), limit_of(runtime, TOKENS, bob)) == (7, None)
@@ -47,7 +49,7 @@ def test_world_limit_can_be_set_before_its_first_event(runtime: hf.Runtime) -> N
 
 
 def test_own_world_limit_overrides_the_each_world_limit(runtime: hf.Runtime) -> None:
-    ada, bob = runtime.world(Agent, "ada"), runtime.world(Agent, "bob")
+    ada, bob = runtime.world(ChatWorld, "ada"), runtime.world(ChatWorld, "bob")
     hf.llm.set_limit(runtime.store, universe="agents", each_world=True, tokens=7)
     hf.llm.set_limit(runtime.store, universe="agents", world=ada, tokens=70)
     bob.create()
@@ -59,7 +61,7 @@ def test_set_limit_refuses_one_world_together_with_each_world(runtime: hf.Runtim
         hf.llm.set_limit(
             runtime.store,
             universe="agents",
-            world=runtime.world(Agent, "ada"),
+            world=runtime.world(ChatWorld, "ada"),
             each_world=True,
             tokens=1,
         )
@@ -67,4 +69,4 @@ def test_set_limit_refuses_one_world_together_with_each_world(runtime: hf.Runtim
 
 def test_account_of_a_missing_world_is_not_found(runtime: hf.Runtime) -> None:
     with pytest.raises(NotFound):
-        limit_of(runtime, TOKENS, runtime.world(Agent, "nobody"))
+        limit_of(runtime, TOKENS, runtime.world(ChatWorld, "nobody"))

@@ -23,12 +23,12 @@ LEASE_S = 2.0
 ATTEMPTS = 50
 
 
-class Ordered(hf.Event):
+class OrderPlaced(hf.Event):
     id: str
     delay_s: float
 
 
-class Rang(hf.Event):
+class AlarmFired(hf.Event):
     id: str
     due_ns: int
 
@@ -44,18 +44,18 @@ def pay(call: hf.Call, id: str, seconds: float) -> str:
     return id
 
 
-class Desk(hf.World):
+class OrderDesk(hf.World):
     ordered: list[str] = msgspec.field(default_factory=list)
     paid: list[str] = msgspec.field(default_factory=list)
     unpaid: list[str] = msgspec.field(default_factory=list)
     event: list[str] = msgspec.field(default_factory=list)
     early: list[str] = msgspec.field(default_factory=list)
 
-    @hf.on(Ordered)
-    def order(self, event: Ordered, cx: hf.Context) -> None:
+    @hf.on(OrderPlaced)
+    def order(self, event: OrderPlaced, cx: hf.Context) -> None:
         self.ordered.append(event.id)
         cx.do(pay, event.id, event.delay_s / 20, tag=event.id)
-        cx.after(event.delay_s, Rang(event.id, cx.now_ns + int(event.delay_s * S)))
+        cx.after(event.delay_s, AlarmFired(event.id, cx.now_ns + int(event.delay_s * S)))
         cx.reply(len(self.ordered))
 
     @hf.on(pay)
@@ -65,8 +65,8 @@ class Desk(hf.World):
         else:
             self.unpaid.append(f"{receipt.tag} {receipt.status} {receipt.code}")
 
-    @hf.on(Rang)
-    def set(self, event: Rang, cx: hf.Context) -> None:
+    @hf.on(AlarmFired)
+    def set(self, event: AlarmFired, cx: hf.Context) -> None:
         self.event.append(event.id)
         # Timers use the worker's estimate of the server time, `cx.now_ns` is the wall clock.
         if cx.now_ns < event.due_ns - 50 * MS:
@@ -83,7 +83,7 @@ def work(id: str, seconds: float, fails: bool) -> str:
     return id
 
 
-app = hf.App("chaos", worlds=[Desk], tasks=[work])
+app = hf.App("chaos", worlds=[OrderDesk], tasks=[work])
 
 
 def world_name(number: int) -> str:

@@ -26,7 +26,7 @@ from typing import Any
 
 from holdfast.app.runtime import Runtime
 from holdfast.errors import CommitUnknown, HoldfastError, Timeout
-from tests.chaos.app import Desk, Ordered, app, work, world_name
+from tests.chaos.app import OrderDesk, OrderPlaced, app, work, world_name
 
 ASK_S = 20.0
 # Pause before a retry.
@@ -85,12 +85,12 @@ class ChaosClient:
             submission: Any = work.options(key=id) if keyed else work
             self._runtime.submit(submission, id, delay_s / 10, fails)
             return
-        desk = self._runtime.world(Desk, world_name(number))
+        desk = self._runtime.world(OrderDesk, world_name(number))
         if operation == "ask":
-            reply = desk.ask(Ordered(id, delay_s), timeout=ASK_S, key=key)
+            reply = desk.ask(OrderPlaced(id, delay_s), timeout=ASK_S, key=key)
             assert isinstance(reply, int), reply
         else:
-            desk.send(Ordered(id, delay_s), key=key)
+            desk.send(OrderPlaced(id, delay_s), key=key)
 
     def _write(self, outcome: str, operation: str, id: str, **fields: Any) -> None:
         os.write(self._fd, (json.dumps([outcome, operation, id, fields]) + "\n").encode())

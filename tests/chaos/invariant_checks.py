@@ -21,7 +21,7 @@ from holdfast.tasks import consistency, replay_check
 from holdfast.tasks import events as tasks_events
 from holdfast.tasks.events import TaskCompleted, TaskCreated, TaskDead, TaskFailed
 from holdfast.tasks.model import WAIT_STATES, get_counts, keys_of
-from tests.chaos.app import WORLDS, Desk, app, world_name
+from tests.chaos.app import WORLDS, OrderDesk, app, world_name
 from tests.chaos.receiver import Receiver
 
 PAGE = 1000
@@ -71,14 +71,14 @@ class ClientLogs:
         }
 
 
-def world_states(runtime: Runtime) -> dict[str, Desk]:
+def world_states(runtime: Runtime) -> dict[str, OrderDesk]:
     found = {}
     for number in range(WORLDS):
         name = world_name(number)
         try:
-            found[name] = runtime.world(Desk, name).state()
+            found[name] = runtime.world(OrderDesk, name).state()
         except NotFound:
-            found[name] = Desk()
+            found[name] = OrderDesk()
     return found
 
 

@@ -22,11 +22,11 @@ POLL_S = 0.01
 LONG_WORK_MAX_S = 120.0
 
 
-class Ordered(hf.Event):
+class OrderPlaced(hf.Event):
     id: str
 
 
-class Held(hf.Event):
+class LongCallRequested(hf.Event):
     id: str
 
 
@@ -45,17 +45,17 @@ def hold(call: hf.Call, id: str) -> str:
     return f"{id} by {os.environ[CALLER]}"
 
 
-class Desk(hf.World):
+class OrderDesk(hf.World):
     ordered: list[str] = msgspec.field(default_factory=list)
     paid: list[str] = msgspec.field(default_factory=list)
 
-    @hf.on(Ordered)
-    def order(self, event: Ordered, cx: hf.Context) -> None:
+    @hf.on(OrderPlaced)
+    def order(self, event: OrderPlaced, cx: hf.Context) -> None:
         self.ordered.append(event.id)
         cx.do(pay, event.id)
 
-    @hf.on(Held)
-    def held(self, event: Held, cx: hf.Context) -> None:
+    @hf.on(LongCallRequested)
+    def held(self, event: LongCallRequested, cx: hf.Context) -> None:
         self.ordered.append(event.id)
         cx.do(hold, event.id)
 
@@ -92,4 +92,4 @@ def _wait_for_gate(is_cancelled: object) -> None:
         time.sleep(POLL_S)
 
 
-app = hf.App("isolated", worlds=[Desk], tasks=[work, keep])
+app = hf.App("isolated", worlds=[OrderDesk], tasks=[work, keep])

@@ -33,9 +33,9 @@ from tests.chaos.partition_app import (
     CUT_OFF_MACHINE,
     GATE,
     TASK_LEASE_S,
-    Desk,
-    Held,
-    Ordered,
+    LongCallRequested,
+    OrderDesk,
+    OrderPlaced,
     app,
     keep,
     work,
@@ -82,7 +82,7 @@ class PartitionResult:
     slowdown: float
     running: bool
     sent: list[str]
-    world_states: dict[str, Desk]
+    world_states: dict[str, OrderDesk]
 
     def calls_of_cut(self, *, after_s: float, before_s: float = float("inf")) -> list[str]:
         return [
@@ -118,7 +118,7 @@ class OrderLoad:
             while not self._ended.wait(PACE_S):
                 number += 1
                 id = f"o{number}"
-                self._runtime.world(Desk, f"desk-{number % WORLDS}").send(Ordered(id))
+                self._runtime.world(OrderDesk, f"desk-{number % WORLDS}").send(OrderPlaced(id))
                 self.orders.append(id)
                 if number % 3 == 0:
                     self._runtime.submit(work, f"t{number}")
@@ -212,7 +212,7 @@ def _starts_on_cut_off_machine(runtime: Runtime, outside: Receiver, kind: str, n
     """Start a long effect or task. Returns whether the machine that will be cut off has started it."""
     id = f"long-{kind}-{number}"
     if kind == "effect":
-        runtime.world(Desk, f"desk-{number % WORLDS}").send(Held(id))
+        runtime.world(OrderDesk, f"desk-{number % WORLDS}").send(LongCallRequested(id))
     else:
         runtime.submit(keep, id)
     first = until(
@@ -265,11 +265,11 @@ def _calls_since(outside: Receiver, at_s: float) -> bool:
     return any(call.at_s > at_s for call in calls)
 
 
-def _world_states(runtime: Runtime) -> dict[str, Desk]:
+def _world_states(runtime: Runtime) -> dict[str, OrderDesk]:
     found = {}
     for number in range(WORLDS):
         with contextlib.suppress(NotFound):
-            found[f"desk-{number}"] = runtime.world(Desk, f"desk-{number}").state()
+            found[f"desk-{number}"] = runtime.world(OrderDesk, f"desk-{number}").state()
     return found
 
 

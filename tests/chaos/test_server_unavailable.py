@@ -19,7 +19,7 @@ from holdfast import store as stores
 from holdfast.app.runtime import Runtime
 from holdfast.errors import CommitUnknown, HoldfastError
 from holdfast.store.api import Store, Txn
-from tests.chaos.app import RECEIVER, Desk, Ordered, app
+from tests.chaos.app import RECEIVER, OrderDesk, OrderPlaced, app
 from tests.chaos.proxy import Proxy
 from tests.chaos.receiver import Receiver
 from tests.pgcluster import DATABASE, USER, PostgresCluster
@@ -171,14 +171,16 @@ def test_roles_survive_a_server_outage_longer_than_stuck_s(
     """`--stuck-s` is for reducers that never return. A server outage must not count."""
     worker = up("--lease-s", 2, "--stuck-s", 15)
     with app.open(url, roles=()) as runtime:
-        desk = runtime.world(Desk, "desk")
-        assert desk.ask(Ordered("1", 0.0), timeout=LONG_S) == 1
+        desk = runtime.world(OrderDesk, "desk")
+        assert desk.ask(OrderPlaced("1", 0.0), timeout=LONG_S) == 1
         cluster.primary.crash()
         until(_time_passed(20.0), "a while", LONG_S)
         assert worker.running, worker.errors
         cluster.primary.start()
         # The client also lost its connection and reconnects.
-        assert _retry_until_done(lambda: desk.ask(Ordered("2", 0.0), timeout=LONG_S, key="2")) == 2
+        assert (
+            _retry_until_done(lambda: desk.ask(OrderPlaced("2", 0.0), timeout=LONG_S, key="2")) == 2
+        )
     assert worker.running
 
 
@@ -326,7 +328,7 @@ def _send_orders(runtime: Runtime) -> None:
     """Send orders to four worlds, so that a worker holds leases."""
     threads = [
         threading.Thread(
-            target=lambda n=n: runtime.world(Desk, f"desk-{n}").ask(Ordered(f"{n}", 3.0))
+            target=lambda n=n: runtime.world(OrderDesk, f"desk-{n}").ask(OrderPlaced(f"{n}", 3.0))
         )
         for n in range(4)
     ]

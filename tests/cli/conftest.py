@@ -15,7 +15,7 @@ from holdfast.clock import S, SystemClock
 from holdfast.durable import queue
 from holdfast.store.api import Store
 from tests.ops.account_rig import AccountRig
-from tests.ops.app import Deposited
+from tests.ops.app import QuotedDeposit
 
 TTL_NS = 60 * S
 
@@ -101,6 +101,6 @@ def rig(path: Path) -> Iterator[AccountRig]:
     opened = AccountRig(str(path))
     with opened.store:
         for amount in (1, 2, 3):
-            opened.account("ada").send(Deposited(amount), correlation_id=f"c-{amount}")
+            opened.account("ada").send(QuotedDeposit(amount), correlation_id=f"c-{amount}")
         opened.run_worker()
         yield opened

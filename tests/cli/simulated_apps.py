@@ -11,16 +11,16 @@ import holdfast as hf
 COUNTER = itertools.count()
 
 
-class Deposited(hf.Event):
+class SimulatedDeposit(hf.Event):
     amount: int
 
 
-class Sent(hf.Event):
+class TransferSent(hf.Event):
     to: str
     amount: Annotated[int, msgspec.Meta(ge=1, le=9)]
 
 
-class Reminded(hf.Event):
+class ReminderDue(hf.Event):
     after: timedelta | None = None
 
 
@@ -33,24 +33,24 @@ def rate(call: hf.Call, currency: str) -> float:
     raise AssertionError("the simulation replaces this effect")
 
 
-class Account(hf.World):
+class SimulatedAccount(hf.World):
     balance: int = 0
     rates: list[float] = msgspec.field(default_factory=list)
     failures: int = 0
 
-    @hf.on(Deposited)
-    def deposited(self, event: Deposited, cx: hf.Context) -> None:
+    @hf.on(SimulatedDeposit)
+    def deposited(self, event: SimulatedDeposit, cx: hf.Context) -> None:
         self.balance += event.amount
         cx.do(rate, "EUR")
 
-    @hf.on(Sent)
-    def sent(self, event: Sent, cx: hf.Context) -> None:
+    @hf.on(TransferSent)
+    def sent(self, event: TransferSent, cx: hf.Context) -> None:
         self.balance -= event.amount
-        cx.send(Account, event.to, Deposited(event.amount))
+        cx.send(SimulatedAccount, event.to, SimulatedDeposit(event.amount))
 
-    @hf.on(Reminded)
-    def reminded(self, event: Reminded, cx: hf.Context) -> None:
-        cx.after(30, Deposited(1), key="reminder")
+    @hf.on(ReminderDue)
+    def reminded(self, event: ReminderDue, cx: hf.Context) -> None:
+        cx.after(30, SimulatedDeposit(1), key="reminder")
 
     @hf.on(rate)
     def rated(self, receipt: hf.Receipt[float], cx: hf.Context) -> None:
@@ -65,8 +65,8 @@ class Unsteady(hf.World):
 
     number: int = 0
 
-    @hf.on(Deposited)
-    def deposited(self, event: Deposited, cx: hf.Context) -> None:
+    @hf.on(SimulatedDeposit)
+    def deposited(self, event: SimulatedDeposit, cx: hf.Context) -> None:
         self.number = next(COUNTER)
 
 
@@ -82,7 +82,7 @@ class Idle(hf.World):
     """No event reaches it."""
 
 
-steady = hf.App("steady", worlds=[Account])
+steady = hf.App("steady", worlds=[SimulatedAccount])
 unsteady = hf.App("unsteady", worlds=[Unsteady])
 ungenerable = hf.App("ungenerable", worlds=[Catalog])
 idle = hf.App("idle", worlds=[Idle])

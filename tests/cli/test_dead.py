@@ -13,7 +13,7 @@ from holdfast.store import blobs
 from holdfast.store.api import Store
 from holdfast.world.redrive import FailedEventRow
 from tests.cli.conftest import TTL_NS, AccountRig, RunCommand
-from tests.ops.app import Account, Refused
+from tests.ops.app import QuotedAccount, Refused
 
 FAILED_EVENTS = "bank/failed-events"
 
@@ -34,7 +34,7 @@ def test_dead_list_and_show_decode_a_failed_event_with_type_key_and_world(
     run: RunCommand, path: Path, rig: AccountRig, size: int
 ) -> None:
     """The dead letter holds the encoded event. The commands print the decoded fields."""
-    ada = rig.runtime.world(Account, "ada")
+    ada = rig.runtime.world(QuotedAccount, "ada")
     ada.send(Refused(), key="order-18")
     rig.run_worker()
     # The letter that a worker posts for an unknown event after its wait limit.
@@ -47,17 +47,17 @@ def test_dead_list_and_show_decode_a_failed_event_with_type_key_and_world(
     raised, with_key, without_key = run(
         "dead", "list", FAILED_EVENTS, "--store", path
     ).out.splitlines()[1:]
-    assert ("reducer_failed" in raised, "Refused key=order-18 of Account/ada" in raised) == (
+    assert ("reducer_failed" in raised, "Refused key=order-18 of QuotedAccount/ada" in raised) == (
         True,
         True,
     )
-    assert ("unknown_event" in with_key, "New key=order-17 of Account/ada" in with_key) == (
+    assert ("unknown_event" in with_key, "New key=order-17 of QuotedAccount/ada" in with_key) == (
         True,
         True,
     )
-    assert ("New of Account/ada" in without_key, "key=" in without_key) == (True, False)
+    assert ("New of QuotedAccount/ada" in without_key, "key=" in without_key) == (True, False)
     letters = run("dead", "list", FAILED_EVENTS, "--store", path, "--json").document["letters"]
-    world = {"world_id": rig.world_id(), "world": "Account/ada"}
+    world = {"world_id": rig.world_id(), "world": "QuotedAccount/ada"}
     assert letters[1]["event"] == {
         "kind": "event",
         "type": "New",
@@ -68,7 +68,7 @@ def test_dead_list_and_show_decode_a_failed_event_with_type_key_and_world(
     assert letters[2]["event"]["key"] is None
     shown = run("dead", "show", FAILED_EVENTS, letters[1]["seq"], "--store", path)
     fields = [line.split(None, 1) for line in shown.out.splitlines()]
-    for pair in (["event", "New"], ["key", "order-17"], ["world", "Account/ada"]):
+    for pair in (["event", "New"], ["key", "order-17"], ["world", "QuotedAccount/ada"]):
         assert pair in fields
     document = run(
         "dead", "show", FAILED_EVENTS, letters[1]["seq"], "--store", path, "--json"

@@ -15,7 +15,7 @@ from holdfast.workers.world.worker import WorldWorker
 from holdfast.world import catalog
 from holdfast.world import intents as world_intents
 from tests.cli.conftest import RunCommand, patch_rate_limiter_sleep
-from tests.workers.shop import Buyer, Ordered, Repeated, Slept, app
+from tests.workers.shop import Buyer, GoodsOrdered, Repeated, Slept, app
 from tests.workers.universe_rig import Office, Write, app_of
 
 PAY = world_intents.effect_queue("shop", "pay")
@@ -28,7 +28,7 @@ def shop(path: Path) -> Iterator[Store]:
     with stores.open(path) as store:
         runtime = Runtime(app, store, roles=())
         ada = runtime.world(Buyer, "ada")
-        ada.send(Ordered(times=INTENTS, tag="t"))
+        ada.send(GoodsOrdered(times=INTENTS, tag="t"))
         ada.send(Slept(3600, key="nap"))
         ada.send(Repeated("0 9 * * mon-fri", key="daily"))
         store.transact(catalog.assign, "shop", ada.record().world_id, "A")

@@ -9,7 +9,7 @@ from holdfast.durable import queue
 from holdfast.store.urls import redact
 from tests.cli.conftest import TTL_NS, CommandResult, RunCommand
 from tests.ops.account_rig import AccountRig
-from tests.ops.app import Deposited
+from tests.ops.app import QuotedDeposit
 from tests.postgres import fresh_url, role_url
 from tests.process.on_postgres import full_app
 
@@ -23,8 +23,8 @@ READ_COMMANDS = [
     ("store", "info"),
     ("ready",),
     ("worlds", "list"),
-    ("worlds", "show", "Account/ada"),
-    ("worlds", "journal", "Account/ada"),
+    ("worlds", "show", "QuotedAccount/ada"),
+    ("worlds", "journal", "QuotedAccount/ada"),
     ("workers", "list"),
     ("effects", "list"),
     ("timers", "list"),
@@ -42,7 +42,7 @@ def url() -> str:
     rig = AccountRig(_grant_schema_to_role(database_url))
     with rig.store as store:
         for amount in (1, 2, 3):
-            rig.account("ada").send(Deposited(amount), correlation_id=f"c-{amount}")
+            rig.account("ada").send(QuotedDeposit(amount), correlation_id=f"c-{amount}")
         rig.run_worker()
         store.transact(queue.put_many, "mail", [b"first", b"second"])
         for claim in store.transact(queue.claim, "mail", "worker", 1, TTL_NS):
@@ -118,11 +118,13 @@ def test_dead_redrive_on_postgresql(run: RunCommand, url: str) -> None:
 
 def test_worlds_pause_resume_and_fork_on_postgresql(run: RunCommand, url: str) -> None:
     for action, status in (("pause", "paused"), ("resume", "active")):
-        assert without_secret(run("worlds", action, "Account/ada", "--store", url)).code == 0
-        document = run("worlds", "show", "Account/ada", "--store", url, "--json").document
+        assert without_secret(run("worlds", action, "QuotedAccount/ada", "--store", url)).code == 0
+        document = run("worlds", "show", "QuotedAccount/ada", "--store", url, "--json").document
         assert document["status"] == status
-    assert without_secret(run("worlds", "fork", "Account/ada", "eve", "--store", url)).code == 0
-    assert run("worlds", "show", "Account/eve", "--store", url).code == 0
+    assert (
+        without_secret(run("worlds", "fork", "QuotedAccount/ada", "eve", "--store", url)).code == 0
+    )
+    assert run("worlds", "show", "QuotedAccount/eve", "--store", url).code == 0
 
 
 def test_tasks_list_limit_cancel_and_redrive_on_postgresql(run: RunCommand, url: str) -> None:

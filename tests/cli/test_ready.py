@@ -54,8 +54,8 @@ def test_ready_prints_one_line_per_world_blocker(
     result = run("ready", "--store", path)
     assert result.code == 0, "one world's blocker is not the universe's"
     assert sorted(result.out.splitlines()[1:]) == [
-        "  Account/parked: world_parked replay_diverged at height 7: another reply",
-        "  Account/paused: world_paused",
+        "  QuotedAccount/parked: world_parked replay_diverged at height 7: another reply",
+        "  QuotedAccount/paused: world_paused",
     ]
 
 

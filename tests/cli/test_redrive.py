@@ -22,7 +22,7 @@ from holdfast.store.api import Store
 from holdfast.workers.world.worker import WorldWorker
 from holdfast.world import catalog, intents
 from tests.cli.conftest import TTL_NS, RunCommand, patch_rate_limiter_sleep
-from tests.workers.shop import Buyer, Ordered, app
+from tests.workers.shop import Buyer, GoodsOrdered, app
 
 PAY = intents.effect_queue("shop", "pay")
 ERRORS = ["Connection refused", "Read timed out", "connection reset", "no such order"]
@@ -39,7 +39,7 @@ def shop(path: Path) -> Iterator[Store]:
         )  # fmt: skip
         for name in ("ada", "bob"):
             world = runtime.world(Buyer, name)
-            world.send(Ordered(times=4))
+            world.send(GoodsOrdered(times=4))
             store.transact(catalog.assign, "shop", world.record().world_id, "A")
             while worker.tick():
                 pass

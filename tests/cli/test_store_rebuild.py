@@ -36,15 +36,15 @@ from tests.postgres import fresh_url
 MODULES = ("holdfast.ops.index_rebuild", "holdfast.ops.rebuild", "holdfast.cli.store_rebuild")
 
 
-class Added(hf.Event):
+class AmountAdded(hf.Event):
     amount: int
 
 
 class Sum(hf.World):
     total: int = 0
 
-    @hf.on(Added)
-    def added(self, event: Added, cx: hf.Context) -> None:
+    @hf.on(AmountAdded)
+    def added(self, event: AmountAdded, cx: hf.Context) -> None:
         self.total += event.amount
 
 
@@ -70,12 +70,12 @@ def used_store(path: Path) -> Path:
     """A store with worlds, released leases, completed tasks and one waiting task."""
     with open_with_short_linger(path), app.open(str(path)) as bank:
         for name in ("ada", "bob"):
-            bank.world(Sum, name).send(Added(1))
+            bank.world(Sum, name).send(AmountAdded(1))
             bank.world(Sum, name).wait_for(lambda state: state.total == 1)
         assert list(bank.map(double, range(5))) == [0, 2, 4, 6, 8]
     with open_with_short_linger(path), app.open(str(path), roles=()) as bank:
         bank.submit(double.options(delay_s=3600, key="seven"), 7)
-        bank.world(Sum, "ada").send(Added(2))
+        bank.world(Sum, "ada").send(AmountAdded(2))
         fill(bank.store)
     return path
 
@@ -371,14 +371,14 @@ def test_store_rebuild_refuses_when_a_result_older_than_the_log_is_lost(
 def test_store_rebuild_on_postgresql(run: RunCommand) -> None:
     url = fresh_url()
     with app.open(url) as bank:
-        bank.world(Sum, "bob").send(Added(1))
-        bank.world(Sum, "ada").send(Added(1))
+        bank.world(Sum, "bob").send(AmountAdded(1))
+        bank.world(Sum, "ada").send(AmountAdded(1))
         assert list(bank.map(double, range(3))) == [0, 2, 4]
         for name in ("ada", "bob"):
             bank.world(Sum, name).wait_for(lambda state: state.total == 1)
     with app.open(url, roles=()) as bank:
         bank.submit(double.options(delay_s=3600, key="seven"), 7)
-        bank.world(Sum, "ada").send(Added(2))
+        bank.world(Sum, "ada").send(AmountAdded(2))
         fill(bank.store)
     before = stored_rows(url)
     argv = ["store", "rebuild", "--universe", "bank", "--store", url, "--json"]

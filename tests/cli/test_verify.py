@@ -18,7 +18,7 @@ from holdfast.store.schema import Space
 from holdfast.world.catalog import WorldStatus, subject_of
 from tests.cli.conftest import RunCommand
 from tests.ops.account_rig import UNIVERSE, WORKER, AccountRig, plant
-from tests.ops.app import Asked, Booked, Deposited, Grouped, Ledger, Refused, Sorted
+from tests.ops.app import Booked, Grouped, Ledger, QuotedDeposit, QuoteRequested, Refused, Sorted
 
 APP = "tests.ops.app:app"
 ONE_PROCESS = ("--jobs", "1")
@@ -31,11 +31,11 @@ WORDS = [f"word-{n}" for n in range(40)]
 @pytest.fixture
 def busy_rig(rig: AccountRig) -> AccountRig:
     """Worlds, a fork, dead letters, items in every state, held leases, a leader, unread mail."""
-    rig.account().send(Asked("EUR"))
+    rig.account().send(QuoteRequested("EUR"))
     rig.account().send(Refused())
     rig.run_worker()
     rig.account().fork("child", at=2)
-    rig.account("bob").send(Deposited(1))
+    rig.account("bob").send(QuotedDeposit(1))
     rig.account("gone").create()
     rig.account("gone").delete()
     store = rig.store
@@ -68,7 +68,7 @@ def test_verify_with_the_app_replays_every_journal(
 
 def test_verify_jobs_split_the_worlds(run: RunCommand, path: Path, busy_rig: AccountRig) -> None:
     for n in range(100):
-        busy_rig.account(f"more-{n}").send(Deposited(n))
+        busy_rig.account(f"more-{n}").send(QuotedDeposit(n))
     busy_rig.run_worker()
     result = run("verify", "--app", APP, "--store", path, "--jobs", "2")
     assert (result.code, result.out) == (0, SOUND_OUTPUT)
@@ -90,17 +90,19 @@ def test_verify_names_the_first_diverging_height(
 ) -> None:
     result = run("verify", "--app", f"tests.ops.app:{app}", "--store", path, *ONE_PROCESS, "--json")
     assert result.code == 1
-    [finding] = [each for each in result.document["findings"] if each["world"] == "Account/ada"]
+    [finding] = [
+        each for each in result.document["findings"] if each["world"] == "QuotedAccount/ada"
+    ]
     assert finding["height"] == height
     assert what in finding["text"]
 
 
 def test_verify_finds_a_missing_emission(run: RunCommand, path: Path, rig: AccountRig) -> None:
-    rig.account("eve").send(Asked("EUR"))
+    rig.account("eve").send(QuoteRequested("EUR"))
     rig.run_worker()
     result = run("verify", "--app", "tests.ops.app:app_silent", "--store", path, *ONE_PROCESS)
     assert result.code == 1
-    assert "bank/Account/eve at height 1: replay_diverged: what=emitted" in result.out
+    assert "bank/QuotedAccount/eve at height 1: replay_diverged: what=emitted" in result.out
 
 
 def test_verify_names_the_world_whose_replay_ended_the_process(
@@ -110,7 +112,7 @@ def test_verify_names_the_world_whose_replay_ended_the_process(
     result = run("verify", "--app", "tests.ops.app:app_deadly", "--store", path, *ONE_PROCESS)
     assert result.code == 1
     assert result.out.splitlines() == [
-        "bank/Account/ada: verifier_lost: replaying it ended the process",
+        "bank/QuotedAccount/ada: verifier_lost: replaying it ended the process",
         "3 worlds, 1 step replayed, states compared for 1 entry: 1 world and 0 rows differ",
     ]
 
@@ -266,11 +268,11 @@ def _change_world_counter(rig: AccountRig) -> None:
 
 
 def _lose_name(rig: AccountRig) -> None:
-    plant(rig.store, (int(Space.WORLD), UNIVERSE, "n", "Account", "ada"), None)
+    plant(rig.store, (int(Space.WORLD), UNIVERSE, "n", "QuotedAccount", "ada"), None)
 
 
 def _add_name_without_world(rig: AccountRig) -> None:
-    plant(rig.store, (int(Space.WORLD), UNIVERSE, "n", "Account", "ghost"), b"0" * 32)
+    plant(rig.store, (int(Space.WORLD), UNIVERSE, "n", "QuotedAccount", "ghost"), b"0" * 32)
 
 
 def _lose_index_of_worker(rig: AccountRig) -> None:
@@ -313,8 +315,14 @@ def _change_leader_lease(rig: AccountRig) -> None:
 @pytest.mark.parametrize(
     ("planted", "line"),
     [
-        (_change_entry, "bank/Account/ada at height 2: store_corrupt: why=the chain is broken"),
-        (_lose_entry, "bank/Account/ada at height 2: store_corrupt: why=the entry is missing"),
+        (
+            _change_entry,
+            "bank/QuotedAccount/ada at height 2: store_corrupt: why=the chain is broken",
+        ),
+        (
+            _lose_entry,
+            "bank/QuotedAccount/ada at height 2: store_corrupt: why=the entry is missing",
+        ),
         (_change_snapshot, "store_corrupt: why=the snapshot was changed"),
         (_change_ready_counter, "queue mail: counter ready: found 3, expected 2"),
         (_change_done_counter, "queue mail: counter done: found 7, expected 4 items in all"),
@@ -326,15 +334,21 @@ def _change_leader_lease(rig: AccountRig) -> None:
             "queue bank/failed-events: dead letters by time: found 0, expected 1",
         ),
         (_change_world_counter, "catalog bank: counter active: found 9, expected 3"),
-        (_lose_name, "catalog bank/Account/ada: name: found nothing, expected Account/ada"),
-        (_add_name_without_world, "name: found Account/ghost, expected no such world"),
+        (
+            _lose_name,
+            "catalog bank/QuotedAccount/ada: name: found nothing, expected QuotedAccount/ada",
+        ),
+        (_add_name_without_world, "name: found QuotedAccount/ghost, expected no such world"),
         (_lose_index_of_worker, f"indexed under: found nothing, expected {WORKER}"),
         (
             _index_world_under_another_worker,
             "indexed under: found stranger, expected not assigned to it",
         ),
-        (_lose_hint, "bank/Account/bob: hint: found nothing, expected one with the orchestrator"),
-        (_lose_ingress, "inbox bank/Account/bob: rows after 0: found 0, expected 1"),
+        (
+            _lose_hint,
+            "bank/QuotedAccount/bob: hint: found nothing, expected one with the orchestrator",
+        ),
+        (_lose_ingress, "inbox bank/QuotedAccount/bob: rows after 0: found 0, expected 1"),
         (_lose_index_of_lease, "lease shop: indexed under: found nothing, expected clerk"),
         (_index_lease_under_another_worker, "lease shop: indexed under: found stranger"),
         (_change_fence, "lease shop: fence: found held clerk 1.9, expected held clerk 1.1"),

@@ -58,7 +58,7 @@ def test_first_lease_grant_has_epoch_1(store: Store) -> None:
 @pytest.mark.spec(
     "004",
     "1) Lease protocol with fencing epoch",
-    "while one holder's lease is valid nobody else gets one",
+    "a valid lease excludes every other holder",
 )
 def test_acquire_of_a_live_lease_of_another_worker_raises_held(store: Store) -> None:
     held = acquire(store, "a")
@@ -282,7 +282,7 @@ def test_release_of_a_lease_held_by_another_worker_is_fenced(
     assert (error.value.held, error.value.current) == ("1.1", "1.2")
 
 
-@pytest.mark.spec("000", "Authority", "a forced release clears the lease, whoever holds it")
+@pytest.mark.spec("000", "Authority", "a forced release clears the lease of any holder")
 def test_force_release_frees_a_live_lease(store: Store) -> None:
     acquire(store, "a")
     assert store.transact(lease.force_release, "w", "operator") == 1

@@ -51,7 +51,7 @@ def test_adopted_rows_have_the_states_of_their_source_run() -> None:
     assert not rig.scheduler.grants
 
 
-@pytest.mark.spec("002", "Lease Ownership", "1: adopted rows are begun under an epoch of their own")
+@pytest.mark.spec("002", "Lease Ownership", "1: adopted rows begin under a separate epoch")
 def test_adoption_uses_a_new_epoch() -> None:
     rig = SchedulerRig(10)
     adopt(rig, AdoptedRange(0, 2, 0, OK))

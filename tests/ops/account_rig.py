@@ -13,7 +13,7 @@ from holdfast.store import schema, tuples
 from holdfast.store.api import Row, Store, Txn
 from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
 from holdfast.world import catalog, intents
-from tests.ops.app import Account, app
+from tests.ops.app import QuotedAccount, app
 
 UNIVERSE = "bank"
 WORKER = "worker"
@@ -27,11 +27,11 @@ class AccountRig:
         self.store: Store = stores.open(url, clock=self.clock)
         self.runtime: Runtime = app.open(self.store, roles=())
 
-    def account(self, name: str = "ada") -> WorldHandle[Account]:
-        return self.runtime.world(Account, name)
+    def account(self, name: str = "ada") -> WorldHandle[QuotedAccount]:
+        return self.runtime.world(QuotedAccount, name)
 
     def world_id(self, name: str = "ada") -> str:
-        world_id = self.store.read(catalog.find_id, UNIVERSE, "Account", name)
+        world_id = self.store.read(catalog.find_id, UNIVERSE, "QuotedAccount", name)
         assert world_id is not None
         return world_id
 

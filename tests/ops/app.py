@@ -12,11 +12,11 @@ import msgspec
 import holdfast as hf
 
 
-class Deposited(hf.Event):
+class QuotedDeposit(hf.Event):
     amount: int
 
 
-class Asked(hf.Event):
+class QuoteRequested(hf.Event):
     currency: str = "EUR"
 
 
@@ -33,7 +33,7 @@ def quote(call: hf.Call, currency: str) -> float:
 def other(call: hf.Call) -> None: ...
 
 
-class Account(hf.World):
+class QuotedAccount(hf.World):
     balance: int = 0
     rate: float = 0.0
     quotes: int = 0
@@ -42,15 +42,15 @@ class Account(hf.World):
     asks = True
     deadly = False
 
-    @hf.on(Deposited)
-    def deposited(self, event: Deposited, cx: hf.Context) -> None:
+    @hf.on(QuotedDeposit)
+    def deposited(self, event: QuotedDeposit, cx: hf.Context) -> None:
         if self.deadly and cx.name == "ada":
             os._exit(9)
         self.balance += event.amount + self.bonus
         cx.reply(event.amount if self.asks else None)
 
-    @hf.on(Asked)
-    def asked(self, event: Asked, cx: hf.Context) -> None:
+    @hf.on(QuoteRequested)
+    def asked(self, event: QuoteRequested, cx: hf.Context) -> None:
         if self.asks:
             cx.do(quote, event.currency)
 
@@ -111,15 +111,15 @@ class RicherLedger(Ledger):
     bonus = 1
 
 
-def _version(**attributes: object) -> type[Account]:
-    return type("Account", (Account,), {"__module__": __name__, **attributes})
+def _version(**attributes: object) -> type[QuotedAccount]:
+    return type("QuotedAccount", (QuotedAccount,), {"__module__": __name__, **attributes})
 
 
 def _app(account: type[hf.World], ledger: type[hf.World] = Ledger) -> hf.App:
     return hf.App("bank", worlds=[account, Other, ledger], effects=[other])
 
 
-app = _app(Account)
+app = _app(QuotedAccount)
 app_richer = _app(_version(bonus=1), type("Ledger", (RicherLedger,), {"__module__": __name__}))
 app_silent = _app(_version(asks=False))
 app_deadly = _app(_version(deadly=True))

@@ -21,7 +21,7 @@ from holdfast.tasks import operations
 from holdfast.tasks.operations import TaskToSubmit
 from holdfast.world import catalog, intents
 from tests.ops.account_rig import AccountRig
-from tests.ops.app import Asked
+from tests.ops.app import QuoteRequested
 
 MODULES = ("holdfast.ops.verify", "holdfast.durable.consistency", "holdfast.world.consistency")
 
@@ -33,7 +33,7 @@ LEASE_LOG = schema.key_prefix(Space.LEASE_LOG)
 @pytest.fixture
 def store() -> Iterator[Store]:
     with stores.open("memory:", clock=SimClock()) as store:
-        store.transact(catalog.create, UNIVERSE, "Account", "ada", "1" * 32)
+        store.transact(catalog.create, UNIVERSE, "QuotedAccount", "ada", "1" * 32)
         store.transact(journal.append, SUBJECT, [b"one", b"two"])
         store.transact(snapshot.save, SUBJECT, 2, b"a state")
         store.transact(snapshot.set_baseline, SUBJECT, 2)
@@ -115,7 +115,7 @@ def test_changed_inbox_event_is_found(store: Store) -> None:
 
 def test_changed_queued_effect_is_found() -> None:
     rig = AccountRig()
-    rig.account().send(Asked("GBP"))
+    rig.account().send(QuoteRequested("GBP"))
     rig.run_worker()
     assert rig.store.read(find_differences) == []
     queued = item.keys_of(intents.effect_queue(UNIVERSE, "fx.quote")).items
@@ -125,7 +125,7 @@ def test_changed_queued_effect_is_found() -> None:
 
 def test_changed_world_of_a_pending_effect_is_found() -> None:
     rig = AccountRig()
-    rig.account().send(Asked("GBP"))
+    rig.account().send(QuoteRequested("GBP"))
     rig.run_worker()
 
     def damage(row: bytes) -> bytes:

@@ -25,7 +25,7 @@ from holdfast.world import catalog
 from holdfast.world import ingress as doors
 from holdfast.world.catalog import WorldEvent, subject_of
 from tests.ops.account_rig import UNIVERSE, WORKER, AccountRig
-from tests.ops.app import Account, Asked, Deposited, app, app_other
+from tests.ops.app import QuotedAccount, QuotedDeposit, QuoteRequested, app, app_other
 
 MODULES = ("holdfast.ops.world_operations",)
 
@@ -96,7 +96,9 @@ def test_assign_world_replaces_the_previous_assignment(rig: AccountRig, ada: str
 
 
 @pytest.mark.spec(
-    "004", "9) Operational APIs (internal)", "taking away what is not assigned is idle, and says so"
+    "004",
+    "9) Operational APIs (internal)",
+    "unassigning an unassigned world is a no-op, and the reply reports it",
 )
 def test_unassign_world_is_idempotent(rig: AccountRig, ada: str) -> None:
     world_operations.assign_world(rig.store, UNIVERSE, ada, WORKER)
@@ -123,7 +125,7 @@ def test_unassign_world_is_idempotent(rig: AccountRig, ada: str) -> None:
         ),
         lambda store, world: world_operations.world_fork(store, UNIVERSE, world, "child"),
         lambda store, world: world_operations.world_create_from_seed(
-            store, UNIVERSE, "Account", "child", SeedSnapshot(world, 0)
+            store, UNIVERSE, "QuotedAccount", "child", SeedSnapshot(world, 0)
         ),
     ],
 )
@@ -186,7 +188,7 @@ def test_acquire_lease_after_restart_waits_and_increments_the_epoch(
 @pytest.mark.spec(
     "004",
     "9) Operational APIs (internal)",
-    "a worker that the assignment excludes gets no lease, and is told so",
+    "a worker that the assignment excludes gets an error instead of a lease",
 )
 def test_acquire_lease_by_an_unassigned_worker_raises_not_assigned(
     rig: AccountRig, ada: str
@@ -305,7 +307,7 @@ def test_release_lease_held_by_another_worker_is_fenced(rig: AccountRig, ada: st
 
 
 def deposit(amount: int = 5) -> Ingress:
-    return event_ingress(*app.encode_event(Deposited(amount)))
+    return event_ingress(*app.encode_event(QuotedDeposit(amount)))
 
 
 def depth(rig: AccountRig, world_id: str) -> int:
@@ -352,10 +354,10 @@ def test_enqueue_ingress_requires_a_key(rig: AccountRig, ada: str, key: str | No
     "ingress",
     [
         event_ingress("NoSuchEvent", b"\x01\x80"),
-        event_ingress("Deposited", b"\x01" + codec.pack({"amount": "five"})),
-        event_ingress("Deposited", b"\x07" + codec.pack({"amount": 5})),
-        event_ingress("Deposited", b""),
-        Ingress(IngressKind.EVENT, "Deposited", b"\x01\x80", b"another hash"),
+        event_ingress("QuotedDeposit", b"\x01" + codec.pack({"amount": "five"})),
+        event_ingress("QuotedDeposit", b"\x07" + codec.pack({"amount": 5})),
+        event_ingress("QuotedDeposit", b""),
+        Ingress(IngressKind.EVENT, "QuotedDeposit", b"\x01\x80", b"another hash"),
         {"kind": "event"},
     ],
 )
@@ -372,16 +374,16 @@ def test_enqueue_ingress_rejects_undecodable_events(
 def test_enqueue_ingress_and_event_send_of_50_mb_raise_value_too_large(
     rig: AccountRig, ada: str
 ) -> None:
-    large = event_ingress("Deposited", b"\x01" + bytes(50 * 1024 * 1024))
+    large = event_ingress("QuotedDeposit", b"\x01" + bytes(50 * 1024 * 1024))
 
     def enqueue() -> None:
         world_operations.enqueue_ingress(rig.store, UNIVERSE, ada, large, key="k")
 
     with refused(rig, ValueTooLarge):
         enqueue()
-    text = Asked("x" * 50 * 1024 * 1024)
+    text = QuoteRequested("x" * 50 * 1024 * 1024)
     with refused(rig, ValueTooLarge):
-        world_operations.event_send(rig.store, app, "Account", "ada", text)
+        world_operations.event_send(rig.store, app, "QuotedAccount", "ada", text)
 
 
 def test_enqueue_ingress_to_a_world_type_unknown_to_the_app_is_refused(
@@ -399,7 +401,7 @@ def test_enqueue_ingress_to_a_world_type_unknown_to_the_app_is_refused(
 def test_enqueue_ingress_of_an_intent_is_deduplicated_by_its_intent_hash(
     rig: AccountRig, ada: str
 ) -> None:
-    name, value = app.encode_event(Deposited(5))
+    name, value = app.encode_event(QuotedDeposit(5))
     fired = Ingress(
         IngressKind.TIMER, name, value, codec.digest(name.encode(), value), intent_hash=b"\x07" * 32
     )
@@ -409,8 +411,12 @@ def test_enqueue_ingress_of_an_intent_is_deduplicated_by_its_intent_hash(
 
 
 def test_event_send_creates_the_world_by_name(rig: AccountRig) -> None:
-    first = world_operations.event_send(rig.store, app, "Account", "new", Deposited(5), key="k")
-    again = world_operations.event_send(rig.store, app, "Account", "new", Deposited(5), key="k")
+    first = world_operations.event_send(
+        rig.store, app, "QuotedAccount", "new", QuotedDeposit(5), key="k"
+    )
+    again = world_operations.event_send(
+        rig.store, app, "QuotedAccount", "new", QuotedDeposit(5), key="k"
+    )
     assert (first.seq, again.seq, again.already) == (1, 1, True)
     assert first.world_id == rig.world_id("new")
     rig.run_worker()
@@ -419,7 +425,7 @@ def test_event_send_creates_the_world_by_name(rig: AccountRig) -> None:
 
 def test_event_send_keeps_the_correlation_id(rig: AccountRig) -> None:
     world_operations.event_send(
-        rig.store, app, "Account", "ada", Deposited(5), correlation_id="c-1"
+        rig.store, app, "QuotedAccount", "ada", QuotedDeposit(5), correlation_id="c-1"
     )
     rig.run_worker()
     [line] = rig.account().journal()
@@ -428,17 +434,17 @@ def test_event_send_keeps_the_correlation_id(rig: AccountRig) -> None:
 
 def test_event_send_rejects_unknown_types_and_invalid_names(rig: AccountRig) -> None:
     with refused(rig, Invalid):
-        world_operations.event_send(rig.store, app, "Nope", "x", Deposited(5))
+        world_operations.event_send(rig.store, app, "Nope", "x", QuotedDeposit(5))
     with refused(rig, Invalid):
-        world_operations.event_send(rig.store, app, "Account", "x", object())
+        world_operations.event_send(rig.store, app, "QuotedAccount", "x", object())
     for name in ("", "a\0b", "\udc80", "x" * 1000):
         with refused(rig, Invalid):
-            world_operations.event_send(rig.store, app, "Account", name, Deposited(5))
+            world_operations.event_send(rig.store, app, "QuotedAccount", name, QuotedDeposit(5))
 
 
 def test_event_of_converts_plain_fields() -> None:
-    assert world_operations.event_of(app, "Deposited", {"amount": 5}) == Deposited(5)
-    for type, fields in (("Deposited", {"amount": "x"}), ("Deposited", {}), ("Nope", {})):
+    assert world_operations.event_of(app, "QuotedDeposit", {"amount": 5}) == QuotedDeposit(5)
+    for type, fields in (("QuotedDeposit", {"amount": "x"}), ("QuotedDeposit", {}), ("Nope", {})):
         with pytest.raises(Invalid):
             world_operations.event_of(app, type, fields)
 
@@ -449,7 +455,7 @@ def test_event_of_converts_plain_fields() -> None:
 @pytest.fixture
 def intent(rig: AccountRig, ada: str) -> bytes:
     """The hash of a pending intent of ada."""
-    rig.account().send(Asked("EUR"))
+    rig.account().send(QuoteRequested("EUR"))
     rig.run_worker()
     return rig.intent().intent_hash
 
@@ -466,7 +472,7 @@ def quoted(intent: bytes, rate: float = 1.1) -> IntentReceipt:
 def test_receipt_inject_reaches_the_reducer(rig: AccountRig, ada: str, intent: bytes) -> None:
     world_operations.receipt_inject(rig.store, UNIVERSE, ada, quoted(intent))
     rig.run_worker()
-    assert rig.account().state() == Account(rate=1.1, quotes=1)
+    assert rig.account().state() == QuotedAccount(rate=1.1, quotes=1)
 
 
 @pytest.mark.spec(
@@ -489,7 +495,7 @@ def test_receipt_inject_accepts_one_receipt_per_intent(
 
 
 @pytest.mark.spec(
-    "004", "9) Operational APIs (internal)", "a receipt for an intent nobody had is NotFound"
+    "004", "9) Operational APIs (internal)", "a receipt for an unknown intent raises NotFound"
 )
 def test_receipt_inject_for_an_unknown_intent_is_not_found(
     rig: AccountRig, ada: str, intent: bytes
@@ -570,7 +576,7 @@ def test_receipt_inject_into_a_full_inbox_is_accepted(
 def deposits(rig: AccountRig, ada: str) -> list[int]:
     """The balances after three handled deposits. The last height has a snapshot."""
     for amount in (1, 2, 3):
-        rig.account().send(Deposited(amount))
+        rig.account().send(QuotedDeposit(amount))
     rig.run_worker()
     return [1, 3, 6]
 
@@ -594,7 +600,7 @@ def test_world_fork_without_a_height_is_idempotent_after_new_events(
     rig: AccountRig, ada: str, deposits: list[int]
 ) -> None:
     first = world_operations.world_fork(rig.store, UNIVERSE, ada, "child")
-    rig.account().send(Deposited(100))
+    rig.account().send(QuotedDeposit(100))
     rig.run_worker()
     assert world_operations.world_fork(rig.store, UNIVERSE, ada, "child") == first
 
@@ -651,10 +657,12 @@ def test_world_create_from_seed_copies_state_and_lineage(
     rig: AccountRig, ada: str, deposits: list[int]
 ) -> None:
     seed = SeedSnapshot(ada, 3)
-    created = world_operations.world_create_from_seed(rig.store, UNIVERSE, "Account", "child", seed)
+    created = world_operations.world_create_from_seed(
+        rig.store, UNIVERSE, "QuotedAccount", "child", seed
+    )
     before = rig.rows()
     assert (
-        world_operations.world_create_from_seed(rig.store, UNIVERSE, "Account", "child", seed)
+        world_operations.world_create_from_seed(rig.store, UNIVERSE, "QuotedAccount", "child", seed)
         == created
     )
     assert rig.rows() == before
@@ -662,13 +670,13 @@ def test_world_create_from_seed_copies_state_and_lineage(
     baseline = rig.store.read(snapshot.baseline, subject)
     assert baseline is not None
     assert created.lineage == catalog.ForkLineage(ada, baseline.hash, 3)
-    rig.account("child").send(Deposited(10))
+    rig.account("child").send(QuotedDeposit(10))
     rig.run_worker()
     assert rig.account("child").state().balance == 16
     assert rig.account().state().balance == 6
     seed_with_hash = SeedSnapshot(ada, 3, baseline.hash)
     again = world_operations.world_create_from_seed(
-        rig.store, UNIVERSE, "Account", "child", seed_with_hash
+        rig.store, UNIVERSE, "QuotedAccount", "child", seed_with_hash
     )
     assert again.world_id == created.world_id
 
@@ -676,13 +684,13 @@ def test_world_create_from_seed_copies_state_and_lineage(
 @pytest.mark.parametrize(
     ("error", "type", "name", "height", "hash"),
     [
-        (NotFound, "Account", "child", 2, None),
-        (NotFound, "Account", "child", 9, None),
-        (Invalid, "Account", "child", -1, None),
+        (NotFound, "QuotedAccount", "child", 2, None),
+        (NotFound, "QuotedAccount", "child", 9, None),
+        (Invalid, "QuotedAccount", "child", -1, None),
         (Invalid, "Other", "child", 3, None),
-        (Invalid, "Account", "child", 3, b"another state"),
-        (Invalid, "Account", "taken", 3, None),
-        (Invalid, "Account", "", 3, None),
+        (Invalid, "QuotedAccount", "child", 3, b"another state"),
+        (Invalid, "QuotedAccount", "taken", 3, None),
+        (Invalid, "QuotedAccount", "", 3, None),
     ],
 )
 def test_world_create_from_seed_rejects_a_missing_or_foreign_snapshot(
@@ -710,7 +718,7 @@ def test_world_create_from_seed_of_another_universe_is_not_found(
 ) -> None:
     def create() -> None:
         world_operations.world_create_from_seed(
-            rig.store, "elsewhere", "Account", "child", SeedSnapshot(ada, 3)
+            rig.store, "elsewhere", "QuotedAccount", "child", SeedSnapshot(ada, 3)
         )
 
     with refused(rig, NotFound):

@@ -28,7 +28,7 @@ agents.CONFIRM_TIMEOUT_S = 20.0
 dispatch = hf.agent.declare(socket=os.environ.get(SOCKET, ""), concurrency=1)
 
 
-class Told(hf.Event):
+class PromptRequested(hf.Event):
     n: int
     target: str
     cli: str = "claude"
@@ -37,8 +37,8 @@ class Told(hf.Event):
 class Foreman(hf.World):
     ended: list[str] = msgspec.field(default_factory=list)
 
-    @hf.on(Told)
-    def told(self, event: Told, cx: hf.Context) -> None:
+    @hf.on(PromptRequested)
+    def told(self, event: PromptRequested, cx: hf.Context) -> None:
         cx.do(dispatch, event.target, f"do number {event.n}", event.cli, tag=str(event.n))
 
     @hf.on(dispatch)

@@ -9,7 +9,7 @@ import holdfast as hf
 LOG = "HOLDFAST_TEST_CALLS"
 
 
-class Begun(hf.Event):
+class ChainBegun(hf.Event):
     steps: int
 
 
@@ -23,8 +23,8 @@ def step(call: hf.Call, n: int) -> int:
 class Chain(hf.World):
     seen: list[int] = msgspec.field(default_factory=list)
 
-    @hf.on(Begun)
-    def begin(self, event: Begun, cx: hf.Context) -> None:
+    @hf.on(ChainBegun)
+    def begin(self, event: ChainBegun, cx: hf.Context) -> None:
         cx.do(step, event.steps)
 
     @hf.on(step)

@@ -16,7 +16,7 @@ LOG = "HOLDFAST_TEST_CALLS"
 WIRES_AT_ONCE = 8
 
 
-class Ordered(hf.Event):
+class PaymentRequested(hf.Event):
     n: int
     # The first call of this order hangs. The test kills the adapter that makes it.
     deadly: bool = False
@@ -36,12 +36,12 @@ class Ruined(hf.Event):
     how: str
 
 
-class Slept(hf.Event):
+class SleepRequested(hf.Event):
     n: int
     seconds: float
 
 
-class Woken(hf.Event):
+class SleepEnded(hf.Event):
     n: int
 
 
@@ -94,8 +94,8 @@ class Till(hf.World):
     woken: list[int] = msgspec.field(default_factory=list)
     ruined: list[str] = msgspec.field(default_factory=list)
 
-    @hf.on(Ordered)
-    def ordered(self, event: Ordered, cx: hf.Context) -> None:
+    @hf.on(PaymentRequested)
+    def ordered(self, event: PaymentRequested, cx: hf.Context) -> None:
         cx.do(pay, event.n, event.deadly)
 
     @hf.on(Wired)
@@ -116,12 +116,12 @@ class Till(hf.World):
     def ended(self, receipt: hf.Receipt[int], cx: hf.Context) -> None:
         self.ruined.append(f"{receipt.tag} {receipt.status} {receipt.code}".strip())
 
-    @hf.on(Slept)
-    def slept(self, event: Slept, cx: hf.Context) -> None:
-        cx.after(event.seconds, Woken(event.n))
+    @hf.on(SleepRequested)
+    def slept(self, event: SleepRequested, cx: hf.Context) -> None:
+        cx.after(event.seconds, SleepEnded(event.n))
 
-    @hf.on(Woken)
-    def woke(self, event: Woken, cx: hf.Context) -> None:
+    @hf.on(SleepEnded)
+    def woke(self, event: SleepEnded, cx: hf.Context) -> None:
         self.woken.append(event.n)
 
 

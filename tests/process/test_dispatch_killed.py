@@ -23,7 +23,7 @@ from holdfast.dispatch.log import DispatchLog
 from holdfast.dispatch.request import DispatchBacklog, DispatchRecord, DispatchStatus
 from holdfast.store.api import Store
 from tests.process.conftest import LIMITS
-from tests.process.dispatch_app import BARRIER, SOCKET, Foreman, Told, app
+from tests.process.dispatch_app import BARRIER, SOCKET, Foreman, PromptRequested, app
 from tests.process.watch import KILLS, until
 from tests.processes import Proc
 from tests.tmux_panes import PaneAgent, TmuxServer, tmux
@@ -85,7 +85,7 @@ def test_dispatch_types_each_text_once_when_adapters_are_killed_after_typing(
 ) -> None:
     agent = tmux.start_agent("worker", "framed")
     for n in range(KILLS):
-        foreman.send(Told(n, "worker", "claude" if n % 2 else "codex"))
+        foreman.send(PromptRequested(n, "worker", "claude" if n % 2 else "codex"))
     adapter = up("adapter", barrier=True)
     kills = 0
     while len(foreman.state().ended) < KILLS:
@@ -120,7 +120,7 @@ def test_each_dispatch_ends_once_when_adapters_are_killed_at_random(
     count = 0
     for _ in range(KILLS):
         for _each in range(3):
-            foreman.send(Told(count, "worker"))
+            foreman.send(PromptRequested(count, "worker"))
             count += 1
         # Kill at a random time after its next receipt.
         ended_before = len(foreman.state().ended)
@@ -182,7 +182,7 @@ def test_dispatch_to_a_late_leader_is_deferred_then_delivered(
 ) -> None:
     up("adapter", barrier=False)
     up("dispatch", barrier=False)
-    foreman.send(Told(1, "leader"))
+    foreman.send(PromptRequested(1, "leader"))
     until(lambda: store.read(dispatch_log.backlog, U).deferred, "that it waits")
     agent = tmux.start_agent("lead", "framed")
     set_leader_pane(store, U, pane="lead", socket=tmux.socket)

@@ -19,7 +19,16 @@ from holdfast.durable import queue
 from holdfast.store.api import Store
 from holdfast.world import intents
 from tests.process.conftest import LIMITS
-from tests.process.payment_app import LOG, WIRES_AT_ONCE, Ordered, Ruined, Slept, Till, Wired, app
+from tests.process.payment_app import (
+    LOG,
+    WIRES_AT_ONCE,
+    PaymentRequested,
+    Ruined,
+    SleepRequested,
+    Till,
+    Wired,
+    app,
+)
 from tests.process.watch import KILLS, until
 from tests.processes import Proc
 
@@ -85,7 +94,7 @@ def _is_in_a_call(adapter: Proc) -> bool:
 def test_each_effect_has_one_receipt_when_adapters_are_killed_before_the_receipt(
     up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path
 ) -> None:
-    till.send(Ordered(0))
+    till.send(PaymentRequested(0))
     adapters = [up("adapter", "--kinds", "pay", ready=None) for _ in range(ADAPTERS)]
     until(lambda: till.state().paid, "the first receipt")
     sent = kills = 0
@@ -93,7 +102,7 @@ def test_each_effect_has_one_receipt_when_adapters_are_killed_before_the_receipt
         # One waiting deadly order per adapter, so that each order costs a separate kill.
         while sent < KILLS and sent - (paid - 1) < ADAPTERS:
             sent += 1
-            till.send(Ordered(sent, deadly=True))
+            till.send(PaymentRequested(sent, deadly=True))
 
         def has_progressed(paid: int = paid) -> bool:
             for adapter in adapters:
@@ -191,7 +200,7 @@ def test_adapter_stopped_during_its_call_delivers_no_second_receipt(
     up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path
 ) -> None:
     stopped = up("adapter", "--kinds", "pay")
-    till.send(Ordered(1, deadly=True))
+    till.send(PaymentRequested(1, deadly=True))
     until(lambda: _is_in_a_call(stopped), "the call")
     stopped.stop()
     up("adapter", "--kinds", "pay")
@@ -200,7 +209,7 @@ def test_adapter_stopped_during_its_call_delivers_no_second_receipt(
     stopped.send("go on")
     stopped.terminate()
     assert stopped.wait() == 0
-    till.send(Ordered(2))
+    till.send(PaymentRequested(2))
     until(lambda: 2 in till.state().paid, "the next receipt")
     assert (till.state().paid, till.state().attempts) == ([1, 2], [2, 1])
     [first, second] = calls_by_order(tmp_path)[1]
@@ -214,7 +223,7 @@ def test_timers_due_without_a_timer_worker_fire_once_later(
 ) -> None:
     first = up("timer")
     for n in range(20):
-        till.send(Slept(n, 0.1 * n))
+        till.send(SleepRequested(n, 0.1 * n))
     until(lambda: len(till.state().woken) >= 3, "the first timers")
     first.kill()
     due_ns = store.now_ns() + 2_500_000_000
@@ -230,7 +239,7 @@ def test_timers_of_a_killed_worker_fire_once_and_not_early(
     worker = up("timer")
     began_s = time.monotonic()
     for n in range(30):
-        till.send(Slept(n, 0.1 * n))
+        till.send(SleepRequested(n, 0.1 * n))
     for _ in range(3):
         worker.kill()
         worker = up("timer")

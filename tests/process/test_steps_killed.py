@@ -16,7 +16,7 @@ from holdfast.durable import journal, queue
 from holdfast.world import intents
 from holdfast.world.catalog import subject_of
 from tests.process.conftest import LIMITS
-from tests.process.effect_chain_app import LOG, Begun, Chain, app
+from tests.process.effect_chain_app import LOG, Chain, ChainBegun, app
 from tests.process.watch import KILLS, until
 from tests.processes import Proc
 
@@ -38,7 +38,7 @@ def test_steps_are_neither_lost_nor_repeated_when_their_process_is_killed(
         store = running.enter_context(stores.open(home, limits=LIMITS))
         runtime = running.enter_context(app.open(store, roles=()))
         chains = [runtime.world(Chain, f"chain {n}") for n in range(CHAINS)]
-        runtime.send_many([(one, Begun(steps)) for one in chains])
+        runtime.send_many([(one, ChainBegun(steps)) for one in chains])
 
         def total_height() -> int:
             return sum(_height(runtime.store, one) for one in chains)

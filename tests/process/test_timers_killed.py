@@ -23,7 +23,7 @@ from holdfast.durable import queue
 from holdfast.store.api import Store
 from holdfast.world import timers
 from tests.process.conftest import LIMITS
-from tests.process.timer_app import Sleeper, Slept, app
+from tests.process.timer_app import Sleeper, TimerRequested, app
 from tests.process.watch import KILLS, until, writer_of, writers_of
 from tests.processes import Proc, python_proc
 
@@ -135,7 +135,9 @@ def test_timers_fire_once_and_not_early_when_workers_are_killed_while_firing(
         nonlocal sent
         before = pending_count(store)
         # One call, so that no timer is due before the last is set.
-        sleeps = [Slept(n, seconds, calendar=bool(n % 2)) for n in range(sent, sent + count)]
+        sleeps = [
+            TimerRequested(n, seconds, calendar=bool(n % 2)) for n in range(sent, sent + count)
+        ]
         worlds.send_many([(sleeper, one) for one in sleeps])
         sent += count
         until(lambda: pending_count(store) >= before + count, "timers that are set")
@@ -191,7 +193,9 @@ def test_timers_due_during_downtime_fire_once_and_in_order(
     with opened as store, app.open(store, roles=("orchestrator", "world")) as runtime:
         sleeper = runtime.world(Sleeper, "sleeper")
         # Timers set later are due earlier.
-        sleeps = [Slept(n, 0.5 + n / 50, calendar=bool(n % 2)) for n in reversed(range(COUNT))]
+        sleeps = [
+            TimerRequested(n, 0.5 + n / 50, calendar=bool(n % 2)) for n in reversed(range(COUNT))
+        ]
         runtime.send_many([(sleeper, event) for event in sleeps])
         until(lambda: pending_count(store) == COUNT, "timers that are set")
         due_ns = store.now_ns() + 2 * S
@@ -217,7 +221,7 @@ def test_timers_reach_a_world_after_its_worker_was_killed(up: Start, store: Stor
     with app.open(store, roles=()) as runtime:
         sleeper = runtime.world(Sleeper, "sleeper")
         for n in range(20):
-            sleeper.send(Slept(n, 1 + n / 20, calendar=bool(n % 2)))
+            sleeper.send(TimerRequested(n, 1 + n / 20, calendar=bool(n % 2)))
         until(lambda: pending_count(store) == 20, "timers that are set")
         first.kill()
         up("timer")

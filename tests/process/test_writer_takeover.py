@@ -412,7 +412,7 @@ def test_client_stopped_in_mid_frame_does_not_delay_other_clients(
 @pytest.mark.spec(
     "004",
     "Fencing and split-brain prevention",
-    "a write under an epoch that is no longer current is refused, whoever sends it and whenever",
+    "a write under a stale epoch is refused, from every sender and at any time",
 )
 def test_stopped_lease_holder_is_fenced_after_the_takeover(
     home: Path, limits: WriterLimits
@@ -442,7 +442,7 @@ def test_stopped_lease_holder_is_fenced_after_the_takeover(
 @pytest.mark.spec(
     "004",
     "Fencing and split-brain prevention",
-    "once a worker is fenced, nothing of it reaches the journal any more",
+    "a fenced worker writes nothing to the journal",
 )
 def test_lease_holder_stopped_at_a_random_moment_is_fenced(
     home: Path, limits: WriterLimits

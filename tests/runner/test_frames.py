@@ -475,7 +475,9 @@ def almost_frames(draw: st.DrawFn) -> bytes:
 
 
 @pytest.mark.spec(
-    "001", "Inbox loop scaffold", "a frame that cannot be decoded is told apart and not retried"
+    "001",
+    "Inbox loop scaffold",
+    "a frame that cannot be decoded is classified separately and not retried",
 )
 @given(noise)
 def test_decoding_arbitrary_bytes_raises_only_frame_error(data: bytes) -> None:
@@ -499,7 +501,9 @@ def test_decoded_frame_encodes_to_the_same_bytes(frame: bytes) -> None:
 
 
 @pytest.mark.spec(
-    "001", "Inbox loop scaffold", "a frame that cannot be decoded is told apart and not retried"
+    "001",
+    "Inbox loop scaffold",
+    "a frame that cannot be decoded is classified separately and not retried",
 )
 def test_frame_error_is_invalid_and_not_retryable() -> None:
     with pytest.raises(Invalid) as caught:

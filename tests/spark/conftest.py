@@ -28,7 +28,7 @@ LOCAL = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    # Within a pool, jobs run in order of submission. Tests with pools of their own need the fair scheduler.
+    # Within a pool, jobs run in order of submission. Tests with separate pools need the fair scheduler.
     "spark.scheduler.mode": "FAIR",
     # The tables are small: compiling a query takes longer than interpreting it.
     "spark.sql.codegen.wholeStage": "false",

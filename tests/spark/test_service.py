@@ -347,7 +347,7 @@ ILLEGAL = {
 @pytest.mark.spec(
     "002",
     "Illegal Transition Policy",
-    "3: it says seq, prior, attempted, owner and wall clock",
+    "3: the error has seq, prior, attempted, owner and wall clock",
     module="holdfast.spark.service_requests",
 )
 @pytest.mark.parametrize(("before", "then"), ILLEGAL.values(), ids=ILLEGAL.keys())

@@ -103,7 +103,7 @@ def requests_rig() -> Iterator[ServiceRequestsRig]:
 @pytest.mark.spec(
     "002",
     "Illegal Transition Policy",
-    "3: it says seq, prior, attempted, owner and wall clock",
+    "3: the error has seq, prior, attempted, owner and wall clock",
     module="holdfast.spark.service_requests",
 )
 @pytest.mark.parametrize("hours", [-5, 9])
@@ -135,7 +135,7 @@ def test_illegal_transition_error_has_wall_clock_and_store_time(
 @pytest.mark.spec(
     "002",
     "Illegal Transition Policy",
-    "3: the wall clock of the illegal move, not of the process that tells it later",
+    "3: the error has the wall clock of the illegal transition, not of the later report",
     module="holdfast.spark.service_requests",
 )
 def test_restarted_service_records_the_time_of_the_illegal_transition(

@@ -1,6 +1,6 @@
 """Document 000, chapters on authority and readiness, rule by rule, in document order.
 
-Where the design differs from the document, the test checks the design and its rule text says so.
+Where the design differs from the document, the test checks the design and its rule text names the difference.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def test_acquire_is_blocked_by_a_dead_leader_for_the_ttl_at_most(
     assert acquire(store, "b").epoch == 2
 
 
-@pytest.mark.spec("000", "Authority", "acquiring succeeds where nobody holds the lease")
+@pytest.mark.spec("000", "Authority", "acquire succeeds on a free lease")
 @pytest.mark.parametrize("ending", [release, lambda store, held: force_release(store)])
 def test_acquire_of_a_free_lease_succeeds(store: Store, ending: object) -> None:
     lease = acquire(store, "a")
@@ -151,7 +151,7 @@ def test_acquire_of_a_free_lease_succeeds(store: Store, ending: object) -> None:
 @pytest.mark.spec(
     "000",
     "Authority",
-    "acquiring succeeds for who holds it already; ours gives the same lease, not a longer one",
+    "acquire by the current holder succeeds; it returns the same lease without an extension",
 )
 def test_acquire_by_the_owner_returns_the_same_lease(store: Store, clock: SimClock) -> None:
     lease = acquire(store, "a")
@@ -194,7 +194,7 @@ def test_renew_by_the_holder_extends_the_lease(store: Store, clock: SimClock) ->
     write_with_lease(store, lease)
 
 
-@pytest.mark.spec("000", "Authority", "nobody renews a lease that is not held: typed error")
+@pytest.mark.spec("000", "Authority", "renewal of a lease that is not held raises a typed error")
 def test_renew_of_a_released_lease_raises_not_held(store: Store) -> None:
     lease = acquire(store, "a")
     release(store, lease)
@@ -215,7 +215,7 @@ def test_renew_of_an_expired_lease_raises_not_held(
         renew(store, lease)
 
 
-@pytest.mark.spec("000", "Authority", "nobody renews what another holds: typed error")
+@pytest.mark.spec("000", "Authority", "renewal of another holder's lease raises a typed error")
 def test_renew_after_takeover_raises_owner_mismatch(store: Store, clock: SimClock) -> None:
     former = acquire(store, "a")
     clock.advance(TTL)
@@ -284,7 +284,7 @@ def test_leader_lease_log_rebuilds_the_state_after_every_command(
 @pytest.mark.spec(
     "000",
     "Readiness",
-    "readiness is computed by the runtime from what it knows, by a function that asks nothing else",
+    "the runtime computes readiness from its own facts, by a function without I/O",
     module="holdfast.workers.readiness",
 )
 def test_derive_readiness_is_a_pure_function() -> None:
@@ -320,7 +320,7 @@ def test_derive_readiness_without_a_valid_lease_is_not_ready(
 @pytest.mark.spec(
     "000",
     "Readiness",
-    "an operator reads from the snapshot exactly what is in the way",
+    "the snapshot names every reason that blocks readiness",
     module="holdfast.workers.readiness_facts",
 )
 def test_readiness_snapshot_of_a_store_names_its_blockers(store: Store, clock: SimClock) -> None:

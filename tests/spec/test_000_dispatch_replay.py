@@ -1,6 +1,6 @@
 """Document 000, chapters on backlog, replay and dispatch, rule by rule, in document order.
 
-Where the design differs from the document, the test checks the design and its rule text says so.
+Where the design differs from the document, the test checks the design and its rule text names the difference.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def test_delivered_on_a_pending_dispatch_raises_invalid_transition(log: Dispatch
     assert log.find("r1") == record
 
 
-@pytest.mark.spec("000", "Backlog", "what has ended stays as it ended")
+@pytest.mark.spec("000", "Backlog", "an ended request never changes its state")
 @pytest.mark.parametrize("end", [DispatchStatus.DELIVERED, DispatchStatus.FAILED])
 def test_ended_dispatch_allows_no_transition(end: DispatchStatus) -> None:
     assert not [move for move in QueueTransition if DISPATCH.allows(end, move)]
@@ -226,7 +226,7 @@ def test_replay_cursor_survives_a_restart(tmp_path: Path) -> None:
 @pytest.mark.spec(
     "000",
     REPLAY_SECTION,
-    "what is replayed is known by its event id, after a restart too; the memory is bounded (ours)",
+    "replayed events are deduplicated by event id, also after a restart; the dedupe memory is bounded (ours)",
     module="holdfast.dispatch.notifications",
 )
 def test_replayed_event_is_recognised_after_a_restart(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_deferred_leader_notification_is_sent_later(tmux: TmuxServer) -> None:
 @pytest.mark.spec(
     "000",
     "Readiness",
-    "events that wait to be replayed make the runtime unready, and it says how many",
+    "pending replay events make the runtime unready, with their number",
     module="holdfast.workers.readiness_facts",
 )
 def test_pending_replay_events_are_a_readiness_blocker(store: Store, log: DispatchLog) -> None:
@@ -367,7 +367,7 @@ def test_dispatch_to_a_missing_leader_stays_pending_until_a_pane_exists(tmux: Tm
 @pytest.mark.spec(
     "000",
     CLASSIFICATION_SECTION,
-    "what is not confirmed stays pending while there are retries, and then fails as unconfirmed",
+    "an unconfirmed request stays pending while retries remain, then fails as unconfirmed",
     module="holdfast.adapters.dispatch_protocol",
 )
 def test_unconfirmed_dispatch_is_retried_and_then_fails(

@@ -1,6 +1,6 @@
 """Document 001, rule by rule, in document order.
 
-Where the design differs from the document, the test checks the design and its rule text says so.
+Where the design differs from the document, the test checks the design and its rule text names the difference.
 """
 
 from __future__ import annotations
@@ -657,7 +657,7 @@ def test_counters_sink_that_reenters_tick_does_no_harm(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Log sink (optional)",
-    "failures of both classes are told",
+    "hooks report failures of both classes",
     module="holdfast.runner.hooks",
 )
 def test_failures_are_logged_by_class(rig: RunnerRig) -> None:
@@ -671,7 +671,7 @@ def test_failures_are_logged_by_class(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Log sink (optional)",
-    "dispositions are told with the retry count",
+    "hooks report dispositions with the retry count",
     module="holdfast.runner.hooks",
 )
 def test_dispositions_are_logged_with_the_retry_count(rig: RunnerRig) -> None:
@@ -695,7 +695,7 @@ def test_dispositions_are_logged_with_the_retry_count(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Log sink (optional)",
-    "what ends the loop is told under sequence 0",
+    "hooks report the error that ends the loop under sequence 0",
     module=("holdfast.runner.hooks", "holdfast.runner.loop"),
 )
 def test_loop_error_is_logged_with_seq_zero(rig: RunnerRig) -> None:
@@ -832,7 +832,7 @@ def test_replay_step_has_worker_seq_result_and_frame(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Deterministic replay hook (optional)",
-    "a frame stays what it was after the call",
+    "a frame is unchanged after the call",
     module="holdfast.runner.hooks",
 )
 def test_replay_step_frame_is_immutable_bytes(rig: RunnerRig) -> None:
@@ -845,7 +845,7 @@ def test_replay_step_frame_is_immutable_bytes(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Deterministic replay hook (optional)",
-    "what was recorded can be run again",
+    "a recording can be replayed",
     module=("holdfast.runner.recorder", "holdfast.runner.replay"),
 )
 def test_recorded_steps_can_be_replayed_from_a_file(rig: RunnerRig, tmp_path: Path) -> None:
@@ -942,7 +942,7 @@ def test_tick_lock_serialises_ticks_of_two_runners(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Worker shell",
-    "the gate covers the looks for what is due",
+    "the rate gate also covers scans for due items",
     module="holdfast.runner.tick_lock",
 )
 def test_closed_tick_lock_refuses_tick_and_idle_sleep(rig: RunnerRig) -> None:

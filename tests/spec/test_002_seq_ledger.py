@@ -1,6 +1,6 @@
 """Document 002, rule by rule, in document order.
 
-Where the design differs from the document, the test checks the design and its rule text says so.
+Where the design differs from the document, the test checks the design and its rule text names the difference.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def test_only_retryable_failures_are_dispatched_again(kind: ErrorClass) -> None:
 ILLEGAL = "Illegal Transition Policy"
 
 
-@pytest.mark.spec("002", ILLEGAL, "1: what is not in the contract is illegal")
+@pytest.mark.spec("002", ILLEGAL, "1: a transition outside the contract is illegal")
 @pytest.mark.parametrize("attempted", RowState)
 @pytest.mark.parametrize("prior", RowState)
 def test_every_unlisted_transition_raises_illegal_transition(
@@ -204,7 +204,7 @@ def test_halted_run_stays_halted_after_a_restart() -> None:
         assert board.claim("w", 1, now_ns=table.now_ns)[0] == NoMoreRows("halted")
 
 
-@pytest.mark.spec("002", ILLEGAL, "3: it says seq, prior, attempted, owner and its time")
+@pytest.mark.spec("002", ILLEGAL, "3: the error has seq, prior, attempted, owner and time")
 def test_illegal_transition_has_seq_states_owner_and_time() -> None:
     table = SchedulerRig(8)
     grant = table.grant_begun("worker-7", rows=2)
@@ -271,7 +271,7 @@ def test_repeated_report_gets_its_first_reply() -> None:
     assert table.scheduler.halted is None
 
 
-@pytest.mark.spec("002", "Atomicity", "3: committing again what is committed changes nothing")
+@pytest.mark.spec("002", "Atomicity", "3: a repeated commit changes nothing")
 def test_repeated_commit_changes_nothing() -> None:
     table = SchedulerRig(4)
     table.finish(table.grant_begun(rows=3))
@@ -377,7 +377,7 @@ def test_expired_lease_fails_rows_without_attempts_left() -> None:
     assert table.scheduler.ledger.reason.tolist()[:2] == [ErrorClass.LEASE_EXPIRED] * 2
 
 
-@pytest.mark.spec("002", OWNERSHIP, "3: the former owner is not heard any more")
+@pytest.mark.spec("002", OWNERSHIP, "3: reports of the former owner are rejected")
 def test_report_of_an_expired_lease_is_fenced() -> None:
     table = SchedulerRig(4)
     grant = table.grant_begun(rows=2)

@@ -1,6 +1,6 @@
 """Document 003, rule by rule, in document order.
 
-Where the design differs from the document, the test checks the design and its rule text says so. After
+Where the design differs from the document, the test checks the design and its rule text names the difference. After
 every operation the rig verifies the rows against the log and recounts the counters.
 """
 
@@ -345,7 +345,7 @@ def test_waiting_task_is_in_one_wait_index(rig: TaskOperationsRig) -> None:
 
 
 @pytest.mark.spec(
-    "003", REGISTRY, "who is alive is advice: a worker nobody knows may lease and complete"
+    "003", REGISTRY, "liveness is advisory: an unregistered worker may lease and complete"
 )
 def test_unregistered_worker_may_lease_and_complete(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -409,7 +409,7 @@ PAIRS = [(state, event) for state in TaskState for event in TaskEvent]
 @pytest.mark.spec(
     "003",
     "4. Log Records",
-    "every pair of a state and a record moves as the table says, or not at all",
+    "every pair of a state and a record follows the transition table or is rejected",
 )
 @pytest.mark.parametrize(("state", "event"), PAIRS)
 def test_every_state_and_record_pair_follows_the_transition_table(
@@ -443,7 +443,7 @@ def test_record_of_an_unknown_task_is_refused(record: TaskRecord) -> None:
 
 
 @pytest.mark.spec(
-    "003", "4. Log Records", "what was decided together is one entry, in the order of decision"
+    "003", "4. Log Records", "decisions of one commit are one entry, in the order of decision"
 )
 def test_log_entry_holds_the_records_of_one_operation(rig: TaskOperationsRig) -> None:
     rig.submit(b"a", b"b")
@@ -520,7 +520,7 @@ def test_only_grant_events_lead_to_leased() -> None:
 
 
 @pytest.mark.spec(
-    "003", GRANTED, "attempts count grants; failures and expiries have budgets of their own"
+    "003", GRANTED, "attempts count grants; failures and expiries have separate budgets"
 )
 def test_attempts_count_grants_apart_from_failures_and_expiries(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one(attempts=2, expiries_max=5)
@@ -558,7 +558,7 @@ def test_extend_of_an_unknown_lease_logs_nothing(rig: TaskOperationsRig) -> None
 
 
 @pytest.mark.spec(
-    "003", EXTENDED, "an expired lease is not extended, though nobody has written so yet"
+    "003", EXTENDED, "an expired lease is not extended, even before its expiry is recorded"
 )
 def test_extend_of_an_expired_lease_is_refused(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -713,7 +713,7 @@ def test_replay_refuses_a_task_completed_record_without_a_valid_lease(record: Ta
 @pytest.mark.spec(
     "003",
     CANCELLED,
-    "a report under a lease that is none is on record, changes nothing, and its worker is told",
+    "a report under an invalid lease is recorded, changes nothing, and its worker gets a rejection",
 )
 @pytest.mark.parametrize("end", list(AttemptOutcome))
 def test_report_with_a_lost_lease_is_logged_as_cancelled(
@@ -784,7 +784,7 @@ def test_task_failed_record_with_budget_left_makes_the_task_wait(rig: TaskOperat
     assert status.not_before_ns == record.not_before > rig.store.now_ns()
 
 
-@pytest.mark.spec("003", FAILED, "when the budget is used up the task is failed, once and for good")
+@pytest.mark.spec("003", FAILED, "a task fails permanently when its failure budget is exhausted")
 @pytest.mark.parametrize("attempts", [1, 2, 5])
 def test_exhausted_attempts_make_the_task_failed(rig: TaskOperationsRig, attempts: int) -> None:
     seq = rig.submit_one(attempts=attempts, backoff_ns=0)
@@ -819,7 +819,7 @@ def test_retried_task_keeps_its_queue_order(rig: TaskOperationsRig) -> None:
 @pytest.mark.spec(
     "003",
     FAILED,
-    "dead is for what was buried, cancelled, or outlived too many leases; the design's eighth record",
+    "dead tasks are dead-lettered, cancelled or exceeded their expiry budget; the design's eighth record",
 )
 def test_cancel_makes_the_task_dead_not_failed(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -980,9 +980,7 @@ def backend_with_rows(rows: dict[bytes, bytes]) -> MemoryBackend:
 # -- 6. crash recovery ---------------------------------------------------------------------------
 
 
-@pytest.mark.spec(
-    "003", RECOVERY, "after a restart everything is as the log says, and nothing has to be repaired"
-)
+@pytest.mark.spec("003", RECOVERY, "after a restart the state equals the log, without a repair")
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_after_a_restart_match_the_log(tmp_path: Path, seed: int) -> None:
     clock = SimClock()
@@ -1159,9 +1157,7 @@ def test_lease_id_names_one_grant_of_a_task(seed: int) -> None:
     assert rig.states(a, b) == ["LEASED", "LEASED"]
 
 
-@pytest.mark.spec(
-    "003", INVARIANTS, "what has completed never changes again, nor what failed or died"
-)
+@pytest.mark.spec("003", INVARIANTS, "a completed, failed or dead task never changes")
 @pytest.mark.parametrize("seed", range(3))
 def test_ended_task_never_changes(seed: int) -> None:
     ended: dict[int, TaskStatusRow] = {}
@@ -1190,7 +1186,10 @@ def test_failures_and_expiries_stay_within_their_budgets(seed: int) -> None:
 
 
 @pytest.mark.spec(
-    "003", INVARIANTS, "whoever breaks one is found", module=("holdfast.tasks.replay_check",)
+    "003",
+    INVARIANTS,
+    "verification finds every broken invariant",
+    module=("holdfast.tasks.replay_check",),
 )
 def test_verify_finds_a_broken_task_invariant(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -1220,7 +1219,7 @@ def test_task_without_a_committed_report_is_leased_again(rig: TaskOperationsRig)
 @pytest.mark.spec(
     "003",
     MODEL,
-    "the coordinator never guesses: two workers that both claim success are told apart by their leases",
+    "the coordinator decides by leases: of two workers that report success, only the lease holder is accepted",
 )
 def test_only_the_current_lease_commits_a_result(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()

@@ -1,7 +1,7 @@
 """Document 004, section 4 and protocols C and D: effects, from intent to receipt.
 
 Each test names the rule it checks. Where the design differs from the document, the test checks the
-design and its rule text says so. Timers and fabric have separate files.
+design and its rule text names the difference. Timers and fabric have separate files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.world import ingress, intents
 from holdfast.world.intents import effect_queue
 from tests.postgres import RIG_STORES
 from tests.workers.rig import WorkerRig
-from tests.workers.shop import Buyer, Dropped, Ordered, Shipped, Slept, Woken, Wrote, pay
+from tests.workers.shop import Buyer, Dropped, GoodsOrdered, Shipped, Slept, Woken, Wrote, pay
 from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, Crash, make_backend
 
 MODULES = (
@@ -69,7 +69,7 @@ def test_effect_intent_has_the_eight_fields(rig: WorkerRig) -> None:
         "policy_context_hash", "enqueued_at_ns",
     ]  # fmt: skip
     rig.clock.advance(7 * S)
-    ada = rig.buyer("ada", Woken(), Ordered("tea", times=2))
+    ada = rig.buyer("ada", Woken(), GoodsOrdered("tea", times=2))
     [first, second] = [codec.unpack_as(Intent, payload) for payload in rig.queued(PAY)]
     for n, intent in enumerate((first, second)):
         assert (intent.universe_id, intent.world_id) == ("shop", rig.id(ada))
@@ -87,7 +87,7 @@ def test_effect_intent_has_the_eight_fields(rig: WorkerRig) -> None:
     "an item is pending, or in flight, or ended, and never in two of these places",
 )
 def test_effect_item_is_in_one_queue_state_at_a_time(rig: WorkerRig) -> None:
-    rig.buyer("ada", Ordered())
+    rig.buyer("ada", GoodsOrdered())
     assert rig.effect_counts() == queue.QueueCounts(ready=1)
     [claim] = rig.store.transact(queue.claim, PAY, "me", 1, S)
     assert rig.effect_counts() == queue.QueueCounts(claimed=1)
@@ -107,8 +107,8 @@ def test_effect_item_is_in_one_queue_state_at_a_time(rig: WorkerRig) -> None:
     "effects of all worlds of a universe and of one kind wait in one queue, and worlds take turns",
 )
 def test_effect_claims_alternate_between_worlds(rig: WorkerRig) -> None:
-    rig.buyer("ada", Ordered("hers", times=50))
-    rig.buyer("bob", Ordered("his"))
+    rig.buyer("ada", GoodsOrdered("hers", times=50))
+    rig.buyer("bob", GoodsOrdered("his"))
     claims = rig.store.transact(queue.claim, PAY, "me", 2, S)
     assert {codec.unpack(_intent(claim).params)[0] for claim in claims} == {"hers", "his"}
 
@@ -119,10 +119,10 @@ def test_effect_claims_alternate_between_worlds(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "a claim takes an item out of what is pending, for a time",
+    "a claim hides an item from other claims until it expires",
 )
 def test_effect_claim_is_exclusive_until_it_expires(rig: WorkerRig) -> None:
-    rig.buyer("ada", Ordered())
+    rig.buyer("ada", GoodsOrdered())
     assert len(rig.store.transact(queue.claim, PAY, "one", 10, S)) == 1
     assert rig.store.transact(queue.claim, PAY, "two", 10, S) == []
     rig.clock.advance(2 * S)
@@ -135,7 +135,7 @@ def test_effect_claim_is_exclusive_until_it_expires(rig: WorkerRig) -> None:
     "the call is made outside any transaction: others commit meanwhile, and to the same world",
 )
 def test_effect_call_runs_outside_any_transaction(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers.append(lambda: str(ada.send(Woken("meanwhile"))))
     rig.run_until_idle(rig.pool())
     assert ada.state().woken == ["meanwhile"]
@@ -148,7 +148,7 @@ def test_effect_call_runs_outside_any_transaction(rig: WorkerRig) -> None:
     "what comes back is a typed receipt event in the inbox of the world that wanted it",
 )
 def test_effect_receipt_is_ingress_of_kind_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="t"))
+    ada = rig.buyer("ada", GoodsOrdered(tag="t"))
     intent = rig.next_intent()
     rig.run_until_idle(rig.pool())
     delivered = ada.journal()[1].step.ingress
@@ -165,10 +165,10 @@ def test_effect_receipt_is_ingress_of_kind_receipt(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "with its receipt an intent is complete: nothing of it is pending or in flight any more",
+    "a receipt completes its intent: no pending and no in-flight row remains",
 )
 def test_intent_with_a_receipt_is_no_longer_pending(rig: WorkerRig) -> None:
-    rig.buyer("ada", Ordered())
+    rig.buyer("ada", GoodsOrdered())
     intent = rig.next_intent()
     assert rig.store.read(intents.find_pending, "shop", intent.intent_hash) is not None
     rig.run_until_idle(rig.pool())
@@ -186,7 +186,7 @@ def test_intent_with_a_receipt_is_no_longer_pending(rig: WorkerRig) -> None:
 )
 @pytest.mark.parametrize("by", ["a reaper", "the next claim"])
 def test_expired_effect_claim_is_requeued_by_reaper_or_next_claim(rig: WorkerRig, by: str) -> None:
-    rig.buyer("ada", Ordered())
+    rig.buyer("ada", GoodsOrdered())
     rig.store.transact(queue.claim, PAY, "dies", 1, S)
     rig.clock.advance(2 * S)
     if by == "a reaper":
@@ -202,7 +202,7 @@ def test_expired_effect_claim_is_requeued_by_reaper_or_next_claim(rig: WorkerRig
     "an intent whose receipt was delivered gets no second one, from whomever",
 )
 def test_second_receipt_of_an_intent_is_dropped(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     intent = rig.next_intent()
     rig.run_until_idle(rig.pool())
     error = IntentReceipt(intent.intent_hash, "pay", ReceiptStatus.ERROR, code="late")
@@ -218,7 +218,7 @@ def test_second_receipt_of_an_intent_is_dropped(rig: WorkerRig) -> None:
     "an item whose claims keep running out is given up after a few, with a receipt `timeout`",
 )
 def test_exhausted_claim_expiries_end_in_a_timeout_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers += [Crash()] * 9
     for n in range(3):
         with pytest.raises(Crash):
@@ -236,10 +236,10 @@ def test_exhausted_claim_expiries_end_in_a_timeout_receipt(rig: WorkerRig) -> No
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "an adapter may try again by itself before it answers: to the runtime that is one attempt",
+    "internal retries of an adapter count as one attempt of the runtime",
 )
 def test_retries_inside_an_effect_call_count_as_one_attempt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     tries: list[int] = []
 
     def stubborn() -> str:
@@ -258,7 +258,7 @@ def test_retries_inside_an_effect_call_count_as_one_attempt(rig: WorkerRig) -> N
     "a retry is another attempt of the same intent, under the same key, before any receipt",
 )
 def test_effect_retries_count_attempts_and_keep_the_idempotency_key(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers += [OSError("down"), OSError("down")]
     rig.run_until_idle(rig.pool(), seconds=10)
     assert [call.attempt for call in rig.fake_service.calls] == [1, 2, 3]
@@ -269,10 +269,10 @@ def test_effect_retries_count_attempts_and_keep_the_idempotency_key(rig: WorkerR
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "every attempt that came to nothing leaves a record: who made it, when, how it ended",
+    "every failed attempt leaves a record with worker, time and outcome",
 )
 def test_failed_effect_attempts_are_recorded_in_the_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers += [OSError("down"), Crash()]
     with pytest.raises(Crash):
         rig.run_until_idle(rig.pool("first"), seconds=10)
@@ -293,7 +293,7 @@ def test_failed_effect_attempts_are_recorded_in_the_receipt(rig: WorkerRig) -> N
     "a retry waits, and keeps its place: its number stays and it is not due before its time",
 )
 def test_effect_retry_keeps_its_seq_and_is_delayed(rig: WorkerRig) -> None:
-    rig.buyer("ada", Ordered())
+    rig.buyer("ada", GoodsOrdered())
     [claim] = rig.store.transact(queue.claim, PAY, "me", 1, S)
     rig.store.transact(queue.fail, claim, "down", "down", True, 5 * S)
     assert rig.store.transact(queue.claim, PAY, "me", 1, S) == []
@@ -306,14 +306,14 @@ def test_effect_retry_keeps_its_seq_and_is_delayed(rig: WorkerRig) -> None:
 
 
 def run_to_success(rig: WorkerRig) -> Buyer:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.run_until_idle(rig.pool())
     return ada  # type: ignore[return-value]
 
 
 def run_to_failure(rig: WorkerRig) -> Buyer:
     rig.fake_service.answers += [OSError("down")] * 9
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.run_until_idle(rig.pool(), seconds=60)
     return ada  # type: ignore[return-value]
 
@@ -359,7 +359,7 @@ def test_exhausted_or_refused_effect_ends_in_an_error_and_a_dead_letter(
     rig: WorkerRig, answers: list[Exception], code: str, failures: int
 ) -> None:
     rig.fake_service.answers += answers
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     intent = rig.next_intent()
     rig.run_until_idle(rig.pool(), seconds=60)
     [receipt], [letter] = receipts_in(ada), rig.dead_letters()
@@ -371,11 +371,11 @@ def test_exhausted_or_refused_effect_ends_in_an_error_and_a_dead_letter(
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "a cancelled intent ends as `error: cancelled`, also while somebody is at it",
+    "a cancelled intent ends as `error: cancelled`, also while an adapter executes it",
 )
 @pytest.mark.parametrize("claimed", [False, True])
 def test_cancelled_intent_gets_an_error_cancelled_receipt(rig: WorkerRig, claimed: bool) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     claims = rig.store.transact(queue.claim, PAY, "me", 1, 100 * S) if claimed else []
     ada.send(Dropped())
     rig.run_worlds()
@@ -410,11 +410,11 @@ def test_redrive_creates_a_new_intent_linked_to_the_old_one(rig: WorkerRig) -> N
 @pytest.mark.spec(
     "004",
     "Protocol C: `publish_effect_intents(world, epoch, intents[])`",
-    "who has lost the lease publishes nothing",
+    "a worker without the lease publishes nothing",
 )
 def test_worker_without_the_lease_publishes_no_effects(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Woken())
-    ada.send(Ordered())
+    ada.send(GoodsOrdered())
     rig.store.transact(lease.force_release, rig.subject(ada), "taken away")
     rig.world_worker.tick()
     assert rig.effect_counts() == queue.QueueCounts()
@@ -429,7 +429,7 @@ def test_worker_without_the_lease_publishes_no_effects(rig: WorkerRig) -> None:
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
 def test_intents_of_an_entry_are_published_all_or_none(rig: WorkerRig, fault: str) -> None:
     ada = rig.buyer("ada", Woken())
-    ada.send(Ordered(times=5))
+    ada.send(GoodsOrdered(times=5))
     rig.backend.arm({1: fault})
     with pytest.raises(Crash):
         rig.world_worker.tick()
@@ -444,7 +444,7 @@ def test_intents_of_an_entry_are_published_all_or_none(rig: WorkerRig, fault: st
 @pytest.mark.parametrize("fault", FAULTS)
 def test_intents_of_an_entry_are_published_once(rig: WorkerRig, fault: str) -> None:
     ada = rig.buyer("ada", Woken())
-    ada.send(Ordered(times=3))
+    ada.send(GoodsOrdered(times=3))
     rig.backend.arm({1: fault})
     rig.run_worlds()
     rig.advance_clock(60)
@@ -459,10 +459,10 @@ def test_intents_of_an_entry_are_published_once(rig: WorkerRig, fault: str) -> N
     "a key stands for one intent: wanted again under it, also when it is done, nothing is dispatched",
 )
 def test_effect_key_is_dispatched_once(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(key="k"), Ordered(key="k"))
+    ada = rig.buyer("ada", GoodsOrdered(key="k"), GoodsOrdered(key="k"))
     assert rig.effect_counts().ready == 1
     rig.run_until_idle(rig.pool())
-    ada.send(Ordered(key="k"))
+    ada.send(GoodsOrdered(key="k"))
     rig.run_until_idle(rig.pool())
     assert rig.effect_counts() == queue.QueueCounts(done=1)
     assert len(set(ada.state().intents)) == 1
@@ -474,7 +474,7 @@ def test_effect_key_is_dispatched_once(rig: WorkerRig) -> None:
     "a key that comes with other parameters is answered with `error: key_conflict`",
 )
 def test_effect_key_with_other_parameters_is_a_key_conflict(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered("tea", key="k"), Ordered("coffee", key="k"))
+    ada = rig.buyer("ada", GoodsOrdered("tea", key="k"), GoodsOrdered("coffee", key="k"))
     rig.run_until_idle(rig.pool())
     assert sorted(receipt.code for receipt in receipts_in(ada)) == ["", "key_conflict"]
     assert [call.args for call in rig.fake_service.calls] == [("tea",)]
@@ -490,7 +490,7 @@ def test_effect_key_with_other_parameters_is_a_key_conflict(rig: WorkerRig) -> N
 )
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
 def test_receipt_and_ack_of_an_effect_are_one_commit(rig: WorkerRig, fault: str) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     pool = rig.pool(kinds=["pay"])
     rig.backend.arm({2: fault})
     with pytest.raises(Crash):
@@ -504,7 +504,7 @@ def test_receipt_and_ack_of_an_effect_are_one_commit(rig: WorkerRig, fault: str)
     "an answer under a claim that has run out is refused",
 )
 def test_ack_of_an_expired_effect_claim_raises_claim_lost(rig: WorkerRig) -> None:
-    rig.buyer("ada", Ordered())
+    rig.buyer("ada", GoodsOrdered())
     [claim] = rig.store.transact(queue.claim, PAY, "slow", 1, S)
     rig.clock.advance(2 * S)
     with pytest.raises(ClaimLost):
@@ -524,7 +524,7 @@ def test_ack_of_an_expired_effect_claim_raises_claim_lost(rig: WorkerRig) -> Non
     "a claim is known by item, number and owner: the same worker's earlier claim counts for nothing",
 )
 def test_settle_with_an_earlier_claim_of_the_same_worker_is_lost(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     [first] = rig.store.transact(queue.claim, PAY, "me", 1, S)
     rig.clock.advance(2 * S)
     [second] = rig.store.transact(queue.claim, PAY, "me", 1, S)
@@ -544,10 +544,10 @@ def test_settle_with_an_earlier_claim_of_the_same_worker_is_lost(rig: WorkerRig)
 @pytest.mark.spec(
     "004",
     "Protocol D: `adapter_claim_execute_ack(effect_seq)`",
-    "the handoff is durable: a receipt waits in the inbox while nobody hosts its world",
+    "the handoff is durable: a receipt waits in the inbox while no worker hosts its world",
 )
 def test_receipt_waits_in_the_inbox_of_an_unhosted_world(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.store.transact(lease.force_release, rig.subject(ada), "its worker is gone")
     pool = rig.pool(kinds=["pay"])
     while pool.runners[0].tick().claimed:
@@ -567,7 +567,7 @@ def test_receipt_waits_in_the_inbox_of_an_unhosted_world(rig: WorkerRig) -> None
 def test_receipt_is_accepted_by_a_full_inbox(
     rig: WorkerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     monkeypatch.setattr(ingress, "INBOX_DEPTH_MAX", 0)
     with pytest.raises(Overloaded):
         ada.send(Woken())
@@ -583,7 +583,7 @@ def test_receipt_is_accepted_by_a_full_inbox(
     "what a deleted world wanted is dropped: no call, no receipt, no letter",
 )
 def test_effects_of_a_deleted_world_are_dropped(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(times=3))
+    ada = rig.buyer("ada", GoodsOrdered(times=3))
     ada.delete()
     rig.run_until_idle(rig.pool())
     assert rig.fake_service.calls == []
@@ -609,7 +609,7 @@ def _ok(claim: queue.Claim) -> IntentReceipt:
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
 def test_journal_entry_and_pending_effect_are_one_commit(rig: WorkerRig, fault: str) -> None:
     ada = rig.buyer("ada", Woken())
-    ada.send(Ordered())
+    ada.send(GoodsOrdered())
     rig.backend.arm({1: fault})
     with pytest.raises(Crash):
         rig.world_worker.tick()
@@ -624,7 +624,7 @@ def test_journal_entry_and_pending_effect_are_one_commit(rig: WorkerRig, fault: 
     "an adapter that dies between call and receipt is followed by one that calls under the same key",
 )
 def test_effect_call_without_a_receipt_is_repeated_with_the_same_key(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers.append(Crash())
     with pytest.raises(Crash):
         rig.run_until_idle(rig.pool("dies"))
@@ -640,8 +640,8 @@ def test_effect_call_without_a_receipt_is_repeated_with_the_same_key(rig: Worker
     "effects, timers and mail are known by one hash of where they were born",
 )
 def test_intent_hash_is_stable_in_replay_and_unique_elsewhere(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(times=2), Slept(60), Wrote("bob"))
-    bob = rig.buyer("bob", Ordered(times=2))
+    ada = rig.buyer("ada", GoodsOrdered(times=2), Slept(60), Wrote("bob"))
+    bob = rig.buyer("bob", GoodsOrdered(times=2))
     here = (rig.store.generation, rig.id(ada))
     assert ada.state().intents == [intent_hash(*here, (1, 0)), intent_hash(*here, (1, 1))]
     assert ada.state(at=1).intents == ada.state().intents
@@ -664,7 +664,7 @@ def test_intent_hash_is_stable_in_replay_and_unique_elsewhere(rig: WorkerRig) ->
 
 @pytest.mark.spec("004", "Testing and Validation", "dispatched over and over, an intent ends once")
 def test_duplicate_publishes_of_an_intent_end_in_one_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     intent = rig.next_intent()
     for _ in range(5):
         rig.store.transact(intents.publish, [intent])
@@ -680,7 +680,7 @@ def test_duplicate_publishes_of_an_intent_end_in_one_receipt(rig: WorkerRig) -> 
     "a crash after the claim and before the call costs nothing: it is called once, by the next",
 )
 def test_effect_claimed_by_a_crashed_pool_is_called_once_by_the_next(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.backend.arm({1: CRASH_AFTER})
     with pytest.raises(Crash):
         rig.run_until_idle(rig.pool("dies"))
@@ -701,7 +701,7 @@ def test_effect_claimed_by_a_crashed_pool_is_called_once_by_the_next(rig: Worker
 def test_lost_receipt_commit_repeats_the_call_and_not_the_receipt(
     rig: WorkerRig, fault: str
 ) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     pool = rig.pool("dies")
     rig.backend.arm({2: fault})
     try:

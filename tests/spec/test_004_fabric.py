@@ -1,6 +1,6 @@
 """Document 004, section 6, protocol F, the idempotency anchor of fabric delivery, and test 4.
 
-Where the design differs from the document, the test checks the design and its rule text says so.
+Where the design differs from the document, the test checks the design and its rule text names the difference.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.messages import (
 from holdfast.world import intents
 from holdfast.world.messaging import delivery
 from tests.postgres import RIG_STORES
-from tests.workers.universe_rig import Letter, Ship, UniverseRig, Want, Write
+from tests.workers.universe_rig import Letter, SendRequested, Ship, UniverseRig, Write
 from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, Crash
 from tests.world.test_ingress import fill_inbox
 
@@ -76,7 +76,7 @@ def field_names(kind: type[Any]) -> list[str]:
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "fabric.send is wanted by worlds and done by the runtime: nobody declares an effect of that kind",
+    "worlds request fabric.send and the runtime executes it: no app declares an effect of that kind",
 )
 def test_fabric_send_is_a_reserved_effect_kind() -> None:
     assert FABRIC_SEND == "fabric.send"
@@ -143,7 +143,7 @@ def test_fabric_send_requires_the_fields_of_its_mode(
     body = "value_cbor" if mode == "typed_event" else "payload_cbor"
     value = north.app.encode_event(Letter("hi"))[1] if body == "value_cbor" else codec.pack(1)
     fields = {"dest_world": ["Office", "bob"], "mode": mode, "schema": schema, "inbox": inbox}
-    ada = north.office("ada", Want({**fields, body: value}))
+    ada = north.office("ada", SendRequested({**fields, body: value}))
     right = (schema, inbox) == (("Letter", None) if mode == "typed_event" else (None, "parcels"))
     assert ada.journal()[0].outcome == ("ok" if right else "failed")
     assert len(ada.state().sent) == right
@@ -197,7 +197,7 @@ def test_fabric_send_receipt_has_the_specified_fields(north: UniverseRig) -> Non
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "the id of a message is the intent's hash, unless the sender says otherwise",
+    "the message id is the intent hash, unless the sender sets one",
 )
 def test_fabric_message_id_defaults_to_the_intent_hash(north: UniverseRig) -> None:
     bob = north.office("bob")

@@ -1,6 +1,6 @@
 """Document 004, section 5, protocol E, the crash window and the chaos row of timers, and test 3.
 
-Where the design differs from the document, the test checks the design and its rule text says so.
+Where the design differs from the document, the test checks the design and its rule text names the difference.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.workers.timers import delivery
 from holdfast.world import timers
 from tests.postgres import RIG_STORES
 from tests.workers.rig import WorkerRig
-from tests.workers.shop import Ordered, Planned, Repeated, Slept, Unset, Woken
+from tests.workers.shop import GoodsOrdered, Planned, Repeated, Slept, Unset, Woken
 from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, Crash, make_backend
 
 MODULES = (
@@ -122,7 +122,7 @@ def test_fire_due_fires_no_delay_timer_early(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "5) Durable timer runtime",
-    "a calendar time is taken when the wall clock of who fires it has reached it, never before",
+    "a calendar timer fires when the wall clock of its worker reaches the due time, never earlier",
 )
 def test_fire_due_fires_no_calendar_timer_early(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Planned(rig.clock.wall_ns() // S + 60.0))
@@ -169,7 +169,7 @@ def test_timer_reaches_a_world_that_moved(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "Runtime Roles (In Scope)",
-    "a timer worker delivers what is due, in the order of its times, after any downtime",
+    "a timer worker delivers due timers in time order, also after downtime",
 )
 def test_overdue_timers_fire_in_due_order(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", *[Slept(100 - n, name=str(100 - n)) for n in range(50)])
@@ -240,7 +240,7 @@ def test_recurring_timer_is_rescheduled_in_the_delivering_commit(
 @pytest.mark.spec(
     "004",
     "Failure Semantics and Safety",
-    "a timer that somebody died with is fired by the next worker, when the claim is over",
+    "when a timer worker dies, the next worker fires its timers after the claim expires",
 )
 def test_timer_claimed_by_a_dead_worker_is_fired_after_the_claim_expires(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Slept(1))
@@ -292,7 +292,7 @@ def test_timer_survives_a_crash_and_a_move_of_its_world(rig: WorkerRig) -> None:
     "events",
     [
         [Slept(10)],
-        [Slept(10), Ordered()],
+        [Slept(10), GoodsOrdered()],
         [Slept(10, "k"), Slept(20, "k"), Unset("j")],
         [Slept(10, "k"), Unset("k"), Slept(10)],
     ],

@@ -1,6 +1,6 @@
 """Document 004, sections 1, 2, 3, 7 and 8, protocols A and B, failures, and tests 1 and 5.
 
-Where the design differs from the document, the test checks the design and its rule text says so.
+Where the design differs from the document, the test checks the design and its rule text names the difference.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def current(rig: WorldRig, handle: Handle) -> lease.LeaseStatus:
 def rig_with_entries(rig: WorldRig, count: int = 3, **policy: Any) -> tuple[Handle, WorldWorker]:
     """A world with `count` entries, and the worker that hosts it."""
     ada = rig.world()
-    rig.runtime.send_many([(ada, bank.Deposited(n)) for n in range(1, count + 1)])
+    rig.runtime.send_many([(ada, bank.DepositMade(n)) for n in range(1, count + 1)])
     return ada, rig.run(rig.worker(idle_s=1e6, **policy))
 
 
@@ -126,7 +126,7 @@ def test_world_lease_has_holder_epoch_and_expiry(rig: WorldRig) -> None:
 
 @pytest.mark.spec("004", LEASES, "an assignment names the wanted worker, an urgency and a reason")
 def test_assignment_has_worker_priority_and_reason(rig: WorldRig) -> None:
-    ada = rig.runtime.world(bank.Account, "ada")
+    ada = rig.runtime.world(bank.BankAccount, "ada")
     rig.store.transact(catalog.assign, "bank", rig.id(ada), "B", 7, "nearest")
     assignment = rig.store.read(catalog.find_assignment, "bank", rig.id(ada))
     assert assignment == Assignment("B", 7, "nearest")
@@ -134,7 +134,7 @@ def test_assignment_has_worker_priority_and_reason(rig: WorldRig) -> None:
 
 @pytest.mark.spec("004", LEASES, "a world has one valid lease at most")
 def test_acquire_is_refused_while_another_lease_is_valid(rig: WorldRig) -> None:
-    ada = rig.runtime.world(bank.Account, "ada")
+    ada = rig.runtime.world(bank.BankAccount, "ada")
     granted(rig, ada, "A")
     assert acquire(rig, ada, "B").lease is None
     assert acquire(rig, ada, "A", "restarted").lease is None
@@ -143,7 +143,12 @@ def test_acquire_is_refused_while_another_lease_is_valid(rig: WorldRig) -> None:
 @pytest.mark.spec("004", LEASES, "every write for a world carries the epoch that its host holds")
 def test_cycle_commit_with_an_old_epoch_writes_nothing(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig)
-    for event in (bank.Deposited(1), bank.Paid("EUR"), bank.Told("main"), bank.Failing()):
+    for event in (
+        bank.DepositMade(1),
+        bank.PaymentOrdered("EUR"),
+        bank.TransferOrdered("main"),
+        bank.Failing(),
+    ):
         ada.send(event)
     host = worker._hosted[rig.id(ada)].host
     cycle = host.prepare(rig.store)
@@ -161,7 +166,7 @@ def test_cycle_commit_with_an_old_epoch_writes_nothing(rig: WorldRig) -> None:
 @pytest.mark.parametrize("write", ["commit", "leave", "compact", "park", "try_alone"])
 def test_every_host_write_with_an_old_epoch_is_fenced(rig: WorldRig, write: str) -> None:
     ada, worker = rig_with_entries(rig)
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     host = worker._hosted[rig.id(ada)].host
     rig.advance_clock()
     granted(rig, ada, "A", "restarted")
@@ -206,7 +211,7 @@ def test_worker_that_fails_to_renew_stops_hosting_the_world(rig: WorldRig) -> No
 # -- 2: the host loop ----------------------------------------------------------------------------
 
 
-@pytest.mark.spec("004", LOOP, "a worker hosts what is assigned to it and has work")
+@pytest.mark.spec("004", LOOP, "a worker hosts its assigned worlds that have work")
 def test_worker_hosts_assigned_worlds_only(rig: WorldRig) -> None:
     mine, assigned_to_another, unassigned_name = (
         rig.world(name="mine"),
@@ -214,8 +219,8 @@ def test_worker_hosts_assigned_worlds_only(rig: WorldRig) -> None:
         "nobodys",
     )
     rig.assign(assigned_to_another, "B")
-    for handle in (mine, assigned_to_another, rig.runtime.world(bank.Account, unassigned_name)):
-        handle.send(bank.Deposited(1))
+    for handle in (mine, assigned_to_another, rig.runtime.world(bank.BankAccount, unassigned_name)):
+        handle.send(bank.DepositMade(1))
     worker = rig.run()
     assert worker.hosted == [rig.id(mine)]
 
@@ -226,7 +231,7 @@ def test_new_host_starts_from_baseline_and_journal_tail(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig, 25, **policy)
     assert rig.baseline(ada) == 20
     rig.advance_clock()
-    ada.send(bank.Deposited(100))
+    ada.send(bank.DepositMade(100))
     rig.run(rig.worker("A", "2"))
     assert ada.state().balance == 425
     assert ada.height() == 26
@@ -240,7 +245,7 @@ def test_new_host_starts_from_baseline_and_journal_tail(rig: WorldRig) -> None:
 )
 def test_host_cycle_is_one_commit(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig, snapshots=SnapshotPolicy(5), compacted_per_tick=0)
-    for event in (bank.Deposited(1), bank.Paid("EUR")):
+    for event in (bank.DepositMade(1), bank.PaymentOrdered("EUR")):
         ada.send(event)
     rig.backend.arm({})
     worker.tick()
@@ -268,39 +273,39 @@ def test_host_without_its_lease_writes_nothing_on_finish(rig: WorldRig) -> None:
     assert current(rig, ada).epoch == 1
 
 
-@pytest.mark.spec("004", LOOP, "a round takes so many messages at most (max_inbox_batch)")
+@pytest.mark.spec("004", LOOP, "a cycle reads at most max_inbox_batch messages")
 def test_max_inbox_batch_bounds_a_cycle(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig, 0)
-    rig.runtime.send_many([(ada, bank.Deposited(1))] * 10)
+    rig.runtime.send_many([(ada, bank.DepositMade(1))] * 10)
     rig.worker("A", "2", budgets=Budgets(max_inbox_batch=4)).tick()
     assert ada.height() == 4
 
 
-@pytest.mark.spec("004", LOOP, "a round takes so many steps at most (max_tick_steps_per_cycle)")
+@pytest.mark.spec("004", LOOP, "a cycle runs at most max_tick_steps_per_cycle steps")
 def test_max_tick_steps_per_cycle_bounds_a_cycle(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig, 0)
-    rig.runtime.send_many([(ada, bank.Deposited(1))] * 10)
+    rig.runtime.send_many([(ada, bank.DepositMade(1))] * 10)
     rig.worker("A", "2", budgets=Budgets(max_tick_steps_per_cycle=3)).tick()
     assert ada.height() == 3
 
 
-@pytest.mark.spec("004", LOOP, "a round ends once it has wanted so much (max_effects_per_cycle)")
+@pytest.mark.spec("004", LOOP, "a cycle ends after max_effects_per_cycle effects")
 def test_max_effects_per_cycle_bounds_a_cycle(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig, 0)
-    rig.runtime.send_many([(ada, bank.Paid("EUR", times=2))] * 10)
+    rig.runtime.send_many([(ada, bank.PaymentOrdered("EUR", times=2))] * 10)
     rig.worker("A", "2", budgets=Budgets(max_effects_per_cycle=4)).tick()
     assert ada.height() == 2
 
 
 @pytest.mark.spec(
-    "004", LOOP, "a round ends when its time is up; what is journaled does not depend on that"
+    "004", LOOP, "a cycle ends at its time limit; the journal content does not depend on the limit"
 )
 def test_max_cycle_wall_ms_changes_batching_and_not_the_journal(rig: WorldRig) -> None:
     journals = []
     for wall_ms in (0, 1000):
         each = WorldRig()
         ada, _ = rig_with_entries(each, 0)
-        each.runtime.send_many([(ada, bank.Deposited(n)) for n in range(5)])
+        each.runtime.send_many([(ada, bank.DepositMade(n)) for n in range(5)])
         worker = each.worker("A", "2", budgets=Budgets(max_cycle_wall_ms=wall_ms))
         worker.tick()
         assert ada.height() == (1 if wall_ms == 0 else 5)
@@ -317,15 +322,19 @@ def test_max_cycle_wall_ms_changes_batching_and_not_the_journal(rig: WorldRig) -
 )
 def test_ingress_of_every_kind_is_journaled_from_the_inbox(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig, 1)
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     receipt = receipt_ingress(
         IntentReceipt(b"i" * 32, "fx.quote", ReceiptStatus.OK, codec.pack(1.5))
     )
     fired = Ingress(
-        IngressKind.TIMER, "Deposited", *_body(bank.Deposited(2)), intent_hash=b"t" * 32
+        IngressKind.TIMER, "DepositMade", *_body(bank.DepositMade(2)), intent_hash=b"t" * 32
     )
     mail = Ingress(
-        IngressKind.FABRIC, "Deposited", *_body(bank.Deposited(4)), from_world="w", from_height=3
+        IngressKind.FABRIC,
+        "DepositMade",
+        *_body(bank.DepositMade(4)),
+        from_world="w",
+        from_height=3,
     )
     for key, item in (("receipt:1", receipt), ("timer:1", fired), ("fabric:1", mail)):
         rig.store.transact(deliver_by_id, "bank", rig.id(ada), key, item)
@@ -333,7 +342,7 @@ def test_ingress_of_every_kind_is_journaled_from_the_inbox(rig: WorldRig) -> Non
     rig.run(worker)
     kinds = [entry.step.ingress.kind.value for entry in ada.journal()]
     assert kinds == ["event", "event", "receipt", "timer", "fabric"]
-    assert ada.state() == bank.Account(balance=8, receipts=["ok 1.5 "])
+    assert ada.state() == bank.BankAccount(balance=8, receipts=["ok 1.5 "])
 
 
 def _body(event: object) -> tuple[bytes, bytes]:
@@ -345,7 +354,7 @@ def _body(event: object) -> tuple[bytes, bytes]:
 def test_send_of_an_invalid_event_is_refused_before_the_inbox(rig: WorldRig) -> None:
     ada = rig.world()
     with pytest.raises(Invalid):
-        ada.send(bank.Deposited("five"))  # type: ignore[arg-type]
+        ada.send(bank.DepositMade("five"))  # type: ignore[arg-type]
     assert rig.inbox_depth(ada) == 0
 
 
@@ -361,7 +370,7 @@ def test_journaled_ingress_equals_the_enqueued_bytes(rig: WorldRig) -> None:
 @pytest.mark.spec("004", INGRESS, "intent, event and correlation ids arrive as they were given")
 def test_correlation_and_intent_ids_pass_through_world_and_effect(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Paid("EUR"), correlation_id="order-7")
+    ada.send(bank.PaymentOrdered("EUR"), correlation_id="order-7")
     worker = rig.run()
     [payload] = rig.queued(QUOTES)
     intent = codec.unpack_as(Intent, payload)
@@ -373,7 +382,7 @@ def test_correlation_and_intent_ids_pass_through_world_and_effect(rig: WorldRig)
     rig.store.transact(deliver_by_id, "bank", rig.id(ada), "r", receipt)
     rig.run(worker)
     first, last = (entry.step.ingress for entry in ada.journal())
-    assert first.event_hash == _body(bank.Paid("EUR"))[1]
+    assert first.event_hash == _body(bank.PaymentOrdered("EUR"))[1]
     assert (last.intent_hash, last.correlation_id) == (intent.intent_hash, "order-7")
 
 
@@ -386,12 +395,12 @@ def test_resend_after_commit_unknown_enqueues_once(rig: WorldRig) -> None:
         ada = rig.world()
         rig.backend.arm({1: fault})
         with pytest.raises(CommitUnknown):
-            ada.send(bank.Deposited(5), key="k")
-        assert ada.send(bank.Deposited(5), key="k") == 1
+            ada.send(bank.DepositMade(5), key="k")
+        assert ada.send(bank.DepositMade(5), key="k") == 1
         rig.run()
-        assert [entry.type for entry in ada.journal()] == ["Deposited"], fault
+        assert [entry.type for entry in ada.journal()] == ["DepositMade"], fault
     with pytest.raises(KeyConflict):
-        ada.send(bank.Deposited(6), key="k")
+        ada.send(bank.DepositMade(6), key="k")
 
 
 # -- 7: fork -------------------------------------------------------------------------------------
@@ -399,12 +408,12 @@ def test_resend_after_commit_unknown_enqueues_once(rig: WorldRig) -> None:
 
 @pytest.mark.spec("004", FORK, "a world is created empty when it has no seed")
 def test_created_world_is_empty(rig: WorldRig) -> None:
-    ada = rig.runtime.world(bank.Account, "ada")
+    ada = rig.runtime.world(bank.BankAccount, "ada")
     ada.create()
-    assert (ada.height(), ada.state()) == (0, bank.Account())
+    assert (ada.height(), ada.state()) == (0, bank.BankAccount())
 
 
-@pytest.mark.spec("004", FORK, "a fork has an id of its own")
+@pytest.mark.spec("004", FORK, "a fork has a new world id")
 def test_fork_has_its_own_world_id(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig)
     assert rig.id(ada.fork("child")) != rig.id(ada)
@@ -426,7 +435,7 @@ def test_fork_starts_at_the_snapshot_height(rig: WorldRig) -> None:
 @pytest.mark.spec("004", FORK, "a fork's inbox is empty, whatever the source has unread")
 def test_fork_has_an_empty_inbox(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig)
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     child = ada.fork("child")
     assert (rig.cursor(child), rig.inbox_depth(child)) == (0, 0)
     assert rig.record(child).stuck_count == 0
@@ -447,7 +456,7 @@ def test_fork_records_parent_snapshot_hash_and_height(rig: WorldRig) -> None:
 @pytest.mark.spec("004", FORK, "by default nothing that the source has pending is the fork's")
 def test_fork_inherits_no_pending_effects_timers_or_keys(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig, 0)
-    for event in (bank.Paid("EUR", key="k"), bank.Waited(60)):
+    for event in (bank.PaymentOrdered("EUR", key="k"), bank.Waited(60)):
         ada.send(event)
     worker = rig.run(rig.worker("A", "2", idle_s=1e6))
     child = ada.fork("child")
@@ -455,7 +464,7 @@ def test_fork_inherits_no_pending_effects_timers_or_keys(rig: WorldRig) -> None:
     rig.run(worker)
     assert len(rig.queued(QUOTES)) == 1
     assert rig.store.read(queue.counts, delay_queue("bank")).delayed == 1
-    child.send(bank.Paid("USD", key="k"))
+    child.send(bank.PaymentOrdered("USD", key="k"))
     rig.run(worker)
     assert len(rig.queued(QUOTES)) == 2
 
@@ -467,14 +476,14 @@ def test_fork_inherits_no_pending_effects_timers_or_keys(rig: WorldRig) -> None:
 def test_unread_inbox_makes_a_world_ready(rig: WorldRig) -> None:
     ada = rig.world()
     assert rig.runnable() == []
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     assert rig.runnable() == [rig.id(ada)]
 
 
 @pytest.mark.spec("004", READY, "a world that has more to do than a round took stays runnable")
 def test_world_with_unread_inbox_after_a_cycle_stays_ready(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig, 0)
-    rig.runtime.send_many([(ada, bank.Deposited(1))] * 5)
+    rig.runtime.send_many([(ada, bank.DepositMade(1))] * 5)
     worker = rig.worker("A", "2", budgets=Budgets(max_inbox_batch=2))
     worker.tick()
     assert rig.runnable() == [rig.id(ada)]
@@ -499,7 +508,7 @@ def test_ready_hints_are_idempotent_and_ordered_by_priority(rig: WorldRig) -> No
     low, high = rig.world(name="low"), rig.world(name="high")
     rig.assign(high, "A", priority=1)
     for handle in (low, low, high, high):
-        handle.send(bank.Deposited(1))
+        handle.send(bank.DepositMade(1))
     assert rig.runnable() == [rig.id(high), rig.id(low)]
 
 
@@ -553,7 +562,7 @@ def test_acquire_of_a_valid_lease_is_refused_until_expiry(rig: WorldRig) -> None
 
 @pytest.mark.spec("004", PROTOCOL_A, "one holder at a time, however many ask at once")
 def test_concurrent_acquires_grant_one_world_lease(rig: WorldRig) -> None:
-    ada = rig.runtime.world(bank.Account, "ada")
+    ada = rig.runtime.world(bank.BankAccount, "ada")
     world_id = rig.id(ada)
     # All requests are in one batch, so each is prepared before any commits.
     calls = [(rig.universe, [world_id], worker, "1", TTL_NS, 5) for worker in "ABCDEF"]
@@ -604,7 +613,7 @@ def test_renew_of_a_stale_lease_is_refused(rig: WorldRig, wrong: str) -> None:
 )
 def test_fenced_worker_stops_writing_for_the_world(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig)
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.advance_clock()
     rig.assign(ada, "B")
     b = rig.worker("B")
@@ -619,7 +628,7 @@ def test_fenced_worker_stops_writing_for_the_world(rig: WorldRig) -> None:
 @pytest.mark.spec("004", FAILURES, "an append names the head that it was computed on")
 def test_commit_on_a_moved_journal_head_raises_head_moved(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig)
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     host = worker._hosted[rig.id(ada)].host
     cycle = host.prepare(rig.store)
     assert cycle is not None
@@ -632,16 +641,16 @@ def test_commit_on_a_moved_journal_head_raises_head_moved(rig: WorldRig) -> None
 # -- tests 1 and 5, and the chaos rows 1 to 3 -----------------------------------------------------
 
 SCRIPT = [
-    bank.Deposited(5),
-    bank.Paid("EUR", tag="a"),
-    bank.Told("main", 3),
+    bank.DepositMade(5),
+    bank.PaymentOrdered("EUR", tag="a"),
+    bank.TransferOrdered("main", 3),
     bank.Failing(),
     bank.Rated(2),
     bank.Queried(),
     bank.Waited(60),
-    bank.Told("main", 4),
-    bank.Paid("USD", key="k"),
-    bank.Deposited(2),
+    bank.TransferOrdered("main", 4),
+    bank.PaymentOrdered("USD", key="k"),
+    bank.DepositMade(2),
     bank.Queried(),
 ]
 POLICY = {"snapshots": SnapshotPolicy(4), "budgets": Budgets(max_inbox_batch=3)}
@@ -738,7 +747,7 @@ def test_run_without_faults_has_the_expected_result() -> None:
 @pytest.mark.spec(
     "004",
     TESTS,
-    "test 1: A loses its lease, B goes on from baseline and tail, and the end is the one of a run "
+    "test 1: A loses its lease, B continues from baseline and tail, and the final state equals that of a run "
     "in which nothing happened; what A writes late is refused",
 )
 @pytest.mark.parametrize("ticks", [1, 2, 3])
@@ -805,7 +814,7 @@ def test_fork_starts_with_the_source_state_at_every_height(at: int) -> None:
     before = run_result(rig, ada, audit)
     child = ada.fork("child", at=at)
     rig.assign(child)
-    child.send(bank.Deposited(0))
+    child.send(bank.DepositMade(0))
     rig.run(rig.worker("A", "2", **POLICY))
     rig.advance_clock()
     rig.run(rig.worker("A", "3", **POLICY))
@@ -850,7 +859,7 @@ def test_every_pair_of_crash_points_ends_like_a_run_without_faults(first: str, s
 )
 def test_host_prepare_writes_nothing(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig)
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     before = rig.rows()
     host = worker._hosted[rig.id(ada)].host
     assert host.prepare(rig.store) is not None
@@ -865,7 +874,7 @@ def test_host_prepare_writes_nothing(rig: WorldRig) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_journal_entries_and_inbox_cursor_are_one_commit(rig: WorldRig, fault: str) -> None:
     ada, worker = rig_with_entries(rig)
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.backend.arm({1: fault})
     with contextlib.suppress(Crash):
         worker.tick()

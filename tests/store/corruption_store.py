@@ -25,12 +25,12 @@ TASKS = 120
 WAITING = 8
 
 
-class Deposited(hf.Event):
+class NotedDeposit(hf.Event):
     amount: int
     note: str = ""
 
 
-class Reminded(hf.Event):
+class NoteDue(hf.Event):
     note: str
 
 
@@ -41,21 +41,21 @@ def print_note(call: hf.Call, note: str) -> str:
     return note
 
 
-class Account(hf.World):
+class NotedAccount(hf.World):
     balance: int = 0
     notes: tuple[str, ...] = ()
 
-    @hf.on(Deposited)
-    def deposited(self, event: Deposited, cx: hf.Context) -> None:
+    @hf.on(NotedDeposit)
+    def deposited(self, event: NotedDeposit, cx: hf.Context) -> None:
         self.balance += event.amount
         self.notes = (*self.notes[-20:], event.note)
         cx.reply(self.balance)
         if event.amount == 1:
-            cx.after(3600, Reminded(event.note), key="reminder")
+            cx.after(3600, NoteDue(event.note), key="reminder")
             cx.do(print_note, event.note)
 
-    @hf.on(Reminded)
-    def reminded(self, event: Reminded, cx: hf.Context) -> None:
+    @hf.on(NoteDue)
+    def reminded(self, event: NoteDue, cx: hf.Context) -> None:
         self.notes = (*self.notes[-20:], event.note)
 
 
@@ -64,16 +64,16 @@ def shout(text: str, times: int) -> str:
     return text.upper() * times
 
 
-app = hf.App("corruption", worlds=[Account], effects=[print_note], tasks=[shout])
+app = hf.App("corruption", worlds=[NotedAccount], effects=[print_note], tasks=[shout])
 
 
 def fill(url: str) -> None:
     with app.open(url) as rt:
         handles = [rt.submit(shout, f"line {n} of the task", n % 40) for n in range(TASKS)]
         for n in range(ACCOUNTS):
-            account = rt.world(Account, f"account-{n}")
+            account = rt.world(NotedAccount, f"account-{n}")
             for m in range(DEPOSITS):
-                account.ask(Deposited(m, f"deposit {m} of {n}"), timeout=60)
+                account.ask(NotedDeposit(m, f"deposit {m} of {n}"), timeout=60)
         for handle in handles:
             handle.result(60)
 
@@ -82,10 +82,10 @@ def submit_pending_work(url: str) -> None:
     """Submit events (some of them large) and tasks without a worker, so that they stay pending."""
     with app.open(url, roles=()) as rt:
         for n in range(ACCOUNTS):
-            account = rt.world(Account, f"account-{n}")
+            account = rt.world(NotedAccount, f"account-{n}")
             for m in range(WAITING):
                 note = f"waiting {m} of {n}" * (400 if m == 0 else 1)
-                account.send(Deposited(1, note), key=f"key {n} {m}" if m % 2 else None)
+                account.send(NotedDeposit(1, note), key=f"key {n} {m}" if m % 2 else None)
         for n in range(WAITING):
             rt.submit(shout, f"waiting task {n}", n)
 

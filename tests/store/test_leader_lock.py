@@ -22,7 +22,7 @@ MODULES = ("holdfast.store.lmdb.leader_lock",)
 BYTECODES_MAX = 400
 
 
-class Interrupted(BaseException):
+class SignalRaised(BaseException):
     """Raised between two bytecodes, as a signal handler does."""
 
 
@@ -55,7 +55,7 @@ def frame_of_an_ended_function() -> FrameType:
 
 
 def interrupt_after(bytecodes: int, act: Callable[[LeaderLock], None], lock: LeaderLock) -> bool:
-    """Raise Interrupted after so many bytecodes of `act`. Return whether that was before its end."""
+    """Raise SignalRaised after so many bytecodes of `act`. Return whether that was before its end."""
     left = bytecodes
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -65,14 +65,14 @@ def interrupt_after(bytecodes: int, act: Callable[[LeaderLock], None], lock: Lea
             left -= 1
             if left < 0:
                 sys.settrace(None)
-                raise Interrupted
+                raise SignalRaised
         return trace
 
     former = sys.gettrace()
     sys.settrace(trace)
     try:
         act(lock)
-    except Interrupted:
+    except SignalRaised:
         return True
     finally:
         sys.settrace(former)
@@ -90,13 +90,13 @@ def interrupt_after_calls(calls: int, act: Callable[[LeaderLock], None], lock: L
             left -= 1
             if left < 0:
                 sys.setprofile(None)
-                raise Interrupted
+                raise SignalRaised
 
     former = sys.getprofile()
     sys.setprofile(profile)
     try:
         act(lock)
-    except Interrupted:
+    except SignalRaised:
         return True
     finally:
         sys.setprofile(former)

@@ -68,7 +68,7 @@ async def ship(call: hf.Call, parcel: Parcel) -> hf.Costed[float]:
     return hf.Costed(parcel.weight, cost=0.5)
 
 
-class Ordered(hf.Event):
+class GoodsOrdered(hf.Event):
     what: str = "tea"
     times: int = 1
     key: str | None = None
@@ -138,8 +138,8 @@ class Buyer(hf.World):
     woken: list[str] = msgspec.field(default_factory=list)
     cost: float = 0.0
 
-    @hf.on(Ordered)
-    def ordered(self, event: Ordered, cx: hf.Context) -> None:
+    @hf.on(GoodsOrdered)
+    def ordered(self, event: GoodsOrdered, cx: hf.Context) -> None:
         options = pay.options(key=event.key, priority=event.priority, timeout_s=event.timeout_s)
         for _ in range(event.times):
             self.intents.append(cx.do(options, event.what, tag=event.tag).intent_hash)

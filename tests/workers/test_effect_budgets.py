@@ -140,7 +140,7 @@ class Drop(hf.Event):
     n: int = 0
 
 
-class Asker(hf.World):
+class BudgetedCaller(hf.World):
     intents: list[bytes] = msgspec.field(default_factory=list)
     told: list[str] = msgspec.field(default_factory=list)
 
@@ -159,7 +159,7 @@ class Asker(hf.World):
         self.told.append(f"{receipt.status} {receipt.code}".strip())
 
 
-app = hf.App(U, worlds=[Asker])
+app = hf.App(U, worlds=[BudgetedCaller])
 
 
 def cost_bound(max_tokens: int = 100, model: str = "m") -> dict[str, int]:
@@ -184,8 +184,8 @@ class BudgetRig(WorkerRig):
         super().__init__(app)
         fake_chat.reset()
 
-    def asker(self, name: str = "ada", *events: Any) -> hf.WorldHandle[Asker]:
-        handle = self.world(Asker, name)
+    def asker(self, name: str = "ada", *events: Any) -> hf.WorldHandle[BudgetedCaller]:
+        handle = self.world(BudgetedCaller, name)
         for event in events:
             handle.send(event)
         self.run_worlds()
@@ -462,7 +462,7 @@ def test_per_world_budget_rejects_one_world_and_no_other(budget_rig: BudgetRig) 
     assert ada.state().told == ["ok", "error over_budget"]
     assert bob.state().told == ["ok"]
     [dead_letter] = budget_rig.dead_letters("speech")
-    assert "Asker/ada" in dead_letter.error
+    assert "BudgetedCaller/ada" in dead_letter.error
 
 
 def test_effect_waits_while_reservations_use_the_budget_and_then_runs(
@@ -826,7 +826,7 @@ class LiveRuntime:
     def __init__(self, runtime: hf.Runtime) -> None:
         self.runtime = runtime
         self.store: Store = runtime.store
-        self.ada = runtime.world(Asker, "ada")
+        self.ada = runtime.world(BudgetedCaller, "ada")
         self.ada.create()
 
     def account(self) -> BudgetAccount:
@@ -970,7 +970,7 @@ def test_concurrent_pools_never_exceed_the_budget(
         options = {"universe": U, "adapters": app.effects, "kinds": [kind]}
         pools = [EffectWorkerPool(store, worker=f"pool {n}", **options) for n in range(3)]
         with app.open(store, roles=("orchestrator", "world")) as runtime:
-            handles = [runtime.world(Asker, f"w{n}") for n in range(worlds)]
+            handles = [runtime.world(BudgetedCaller, f"w{n}") for n in range(worlds)]
             for n in range(intents):
                 handles[n % worlds].send(Ask(kind=kind))
             for pool in pools:
@@ -1021,7 +1021,7 @@ def test_no_budget_is_exceeded_for_any_costs_and_call_ends(
     budget_rig = BudgetRig()
     budget_rig.limit(limit)
     budget_rig.limit(each, TOKENS, budget.DEFAULT_SCOPE)
-    handles = [budget_rig.world(Asker, f"w{n}") for n in range(3)]
+    handles = [budget_rig.world(BudgetedCaller, f"w{n}") for n in range(3)]
     for plan in plans:
         handles[plan.world].send(Ask(max_tokens=plan.max_tokens))
     budget_rig.run_worlds()

@@ -18,7 +18,7 @@ from holdfast.store import schema
 from holdfast.store.in_process import InProcessStore
 from holdfast.world import intents
 from tests.workers.rig import WorkerRig
-from tests.workers.shop import Buyer, Dropped, Ordered
+from tests.workers.shop import Buyer, Dropped, GoodsOrdered
 
 # These tests change rows below the store, which only the memory backend allows.
 memory_store_only = pytest.mark.parametrize("rig", ["memory"], indirect=True)
@@ -79,7 +79,7 @@ def world_class_of(app: hf.App) -> type[Any]:
 
 
 def test_cancelled_effect_is_not_reissued_for_a_fork(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(), Dropped())
+    ada = rig.buyer("ada", GoodsOrdered(), Dropped())
     child = ada.fork("child", at=2, effects="reissue")
     rig.assign(child)
     rig.run_until_idle(rig.pool())
@@ -88,7 +88,9 @@ def test_cancelled_effect_is_not_reissued_for_a_fork(rig: WorkerRig) -> None:
 
 
 def test_too_long_effect_tag_fails_only_its_event(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="x" * TAG_BYTES_MAX), Ordered(tag="x" * (TAG_BYTES_MAX + 1)))
+    ada = rig.buyer(
+        "ada", GoodsOrdered(tag="x" * TAG_BYTES_MAX), GoodsOrdered(tag="x" * (TAG_BYTES_MAX + 1))
+    )
     rig.run_until_idle(rig.pool())
     assert len(ada.state().told) == 1
     assert ada.record().blocker is None
@@ -108,9 +110,9 @@ def restore_backup(rig: WorkerRig) -> hf.WorldHandle[Buyer]:
 
 @memory_store_only
 def test_effect_key_after_a_restore_is_the_same_intent(rig: WorkerRig) -> None:
-    rig.buyer("ada", Ordered(key="k"))
+    rig.buyer("ada", GoodsOrdered(key="k"))
     ada = restore_backup(rig)
-    ada.send(Ordered(key="k"))
+    ada.send(GoodsOrdered(key="k"))
     rig.run_until_idle(rig.pool())
     first, again = ada.state().intents
     assert first == again
@@ -120,9 +122,9 @@ def test_effect_key_after_a_restore_is_the_same_intent(rig: WorkerRig) -> None:
 
 @memory_store_only
 def test_keyed_effect_can_be_cancelled_after_a_restore(rig: WorkerRig) -> None:
-    rig.buyer("ada", Ordered(key="k"))
+    rig.buyer("ada", GoodsOrdered(key="k"))
     ada = restore_backup(rig)
-    ada.send(Ordered(key="k"))
+    ada.send(GoodsOrdered(key="k"))
     ada.send(Dropped(n=1))
     rig.run_until_idle(rig.pool())
     assert ada.state().told == ["error cancelled 0"]
@@ -133,10 +135,10 @@ def test_keyed_effect_can_be_cancelled_after_a_restore(rig: WorkerRig) -> None:
 def test_finished_keyed_effect_after_a_restore_is_not_reissued_for_a_fork(
     rig: WorkerRig,
 ) -> None:
-    rig.buyer("ada", Ordered(key="k"))
+    rig.buyer("ada", GoodsOrdered(key="k"))
     rig.run_until_idle(rig.pool())
     ada = restore_backup(rig)
-    ada.send(Ordered(key="k"))
+    ada.send(GoodsOrdered(key="k"))
     rig.run_worlds()
     child = ada.fork("child", effects="reissue")
     rig.assign(child)
@@ -149,39 +151,39 @@ def test_finished_keyed_effect_after_a_restore_is_not_reissued_for_a_fork(
 def test_call_undone_by_a_restore_gets_another_idempotency_key(rig: WorkerRig) -> None:
     ada = rig.buyer("ada")
     backup = dict(rig.backend.rows)
-    ada.send(Ordered(key="k"))
+    ada.send(GoodsOrdered(key="k"))
     rig.run_until_idle(rig.pool())
     rig.backend.rows, rig.backend.keys = backup, sorted(backup)
     ada = restore_backup(rig)
-    ada.send(Ordered(key="k"))
+    ada.send(GoodsOrdered(key="k"))
     rig.run_until_idle(rig.pool())
     assert len(rig.fake_service.calls) == len(rig.fake_service.keys) == 2
 
 
 def test_expired_dedupe_key_of_a_pending_effect_is_the_same_intent(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(key="k"))
+    ada = rig.buyer("ada", GoodsOrdered(key="k"))
     rig.clock.advance(10)
     while rig.store.transact(dedupe.expire, intents.dedupe_scope(rig.universe), 0, 100):
         pass
-    ada.send(Ordered(key="k"))
+    ada.send(GoodsOrdered(key="k"))
     rig.run_until_idle(rig.pool())
     assert len(rig.fake_service.calls) == 1
 
 
 def test_expired_dedupe_key_of_a_pending_effect_still_conflicts(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered("tea", key="k"))
+    ada = rig.buyer("ada", GoodsOrdered("tea", key="k"))
     rig.clock.advance(10)
     while rig.store.transact(dedupe.expire, intents.dedupe_scope(rig.universe), 0, 100):
         pass
-    ada.send(Ordered("milk", key="k", tag="other"))
+    ada.send(GoodsOrdered("milk", key="k", tag="other"))
     rig.run_until_idle(rig.pool())
     assert ada.state().told == ["error key_conflict 0 other", "ok done 1"]
     assert [call.args for call in rig.fake_service.calls] == [("tea",)]
 
 
 def test_each_key_conflict_has_its_own_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered("tea", key="k"), Ordered("milk", times=2, key="k"))
-    ada.send(Ordered("milk", key="k"))
+    ada = rig.buyer("ada", GoodsOrdered("tea", key="k"), GoodsOrdered("milk", times=2, key="k"))
+    ada.send(GoodsOrdered("milk", key="k"))
     rig.run_until_idle(rig.pool())
     hashes = [entry.step.ingress.intent_hash for entry in ada.journal()[3:]]
     assert ada.state().told == ["error key_conflict 0"] * 3 + ["ok done 1"]
@@ -193,7 +195,7 @@ def test_large_results_are_settled_in_several_commits(
     rig: WorkerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settlement, "SETTLEMENT_BYTES_MAX", 1000)
-    ada = rig.buyer("ada", Ordered(times=20))
+    ada = rig.buyer("ada", GoodsOrdered(times=20))
     rig.fake_service.answers += ["x" * 600] * 20
     commits = rig.backend.commits
     rig.run_until_idle(rig.pool())

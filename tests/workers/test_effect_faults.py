@@ -38,7 +38,7 @@ from holdfast.store import schema
 from holdfast.store.api import Row, Txn
 from holdfast.workers.effects import receipts
 from tests.workers.rig import WorkerRig
-from tests.workers.shop import Dropped, Ordered
+from tests.workers.shop import Dropped, GoodsOrdered
 
 MODULES = (
     "holdfast.workers.effects.pool",
@@ -456,19 +456,19 @@ def make_receipt(intent: Intent, value: str = "forged", **fields: Any) -> Intent
 
 
 def unknown(rig: WorkerRig) -> tuple[Any, IntentReceipt]:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     return ada, make_receipt(rig.next_intent(), intent_hash=b"\x07" * 32)
 
 
 def finished(rig: WorkerRig) -> tuple[Any, IntentReceipt]:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     intent = rig.next_intent()
     rig.run_until_idle(rig.pool())
     return ada, make_receipt(intent)
 
 
 def dead(rig: WorkerRig) -> tuple[Any, IntentReceipt]:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     intent = rig.next_intent()
     rig.fake_service.answers += [OSError("down")] * 9
     rig.run_until_idle(rig.pool(), seconds=60)
@@ -477,7 +477,7 @@ def dead(rig: WorkerRig) -> tuple[Any, IntentReceipt]:
 
 
 def cancelled(rig: WorkerRig) -> tuple[Any, IntentReceipt]:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     intent = rig.next_intent()
     ada.send(Dropped())
     rig.run_worlds()
@@ -492,19 +492,19 @@ def redriven(rig: WorkerRig) -> tuple[Any, IntentReceipt]:
 
 
 def foreign(rig: WorkerRig) -> tuple[Any, IntentReceipt]:
-    rig.buyer("bob", Ordered())
+    rig.buyer("bob", GoodsOrdered())
     return rig.buyer("ada"), make_receipt(rig.next_intent())
 
 
 def inherited(rig: WorkerRig) -> tuple[Any, IntentReceipt]:
-    parent = rig.buyer("parent", Ordered())
+    parent = rig.buyer("parent", GoodsOrdered())
     intent = rig.next_intent()
     child = parent.fork("child", at=parent.height())
     return child, make_receipt(intent)
 
 
 def of_another_kind(rig: WorkerRig) -> tuple[Any, IntentReceipt]:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     return ada, make_receipt(rig.next_intent(), effect_kind="ship")
 
 
@@ -572,7 +572,7 @@ def test_late_receipt_of_a_pool_is_dropped(
     ids=str,
 )
 def test_malformed_receipt_is_rejected(rig: WorkerRig, wrong: dict[str, Any]) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     before = rows(rig)
     with pytest.raises((NotFound, Invalid)):
         world_operations.receipt_inject(
@@ -584,18 +584,18 @@ def test_malformed_receipt_is_rejected(rig: WorkerRig, wrong: dict[str, Any]) ->
 def test_receipt_value_of_the_wrong_type_fails_only_its_event(
     rig: WorkerRig,
 ) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     forged = make_receipt(rig.next_intent(), value=codec.pack({"not": "text"}))
     world_operations.receipt_inject(rig.store, "shop", rig.id(ada), forged)
     rig.run_worlds()
-    ada.send(Ordered("tea"))
+    ada.send(GoodsOrdered("tea"))
     rig.run_until_idle(rig.pool())
     assert [entry.outcome for entry in ada.journal()] == ["ok", "failed", "ok", "ok"]
     assert rig.blocker_code(ada) == ""
 
 
 def test_injected_receipt_is_the_only_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     world_operations.receipt_inject(
         rig.store, "shop", rig.id(ada), make_receipt(rig.next_intent(), "by hand")
     )

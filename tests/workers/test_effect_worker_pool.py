@@ -30,7 +30,7 @@ from holdfast.workers.world.worker import WorldWorker
 from holdfast.world import intents as world_intents
 from tests.postgres import fresh_url
 from tests.workers.rig import WorkerRig
-from tests.workers.shop import Dropped, Ordered
+from tests.workers.shop import Dropped, GoodsOrdered
 from tests.world.rig import Crash
 
 MODULES = ("holdfast.workers.effects.pool", "holdfast.workers.effects.handler")
@@ -542,7 +542,7 @@ def journaled_receipts(handle: hf.WorldHandle[Any]) -> list[IntentReceipt]:
 
 
 def test_receipt_lists_failed_attempts(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers.extend([ValueError("no"), OSError("gone")])
     rig.run_until_idle(rig.pool(), seconds=60)
     [receipt] = journaled_receipts(ada)
@@ -559,14 +559,14 @@ def test_receipt_lists_failed_attempts(rig: WorkerRig) -> None:
 
 
 def test_receipt_of_a_first_success_lists_no_attempts(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.run_until_idle(rig.pool())
     [receipt] = journaled_receipts(ada)
     assert receipt.failed_attempts == ()
 
 
 def test_effect_in_backoff_lists_its_failed_attempt(rig: WorkerRig) -> None:
-    rig.buyer("ada", Ordered())
+    rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers.append(ValueError("no"))
     rig.run_until_idle(rig.pool())
     keys = keys_of(world_intents.effect_queue("shop", "pay"))
@@ -575,7 +575,7 @@ def test_effect_in_backoff_lists_its_failed_attempt(rig: WorkerRig) -> None:
 
 
 def test_dead_letter_and_receipt_list_all_attempts(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers.append(Crash())
     with pytest.raises(Crash):
         rig.run_until_idle(rig.pool("first"))
@@ -590,7 +590,7 @@ def test_dead_letter_and_receipt_list_all_attempts(rig: WorkerRig) -> None:
 
 
 def test_cancel_of_a_lost_call_gives_its_receipt_immediately(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers.append(Crash())
     with pytest.raises(Crash):
         rig.run_until_idle(rig.pool("dies"))

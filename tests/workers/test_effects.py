@@ -18,7 +18,7 @@ from holdfast.messages import Intent, IntentReceipt, ReceiptStatus
 from holdfast.workers.effects import receipts
 from holdfast.world import intents
 from tests.workers.rig import WorkerRig
-from tests.workers.shop import Buyer, Dropped, Ordered, Shipped, app, pay
+from tests.workers.shop import Buyer, Dropped, GoodsOrdered, Shipped, app, pay
 from tests.world.rig import FAULTS, Crash
 
 MODULES = (
@@ -38,7 +38,7 @@ def receipt_texts(handle: hf.WorldHandle[Buyer]) -> list[str]:
 
 
 def test_receipt_contains_the_value_and_the_tag(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered("tea", tag="t"))
+    ada = rig.buyer("ada", GoodsOrdered("tea", tag="t"))
     rig.run_until_idle(rig.pool())
     assert receipt_texts(ada) == ["ok done 1 t"]
     assert [call.args for call in rig.fake_service.calls] == [("tea",)]
@@ -52,7 +52,7 @@ def test_async_effect_gets_typed_arguments_and_reports_its_cost(rig: WorkerRig) 
 
 
 def test_pool_runs_only_its_configured_effect_kinds(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(), Shipped(1.0))
+    ada = rig.buyer("ada", GoodsOrdered(), Shipped(1.0))
     rig.run_until_idle(rig.pool(kinds=["ship"]))
     assert receipt_texts(ada) == ["ok 1.0"]
     assert rig.effect_counts().ready == 1
@@ -61,11 +61,11 @@ def test_pool_runs_only_its_configured_effect_kinds(rig: WorkerRig) -> None:
 
 
 def test_replay_with_receipts_rebuilds_the_same_state(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(times=3), Shipped(1.0))
+    ada = rig.buyer("ada", GoodsOrdered(times=3), Shipped(1.0))
     rig.run_until_idle(rig.pool())
     rig.world_worker = rig.worker(incarnation="2", idle_s=1e6)
     rig.advance_clock()
-    ada.send(Ordered())
+    ada.send(GoodsOrdered())
     rig.run_until_idle(rig.pool())
     assert len(receipt_texts(ada)) == 5
     assert rig.blocker_code(ada) == ""
@@ -75,7 +75,7 @@ def test_replay_with_receipts_rebuilds_the_same_state(rig: WorkerRig) -> None:
 
 
 def test_retry_after_a_crash_uses_the_same_idempotency_key(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers.append(Crash())
     with pytest.raises(Crash):
         rig.run_until_idle(rig.pool("first"))
@@ -90,7 +90,7 @@ def test_retry_after_a_crash_uses_the_same_idempotency_key(rig: WorkerRig) -> No
 
 @pytest.mark.parametrize(("fault", "commit"), list(product(FAULTS, (1, 2))))
 def test_any_failed_pool_commit_leaves_one_receipt(rig: WorkerRig, fault: str, commit: int) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     pool = rig.pool()
     rig.backend.arm({commit: fault})
     try:
@@ -106,7 +106,7 @@ def test_any_failed_pool_commit_leaves_one_receipt(rig: WorkerRig, fault: str, c
 
 
 def test_late_result_after_another_pool_finished_leaves_no_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     other = rig.pool("other")
 
     def slowly() -> str:
@@ -121,7 +121,7 @@ def test_late_result_after_another_pool_finished_leaves_no_receipt(rig: WorkerRi
 
 
 def test_late_result_before_the_retry_leaves_no_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
 
     def slowly() -> str:
         rig.advance_clock(12)
@@ -137,7 +137,7 @@ def test_late_result_before_the_retry_leaves_no_receipt(rig: WorkerRig) -> None:
 
 
 def test_second_receipt_for_an_intent_changes_nothing(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     intent = rig.next_intent()
     rig.run_until_idle(rig.pool())
     for value in ("done", "something else"):
@@ -148,7 +148,7 @@ def test_second_receipt_for_an_intent_changes_nothing(rig: WorkerRig) -> None:
 
 
 def test_intent_timeout_overrides_the_timeout_of_its_kind(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(timeout_s=100))
+    ada = rig.buyer("ada", GoodsOrdered(timeout_s=100))
     rig.fake_service.answers.append(lambda: rig.advance_clock(90) or "at last")
     rig.run_until_idle(rig.pool())
     assert receipt_texts(ada) == ["ok at last 1"]
@@ -158,7 +158,7 @@ def test_intent_timeout_overrides_the_timeout_of_its_kind(rig: WorkerRig) -> Non
 
 
 def test_failed_effect_is_retried_with_backoff(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers += [OSError("down"), OSError("down")]
     pool = rig.pool()
     rig.run_until_idle(pool)
@@ -169,7 +169,7 @@ def test_failed_effect_is_retried_with_backoff(rig: WorkerRig) -> None:
 
 
 def test_exhausted_attempts_end_in_an_error_receipt_and_a_dead_letter(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="t"))
+    ada = rig.buyer("ada", GoodsOrdered(tag="t"))
     rig.fake_service.answers += [OSError("down")] * 9
     rig.run_until_idle(rig.pool(), seconds=60)
     assert receipt_texts(ada) == ["error handler_error 3 t"]
@@ -180,7 +180,7 @@ def test_exhausted_attempts_end_in_an_error_receipt_and_a_dead_letter(rig: Worke
 
 
 def test_exhausted_expiries_end_in_a_timeout_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers += [Crash()] * 9
     for n in range(3):
         with pytest.raises(Crash):
@@ -192,7 +192,7 @@ def test_exhausted_expiries_end_in_a_timeout_receipt(rig: WorkerRig) -> None:
 
 
 def test_effect_that_crashes_its_worker_fails_no_other_effect(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(times=5), Ordered("poison"), Ordered(times=5))
+    ada = rig.buyer("ada", GoodsOrdered(times=5), GoodsOrdered("poison"), GoodsOrdered(times=5))
     rig.fake_service.fatal_error = Crash()
     for n in range(3):
         with pytest.raises(Crash):
@@ -225,13 +225,13 @@ def test_async_effect_over_its_timeout_gets_a_timeout_receipt(rig: WorkerRig) ->
 def test_faulty_effect_gets_an_error_receipt_and_the_pool_continues(
     rig: WorkerRig, answer: Any, code: str, calls: int
 ) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers += [answer] * calls
     pool = rig.pool()
     rig.run_until_idle(pool, seconds=30)
     assert receipt_texts(ada) == [f"error {code} {calls}"]
     assert len(rig.fake_service.calls) == calls
-    bob = rig.buyer("bob", Ordered())
+    bob = rig.buyer("bob", GoodsOrdered())
     rig.run_until_idle(pool)
     assert receipt_texts(bob) == ["ok done 1"]
 
@@ -255,7 +255,7 @@ def test_effect_with_invalid_options_is_rejected_at_declaration(wrong: dict[str,
 
 @pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf"), 1e30])
 def test_invalid_effect_timeout_fails_only_its_event(rig: WorkerRig, timeout_s: float) -> None:
-    ada = rig.buyer("ada", Ordered(timeout_s=timeout_s), Ordered())
+    ada = rig.buyer("ada", GoodsOrdered(timeout_s=timeout_s), GoodsOrdered())
     assert [entry.outcome for entry in ada.journal()] == ["failed", "ok"]
 
 
@@ -275,14 +275,14 @@ def test_reserved_effect_kind_is_invalid() -> None:
 
 
 def test_cancel_of_a_ready_effect_keeps_the_tag_in_its_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="t"), Dropped())
+    ada = rig.buyer("ada", GoodsOrdered(tag="t"), Dropped())
     rig.run_until_idle(rig.pool())
     assert receipt_texts(ada) == ["error cancelled 0 t"]
     assert rig.fake_service.calls == []
 
 
 def test_cancel_of_an_effect_in_backoff(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers.append(OSError("down"))
     pool = rig.pool()
     rig.run_until_idle(pool)
@@ -293,7 +293,7 @@ def test_cancel_of_an_effect_in_backoff(rig: WorkerRig) -> None:
 
 
 def test_cancel_of_a_running_effect_discards_its_result(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers.append(lambda: (ada.send(Dropped()), rig.run_worlds(), "done")[-1])
     rig.run_until_idle(rig.pool())
     assert receipt_texts(ada) == ["error cancelled 0"]
@@ -302,7 +302,7 @@ def test_cancel_of_a_running_effect_discards_its_result(rig: WorkerRig) -> None:
 
 
 def test_repeated_or_late_cancel_adds_no_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(), Dropped(), Dropped(), Ordered("jam"))
+    ada = rig.buyer("ada", GoodsOrdered(), Dropped(), Dropped(), GoodsOrdered("jam"))
     rig.run_until_idle(rig.pool())
     ada.send(Dropped(1))
     rig.run_worlds()
@@ -313,8 +313,8 @@ def test_repeated_or_late_cancel_adds_no_receipt(rig: WorkerRig) -> None:
 
 
 def test_effect_of_a_deleted_world_ends_without_a_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(times=2))
-    bob = rig.buyer("bob", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered(times=2))
+    bob = rig.buyer("bob", GoodsOrdered())
     rig.fake_service.answers += ["done", "done", OSError("down")]
     ada.delete()
     rig.run_until_idle(rig.pool(), seconds=60)
@@ -325,7 +325,7 @@ def test_effect_of_a_deleted_world_ends_without_a_receipt(rig: WorkerRig) -> Non
 
 
 def test_paused_world_gets_its_receipt_after_resume(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     ada.pause()
     rig.run_until_idle(rig.pool())
     assert receipt_texts(ada) == []
@@ -339,7 +339,7 @@ def test_paused_world_gets_its_receipt_after_resume(rig: WorkerRig) -> None:
 
 
 def dead_effect(rig: WorkerRig) -> tuple[hf.WorldHandle[Buyer], queue.DeadLetter]:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.fake_service.answers += [OSError("down")] * 3
     rig.run_until_idle(rig.pool(), seconds=60)
     [dead_letter] = rig.dead_letters()
@@ -411,7 +411,7 @@ def enqueue_intents(rig: WorkerRig, world_id: str, n: int) -> None:
 
 def test_a_world_with_100_000_intents_does_not_starve_another(rig: WorkerRig) -> None:
     enqueue_intents(rig, rig.id(rig.world(Buyer, "crowd")), 100_000)
-    ada = rig.buyer("ada", Ordered("mine"))
+    ada = rig.buyer("ada", GoodsOrdered("mine"))
     claims = rig.store.transact(queue.claim, PAY, "me", 2, S)
     assert rig.id(ada) in [codec.unpack_as(Intent, claim.payload).world_id for claim in claims]
 
@@ -419,19 +419,19 @@ def test_a_world_with_100_000_intents_does_not_starve_another(rig: WorkerRig) ->
 def test_high_priority_intent_does_not_change_the_fair_share_of_its_world(rig: WorkerRig) -> None:
     crowded = rig.buyer("crowd")
     enqueue_intents(rig, rig.id(crowded), 1000)
-    crowded.send(Ordered("urgent", priority=9))
+    crowded.send(GoodsOrdered("urgent", priority=9))
     rig.run_worlds()
     [urgent] = rig.store.transact(queue.claim, PAY, "me", 1, S)
     assert urgent.priority == 9
-    ada = rig.buyer("ada", Ordered("mine"))
+    ada = rig.buyer("ada", GoodsOrdered("mine"))
     claims = rig.store.transact(queue.claim, PAY, "me", 2, S)
     assert rig.id(ada) in [codec.unpack_as(Intent, claim.payload).world_id for claim in claims]
 
 
 def test_cancelled_intents_do_not_reduce_the_fair_share_of_a_world(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(times=50), *[Dropped(n) for n in reversed(range(50))])
-    bob = rig.buyer("bob", Ordered(times=10))
-    ada.send(Ordered())
+    ada = rig.buyer("ada", GoodsOrdered(times=50), *[Dropped(n) for n in reversed(range(50))])
+    bob = rig.buyer("bob", GoodsOrdered(times=10))
+    ada.send(GoodsOrdered())
     rig.run_worlds()
     claims = rig.store.transact(queue.claim, PAY, "me", 2, S)
     worlds = {codec.unpack_as(Intent, claim.payload).world_id for claim in claims}
@@ -439,13 +439,15 @@ def test_cancelled_intents_do_not_reduce_the_fair_share_of_a_world(rig: WorkerRi
 
 
 def test_effects_run_in_descending_priority(rig: WorkerRig) -> None:
-    rig.buyer("ada", *[Ordered(str(priority), priority=priority) for priority in (0, 9, -1, 5)])
+    rig.buyer(
+        "ada", *[GoodsOrdered(str(priority), priority=priority) for priority in (0, 9, -1, 5)]
+    )
     rig.run_until_idle(rig.pool())
     assert [call.args for call in rig.fake_service.calls] == [("9",), ("5",), ("0",), ("-1",)]
 
 
 def test_all_calls_of_an_intent_share_one_unique_idempotency_key(rig: WorkerRig) -> None:
-    rig.buyer("ada", Ordered(times=5))
+    rig.buyer("ada", GoodsOrdered(times=5))
     rig.fake_service.answers += [OSError("down"), Crash()]
     with pytest.raises(Crash):
         rig.run_until_idle(rig.pool("first"), seconds=1)

@@ -13,7 +13,7 @@ from holdfast.errors import Invalid
 from holdfast.ops import world_operations
 from holdfast.world.host import SnapshotPolicy
 from tests.workers.rig import WorkerRig
-from tests.workers.shop import Buyer, Dropped, Ordered, Repeated, Slept, Unset, Woken
+from tests.workers.shop import Buyer, Dropped, GoodsOrdered, Repeated, Slept, Unset, Woken
 
 MODULES = (
     "holdfast.world.fork_inheritance",
@@ -34,7 +34,7 @@ def fork_child(
 
 
 def test_fork_inherits_no_effect_and_no_timer_by_default(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(), Slept(10))
+    ada = rig.buyer("ada", GoodsOrdered(), Slept(10))
     child = fork_child(rig, ada)
     rig.run_until_idle(rig.pool(), seconds=20)
     rig.run_until_idle(rig.timer_worker())
@@ -43,7 +43,7 @@ def test_fork_inherits_no_effect_and_no_timer_by_default(rig: WorkerRig) -> None
 
 
 def test_fork_effects_fail_gives_error_receipts_in_the_child_only(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="a"), Ordered(tag="b"))
+    ada = rig.buyer("ada", GoodsOrdered(tag="a"), GoodsOrdered(tag="b"))
     child = fork_child(rig, ada, effects="fail")
     rig.run_worlds()
     assert child.state().told == ["error dropped_by_fork 0 a", "error dropped_by_fork 0 b"]
@@ -54,7 +54,7 @@ def test_fork_effects_fail_gives_error_receipts_in_the_child_only(rig: WorkerRig
 
 
 def test_fork_effects_reissue_makes_new_intents(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered("tea", tag="a"))
+    ada = rig.buyer("ada", GoodsOrdered("tea", tag="a"))
     child = fork_child(rig, ada, effects="reissue")
     rig.run_until_idle(rig.pool())
     assert ada.state().told == ["ok done 1 a"]
@@ -64,9 +64,9 @@ def test_fork_effects_reissue_makes_new_intents(rig: WorkerRig) -> None:
 
 
 def test_fork_does_not_fail_an_intent_with_a_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="done"))
+    ada = rig.buyer("ada", GoodsOrdered(tag="done"))
     rig.run_until_idle(rig.pool())
-    ada.send(Ordered(tag="open"))
+    ada.send(GoodsOrdered(tag="open"))
     rig.run_worlds()
     child = fork_child(rig, ada, effects="fail")
     rig.run_worlds()
@@ -74,7 +74,7 @@ def test_fork_does_not_fail_an_intent_with_a_receipt(rig: WorkerRig) -> None:
 
 
 def test_fork_reissues_an_intent_answered_after_the_fork_height(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="a"))
+    ada = rig.buyer("ada", GoodsOrdered(tag="a"))
     rig.run_until_idle(rig.pool())
     assert ada.height() == 2
     child = fork_child(rig, ada, at=1, effects="reissue")
@@ -84,30 +84,30 @@ def test_fork_reissues_an_intent_answered_after_the_fork_height(rig: WorkerRig) 
 
 
 def test_fork_ignores_an_intent_made_after_the_fork_height(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Woken(), Ordered())
+    ada = rig.buyer("ada", Woken(), GoodsOrdered())
     child = fork_child(rig, ada, at=1, effects="fail")
     rig.run_worlds()
     assert child.state().told == []
 
 
 def test_fork_does_not_reissue_an_intent_with_a_cancelled_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(), Dropped())
+    ada = rig.buyer("ada", GoodsOrdered(), Dropped())
     child = fork_child(rig, ada, effects="reissue")
     rig.run_until_idle(rig.pool())
     assert ada.state().told == child.state().told == ["error cancelled 0"]
 
 
 def test_fork_reissued_intent_keeps_its_key_in_the_child(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(key="k"))
+    ada = rig.buyer("ada", GoodsOrdered(key="k"))
     child = fork_child(rig, ada, effects="reissue")
-    child.send(Ordered(key="k"))
+    child.send(GoodsOrdered(key="k"))
     rig.run_until_idle(rig.pool())
     assert len(child.state().told) == 1
     assert len(rig.fake_service.calls) == 2
 
 
 def test_repeated_fork_reissues_nothing_twice(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(), Slept(10))
+    ada = rig.buyer("ada", GoodsOrdered(), Slept(10))
     for _ in range(3):
         child = fork_child(rig, ada, effects="reissue", timers="keep")
     rig.run_until_idle(rig.pool())
@@ -117,7 +117,7 @@ def test_repeated_fork_reissues_nothing_twice(rig: WorkerRig) -> None:
 
 @pytest.mark.parametrize("policy", ["fail", "reissue"])
 def test_fork_answers_a_cancelled_intent_as_cancelled(rig: WorkerRig, policy: str) -> None:
-    ada = rig.buyer("ada", Ordered(tag="a"), Dropped())
+    ada = rig.buyer("ada", GoodsOrdered(tag="a"), Dropped())
     child = fork_child(rig, ada, at=2, effects=policy)
     rig.run_until_idle(rig.pool())
     assert child.state().told == ["error cancelled 0 a"]
@@ -126,9 +126,9 @@ def test_fork_answers_a_cancelled_intent_as_cancelled(rig: WorkerRig, policy: st
 
 @pytest.mark.parametrize("policy", ["fail", "reissue"])
 def test_fork_answers_a_rejected_intent_with_its_error(rig: WorkerRig, policy: str) -> None:
-    ada = rig.buyer("ada", Ordered("tea", key="k"))
+    ada = rig.buyer("ada", GoodsOrdered("tea", key="k"))
     rig.run_until_idle(rig.pool())
-    ada.send(Ordered("milk", key="k", tag="m"))
+    ada.send(GoodsOrdered("milk", key="k", tag="m"))
     rig.run_worlds()
     child = fork_child(rig, ada, at=3, effects=policy)
     rig.run_until_idle(rig.pool())
@@ -136,22 +136,22 @@ def test_fork_answers_a_rejected_intent_with_its_error(rig: WorkerRig, policy: s
 
 
 def test_fork_without_effects_gets_no_cancelled_receipt(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(), Dropped(), Slept(60))
+    ada = rig.buyer("ada", GoodsOrdered(), Dropped(), Slept(60))
     child = fork_child(rig, ada, at=2, timers="keep")
     rig.run_worlds()
     assert child.state().told == []
 
 
 def test_fork_reissued_key_conflicts_with_other_parameters(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered("tea", key="k"))
+    ada = rig.buyer("ada", GoodsOrdered("tea", key="k"))
     child = fork_child(rig, ada, effects="reissue")
-    child.send(Ordered("milk", key="k", tag="m"))
+    child.send(GoodsOrdered("milk", key="k", tag="m"))
     rig.run_until_idle(rig.pool())
     assert child.state().told == ["error key_conflict 0 m", "ok done 1 again"]
 
 
 def test_fork_cancels_a_reissued_intent_by_the_parents_intent(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="a"), Ordered(key="k", tag="b"))
+    ada = rig.buyer("ada", GoodsOrdered(tag="a"), GoodsOrdered(key="k", tag="b"))
     child = fork_child(rig, ada, effects="reissue")
     child.send(Dropped(0))
     child.send(Dropped(1))
@@ -161,7 +161,7 @@ def test_fork_cancels_a_reissued_intent_by_the_parents_intent(rig: WorkerRig) ->
 
 
 def test_fork_cannot_cancel_an_intent_of_its_parent(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="a"))
+    ada = rig.buyer("ada", GoodsOrdered(tag="a"))
     child = fork_child(rig, ada, effects="fail")
     child.send(Dropped())
     rig.run_until_idle(rig.pool())
@@ -181,9 +181,9 @@ def fork_grandchild(
 
 
 def test_second_fork_inherits_intents_of_the_child(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="ada"))
+    ada = rig.buyer("ada", GoodsOrdered(tag="ada"))
     child = fork_child(rig, ada)
-    child.send(Ordered(tag="child"))
+    child.send(GoodsOrdered(tag="child"))
     rig.run_worlds()
     made = fork_grandchild(rig, child, effects="fail")
     rig.run_worlds()
@@ -191,7 +191,7 @@ def test_second_fork_inherits_intents_of_the_child(rig: WorkerRig) -> None:
 
 
 def test_second_fork_inherits_intents_and_timers_the_child_inherited(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered("tea", tag="a"), Slept(60, "k", "x"))
+    ada = rig.buyer("ada", GoodsOrdered("tea", tag="a"), Slept(60, "k", "x"))
     child = fork_child(rig, ada, effects="reissue", timers="keep")
     made = fork_grandchild(rig, child, effects="reissue", timers="keep")
     rig.run_until_idle(rig.pool())
@@ -203,7 +203,7 @@ def test_second_fork_inherits_intents_and_timers_the_child_inherited(rig: Worker
 
 
 def test_second_fork_keeps_dropped_by_fork_receipts(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="a"))
+    ada = rig.buyer("ada", GoodsOrdered(tag="a"))
     child = fork_child(rig, ada, effects="fail")
     made = fork_grandchild(rig, child, effects="reissue")
     rig.run_until_idle(rig.pool())
@@ -212,7 +212,7 @@ def test_second_fork_keeps_dropped_by_fork_receipts(rig: WorkerRig) -> None:
 
 
 def test_second_fork_does_not_repeat_applied_receipts_and_timers(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="a"), Slept(10, "k", "x"))
+    ada = rig.buyer("ada", GoodsOrdered(tag="a"), Slept(10, "k", "x"))
     child = fork_child(rig, ada, effects="reissue", timers="keep")
     rig.run_until_idle(rig.pool())
     rig.run_until_idle(rig.timer_worker(), seconds=20)
@@ -223,11 +223,11 @@ def test_second_fork_does_not_repeat_applied_receipts_and_timers(rig: WorkerRig)
 
 
 def test_second_fork_cancels_by_intents_of_parent_and_grandparent(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(key="k"), Ordered(tag="a"))
+    ada = rig.buyer("ada", GoodsOrdered(key="k"), GoodsOrdered(tag="a"))
     child = fork_child(rig, ada, effects="reissue")
     # The key gives the child an intent alias for the same effect.
-    child.send(Ordered(key="k"))
-    child.send(Ordered(tag="b"))
+    child.send(GoodsOrdered(key="k"))
+    child.send(GoodsOrdered(tag="b"))
     rig.run_worlds()
     made = fork_grandchild(rig, child, effects="reissue")
     for n in range(4):
@@ -238,7 +238,7 @@ def test_second_fork_cancels_by_intents_of_parent_and_grandparent(rig: WorkerRig
 
 
 def test_second_fork_does_not_reissue_intents_the_child_cancelled(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(tag="a"))
+    ada = rig.buyer("ada", GoodsOrdered(tag="a"))
     child = fork_child(rig, ada, effects="reissue")
     child.send(Dropped())
     rig.run_worlds()
@@ -249,7 +249,7 @@ def test_second_fork_does_not_reissue_intents_the_child_cancelled(rig: WorkerRig
 
 
 def test_second_fork_without_policy_inherits_nothing(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(), Slept(10))
+    ada = rig.buyer("ada", GoodsOrdered(), Slept(10))
     child = fork_child(rig, ada, effects="reissue", timers="keep")
     made = fork_grandchild(rig, child)
     rig.run_until_idle(rig.pool())
@@ -279,10 +279,10 @@ def test_recurring_timer_continues_in_a_second_fork(rig: WorkerRig) -> None:
 
 
 def test_second_fork_does_not_reissue_a_finished_key(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered(key="k"))
+    ada = rig.buyer("ada", GoodsOrdered(key="k"))
     child = fork_child(rig, ada, effects="reissue")
     rig.run_until_idle(rig.pool())
-    child.send(Ordered(key="k"))
+    child.send(GoodsOrdered(key="k"))
     rig.run_worlds()
     fork_grandchild(rig, child, effects="reissue")
     rig.run_until_idle(rig.pool())
@@ -291,7 +291,7 @@ def test_second_fork_does_not_reissue_a_finished_key(rig: WorkerRig) -> None:
 
 def test_fork_with_many_snapshots_can_be_forked_with_its_effects(rig: WorkerRig) -> None:
     """The initial state of a fork is kept after any number of later snapshots."""
-    ada = rig.buyer("ada", Ordered(tag="a"))
+    ada = rig.buyer("ada", GoodsOrdered(tag="a"))
     child = fork_child(rig, ada, effects="reissue")
     rig.world_worker = rig.worker(idle_s=1e6, incarnation="2", snapshots=SnapshotPolicy(1, keep=1))
     rig.advance_clock()
@@ -362,7 +362,7 @@ def test_recurring_timer_continues_in_a_fork(rig: WorkerRig) -> None:
 
 def test_fork_effects_of_a_truncated_journal_is_invalid(rig: WorkerRig) -> None:
     rig.world_worker = rig.worker(idle_s=1e6, snapshots=SnapshotPolicy(1, keep=1))
-    ada = rig.buyer("ada", Ordered(), Woken(), Woken())
+    ada = rig.buyer("ada", GoodsOrdered(), Woken(), Woken())
     while rig.store.transact(journal.truncate, rig.subject(ada), 100):
         pass
     before = rig.rows()
@@ -372,7 +372,7 @@ def test_fork_effects_of_a_truncated_journal_is_invalid(rig: WorkerRig) -> None:
 
 
 def test_fork_effects_without_the_app_is_invalid(rig: WorkerRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     before = rig.rows()
     with pytest.raises(Invalid, match="give the app"):
         world_operations.world_fork(rig.store, "shop", rig.id(ada), "child", effects="fail")

@@ -22,7 +22,7 @@ from holdfast.runner.work import WorkItem, WorkOutcome
 from holdfast.workers.effects.receipts import deliver_receipt
 from holdfast.world import catalog, intents, journal_entry
 from tests.workers.rig import WorkerRig
-from tests.workers.shop import Dropped, Ordered, Woken
+from tests.workers.shop import Dropped, GoodsOrdered, Woken
 from tests.world.rig import CRASH_AFTER, UNKNOWN_AFTER, Crash
 
 MODULES = ("holdfast.workers.world.fused_commit", "holdfast.runner.commit_handoff")
@@ -97,14 +97,14 @@ def rig() -> FusedCommitRig:
 
 
 def test_fused_commit_applies_the_receipt_and_completes_the_effect(rig: FusedCommitRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     handoff = rig.commit_handoff(rig.outcome_of(*rig.claim()))
     assert handoff.result == ([], None)
     assert (rig.effect_counts(), ada.state().told) == (queue.QueueCounts(done=1), ["ok done 1"])
 
 
 def test_settle_apply_and_claim_are_one_fused_commit(rig: FusedCommitRig) -> None:
-    rig.buyer("ada", Ordered(times=2))
+    rig.buyer("ada", GoodsOrdered(times=2))
     [first] = rig.claim(limit=1)
     before = rig.backend.last_id()
     handoff = rig.commit_handoff(rig.outcome_of(first), capacity=5)
@@ -115,14 +115,14 @@ def test_settle_apply_and_claim_are_one_fused_commit(rig: FusedCommitRig) -> Non
 
 
 def test_fused_commit_writes_no_inbox_row_and_no_runnable_row(rig: FusedCommitRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     rig.commit_handoff(rig.outcome_of(*rig.claim()))
     assert rig.is_consistent(ada)
     assert rig.store.read(catalog.list_runnable, rig.universe, "A", 10) == []
 
 
 def test_journal_with_fused_receipts_replays_to_the_same_state(rig: FusedCommitRig) -> None:
-    ada = rig.buyer("ada", Ordered(times=3))
+    ada = rig.buyer("ada", GoodsOrdered(times=3))
     rig.commit_handoff(*map(rig.outcome_of, rig.claim()))
     before = ada.state()
     rig.world_worker = rig.worker("A", "2")
@@ -132,7 +132,7 @@ def test_journal_with_fused_receipts_replays_to_the_same_state(rig: FusedCommitR
 
 
 def test_receipts_of_one_world_are_applied_in_handoff_order(rig: FusedCommitRig) -> None:
-    ada = rig.buyer("ada", Ordered(times=3))
+    ada = rig.buyer("ada", GoodsOrdered(times=3))
     claims = rig.claim()
     rig.commit_handoff(
         *(rig.outcome_of(one, said) for one, said in zip(claims, "cab", strict=True))
@@ -141,7 +141,7 @@ def test_receipts_of_one_world_are_applied_in_handoff_order(rig: FusedCommitRig)
 
 
 def test_inbox_events_are_applied_before_the_fused_receipt(rig: FusedCommitRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     [claim] = rig.claim()
     ada.send(Woken("first"))
     rig.commit_handoff(rig.outcome_of(claim))
@@ -154,7 +154,7 @@ def test_inbox_events_are_applied_before_the_fused_receipt(rig: FusedCommitRig) 
 
 
 def test_receipt_of_a_lost_claim_is_not_applied(rig: FusedCommitRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     outcome = rig.outcome_of(*rig.claim(ttl_s=1.0))
     rig.clock.advance(2 * S)
     handoff = rig.commit_handoff(outcome)
@@ -165,7 +165,7 @@ def test_receipt_of_a_lost_claim_is_not_applied(rig: FusedCommitRig) -> None:
 
 
 def test_receipt_of_a_cancelled_effect_is_not_applied(rig: FusedCommitRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     outcome = rig.outcome_of(*rig.claim())
     ada.send(Dropped(0))
     rig.run_worlds()
@@ -176,7 +176,7 @@ def test_receipt_of_a_cancelled_effect_is_not_applied(rig: FusedCommitRig) -> No
 
 
 def test_effect_answered_by_an_operator_keeps_only_that_receipt(rig: FusedCommitRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     [claim] = rig.claim()
     intent = codec.unpack_as(Intent, claim.payload)
     told = IntentReceipt(intent.intent_hash, "pay", ReceiptStatus.OK, codec.pack("by hand"))
@@ -187,7 +187,7 @@ def test_effect_answered_by_an_operator_keeps_only_that_receipt(rig: FusedCommit
 
 
 def test_concurrent_event_voids_the_fused_cycle_and_loses_nothing(rig: FusedCommitRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     outcome = rig.outcome_of(*rig.claim())
     drained = rig.world_worker.read_inboxes
 
@@ -217,7 +217,7 @@ def test_concurrent_event_voids_the_fused_cycle_and_loses_nothing(rig: FusedComm
 
 
 def test_world_is_not_fused_for_a_while_after_a_conflict(rig: FusedCommitRig) -> None:
-    rig.buyer("ada", Ordered(times=2))
+    rig.buyer("ada", GoodsOrdered(times=2))
     first, second = rig.claim(ttl_s=1.0)
     rig.clock.advance(2 * S)
     outcome = rig.outcome_of(second)
@@ -230,7 +230,7 @@ def test_world_is_not_fused_for_a_while_after_a_conflict(rig: FusedCommitRig) ->
 
 
 def test_paused_world_is_not_fused(rig: FusedCommitRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     outcome = rig.outcome_of(*rig.claim())
     rig.store.transact(catalog.change_status, rig.universe, rig.id(ada), catalog.WorldEvent.PAUSE)
     handoff = rig.commit_handoff(outcome)
@@ -239,7 +239,7 @@ def test_paused_world_is_not_fused(rig: FusedCommitRig) -> None:
 
 
 def test_world_hosted_elsewhere_is_not_fused(rig: FusedCommitRig) -> None:
-    rig.buyer("ada", Ordered())
+    rig.buyer("ada", GoodsOrdered())
     outcome = rig.outcome_of(*rig.claim())
     assert not rig.worker("B").committer.accepts(outcome)
 
@@ -247,7 +247,7 @@ def test_world_hosted_elsewhere_is_not_fused(rig: FusedCommitRig) -> None:
 def test_rejected_outcome_does_not_reject_other_outcomes_of_the_handoff(
     rig: FusedCommitRig,
 ) -> None:
-    ada, bob = rig.buyer("ada", Ordered()), rig.buyer("bob", Ordered())
+    ada, bob = rig.buyer("ada", GoodsOrdered()), rig.buyer("bob", GoodsOrdered())
     outcomes = [rig.outcome_of(one) for one in rig.claim()]
     ada.send(Dropped(0))
     rig.run_worlds()
@@ -259,7 +259,7 @@ def test_rejected_outcome_does_not_reject_other_outcomes_of_the_handoff(
 
 
 def test_fused_commit_of_unknown_outcome_is_reported_and_applied_once(rig: FusedCommitRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     outcome = rig.outcome_of(*rig.claim())
     rig.backend.arm({1: UNKNOWN_AFTER})
     handoff = rig.commit_handoff(outcome)
@@ -269,7 +269,7 @@ def test_fused_commit_of_unknown_outcome_is_reported_and_applied_once(rig: Fused
 
 
 def test_crash_after_the_fused_commit_keeps_all_its_effects(rig: FusedCommitRig) -> None:
-    ada = rig.buyer("ada", Ordered())
+    ada = rig.buyer("ada", GoodsOrdered())
     outcome = rig.outcome_of(*rig.claim())
     rig.backend.arm({1: CRASH_AFTER})
     with pytest.raises(Crash):
@@ -281,14 +281,14 @@ def test_crash_after_the_fused_commit_keeps_all_its_effects(rig: FusedCommitRig)
 
 
 def test_drained_committer_accepts_no_handoff(rig: FusedCommitRig) -> None:
-    rig.buyer("ada", Ordered())
+    rig.buyer("ada", GoodsOrdered())
     handoff = rig.make_handoff(rig.outcome_of(*rig.claim()))
     rig.committer.drain()
     assert not rig.committer.submit(handoff)
 
 
 def test_unstarted_handoff_can_be_withdrawn(rig: FusedCommitRig) -> None:
-    rig.buyer("ada", Ordered())
+    rig.buyer("ada", GoodsOrdered())
     handoff = rig.make_handoff(rig.outcome_of(*rig.claim()))
     rig.committer.submit(handoff)
     assert rig.committer.withdraw(handoff)
@@ -304,7 +304,7 @@ def echo(call: hf.Call, n: int) -> int:
     return n
 
 
-class Begun(hf.Event):
+class StepBegun(hf.Event):
     n: int
 
 
@@ -317,8 +317,8 @@ class Chain(hf.World):
     pokes: int = 0
     last: int = -1
 
-    @hf.on(Begun)
-    def begin(self, event: Begun, cx: hf.Context) -> None:
+    @hf.on(StepBegun)
+    def begin(self, event: StepBegun, cx: hf.Context) -> None:
         cx.do(echo, event.n)
 
     @hf.on(Poked)
@@ -341,7 +341,7 @@ def test_effect_chains_complete_while_clients_send_to_their_worlds(tmp_path: Pat
     length, pokes, worlds = 30, 40, 12
     with app.open(f"lmdb:{tmp_path}/store") as runtime:
         chains = [runtime.world(Chain, f"c{n}") for n in range(worlds)]
-        runtime.send_many([(one, Begun(length)) for one in chains])
+        runtime.send_many([(one, StepBegun(length)) for one in chains])
         for _ in range(pokes):
             runtime.send_many([(one, Poked()) for one in chains[::2]])
         deadline = time.monotonic() + TIMEOUT_S
@@ -369,7 +369,7 @@ def test_new_intents_are_claimed_for_offered_capacity_in_the_same_commit(
     rig.run_worlds()
     offer = rig.make_handoff(capacity=3)
     assert rig.committer.offer_capacity(offer)
-    ada.send(Ordered(times=5))
+    ada.send(GoodsOrdered(times=5))
     before = rig.backend.last_id()
     rig.world_worker.tick()
     assert offer.result is not None
@@ -390,7 +390,7 @@ def test_offer_remains_until_a_world_emits_a_matching_intent(rig: FusedCommitRig
 def test_used_offer_cannot_be_cancelled(rig: FusedCommitRig) -> None:
     offer = rig.make_handoff(capacity=3)
     rig.committer.offer_capacity(offer)
-    rig.buyer("ada", Ordered())
+    rig.buyer("ada", GoodsOrdered())
     assert not rig.committer.cancel_offer(offer)
 
 
@@ -398,7 +398,7 @@ def test_offer_in_a_commit_of_unknown_outcome_gets_commit_unknown(rig: FusedComm
     ada = rig.buyer("ada", Woken())
     offer = rig.make_handoff(capacity=3)
     rig.committer.offer_capacity(offer)
-    ada.send(Ordered())
+    ada.send(GoodsOrdered())
     rig.backend.arm({1: UNKNOWN_AFTER})
     rig.run_worlds()
     assert isinstance(offer.error, CommitUnknown)
@@ -412,7 +412,7 @@ def test_runner_that_cancels_its_offer_claims_from_its_queue(tmp_path: Path) -> 
         app.open(f"lmdb:{tmp_path}/store", roles=("world",), worker="other") as other,
     ):
         chains = [other.world(Chain, f"c{n}") for n in range(8)]
-        other.send_many([(one, Begun(3)) for one in chains])
+        other.send_many([(one, StepBegun(3)) for one in chains])
         for one in chains:
             one.wait_for(lambda s: s.steps == 4, timeout=TIMEOUT_S)
         assert runtime.roles[0].failure is None

@@ -33,8 +33,8 @@ from tests.workers.rig import WorkerRig
 from tests.workers.shop import (
     Buyer,
     Dropped,
+    GoodsOrdered,
     Juggled,
-    Ordered,
     Planned,
     Repeated,
     Slept,
@@ -524,7 +524,7 @@ def test_fused_timer_fires_after_a_commit_of_unknown_outcome(rig: FusedTimerRig)
 
 
 def test_failing_event_does_not_prevent_the_fused_timer(rig: FusedTimerRig) -> None:
-    ada = rig.buyer("ada", Ordered(), Slept(5, name="x"))
+    ada = rig.buyer("ada", GoodsOrdered(), Slept(5, name="x"))
     rig.advance()
     ada.send(Dropped(99))
     rig.fused_timer_worker.tick()
@@ -758,11 +758,11 @@ class Set(hf.Event):
     ms: int
 
 
-class Rang(hf.Event):
+class TimerFired(hf.Event):
     n: int
 
 
-class Held(hf.Event):
+class HoldRequested(hf.Event):
     pass
 
 
@@ -771,14 +771,14 @@ class Clock(hf.World):
 
     @hf.on(Set)
     def set(self, event: Set, cx: hf.Context) -> None:
-        cx.after(event.ms / 1000, Rang(event.n))
+        cx.after(event.ms / 1000, TimerFired(event.n))
 
-    @hf.on(Rang)
-    def ring(self, event: Rang, cx: hf.Context) -> None:
+    @hf.on(TimerFired)
+    def ring(self, event: TimerFired, cx: hf.Context) -> None:
         self.rang.append(event.n)
 
-    @hf.on(Held)
-    def hold(self, event: Held, cx: hf.Context) -> None:
+    @hf.on(HoldRequested)
+    def hold(self, event: HoldRequested, cx: hf.Context) -> None:
         reducer_entered.set()
         release_reducer.wait(TIMEOUT_S)
 
@@ -823,7 +823,7 @@ def test_blocked_reducer_does_not_delay_timers_of_other_worlds(tmp_path: Path) -
             # The delay lets the other reducer block first, on a busy machine too.
             other.send(Set(1, 1500))
             until(lambda: pending_count(runtime) == 1, "the second, set")
-            hangs.send(Held())
+            hangs.send(HoldRequested())
             assert reducer_entered.wait(TIMEOUT_S)
             until(lambda: pending_count(runtime) == 0, "the second, fired")
         finally:

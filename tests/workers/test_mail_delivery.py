@@ -42,9 +42,9 @@ from tests.workers.universe_rig import (
     Parcel,
     PeerStoreProxy,
     Quiet,
+    SendRequested,
     Ship,
     UniverseRig,
-    Want,
     Write,
     app_of,
 )
@@ -202,7 +202,9 @@ def test_send_to_answers_the_sender_by_its_world_id(north: UniverseRig) -> None:
     rig.app = rig.runtime.app = app
     rig.world_worker = rig.worker(idle_s=1e6)
     polite = rig.world(Polite, "bob")
-    ada = rig.office("ada", Want({"dest_world": ["Polite", "bob"], **encoded_letter("tea")}))
+    ada = rig.office(
+        "ada", SendRequested({"dest_world": ["Polite", "bob"], **encoded_letter("tea")})
+    )
     rig.run_worlds()
     assert ada.state().read == ["thanks for tea"]
     # The letter, and the receipt of the answer. The app declares receipts because Office handles them.
@@ -216,7 +218,7 @@ def encoded_letter(text: str) -> dict[str, Any]:
 
 def test_fabric_send_effect_delivers_like_cx_send(north: UniverseRig) -> None:
     bob = north.office("bob")
-    want = Want({"dest_world": ["Office", "bob"], **encoded_letter("hi")}, tag="t")
+    want = SendRequested({"dest_world": ["Office", "bob"], **encoded_letter("hi")}, tag="t")
     ada = north.office("ada", want)
     north.run_worlds()
     assert bob.state().read == ["hi"]
@@ -227,7 +229,7 @@ def test_fabric_send_effect_delivers_like_cx_send(north: UniverseRig) -> None:
 
 def test_same_key_for_the_same_mail_sends_it_once(north: UniverseRig) -> None:
     bob = north.office("bob")
-    want = Want({"dest_world": ["Office", "bob"], **encoded_letter("hi")}, key="k")
+    want = SendRequested({"dest_world": ["Office", "bob"], **encoded_letter("hi")}, key="k")
     ada = north.office("ada", want, want)
     north.run_worlds()
     assert bob.state().read == ["hi"]
@@ -237,7 +239,7 @@ def test_same_key_for_the_same_mail_sends_it_once(north: UniverseRig) -> None:
 def test_same_key_for_other_mail_is_a_key_conflict(north: UniverseRig) -> None:
     bob = north.office("bob")
     fields = {"dest_world": ["Office", "bob"]}
-    wants = [Want({**fields, **encoded_letter(text)}, key="k") for text in ("one", "two")]
+    wants = [SendRequested({**fields, **encoded_letter(text)}, key="k") for text in ("one", "two")]
     ada = north.office("ada", *wants)
     north.run_worlds()
     assert bob.state().read == ["one"]

@@ -34,7 +34,7 @@ def leader(rig: WorldRig) -> Orchestrator:
 
 def delete_with_runnable_row(rig: WorldRig, name: str) -> str:
     """Delete a world and add a runnable row for it afterwards."""
-    handle = rig.runtime.world(bank.Account, name)
+    handle = rig.runtime.world(bank.BankAccount, name)
     world_id = handle.create()
     handle.delete()
     rig.store.transact(catalog.mark_runnable, "bank", world_id)
@@ -43,8 +43,8 @@ def delete_with_runnable_row(rig: WorldRig, name: str) -> str:
 
 
 def test_orchestrator_assigns_a_runnable_world(rig: WorldRig, leader: Orchestrator) -> None:
-    ada = rig.runtime.world(bank.Account, "ada")
-    ada.send(bank.Deposited(1))
+    ada = rig.runtime.world(bank.BankAccount, "ada")
+    ada.send(bank.DepositMade(1))
     leader.tick()
     found = rig.store.read(catalog.find_assignment, "bank", rig.id(ada))
     assert found is not None
@@ -55,8 +55,8 @@ def test_runnable_row_of_a_deleted_world_delays_no_other_world(
     rig: WorldRig, leader: Orchestrator
 ) -> None:
     delete_with_runnable_row(rig, "gone")
-    ada = rig.runtime.world(bank.Account, "ada")
-    ada.send(bank.Deposited(1))
+    ada = rig.runtime.world(bank.BankAccount, "ada")
+    ada.send(bank.DepositMade(1))
     leader.tick()
     rig.run()
     assert ada.state().balance == 1
@@ -82,8 +82,8 @@ def test_orchestrator_clears_the_runnable_row_of_an_unknown_world(
 def test_orchestrator_does_not_assign_a_world_deleted_before_placement(
     rig: WorldRig, leader: Orchestrator
 ) -> None:
-    ada = rig.runtime.world(bank.Account, "ada")
-    ada.send(bank.Deposited(1))
+    ada = rig.runtime.world(bank.BankAccount, "ada")
+    ada.send(bank.DepositMade(1))
     world_id = rig.id(ada)
     ada.delete()
     for _ in range(TICKS):

@@ -20,7 +20,7 @@ from tests.workers.rig import WorkerRig
 MODULES = ("holdfast.effects.rate", "holdfast.workers.effects.pool")
 
 
-class Asked(hf.Event):
+class CallsRequested(hf.Event):
     times: int = 1
 
 
@@ -36,11 +36,11 @@ def rate_limited_rig(rate_per_s: float) -> WorkerRig:
     def call(call: hf.Call) -> None:
         started_calls.append((current_rig[0].clock.boot_ns(), call.world))
 
-    class Asker(hf.World):
+    class RateLimitedCaller(hf.World):
         done: list[str] = msgspec.field(default_factory=list)
 
-        @hf.on(Asked)
-        def asked(self, event: Asked, cx: hf.Context) -> None:
+        @hf.on(CallsRequested)
+        def asked(self, event: CallsRequested, cx: hf.Context) -> None:
             for _ in range(event.times):
                 cx.do(call)
 
@@ -48,14 +48,14 @@ def rate_limited_rig(rate_per_s: float) -> WorkerRig:
         def answered(self, receipt: hf.Receipt[None], cx: hf.Context) -> None:
             self.done.append(receipt.status)
 
-    rig = WorkerRig(hf.App("shop", worlds=[Asker]))
+    rig = WorkerRig(hf.App("shop", worlds=[RateLimitedCaller]))
     current_rig[:] = [rig]
     return rig
 
 
 def request_calls(rig: WorkerRig, name: str, times: int) -> None:
     [kind] = rig.app._world_types
-    rig.world(kind, name).send(Asked(times))
+    rig.world(kind, name).send(CallsRequested(times))
     rig.run_worlds()
 
 

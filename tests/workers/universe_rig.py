@@ -46,7 +46,7 @@ class Ship(hf.Event):
     universe: str | None = None
 
 
-class Want(hf.Event):
+class SendRequested(hf.Event):
     """Emit `hf.fabric.send` as an effect with these fields."""
 
     fields: dict[str, Any]
@@ -98,8 +98,8 @@ class Office(hf.World):
     def ship(self, event: Ship, cx: hf.Context) -> None:
         cx.post(Office, event.to, event.inbox, event.payload, universe=event.universe)
 
-    @hf.on(Want)
-    def want(self, event: Want, cx: hf.Context) -> None:
+    @hf.on(SendRequested)
+    def want(self, event: SendRequested, cx: hf.Context) -> None:
         send = hf.fabric.send.options(key=event.key)
         fields = dict(event.fields)
         if isinstance(fields.get("dest_world"), list):

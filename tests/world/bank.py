@@ -9,7 +9,7 @@ import msgspec
 import holdfast as hf
 
 
-class Deposited(hf.Event):
+class DepositMade(hf.Event):
     amount: int
 
 
@@ -23,7 +23,7 @@ class Seen(hf.Event):
     amount: int = 0
 
 
-class Unheard(hf.Event):
+class UnhandledEvent(hf.Event):
     """Declared in `events=`. No world handles it."""
 
 
@@ -37,7 +37,7 @@ class Rolled(hf.Event):
     pass
 
 
-class Paid(hf.Event):
+class PaymentOrdered(hf.Event):
     currency: str
     key: str | None = None
     tag: str = ""
@@ -49,7 +49,7 @@ class Waited(hf.Event):
     key: str | None = None
 
 
-class Told(hf.Event):
+class TransferOrdered(hf.Event):
     to: str
     amount: int = 1
 
@@ -83,14 +83,14 @@ class Audit(hf.World):
         self.total += event.amount
 
 
-class Account(hf.World):
+class BankAccount(hf.World):
     balance: int = 0
     rate: float = 0.0
     notes: list[str] = msgspec.field(default_factory=list)
     receipts: list[str] = msgspec.field(default_factory=list)
 
-    @hf.on(Deposited)
-    def deposited(self, event: Deposited, cx: hf.Context) -> None:
+    @hf.on(DepositMade)
+    def deposited(self, event: DepositMade, cx: hf.Context) -> None:
         self.balance += event.amount
         cx.reply(self.balance)
 
@@ -110,8 +110,8 @@ class Account(hf.World):
     def rolled(self, event: Rolled, cx: hf.Context) -> None:
         self.notes.append(f"{cx.uuid()} {cx.uuid()} {cx.random.random()} {cx.now.isoformat()}")
 
-    @hf.on(Paid)
-    def paid(self, event: Paid, cx: hf.Context) -> None:
+    @hf.on(PaymentOrdered)
+    def paid(self, event: PaymentOrdered, cx: hf.Context) -> None:
         for _ in range(event.times):
             cx.do(quote.options(key=event.key), event.currency, tag=event.tag)
 
@@ -123,8 +123,8 @@ class Account(hf.World):
     def waited(self, event: Waited, cx: hf.Context) -> None:
         cx.after(event.seconds, Seen(1), key=event.key)
 
-    @hf.on(Told)
-    def told(self, event: Told, cx: hf.Context) -> None:
+    @hf.on(TransferOrdered)
+    def told(self, event: TransferOrdered, cx: hf.Context) -> None:
         cx.send(Audit, event.to, Seen(event.amount))
 
     @hf.on(Rated)
@@ -136,4 +136,4 @@ class Account(hf.World):
         cx.reply(self.rate)
 
 
-app = hf.App("bank", worlds=[Account, Audit], events=[Unheard, Seen, hf.inbox("orders")])
+app = hf.App("bank", worlds=[BankAccount, Audit], events=[UnhandledEvent, Seen, hf.inbox("orders")])

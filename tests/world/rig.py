@@ -96,7 +96,7 @@ class WorldRig:
 
     # -- worlds --------------------------------------------------------------------------------
 
-    def world(self, kind: type[Any] = bank.Account, name: str = "ada") -> WorldHandle[Any]:
+    def world(self, kind: type[Any] = bank.BankAccount, name: str = "ada") -> WorldHandle[Any]:
         """Create a world and assign it to worker A."""
         handle = self.runtime.world(kind, name)
         self.assign(handle)

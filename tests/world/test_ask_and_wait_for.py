@@ -22,16 +22,16 @@ def rig(any_rig: WorldRig) -> WorldRig:
 
 def test_ask_returns_the_handlers_reply(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(5), key="k")
+    ada.send(bank.DepositMade(5), key="k")
     rig.run()
-    assert ada.ask(bank.Deposited(5), key="k", timeout=0) == 5
+    assert ada.ask(bank.DepositMade(5), key="k", timeout=0) == 5
 
 
 def test_ask_is_woken_by_the_journal_entry() -> None:
     rig = WorldRig()
     ada = rig.world()
     answers: list[object] = []
-    asking = threading.Thread(target=lambda: answers.append(ada.ask(bank.Deposited(7))))
+    asking = threading.Thread(target=lambda: answers.append(ada.ask(bank.DepositMade(7))))
     asking.start()
     worker = rig.worker()
     while asking.is_alive():
@@ -43,28 +43,28 @@ def test_ask_is_woken_by_the_journal_entry() -> None:
 def test_ask_with_a_repeated_key_returns_the_first_reply(rig: WorldRig) -> None:
     ada = rig.world()
     with pytest.raises(Timeout):
-        ada.ask(bank.Deposited(5), key="k", timeout=0)
-    ada.send(bank.Deposited(1))
+        ada.ask(bank.DepositMade(5), key="k", timeout=0)
+    ada.send(bank.DepositMade(1))
     worker = rig.run()
-    assert ada.ask(bank.Deposited(5), key="k", timeout=0) == 5
+    assert ada.ask(bank.DepositMade(5), key="k", timeout=0) == 5
     rig.run(worker)
-    assert ada.ask(bank.Deposited(5), key="k", timeout=0) == 5
+    assert ada.ask(bank.DepositMade(5), key="k", timeout=0) == 5
     assert ada.state().balance == 6
 
 
 def test_ask_with_a_key_of_another_event_is_a_conflict(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(5), key="k")
+    ada.send(bank.DepositMade(5), key="k")
     with pytest.raises(KeyConflict):
-        ada.ask(bank.Deposited(6), key="k", timeout=0)
+        ada.ask(bank.DepositMade(6), key="k", timeout=0)
 
 
 def test_ask_raises_no_reply_when_the_handler_does_not_reply(rig: WorldRig) -> None:
     ada = rig.world()
-    for event in (bank.Noted("a", []), bank.Unheard()):
+    for event in (bank.Noted("a", []), bank.UnhandledEvent()):
         ada.send(event, key=type(event).__name__)
     rig.run()
-    for event in (bank.Noted("a", []), bank.Unheard()):
+    for event in (bank.Noted("a", []), bank.UnhandledEvent()):
         with pytest.raises(NoReply) as raised:
             ada.ask(event, key=type(event).__name__, timeout=0)
         assert raised.value.error == ""
@@ -82,7 +82,7 @@ def test_ask_raises_no_reply_with_the_error_of_a_failed_handler(rig: WorldRig) -
 def test_ask_raises_timeout_and_the_event_stays_queued(rig: WorldRig) -> None:
     ada = rig.world()
     with pytest.raises(Timeout) as raised:
-        ada.ask(bank.Deposited(5), timeout=0)
+        ada.ask(bank.DepositMade(5), timeout=0)
     assert raised.value.retryable
     rig.run()
     assert ada.state().balance == 5
@@ -104,21 +104,21 @@ def test_ask_returns_none_as_a_reply(rig: WorldRig) -> None:
 def test_ask_on_a_fork_reads_the_forks_journal(rig: WorldRig) -> None:
     ada = rig.world()
     for _ in range(3):
-        ada.send(bank.Deposited(1))
+        ada.send(bank.DepositMade(1))
     worker = rig.run()
     child = ada.fork("child", at=2)
     rig.assign(child)
-    child.send(bank.Deposited(10), key="k")
+    child.send(bank.DepositMade(10), key="k")
     rig.run(worker)
-    assert child.ask(bank.Deposited(10), key="k", timeout=0) == 12
+    assert child.ask(bank.DepositMade(10), key="k", timeout=0) == 12
 
 
 def test_ask_with_a_handled_key_writes_nothing(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1), key="k")
+    ada.send(bank.DepositMade(1), key="k")
     rig.run()
     before = rig.rows()
-    ada.ask(bank.Deposited(1), key="k", timeout=0)
+    ada.ask(bank.DepositMade(1), key="k", timeout=0)
     assert rig.rows() == before
 
 
@@ -127,7 +127,7 @@ def test_ask_with_a_handled_key_writes_nothing(rig: WorldRig) -> None:
 
 def test_wait_for_returns_the_state_when_it_matches(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(5))
+    ada.send(bank.DepositMade(5))
     rig.run()
     assert ada.wait_for(lambda account: account.balance == 5, timeout=0).balance == 5
 
@@ -135,14 +135,14 @@ def test_wait_for_returns_the_state_when_it_matches(rig: WorldRig) -> None:
 def test_wait_for_is_woken_by_the_matching_entry() -> None:
     rig = WorldRig()
     ada = rig.world()
-    ada.send(bank.Deposited(1))
-    found: list[bank.Account] = []
+    ada.send(bank.DepositMade(1))
+    found: list[bank.BankAccount] = []
     waiting = threading.Thread(
         target=lambda: found.append(ada.wait_for(lambda account: account.balance >= 3))
     )
     waiting.start()
     worker = rig.worker()
-    ada.send(bank.Deposited(2))
+    ada.send(bank.DepositMade(2))
     while waiting.is_alive():
         worker.tick()
         waiting.join(0.001)
@@ -159,4 +159,4 @@ def test_wait_for_raises_timeout(rig: WorldRig) -> None:
 
 def test_wait_for_a_missing_world_is_not_found(rig: WorldRig) -> None:
     with pytest.raises(NotFound):
-        rig.runtime.world(bank.Account, "nobody").wait_for(lambda account: True, timeout=0)
+        rig.runtime.world(bank.BankAccount, "nobody").wait_for(lambda account: True, timeout=0)

@@ -33,18 +33,18 @@ MODULES = (
     "holdfast.world.catalog",
 )
 
-AccountHandle = hf.WorldHandle[bank.Account]
+AccountHandle = hf.WorldHandle[bank.BankAccount]
 
 
 @pytest.fixture
 def ada(rig: WorldRig) -> AccountHandle:
     """A world with 25 entries, snapshots at 10 and 20, and a journal truncated below 20."""
     handle = rig.world()
-    rig.runtime.send_many([(handle, bank.Deposited(n)) for n in range(1, 26)])
+    rig.runtime.send_many([(handle, bank.DepositMade(n)) for n in range(1, 26)])
     rig.run(rig.worker(snapshots=SnapshotPolicy(10, keep=1), budgets=Budgets(max_inbox_batch=5)))
     while rig.store.transact(journal.truncate, rig.subject(handle), 100):
         pass
-    handle.send(bank.Deposited(1), key="used")
+    handle.send(bank.DepositMade(1), key="used")
     return handle
 
 
@@ -69,74 +69,77 @@ INVALID_CALLS: dict[str, tuple[type[HoldfastError], InvalidCall]] = {
     "a type that is no world": (Invalid, lambda rig, ada: rig.runtime.world(int, "x")),  # type: ignore[type-var]
     "unknown event type": (Invalid, lambda rig, ada: ada.send(Alien())),
     "a dataclass nobody handles": (Invalid, lambda rig, ada: ada.send(UnhandledDataclass(1))),
-    "an event class, not an event": (Invalid, lambda rig, ada: ada.send(bank.Deposited)),
+    "an event class, not an event": (Invalid, lambda rig, ada: ada.send(bank.DepositMade)),
     "no event at all": (Invalid, lambda rig, ada: ada.send(None)),
     "unknown event asked": (Invalid, lambda rig, ada: ada.ask(Alien())),
     "unknown among many": (
         Invalid,
-        lambda rig, ada: rig.runtime.send_many([(ada, bank.Deposited(1)), (ada, Alien())]),
+        lambda rig, ada: rig.runtime.send_many([(ada, bank.DepositMade(1)), (ada, Alien())]),
     ),
     "state of a world that is not there": (
         NotFound,
-        lambda rig, ada: rig.runtime.world(bank.Account, "nobody").state(),
+        lambda rig, ada: rig.runtime.world(bank.BankAccount, "nobody").state(),
     ),
     "journal of a world that is not there": (
         NotFound,
-        lambda rig, ada: rig.runtime.world(bank.Account, "nobody").journal(),
+        lambda rig, ada: rig.runtime.world(bank.BankAccount, "nobody").journal(),
     ),
     "pausing a world that is not there": (
         NotFound,
-        lambda rig, ada: rig.runtime.world(bank.Account, "nobody").pause(),
+        lambda rig, ada: rig.runtime.world(bank.BankAccount, "nobody").pause(),
     ),
     "deleting a world that is not there": (
         NotFound,
-        lambda rig, ada: rig.runtime.world(bank.Account, "nobody").delete(),
+        lambda rig, ada: rig.runtime.world(bank.BankAccount, "nobody").delete(),
     ),
     # Fields.
-    "text for a number": (Invalid, lambda rig, ada: ada.send(bank.Deposited("5"))),  # type: ignore[arg-type]
-    "none for a number": (Invalid, lambda rig, ada: ada.send(bank.Deposited(None))),  # type: ignore[arg-type]
-    "a number of 80 bits": (Invalid, lambda rig, ada: ada.send(bank.Deposited(1 << 80))),
+    "text for a number": (Invalid, lambda rig, ada: ada.send(bank.DepositMade("5"))),  # type: ignore[arg-type]
+    "none for a number": (Invalid, lambda rig, ada: ada.send(bank.DepositMade(None))),  # type: ignore[arg-type]
+    "a number of 80 bits": (Invalid, lambda rig, ada: ada.send(bank.DepositMade(1 << 80))),
     "a list of the wrong things": (
         Invalid,
         lambda rig, ada: ada.send(bank.Noted("a", [1])),  # type: ignore[list-item]
     ),
     "text that is not UTF-8": (Invalid, lambda rig, ada: ada.send(bank.Noted("\ud800", []))),
     # Names.
-    "an empty name": (Invalid, lambda rig, ada: rig.runtime.world(bank.Account, "")),
-    "a name with NUL": (Invalid, lambda rig, ada: rig.runtime.world(bank.Account, "a\x00")),
+    "an empty name": (Invalid, lambda rig, ada: rig.runtime.world(bank.BankAccount, "")),
+    "a name with NUL": (Invalid, lambda rig, ada: rig.runtime.world(bank.BankAccount, "a\x00")),
     "a name that is not UTF-8": (
         Invalid,
-        lambda rig, ada: rig.runtime.world(bank.Account, "a\udcff"),
+        lambda rig, ada: rig.runtime.world(bank.BankAccount, "a\udcff"),
     ),
     "a name that is too long": (
         Invalid,
-        lambda rig, ada: rig.runtime.world(bank.Account, "x" * 201),
+        lambda rig, ada: rig.runtime.world(bank.BankAccount, "x" * 201),
     ),
-    "a name that is no text": (Invalid, lambda rig, ada: rig.runtime.world(bank.Account, ["x"])),  # type: ignore[arg-type]
+    "a name that is no text": (
+        Invalid,
+        lambda rig, ada: rig.runtime.world(bank.BankAccount, ["x"]),
+    ),  # type: ignore[arg-type]
     "a fork with NUL in its name": (Invalid, lambda rig, ada: ada.fork("a\x00b")),
     "a fork whose name is not UTF-8": (Invalid, lambda rig, ada: ada.fork("\ud800")),
     "a fork whose name is too long": (Invalid, lambda rig, ada: ada.fork("x" * 201)),
     # Keys.
-    "an empty key": (Invalid, lambda rig, ada: ada.send(bank.Deposited(1), key="")),
+    "an empty key": (Invalid, lambda rig, ada: ada.send(bank.DepositMade(1), key="")),
     "a key that is not UTF-8": (
         Invalid,
-        lambda rig, ada: ada.send(bank.Deposited(1), key="\ud800"),
+        lambda rig, ada: ada.send(bank.DepositMade(1), key="\ud800"),
     ),
     "a key that is too long": (
         Invalid,
-        lambda rig, ada: ada.send(bank.Deposited(1), key="k" * 500),
+        lambda rig, ada: ada.send(bank.DepositMade(1), key="k" * 500),
     ),
     "a key that is no text": (
         Invalid,
-        lambda rig, ada: ada.send(bank.Deposited(1), key=7),  # type: ignore[arg-type]
+        lambda rig, ada: ada.send(bank.DepositMade(1), key=7),  # type: ignore[arg-type]
     ),
     "a key for another body": (
         KeyConflict,
-        lambda rig, ada: ada.send(bank.Deposited(2), key="used"),
+        lambda rig, ada: ada.send(bank.DepositMade(2), key="used"),
     ),
     "a correlation id that is not UTF-8": (
         Invalid,
-        lambda rig, ada: ada.send(bank.Deposited(1), correlation_id="\ud800"),
+        lambda rig, ada: ada.send(bank.DepositMade(1), correlation_id="\ud800"),
     ),
     # Sizes.
     "an event of 50 MB": (
@@ -146,7 +149,7 @@ INVALID_CALLS: dict[str, tuple[type[HoldfastError], InvalidCall]] = {
     "an event of 50 MB among many": (
         ValueTooLarge,
         lambda rig, ada: rig.runtime.send_many(
-            [(ada, bank.Deposited(1)), (ada, bank.Noted("x" * 50_000_000, []))]
+            [(ada, bank.DepositMade(1)), (ada, bank.Noted("x" * 50_000_000, []))]
         ),
     ),
     # Heights.
@@ -160,7 +163,7 @@ INVALID_CALLS: dict[str, tuple[type[HoldfastError], InvalidCall]] = {
     "a fork of what was cut off": (NotFound, lambda rig, ada: ada.fork("c", at=5)),
     "a fork of a world that is not there": (
         NotFound,
-        lambda rig, ada: rig.runtime.world(bank.Account, "nobody").fork("c"),
+        lambda rig, ada: rig.runtime.world(bank.BankAccount, "nobody").fork("c"),
     ),
     "a fork over another world": (Invalid, lambda rig, ada: ada.fork("ada")),
     "a fork with an unknown policy": (Invalid, lambda rig, ada: ada.fork("c", effects="maybe")),
@@ -196,7 +199,7 @@ def test_fork_at_a_height_only_another_world_has_is_not_found(
 ) -> None:
     """Only the other world has a snapshot at this height."""
     bob = rig.world(name="bob")
-    bob.send(bank.Deposited(1))
+    bob.send(bank.DepositMade(1))
     rig.run(rig.worker("A", "2"))
     assert 20 in rig.store.read(snapshot.heights, rig.subject(ada), 10)
     before = rig.rows()
@@ -304,7 +307,7 @@ def two_effects_of_a_kind() -> object:
     @hf.effect("fx.quote")
     def another(call: hf.Call) -> None: ...
 
-    return hf.App("a", worlds=[bank.Account], effects=[another])
+    return hf.App("a", worlds=[bank.BankAccount], effects=[another])
 
 
 INVALID_APPS: dict[str, Callable[[], object]] = {
@@ -317,7 +320,7 @@ INVALID_APPS: dict[str, Callable[[], object]] = {
     "two effects of one kind": two_effects_of_a_kind,
     "a world twice": lambda: hf.App("a", worlds=[bank.Audit, bank.Audit]),
     "a world that is none": lambda: hf.App("a", worlds=[int]),  # type: ignore[list-item]
-    "a world that is no class": lambda: hf.App("a", worlds=["Account"]),  # type: ignore[list-item]
+    "a world that is no class": lambda: hf.App("a", worlds=["BankAccount"]),  # type: ignore[list-item]
     "an event that is none": lambda: hf.App("a", events=[int]),
     "a handler of nothing": lambda: hf.on(),
     "a handler of what is no event": lambda: hf.on(int),

@@ -28,41 +28,41 @@ from tests.world.rig import WorldRig
 
 MODULES = ("holdfast.world.catalog",)
 
-INGRESS = event_ingress("Deposited", b"\x01\x81\xa6amount\x01")
+INGRESS = event_ingress("DepositMade", b"\x01\x81\xa6amount\x01")
 
 
 # -- names ---------------------------------------------------------------------------------------
 
 
 def test_world_is_created_by_its_first_event(rig: WorldRig) -> None:
-    ada = rig.runtime.world(bank.Account, "ada")
+    ada = rig.runtime.world(bank.BankAccount, "ada")
     with pytest.raises(NotFound):
         ada.state()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     assert ada.record().name == "ada"
-    assert ada.state() == bank.Account()
+    assert ada.state() == bank.BankAccount()
 
 
 def test_create_is_idempotent(rig: WorldRig) -> None:
-    ada = rig.runtime.world(bank.Account, "ada")
+    ada = rig.runtime.world(bank.BankAccount, "ada")
     assert ada.create() == ada.create()
     assert rig.store.read(catalog.count_by_status, "bank")["active"] == 1
 
 
 def test_same_name_of_another_type_is_another_world(rig: WorldRig) -> None:
-    account = rig.runtime.world(bank.Account, "main").create()
+    account = rig.runtime.world(bank.BankAccount, "main").create()
     assert rig.runtime.world(bank.Audit, "main").create() != account
 
 
 def test_name_of_a_deleted_world_can_be_reused(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(5))
+    ada.send(bank.DepositMade(5))
     rig.run()
     first = ada.record().world_id
     ada.delete()
     with pytest.raises(NotFound):
         ada.state()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     second = ada.record().world_id
     assert second != first
     rig.assign(ada)
@@ -73,7 +73,7 @@ def test_name_of_a_deleted_world_can_be_reused(rig: WorldRig) -> None:
 
 def test_delete_removes_name_assignment_and_runnable_marks(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     world_id = rig.id(ada)
     ada.delete()
     rig.run()
@@ -90,7 +90,7 @@ def test_create_refuses_a_name_or_id_in_use(rig: WorldRig) -> None:
     before = rig.rows()
     for name, world_id in (("ada", "fresh"), ("bob", rig.id(ada))):
         with pytest.raises(Invalid):
-            rig.store.transact(catalog.create, "bank", "Account", name, world_id)
+            rig.store.transact(catalog.create, "bank", "BankAccount", name, world_id)
     assert rig.rows() == before
 
 
@@ -99,16 +99,16 @@ def test_worlds_are_listed_by_id_and_by_name_in_pages(rig: WorldRig) -> None:
     first = rig.store.read(catalog.list_worlds, "bank", "", 3)
     rest = rig.store.read(catalog.list_worlds, "bank", first[-1].world_id, 3)
     assert [record.world_id for record in first + rest] == ids
-    named = rig.store.read(catalog.list_names, "bank", "Account", 3)
+    named = rig.store.read(catalog.list_names, "bank", "BankAccount", 3)
     assert [name for name, _ in named] == ["w0", "w1", "w2"]
 
 
 def test_universes_are_isolated(rig: WorldRig) -> None:
     other = rig.app.open(rig.store, roles=(), universe="other", clock=rig.clock)
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     with pytest.raises(NotFound):
-        other.world(bank.Account, "ada").state()
+        other.world(bank.BankAccount, "ada").state()
     assert rig.store.read(catalog.count_by_status, "other")["active"] == 0
 
 
@@ -120,7 +120,7 @@ def test_universes_are_isolated(rig: WorldRig) -> None:
 def test_invalid_world_name_is_refused(rig: WorldRig, name: object) -> None:
     before = rig.rows()
     with pytest.raises(Invalid) as raised:
-        rig.runtime.world(bank.Account, name)  # type: ignore[arg-type]
+        rig.runtime.world(bank.BankAccount, name)  # type: ignore[arg-type]
     assert raised.value.what == "world name"
     assert rig.rows() == before
 
@@ -138,7 +138,7 @@ def test_invalid_universe_name_is_refused(universe: str) -> None:
 def test_every_accepted_name_finds_its_world(name: str) -> None:
     rig = WorldRig()
     try:
-        handle = rig.runtime.world(bank.Account, name)
+        handle = rig.runtime.world(bank.BankAccount, name)
     except Invalid:
         assert (
             "\x00" in name
@@ -146,7 +146,7 @@ def test_every_accepted_name_finds_its_world(name: str) -> None:
             or (len(name.encode(errors="surrogatepass")) > 200)
         )
         return
-    handle.send(bank.Deposited(1))
+    handle.send(bank.DepositMade(1))
     assert handle.record().name == name
 
 
@@ -192,7 +192,7 @@ def _events_to(
 
 
 def test_assignment_records_worker_priority_reason_and_pin(rig: WorldRig) -> None:
-    ada = rig.runtime.world(bank.Account, "ada")
+    ada = rig.runtime.world(bank.BankAccount, "ada")
     rig.store.transact(catalog.assign, "bank", rig.id(ada), "B", 3, "by hand", True)
     assert rig.store.read(catalog.find_assignment, "bank", rig.id(ada)) == (
         Assignment("B", 3, "by hand", True)
@@ -225,14 +225,14 @@ def test_assign_of_an_unknown_world_is_not_found(rig: WorldRig) -> None:
 
 def test_message_marks_its_world_runnable_once(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1))
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
+    ada.send(bank.DepositMade(1))
     assert rig.runnable("A") == [rig.id(ada)]
 
 
 def test_message_to_an_unassigned_world_marks_it_as_unassigned_work(rig: WorldRig) -> None:
-    ada = rig.runtime.world(bank.Account, "ada")
-    ada.send(bank.Deposited(1))
+    ada = rig.runtime.world(bank.BankAccount, "ada")
+    ada.send(bank.DepositMade(1))
     assert rig.runnable(UNASSIGNED) == [rig.id(ada)]
 
 
@@ -240,27 +240,27 @@ def test_runnable_worlds_are_ordered_by_priority(rig: WorldRig) -> None:
     handles = [rig.world(name=f"w{n}") for n in range(3)]
     for priority, handle in enumerate(handles):
         rig.assign(handle, "A", priority)
-        handle.send(bank.Deposited(1))
+        handle.send(bank.DepositMade(1))
     assert rig.runnable("A") == [rig.id(handle) for handle in reversed(handles)]
 
 
 def test_drained_inbox_clears_the_runnable_mark(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.run()
     assert rig.runnable("A") == []
 
 
 def test_commit_keeps_the_runnable_mark_when_a_new_message_arrived(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     worker = rig.run()
     host = worker._hosted[rig.id(ada)].host
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     cycle = host.prepare(rig.store)
     assert cycle is not None
     assert cycle.drained
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.store.transact(host.commit, cycle)
     assert rig.runnable("A") == [rig.id(ada)]
 
@@ -281,12 +281,12 @@ class RunnableMarks(RuleBasedStateMachine):
             self._deliver(name)
 
     def _deliver(self, name: str) -> str:
-        to = WorldAddress("bank", "Account", name, self.rig.runtime.mint())
+        to = WorldAddress("bank", "BankAccount", name, self.rig.runtime.mint())
         world_id: str = self.store.transact(deliver, to, None, INGRESS).world_id
         return world_id
 
     def _id(self, name: str) -> str | None:
-        return self.store.read(catalog.find_id, "bank", "Account", name)
+        return self.store.read(catalog.find_id, "bank", "BankAccount", name)
 
     @rule(name=st.sampled_from(NAMES))
     def deliver(self, name: str) -> None:

@@ -250,7 +250,7 @@ def test_invalid_context_call_raises_and_emits_nothing(cx: Context, wish: Contex
     [
         lambda cx: cx.do(bank.quote, LARGE),
         lambda cx: cx.reply(LARGE),
-        lambda cx: cx.send(bank.Account, "ada", bank.Noted(LARGE, [])),
+        lambda cx: cx.send(bank.BankAccount, "ada", bank.Noted(LARGE, [])),
     ],
     ids=["parameters", "reply", "event"],
 )
@@ -262,14 +262,14 @@ def test_oversized_context_call_raises_in_the_reducer(cx: Context, wish: Context
 
 @pytest.mark.parametrize("wish", INVALID_CALLS.values(), ids=INVALID_CALLS.keys())
 def test_invalid_context_call_fails_its_event_without_parking_the_world(wish: ContextCall) -> None:
-    class Sent(hf.Event):
+    class NoticeSent(hf.Event):
         pass
 
     class Wishing(hf.World):
         n: int = 0
 
-        @hf.on(Sent)
-        def sent(self, event: Sent, cx: hf.Context) -> None:
+        @hf.on(NoticeSent)
+        def sent(self, event: NoticeSent, cx: hf.Context) -> None:
             self.n += 1
             if self.n == 2:
                 wish(cx)
@@ -277,7 +277,7 @@ def test_invalid_context_call_fails_its_event_without_parking_the_world(wish: Co
     rig = WorldRig(hf.App("bank", worlds=[Wishing, bank.Audit]))
     world = rig.world(Wishing, "w")
     for _ in range(3):
-        world.send(Sent())
+        world.send(NoticeSent())
     rig.run()
     assert [one.outcome for one in world.journal()] == ["ok", "failed", "failed"]
     assert rig.blocker_code(world) == ""

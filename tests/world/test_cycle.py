@@ -28,7 +28,7 @@ MODULES = ("holdfast.world.cycle", "holdfast.workers.world.worker")
 NEVER = 1e6
 QUOTES = intents.effect_queue("bank", "fx.quote")
 
-AccountHandle = hf.WorldHandle[bank.Account]
+AccountHandle = hf.WorldHandle[bank.BankAccount]
 
 
 class HostedWorlds:
@@ -37,7 +37,7 @@ class HostedWorlds:
     def __init__(self, rig: WorldRig, count: int) -> None:
         self.rig = rig
         self.handles: list[AccountHandle] = [rig.world(name=f"w{n}") for n in range(count)]
-        self.send(bank.Deposited(1))
+        self.send(bank.DepositMade(1))
         self.worker: WorldWorker = rig.run(rig.worker(idle_s=NEVER))
 
     def send(self, *events: Any) -> None:
@@ -65,7 +65,7 @@ class HostedWorlds:
 
 def test_cycles_of_many_worlds_commit_in_one_call(any_rig: WorldRig) -> None:
     hosted = HostedWorlds(any_rig, CYCLES_MAX)
-    hosted.send(bank.Deposited(1), bank.Paid("EUR"))
+    hosted.send(bank.DepositMade(1), bank.PaymentOrdered("EUR"))
     cycles = hosted.cycles()
     assert hosted.commit(cycles) == [None] * CYCLES_MAX
     assert hosted.heights() == [3] * CYCLES_MAX
@@ -130,7 +130,7 @@ def rows_of_world(rig: WorldRig, handle: AccountHandle) -> dict[bytes, bytes]:
 @pytest.mark.parametrize("name", BAD_CYCLES)
 def test_bad_cycle_does_not_stop_other_cycles_of_its_commit(rig: WorldRig, name: str) -> None:
     hosted = HostedWorlds(rig, CYCLES_MAX)
-    hosted.send(bank.Deposited(1), bank.Paid("EUR"))
+    hosted.send(bank.DepositMade(1), bank.PaymentOrdered("EUR"))
     cycles = hosted.cycles()
     spoil, error = BAD_CYCLES[name]
     cycles[17] = spoil(hosted, cycles[17])
@@ -146,7 +146,7 @@ def test_bad_cycle_does_not_stop_other_cycles_of_its_commit(rig: WorldRig, name:
 
 def test_commit_of_only_bad_cycles_changes_nothing(rig: WorldRig) -> None:
     hosted = HostedWorlds(rig, len(BAD_CYCLES))
-    hosted.send(bank.Paid("EUR"))
+    hosted.send(bank.PaymentOrdered("EUR"))
     spoilers = [spoil for spoil, _ in BAD_CYCLES.values() if spoil is not fenced]
     cycles = [spoil(hosted, one) for spoil, one in zip(spoilers, hosted.cycles(), strict=False)]
     before = rig.rows()
@@ -156,7 +156,7 @@ def test_commit_of_only_bad_cycles_changes_nothing(rig: WorldRig) -> None:
 
 def test_cycle_with_a_bad_intent_commits_nothing(rig: WorldRig) -> None:
     hosted = HostedWorlds(rig, 1)
-    hosted.send(bank.Paid("EUR"))
+    hosted.send(bank.PaymentOrdered("EUR"))
     [cycle] = hosted.cycles()
     before = rig.rows()
     [answer] = hosted.commit([bad_intent(hosted, cycle)])
@@ -167,7 +167,7 @@ def test_cycle_with_a_bad_intent_commits_nothing(rig: WorldRig) -> None:
 
 def test_second_cycle_of_one_world_in_a_commit_fails_with_head_moved(rig: WorldRig) -> None:
     hosted = HostedWorlds(rig, 2)
-    hosted.send(bank.Paid("EUR"))
+    hosted.send(bank.PaymentOrdered("EUR"))
     one, two = hosted.cycles()
     first, second, other = hosted.commit([one, one, two])
     assert first is None
@@ -178,7 +178,7 @@ def test_second_cycle_of_one_world_in_a_commit_fails_with_head_moved(rig: WorldR
 
 def test_cycle_lease_is_checked_at_commit_time(rig: WorldRig) -> None:
     hosted = HostedWorlds(rig, 3)
-    hosted.send(bank.Deposited(1))
+    hosted.send(bank.DepositMade(1))
     cycles = hosted.cycles()
     rig.advance_clock()
     assert all(isinstance(answer, Fenced) for answer in hosted.commit(cycles))
@@ -187,7 +187,7 @@ def test_cycle_lease_is_checked_at_commit_time(rig: WorldRig) -> None:
 
 def test_commit_refuses_more_cycles_than_a_batch_holds(rig: WorldRig) -> None:
     hosted = HostedWorlds(rig, 1)
-    hosted.send(bank.Deposited(1))
+    hosted.send(bank.DepositMade(1))
     with pytest.raises(Invalid):
         hosted.commit(hosted.cycles() * (BATCH_MAX + 1))
 
@@ -197,7 +197,7 @@ def test_commit_refuses_more_cycles_than_a_batch_holds(rig: WorldRig) -> None:
 
 def test_drained_inbox_clears_the_runnable_mark(rig: WorldRig) -> None:
     hosted = HostedWorlds(rig, 2)
-    hosted.send(bank.Deposited(1))
+    hosted.send(bank.DepositMade(1))
     hosted.commit(hosted.cycles())
     assert rig.runnable() == []
 
@@ -212,7 +212,7 @@ def test_mail_from_a_cycle_of_the_same_commit_sets_the_runnable_mark(
     main.send(bank.Seen(1))
     rig.run(hosted.worker)
     main.send(bank.Seen(1))
-    hosted.send(bank.Told("main", 5))
+    hosted.send(bank.TransferOrdered("main", 5))
     cycles = [*hosted.cycles(), hosted.host(main).prepare(rig.store)]
     assert hosted.commit(cycles if sender_first else cycles[::-1]) == [None, None]
     assert rig.runnable() == [rig.id(main)]
@@ -223,9 +223,9 @@ def test_mail_from_a_cycle_of_the_same_commit_sets_the_runnable_mark(
 
 def test_message_between_prepare_and_commit_keeps_the_runnable_mark(rig: WorldRig) -> None:
     hosted = HostedWorlds(rig, 1)
-    hosted.send(bank.Deposited(1))
+    hosted.send(bank.DepositMade(1))
     cycles = hosted.cycles()
-    hosted.send(bank.Deposited(1))
+    hosted.send(bank.DepositMade(1))
     assert hosted.commit(cycles) == [None]
     assert rig.runnable() == [rig.id(hosted.handles[0])]
 
@@ -240,7 +240,7 @@ def cycle_of_size(world_id: str, size: int) -> tuple[str, Cycle]:
 
 def test_cycle_size_counts_entries_parameters_and_snapshot(rig: WorldRig) -> None:
     hosted = HostedWorlds(rig, 1)
-    hosted.send(bank.Paid("EUR", times=3))
+    hosted.send(bank.PaymentOrdered("EUR", times=3))
     [cycle] = hosted.cycles()
     entries = sum(len(body) for body in cycle.bodies)
     wanted = sum(len(intent.params) for intent in cycle.intents)

@@ -26,10 +26,10 @@ MODULES = ("holdfast.world.definition", "holdfast.app.app", "holdfast.app.defini
 @pytest.mark.parametrize(
     "event",
     [
-        bank.Deposited("5"),  # type: ignore[arg-type]
-        bank.Deposited(None),  # type: ignore[arg-type]
-        bank.Deposited(1.5),  # type: ignore[arg-type]
-        bank.Deposited(1 << 70),
+        bank.DepositMade("5"),  # type: ignore[arg-type]
+        bank.DepositMade(None),  # type: ignore[arg-type]
+        bank.DepositMade(1.5),  # type: ignore[arg-type]
+        bank.DepositMade(1 << 70),
         bank.Noted("\ud800", []),
         bank.Noted("a", "b"),  # type: ignore[arg-type]
         bank.Noted("a", [object()]),  # type: ignore[list-item]
@@ -210,11 +210,11 @@ def test_event_version_is_limited_to_255() -> None:
 
 # -- state ---------------------------------------------------------------------------------------
 
-ACCOUNT_DEFINITION = bank.app.programs["Account"]
+ACCOUNT_DEFINITION = bank.app.programs["BankAccount"]
 
 
 def test_state_dump_and_load_round_trip() -> None:
-    state = bank.Account(5, 1.5, ["a"], [])
+    state = bank.BankAccount(5, 1.5, ["a"], [])
     assert ACCOUNT_DEFINITION.load_state(ACCOUNT_DEFINITION.dump_state(state)) == state
 
 
@@ -226,13 +226,13 @@ def test_initial_states_share_no_mutable_default() -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        bank.Account(balance=1 << 70),
-        bank.Account(notes=["\ud800"]),
-        bank.Account(notes=[object()]),  # type: ignore[list-item]
+        bank.BankAccount(balance=1 << 70),
+        bank.BankAccount(notes=["\ud800"]),
+        bank.BankAccount(notes=[object()]),  # type: ignore[list-item]
     ],
     ids=["huge", "surrogate", "object"],
 )
-def test_unstorable_state_is_refused_by_dump(state: bank.Account) -> None:
+def test_unstorable_state_is_refused_by_dump(state: bank.BankAccount) -> None:
     with pytest.raises(Invalid) as raised:
         ACCOUNT_DEFINITION.dump_state(state)
     assert raised.value.what == "state"
@@ -240,7 +240,7 @@ def test_unstorable_state_is_refused_by_dump(state: bank.Account) -> None:
 
 def test_state_of_the_wrong_type_is_refused_on_load() -> None:
     with pytest.raises(Invalid):
-        ACCOUNT_DEFINITION.reload_state(bank.Account(balance="much"))  # type: ignore[arg-type]
+        ACCOUNT_DEFINITION.reload_state(bank.BankAccount(balance="much"))  # type: ignore[arg-type]
     with pytest.raises(Invalid):
         ACCOUNT_DEFINITION.load_state(b"junk")
 
@@ -263,4 +263,4 @@ def test_state_with_new_default_fields_loads_old_bytes() -> None:
         extra: str = "new"
 
     program = hf.App("grown", worlds=[Grown]).programs["Grown"]
-    assert program.load_state(ACCOUNT_DEFINITION.dump_state(bank.Account(5))) == Grown(5, "new")
+    assert program.load_state(ACCOUNT_DEFINITION.dump_state(bank.BankAccount(5))) == Grown(5, "new")

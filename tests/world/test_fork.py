@@ -24,14 +24,14 @@ def rig(any_rig: WorldRig) -> WorldRig:
     return any_rig
 
 
-AccountHandle = hf.WorldHandle[bank.Account]
+AccountHandle = hf.WorldHandle[bank.BankAccount]
 
 
 @pytest.fixture
 def ada(rig: WorldRig) -> AccountHandle:
     """A world with 25 deposits of 1, 2, 3, ... and snapshots at 10 and 20."""
     handle = rig.world()
-    rig.runtime.send_many([(handle, bank.Deposited(n)) for n in range(1, 26)])
+    rig.runtime.send_many([(handle, bank.DepositMade(n)) for n in range(1, 26)])
     rig.run(
         rig.worker(
             snapshots=SnapshotPolicy(10, keep=10), budgets=Budgets(max_inbox_batch=5), idle_s=1e6
@@ -52,7 +52,7 @@ def test_child_starts_with_the_parent_state_at_any_height(
     rig: WorldRig, ada: AccountHandle, at: int
 ) -> None:
     child = ada.fork("child", at=at)
-    assert child.state() == ada.state(at=at) == bank.Account(balance=balance_at(at))
+    assert child.state() == ada.state(at=at) == bank.BankAccount(balance=balance_at(at))
     assert child.height() == at
     assert rig.baseline(child) == at
 
@@ -62,7 +62,7 @@ def test_fork_without_a_height_takes_the_latest_state(rig: WorldRig, ada: Accoun
 
 
 def test_fork_starts_with_an_empty_inbox(rig: WorldRig, ada: AccountHandle) -> None:
-    ada.send(bank.Deposited(100))
+    ada.send(bank.DepositMade(100))
     child = ada.fork("child")
     subject = rig.subject(child)
     assert rig.store.read(inbox.cursor, subject) == rig.store.read(inbox.depth, subject) == 0
@@ -73,7 +73,7 @@ def test_fork_does_not_change_its_parent(rig: WorldRig, ada: AccountHandle) -> N
     child = ada.fork("child", at=10)
     rig.assign(child)
     before = {key: row for key, row in rig.rows().items() if rig.id(ada).encode() in key}
-    child.send(bank.Deposited(1000))
+    child.send(bank.DepositMade(1000))
     rig.run(rig.worker("A", "2", idle_s=1e6))
     assert child.state().balance == balance_at(10) + 1000
     assert child.height() == 11
@@ -84,22 +84,22 @@ def test_fork_does_not_change_its_parent(rig: WorldRig, ada: AccountHandle) -> N
 
 def test_fork_does_not_follow_its_parent(rig: WorldRig, ada: AccountHandle) -> None:
     child = ada.fork("child", at=10)
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.advance_clock()
     rig.run(rig.worker("A", "2"))
     assert child.state().balance == balance_at(10)
 
 
 def test_fork_does_not_inherit_dedupe_keys(rig: WorldRig, ada: AccountHandle) -> None:
-    ada.send(bank.Deposited(5), key="k")
+    ada.send(bank.DepositMade(5), key="k")
     child = ada.fork("child")
-    assert child.send(bank.Deposited(6), key="k") == 1
+    assert child.send(bank.DepositMade(6), key="k") == 1
 
 
 def test_fork_hash_chain_continues_the_parent_entry(rig: WorldRig, ada: AccountHandle) -> None:
     child = ada.fork("child", at=7)
     rig.assign(child)
-    child.send(bank.Deposited(1))
+    child.send(bank.DepositMade(1))
     rig.run(rig.worker("A", "2"))
     rig.store.read(journal.verify, rig.subject(child))
     parent_hash = rig.store.read(journal.hash_at, rig.subject(ada), 7)
@@ -146,7 +146,7 @@ def test_fork_shares_a_large_state_and_survives_parent_pruning(rig: WorldRig) ->
 
 def test_fork_does_not_inherit_pending_effects_and_timers(rig: WorldRig) -> None:
     ada = rig.world()
-    for event in (bank.Paid("EUR", key="k"), bank.Waited(60)):
+    for event in (bank.PaymentOrdered("EUR", key="k"), bank.Waited(60)):
         ada.send(event)
     worker = rig.run()
     child = ada.fork("child")
@@ -155,7 +155,7 @@ def test_fork_does_not_inherit_pending_effects_and_timers(rig: WorldRig) -> None
     assert len(rig.queued(effect_queue("bank", "fx.quote"))) == 1
     assert rig.store.read(queue.counts, delay_queue("bank")).delayed == 1
     # An intent of the child under the same key is a new one: dedupe records are not inherited.
-    child.send(bank.Paid("USD", key="k"))
+    child.send(bank.PaymentOrdered("USD", key="k"))
     rig.run(worker)
     assert len(rig.queued(effect_queue("bank", "fx.quote"))) == 2
     assert child.state().receipts == []
@@ -185,7 +185,7 @@ def test_fork_of_the_latest_state_is_idempotent_after_the_parent_advances(
     rig: WorldRig, ada: AccountHandle
 ) -> None:
     first = rig.id(ada.fork("child"))
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.advance_clock()
     rig.run(rig.worker("A", "2"))
     assert ada.height() == 26
@@ -213,7 +213,7 @@ def test_fork_name_of_another_world_is_refused(
 
 def test_deleted_fork_can_be_recreated(rig: WorldRig, ada: AccountHandle) -> None:
     first = rig.id(ada.fork("child", at=10))
-    rig.runtime.world(bank.Account, "child").delete()
+    rig.runtime.world(bank.BankAccount, "child").delete()
     assert rig.id(ada.fork("child", at=20)) != first
 
 
@@ -265,11 +265,11 @@ def test_create_fork_succeeds_although_the_parent_advanced(
     rig: WorldRig, ada: AccountHandle
 ) -> None:
     plan = rig.store.read(plan_fork, rig.world_spec(ada), 24)
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.advance_clock()
     rig.run(rig.worker("A", "2"))
     rig.store.transact(create_fork, plan, "child", "fresh")
-    assert rig.runtime.world(bank.Account, "child").state().balance == balance_at(24)
+    assert rig.runtime.world(bank.BankAccount, "child").state().balance == balance_at(24)
 
 
 def test_paused_world_can_be_forked_at_a_snapshot(rig: WorldRig, ada: AccountHandle) -> None:
@@ -278,17 +278,19 @@ def test_paused_world_can_be_forked_at_a_snapshot(rig: WorldRig, ada: AccountHan
 
 
 def test_diverging_code_creates_no_fork(rig: WorldRig, ada: AccountHandle) -> None:
-    class Account(hf.World):
+    class ReplyingAccount(hf.World):
         balance: int = 0
 
-        @hf.on(bank.Deposited)
-        def deposited(self, event: bank.Deposited, cx: hf.Context) -> None:
+        @hf.on(bank.DepositMade)
+        def deposited(self, event: bank.DepositMade, cx: hf.Context) -> None:
             cx.reply(0)
 
-    other = hf.App("bank", worlds=[Account]).open(rig.store, roles=(), clock=rig.clock)
+    # The same stored type as `bank.BankAccount`, in other code.
+    ReplyingAccount.__name__ = bank.BankAccount.__name__
+    other = hf.App("bank", worlds=[ReplyingAccount]).open(rig.store, roles=(), clock=rig.clock)
     before = rig.rows()
     with pytest.raises(ReplayDiverged):
-        other.world(Account, "ada").fork("child", at=5)
+        other.world(ReplyingAccount, "ada").fork("child", at=5)
     assert rig.rows() == before
 
 
@@ -306,6 +308,6 @@ def test_fork_cost_does_not_depend_on_journal_length(rig: WorldRig, ada: Account
 
 def _long_world(rig: WorldRig) -> AccountHandle:
     handle = rig.world(name="long")
-    rig.runtime.send_many([(handle, bank.Deposited(1)) for _ in range(1000)])
+    rig.runtime.send_many([(handle, bank.DepositMade(1)) for _ in range(1000)])
     rig.run(rig.worker("A", "2", idle_s=1e6))
     return handle

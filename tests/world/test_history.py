@@ -38,9 +38,12 @@ STORES = [
 
 
 def app_with_keep(keep: hf.Keep | None) -> hf.App:
-    bounded = {} if keep is None else {bank.Account: keep}
+    bounded = {} if keep is None else {bank.BankAccount: keep}
     return hf.App(
-        "bank", worlds=[bank.Account, bank.Audit], events=[bank.Unheard, bank.Seen], keep=bounded
+        "bank",
+        worlds=[bank.BankAccount, bank.Audit],
+        events=[bank.UnhandledEvent, bank.Seen],
+        keep=bounded,
     )
 
 
@@ -60,9 +63,14 @@ def leader_of(rig: WorldRig, incarnation: str = "1") -> Orchestrator:
 
 
 def make_deposits(
-    rig: WorldRig, ada: WorldHandle[bank.Account], n: int, *, large: bool = False, packed: int = 4
+    rig: WorldRig,
+    ada: WorldHandle[bank.BankAccount],
+    n: int,
+    *,
+    large: bool = False,
+    packed: int = 4,
 ) -> None:
-    event = bank.Noted("x" * 6000, []) if large else bank.Deposited(1)
+    event = bank.Noted("x" * 6000, []) if large else bank.DepositMade(1)
     for _ in range(n):
         ada.send(event)
     budgets = Budgets(max_inbox_batch=5)
@@ -79,7 +87,7 @@ def run_leader(rig: WorldRig, leader: Orchestrator | None = None, ticks_max: int
     raise AssertionError("there is always more to cut")
 
 
-def rows_below_floor(rig: WorldRig, ada: WorldHandle[bank.Account]) -> int:
+def rows_below_floor(rig: WorldRig, ada: WorldHandle[bank.BankAccount]) -> int:
     """Count the entry rows below the floor."""
     head = rig.head(ada)
     prefix = schema.key_prefix(schema.Space.JOURNAL, rig.subject(ada), "e")
@@ -167,7 +175,7 @@ def test_keep_days_trims_an_idle_world_down_to_its_last_snapshot() -> None:
     assert head.floor <= head.height + 1
     assert head.floor > 20
     assert ada.state().balance == 23
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.run(rig.worker("A", "2"))
     assert ada.state().balance == 24
 
@@ -272,7 +280,7 @@ def test_snapshot_during_a_trim_does_not_end_it() -> None:
     assert left > 0
     floor = rig.head(ada).floor
     for _ in range(3):
-        ada.send(bank.Deposited(1))
+        ada.send(bank.DepositMade(1))
     rig.run(rig.worker(snapshots=SnapshotPolicy(entries=3, keep=2), compacted_per_tick=0))
     # There is a new snapshot and no new cut point. The remaining rows are still due.
     assert rig.baseline(ada) == 203
@@ -349,21 +357,21 @@ def test_ask_raises_no_reply_when_its_entry_is_trimmed_before_reading() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rig.store, "wait", late)
         with pytest.raises(NoReply, match="removed"):
-            ada.ask(bank.Deposited(1))
+            ada.ask(bank.DepositMade(1))
 
 
 def test_given_up_event_is_reported_after_its_entry_is_trimmed() -> None:
     rig = rig_with_keep(hf.Keep(entries=5))
     ada = rig.world()
-    ada.send(bank.Deposited(1), key="k")
+    ada.send(bank.DepositMade(1), key="k")
     make_deposits(rig, ada, 60)
     run_leader(rig)
     world_id = rig.id(ada)
-    rig.store.transact(unknown_events.record_given_up, "bank", world_id, 1, "Deposited", 7)
+    rig.store.transact(unknown_events.record_given_up, "bank", world_id, 1, "DepositMade", 7)
     with pytest.raises(UnknownEvent):
-        ada.ask(bank.Deposited(1), key="k", timeout=0)
+        ada.ask(bank.DepositMade(1), key="k", timeout=0)
     rig.store.transact(unknown_events.record_redrive, "bank", world_id, 1, rig.head(ada).height)
-    assert ada.ask(bank.Deposited(1), key="k", timeout=0) == 61
+    assert ada.ask(bank.DepositMade(1), key="k", timeout=0) == 61
 
 
 def test_keep_removed_later_applies_to_idle_worlds() -> None:
@@ -399,7 +407,7 @@ def test_leader_without_the_world_type_keeps_its_trim_plan() -> None:
     make_deposits(rig, ada, 60)
     planned = rig.read(history.find_plan, "bank", rig.id(ada))
     assert planned is not None
-    rig.app = hf.App("bank", worlds=[bank.Audit], events=[bank.Unheard, bank.Seen])
+    rig.app = hf.App("bank", worlds=[bank.Audit], events=[bank.UnhandledEvent, bank.Seen])
     run_leader(rig, leader_of(rig, "2"))
     assert rig.read(history.find_plan, "bank", rig.id(ada)) == planned
 
@@ -428,8 +436,8 @@ def test_deleted_world_is_not_trimmed() -> None:
         lambda: hf.Keep(days=float("nan")),
         lambda: hf.Keep(days=1e9),
         lambda: hf.Keep(days="30"),  # type: ignore[arg-type]
-        lambda: hf.App("bank", worlds=[bank.Audit], keep={bank.Account: hf.Keep(days=1)}),
-        lambda: hf.App("bank", worlds=[bank.Account], keep={bank.Account: 30}),  # type: ignore[dict-item]
+        lambda: hf.App("bank", worlds=[bank.Audit], keep={bank.BankAccount: hf.Keep(days=1)}),
+        lambda: hf.App("bank", worlds=[bank.BankAccount], keep={bank.BankAccount: 30}),  # type: ignore[dict-item]
     ],
 )
 def test_invalid_keep_is_refused(make: object) -> None:

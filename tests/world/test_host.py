@@ -35,16 +35,16 @@ from tests.world.rig import WorldRig
 MODULES = ("holdfast.world.host", "holdfast.world.restore", "holdfast.workers.world.worker")
 
 EVERY_10 = SnapshotPolicy(entries=10)
-DivergedWorld = tuple[WorldRig, hf.WorldHandle[bank.Account]]
+DivergedWorld = tuple[WorldRig, hf.WorldHandle[bank.BankAccount]]
 # An idle timeout longer than any test: no world is released as idle.
 NEVER = 1e6
 
 
 def world_with_deposits(
     rig: WorldRig, count: int, name: str = "ada"
-) -> hf.WorldHandle[bank.Account]:
+) -> hf.WorldHandle[bank.BankAccount]:
     handle = rig.world(name=name)
-    rig.runtime.send_many([(handle, bank.Deposited(n)) for n in range(1, count + 1)])
+    rig.runtime.send_many([(handle, bank.DepositMade(n)) for n in range(1, count + 1)])
     return handle
 
 
@@ -65,7 +65,7 @@ def test_cycle_takes_at_most_its_budget_of_messages(rig: WorldRig, budget: str) 
 def test_cycle_ends_at_the_effects_budget(rig: WorldRig) -> None:
     ada = rig.world()
     for _ in range(5):
-        ada.send(bank.Paid("EUR", times=3))
+        ada.send(bank.PaymentOrdered("EUR", times=3))
     worker = rig.worker(budgets=Budgets(max_effects_per_cycle=6))
     worker.tick()
     assert ada.height() == 2
@@ -124,7 +124,7 @@ def test_cycle_of_large_intents_stays_below_the_commit_size_limit(rig: WorldRig)
     ada = rig.world()
     large = "x" * (CYCLE_BYTES_MAX // 8)
     for _ in range(6):
-        ada.send(bank.Paid(large, times=4))
+        ada.send(bank.PaymentOrdered(large, times=4))
     rig.worker().tick()
     assert 1 <= ada.height() <= 2
 
@@ -158,7 +158,12 @@ def test_leases_survive_a_backlog_longer_than_their_ttl() -> None:
 def test_cycle_is_one_transaction(rig: WorldRig) -> None:
     ada = world_with_deposits(rig, 1)
     worker = rig.run()
-    for event in (bank.Deposited(1), bank.Paid("EUR"), bank.Told("main"), bank.Failing()):
+    for event in (
+        bank.DepositMade(1),
+        bank.PaymentOrdered("EUR"),
+        bank.TransferOrdered("main"),
+        bank.Failing(),
+    ):
         ada.send(event)
     before = rig.rows()
     rig.backend.arm({})
@@ -183,7 +188,7 @@ def test_fenced_world_aborts_alone_in_a_shared_tick(rig: WorldRig) -> None:
     worker = rig.worker()
     worker.tick()
     for handle in handles:
-        handle.send(bank.Deposited(10))
+        handle.send(bank.DepositMade(10))
     rig.store.transact(lease.force_release, rig.subject(handles[2]), "test")
     worker.tick()
     assert [handle.height() for handle in handles] == [4, 4, 3, 4]
@@ -193,8 +198,8 @@ def test_fenced_world_aborts_alone_in_a_shared_tick(rig: WorldRig) -> None:
 def test_fenced_cycle_changes_nothing(rig: WorldRig) -> None:
     ada = world_with_deposits(rig, 1)
     worker = rig.run()
-    ada.send(bank.Paid("EUR"))
-    ada.send(bank.Told("main"))
+    ada.send(bank.PaymentOrdered("EUR"))
+    ada.send(bank.TransferOrdered("main"))
     rig.advance_clock()
     host = worker._hosted[rig.id(ada)].host
     cycle = host.prepare(rig.store)
@@ -219,7 +224,7 @@ def test_failed_commit_reloads_the_world_and_retries(
     rig = WorldRig()
     ada = world_with_deposits(rig, 3)
     worker = rig.run()
-    ada.send(bank.Deposited(100))
+    ada.send(bank.DepositMade(100))
     rig.backend.arm({1: error})
     with contextlib.suppress(StoreFull):
         worker.tick()
@@ -234,7 +239,7 @@ def test_full_store_does_not_park_the_world(rig: WorldRig) -> None:
     ada = world_with_deposits(rig, 1)
     worker = rig.worker()
     worker.tick()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.backend.arm({n: StoreFull() for n in range(1, 20)})
     with pytest.raises(StoreFull):
         worker.tick()
@@ -251,8 +256,8 @@ def test_interrupt_before_commit_never_runs_an_event_twice() -> None:
     class Fragile(hf.World):
         n: int = 0
 
-        @hf.on(bank.Deposited)
-        def deposited(self, event: bank.Deposited, cx: hf.Context) -> None:
+        @hf.on(bank.DepositMade)
+        def deposited(self, event: bank.DepositMade, cx: hf.Context) -> None:
             self.n += event.amount
             cx.reply(self.n)
             ran.append(event.amount)
@@ -262,10 +267,10 @@ def test_interrupt_before_commit_never_runs_an_event_twice() -> None:
     rig = WorldRig(hf.App("bank", worlds=[Fragile]))
     worlds = [rig.world(Fragile, name) for name in "abcdef"]
     for world in worlds:
-        world.send(bank.Deposited(1))
+        world.send(bank.DepositMade(1))
     worker = rig.run()
     for world in worlds:
-        world.send(bank.Deposited(5))
+        world.send(bank.DepositMade(5))
     with pytest.raises(KeyboardInterrupt):
         worker.tick()
     rig.run(worker)
@@ -281,14 +286,14 @@ def test_host_that_loses_a_head_race_discards_its_state(rig: WorldRig) -> None:
     rival = WorldHost(
         host.world, host.lease, clock=rig.clock, budgets=Budgets(), policy=SnapshotPolicy()
     )
-    ada.send(bank.Deposited(7))
+    ada.send(bank.DepositMade(7))
     cycle, other = host.prepare(rig.store), rival.prepare(rig.store)
     assert cycle is not None
     assert other is not None
     rig.store.transact(rival.commit, other)
     with pytest.raises(HeadMoved):
         rig.store.transact(host.commit, cycle)
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.run(worker)
     assert ada.state().balance == 11
     assert ada.height() == 4
@@ -340,19 +345,24 @@ def test_released_world_leaves_a_snapshot_for_newer_code(
     worker.shut_down()
     assert rig.baseline(ada) == 3
 
-    class Account(hf.World):
+    class RepricedAccount(hf.World):
         balance: int = 0
 
-        @hf.on(bank.Deposited)
-        def deposited(self, event: bank.Deposited, cx: hf.Context) -> None:
+        @hf.on(bank.DepositMade)
+        def deposited(self, event: bank.DepositMade, cx: hf.Context) -> None:
             self.balance += 1000 * event.amount
 
-    newer = hf.App("bank", worlds=[Account])
-    ada.send(bank.Deposited(1))
+    # The same stored type as `bank.BankAccount`, in other code.
+    RepricedAccount.__name__ = bank.BankAccount.__name__
+    newer = hf.App("bank", worlds=[RepricedAccount])
+    ada.send(bank.DepositMade(1))
     rig.run(rig.worker("A", "2", app=newer))
     assert rig.blocker_code(ada) == ""
     assert (
-        newer.open(rig.store, roles=(), clock=rig.clock).world(Account, "ada").state().balance
+        newer.open(rig.store, roles=(), clock=rig.clock)
+        .world(RepricedAccount, "ada")
+        .state()
+        .balance
         == 1006
     )
 
@@ -374,11 +384,11 @@ def test_event_that_makes_the_state_unstorable_fails_alone(value: object, batch:
                 cx.do(bank.quote, "EUR")
                 self.value = value
 
-    rig = WorldRig(hf.App("bank", worlds=[Storing, bank.Account]))
-    bad, good = rig.world(Storing, "bad"), rig.world(bank.Account, "good")
+    rig = WorldRig(hf.App("bank", worlds=[Storing, bank.BankAccount]))
+    bad, good = rig.world(Storing, "bad"), rig.world(bank.BankAccount, "good")
     for n in range(10):
         bad.send(bank.Seen(13 if n in (3, 4, 9) else n))
-        good.send(bank.Deposited(1))
+        good.send(bank.DepositMade(1))
     rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=batch)))
     assert rig.blocker_code(bad) == ""
     assert [one.height for one in bad.journal() if one.outcome == "failed"] == [4, 5, 10]
@@ -429,14 +439,14 @@ def test_world_with_a_state_above_the_value_limit_can_be_snapshotted() -> None:
     rig = WorldRig(hf.App("bank", worlds=[Hoard]))
     world = rig.world(Hoard, "h")
     for n in range(1, 8):
-        world.send(Grown(n, 3 << 20))
+        world.send(PlaceGrown(n, 3 << 20))
     rig.run(rig.worker(snapshots=SnapshotPolicy(entries=3)))
     assert rig.blocker_code(world) == ""
     assert rig.baseline(world) >= 6
     assert len(world.state().held) == 7
     # Another worker restores the state from its snapshot chunks.
     rig.advance_clock()
-    world.send(Grown(1, 1))
+    world.send(PlaceGrown(1, 1))
     rig.run(rig.worker("A", "2"))
     assert rig.read(restore.check_snapshots, rig.world_spec(world)) > 0
     assert [len(one) for one in world.state().held.values()] == [1] + [3 << 20] * 6
@@ -450,9 +460,9 @@ def test_event_that_makes_the_state_too_large_fails(
     rig = WorldRig(hf.App("bank", worlds=[Hoard]))
     world = rig.world(Hoard, "h")
     for n in range(1, 9):
-        world.send(Grown(n, 1000))
-    world.send(Grown(1, 1))
-    world.send(Grown(9, 900))
+        world.send(PlaceGrown(n, 1000))
+    world.send(PlaceGrown(1, 1))
+    world.send(PlaceGrown(9, 900))
     rig.run(rig.worker(snapshots=SnapshotPolicy(3), budgets=Budgets(max_inbox_batch=batch)))
     assert rig.blocker_code(world) == ""
     assert [one.outcome for one in world.journal()] == ["ok"] * 4 + ["failed"] * 4 + ["ok"] * 2
@@ -461,7 +471,7 @@ def test_event_that_makes_the_state_too_large_fails(
     assert rig.read(restore.check_snapshots, rig.world_spec(world)) == 10
 
 
-class Grown(hf.Event):
+class PlaceGrown(hf.Event):
     place: int
     size: int
 
@@ -469,8 +479,8 @@ class Grown(hf.Event):
 class Hoard(hf.World):
     held: dict[str, str] = msgspec.field(default_factory=dict)
 
-    @hf.on(Grown)
-    def grown(self, event: Grown, cx: hf.Context) -> None:
+    @hf.on(PlaceGrown)
+    def grown(self, event: PlaceGrown, cx: hf.Context) -> None:
         self.held[str(event.place)] = str(event.place) * event.size
 
 
@@ -495,7 +505,7 @@ def test_restore_from_baseline_equals_full_replay(rig: WorldRig) -> None:
     for each, policy in ((plain, SnapshotPolicy()), (snapped, SnapshotPolicy(3))):
         ada = each.world()
         for n in range(20):
-            ada.send([bank.Deposited(n), bank.Rated(n), bank.Queried(), bank.Failing()][n % 4])
+            ada.send([bank.DepositMade(n), bank.Rated(n), bank.Queried(), bank.Failing()][n % 4])
         each.run(each.worker(snapshots=policy, budgets=Budgets(max_inbox_batch=2)))
         states.append(each.world_spec(ada).definition.dump_state(ada.state()))
     assert states[0] == states[1]
@@ -555,7 +565,7 @@ def test_int_in_a_float_field_does_not_diverge_in_replay(rig: WorldRig) -> None:
     assert rig.store.read(restore.check_snapshots, rig.world_spec(ada)) == 16
     # A full replay without snapshots gives the same state.
     rig.store.transact(_drop_snapshots, rig.subject(ada))
-    assert ada.state() == bank.Account(rate=5.0)
+    assert ada.state() == bank.BankAccount(rate=5.0)
 
 
 def _drop_snapshots(txn: Txn, subject: str) -> None:
@@ -610,7 +620,7 @@ def test_undecodable_inbox_row_parks_the_world(rig: WorldRig) -> None:
 # -- checking a journal against its snapshots ----------------------------------------------------
 
 
-def check_from(rig: WorldRig, ada: hf.WorldHandle[bank.Account], since: int = 0) -> int:
+def check_from(rig: WorldRig, ada: hf.WorldHandle[bank.BankAccount], since: int = 0) -> int:
     return rig.store.read(
         lambda txn: restore.check_snapshots(txn, rig.world_spec_in(txn, ada), since=since)
     )
@@ -637,7 +647,7 @@ def test_check_snapshots_reports_the_height_of_a_wrong_snapshot(rig: WorldRig) -
     ada = world_with_deposits(rig, 25)
     rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5)))
     rig.store.transact(_drop_snapshots, rig.subject(ada))
-    wrong = rig.world_spec(ada).definition.dump_state(bank.Account(balance=1))
+    wrong = rig.world_spec(ada).definition.dump_state(bank.BankAccount(balance=1))
     rig.store.transact(snapshot.save, rig.subject(ada), 10, wrong)
     with pytest.raises(ReplayDiverged) as raised:
         check_from(rig, ada)
@@ -648,18 +658,20 @@ def test_check_snapshots_reports_the_height_of_a_wrong_snapshot(rig: WorldRig) -
 
 
 def diverging_app() -> hf.App:
-    class Account(hf.World):
+    class DivergingAccount(hf.World):
         balance: int = 0
         rate: float = 0.0
         notes: list[str] = msgspec.field(default_factory=list)
         receipts: list[str] = msgspec.field(default_factory=list)
 
-        @hf.on(bank.Deposited)
-        def deposited(self, event: bank.Deposited, cx: hf.Context) -> None:
+        @hf.on(bank.DepositMade)
+        def deposited(self, event: bank.DepositMade, cx: hf.Context) -> None:
             self.balance += 2 * event.amount if event.amount == 3 else event.amount
             cx.reply(self.balance)
 
-    return hf.App("bank", worlds=[Account])
+    # The same stored type as `bank.BankAccount`, in other code.
+    DivergingAccount.__name__ = bank.BankAccount.__name__
+    return hf.App("bank", worlds=[DivergingAccount])
 
 
 @pytest.fixture
@@ -667,7 +679,7 @@ def diverged(rig: WorldRig) -> DivergedWorld:
     ada = world_with_deposits(rig, 5)
     rig.run()
     rig.advance_clock()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.run(rig.worker("A", "2", app=diverging_app()))
     return rig, ada
 
@@ -701,7 +713,7 @@ def test_parked_world_accepts_messages_and_continues_after_resume(
 ) -> None:
     rig, ada = diverged
     worker = rig.run(rig.worker("A", "3"))
-    ada.send(bank.Deposited(10))
+    ada.send(bank.DepositMade(10))
     rig.run(worker)
     assert ada.height() == 5
     ada.resume()
@@ -728,6 +740,6 @@ def test_worker_that_lost_its_lease_does_not_park_the_world(rig: WorldRig) -> No
     assert zombie.hosted
     rig.advance_clock()
     rig.assign(ada, "B")
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     zombie._park_world(rig.id(ada), Invalid(what="test"))
     assert rig.record(ada).status.value == "active"

@@ -22,13 +22,13 @@ TTL_NS = 10 * S
 
 
 def acquire(
-    rig: WorldRig, worker: str, *handles: hf.WorldHandle[bank.Account]
+    rig: WorldRig, worker: str, *handles: hf.WorldHandle[bank.BankAccount]
 ) -> list[HostingGrant]:
     ids = [rig.id(handle) for handle in handles]
     return rig.store.transact(hosting_lease.acquire, rig.universe, ids, worker, "1", TTL_NS, 5)
 
 
-def current_lease(rig: WorldRig, handle: hf.WorldHandle[bank.Account]) -> lease.LeaseStatus:
+def current_lease(rig: WorldRig, handle: hf.WorldHandle[bank.BankAccount]) -> lease.LeaseStatus:
     status = rig.store.read(lease.current_status, rig.subject(handle))
     assert status is not None
     return status
@@ -52,7 +52,7 @@ def test_worker_is_refused_a_world_assigned_to_another(rig: WorldRig) -> None:
 
 
 def test_unassigned_world_can_be_leased_by_any_worker(rig: WorldRig) -> None:
-    ada = rig.runtime.world(bank.Account, "ada")
+    ada = rig.runtime.world(bank.BankAccount, "ada")
     [granted] = acquire(rig, "B", ada)
     assert granted.lease is not None
 
@@ -106,10 +106,10 @@ def test_acquire_of_an_unknown_world_does_not_block_the_batch(rig: WorldRig) -> 
 @pytest.mark.parametrize("how", ["pause", "delete"])
 def test_pause_or_delete_fences_the_host_at_once(rig: WorldRig, how: str) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     worker = rig.run()
     subject = rig.subject(ada)
-    ada.send(bank.Deposited(2))
+    ada.send(bank.DepositMade(2))
     getattr(ada, how)()
     rig.run(worker)
     assert worker.hosted == []
@@ -121,7 +121,7 @@ def test_paused_world_accepts_messages_and_handles_them_after_resume(rig: WorldR
     worker = rig.run()
     ada.pause()
     for _ in range(3):
-        ada.send(bank.Deposited(1))
+        ada.send(bank.DepositMade(1))
         rig.run(worker)
     assert (ada.height(), rig.inbox_depth(ada)) == (0, 3)
     ada.resume()
@@ -166,11 +166,11 @@ def test_only_the_lease_holder_parks_a_world(rig: WorldRig) -> None:
 def test_worker_continues_other_worlds_when_a_diverging_one_is_paused(rig: WorldRig) -> None:
     ada, bob = rig.world(), rig.world(name="bob")
     for handle in (ada, bob):
-        handle.send(bank.Deposited(1))
+        handle.send(bank.DepositMade(1))
     worker = rig.run()
     rig.store.transact(inbox.put, rig.subject(ada), None, b"junk")
-    ada.send(bank.Deposited(1))
-    bob.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
+    bob.send(bank.DepositMade(1))
     ada.pause()
     rig.run(worker)
     assert bob.state().balance == 2
@@ -182,10 +182,10 @@ def test_worker_continues_other_worlds_when_a_diverging_one_is_paused(rig: World
 
 def test_reassigned_world_moves_to_its_new_worker_without_lease_timeout(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     a, b = rig.run(), rig.worker("B")
     rig.assign(ada, "B")
-    ada.send(bank.Deposited(2))
+    ada.send(bank.DepositMade(2))
     rig.run(a)
     assert a.hosted == []
     rig.run(b)
@@ -200,10 +200,10 @@ def test_unassigned_world_is_not_leased_again_by_its_former_worker(
     ada = rig.world()
     worker = rig.worker()
     if hosted:
-        ada.send(bank.Deposited(1))
+        ada.send(bank.DepositMade(1))
         rig.run(worker)
     height = ada.height()
-    ada.send(bank.Deposited(2))
+    ada.send(bank.DepositMade(2))
     rig.store.transact(catalog.unassign, rig.universe, rig.id(ada))
     rig.run(worker)
     assert (worker.hosted, ada.height()) == ([], height)
@@ -213,7 +213,7 @@ def test_unassigned_world_is_not_leased_again_by_its_former_worker(
 
 def test_idle_world_is_released(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     worker = rig.run(rig.worker(idle_s=5.0))
     assert worker.hosted == [rig.id(ada)]
     rig.clock.advance(6 * S)
@@ -224,7 +224,7 @@ def test_idle_world_is_released(rig: WorldRig) -> None:
 
 def test_worker_without_the_world_type_releases_the_world(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     ignorant = rig.worker(app=hf.App("bank", worlds=[bank.Audit]))
     rig.run(ignorant)
     assert ignorant.hosted == []
@@ -242,7 +242,7 @@ def test_busy_worker_renews_its_lease_before_expiry(rig: WorldRig) -> None:
     ada = rig.world()
     worker = rig.worker(idle_s=1e6)
     for n in range(20):
-        ada.send(bank.Deposited(1))
+        ada.send(bank.DepositMade(1))
         worker.tick()
         rig.clock.advance(2 * S)
         assert current_lease(rig, ada).expires_ns > rig.store.now_ns(), n
@@ -251,7 +251,7 @@ def test_busy_worker_renews_its_lease_before_expiry(rig: WorldRig) -> None:
 
 def test_worker_with_an_expired_lease_drops_the_world_without_writing(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     worker = rig.worker(idle_s=1e6)
     rig.run(worker)
     rig.advance_clock()
@@ -270,7 +270,7 @@ def test_worlds_beyond_the_tick_limit_are_served_in_turn(rig: WorldRig) -> None:
     worker = rig.worker(worlds_per_tick=3)
     for _ in range(8):
         for handle in handles:
-            handle.send(bank.Deposited(1))
+            handle.send(bank.DepositMade(1))
         worker.tick()
     assert min(handle.height() for handle in handles) >= 2
 
@@ -278,15 +278,15 @@ def test_worlds_beyond_the_tick_limit_are_served_in_turn(rig: WorldRig) -> None:
 def test_worlds_leased_by_another_worker_do_not_block_free_ones(rig: WorldRig) -> None:
     held = [rig.world(name=f"held{n}") for n in range(5)]
     for handle in held:
-        handle.send(bank.Deposited(1))
+        handle.send(bank.DepositMade(1))
     rig.run()
     for handle in held:
         rig.assign(handle, "B")
-        handle.send(bank.Deposited(1))
+        handle.send(bank.DepositMade(1))
     free = [rig.world(name=f"free{n}") for n in range(5)]
     for handle in free:
         rig.assign(handle, "B")
-        handle.send(bank.Deposited(1))
+        handle.send(bank.DepositMade(1))
     b = rig.worker("B", worlds_per_tick=2)
     for _ in range(10):
         b.tick()
@@ -297,9 +297,9 @@ def test_paused_worlds_do_not_block_active_ones(rig: WorldRig) -> None:
     paused = [rig.world(name=f"paused{n}") for n in range(6)]
     for handle in paused:
         handle.pause()
-        handle.send(bank.Deposited(1))
+        handle.send(bank.DepositMade(1))
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     worker = rig.worker(worlds_per_tick=2)
     for _ in range(5):
         worker.tick()
@@ -311,7 +311,7 @@ def test_higher_priority_world_is_served_first(rig: WorldRig) -> None:
     low, high = rig.world(name="low"), rig.world(name="high")
     rig.assign(high, "A", priority=5)
     for handle in (low, high):
-        handle.send(bank.Deposited(1))
+        handle.send(bank.DepositMade(1))
     rig.worker(worlds_per_tick=1).tick()
     assert (low.height(), high.height()) == (0, 1)
 
@@ -330,8 +330,8 @@ class Frail(hf.World):
     def poison(self, event: Poison, cx: hf.Context) -> None:
         raise Crash
 
-    @hf.on(bank.Deposited)
-    def deposited(self, event: bank.Deposited, cx: hf.Context) -> None:
+    @hf.on(bank.DepositMade)
+    def deposited(self, event: bank.DepositMade, cx: hf.Context) -> None:
         self.n += event.amount
 
 
@@ -355,9 +355,9 @@ def run_successive_workers(rig: WorldRig, count: int, start: int = 1, **policy: 
 def test_reducer_that_kills_its_worker_repeatedly_parks_its_world() -> None:
     rig = WorldRig(FRAIL)
     world = rig.world(Frail, "w")
-    world.send(bank.Deposited(1))
+    world.send(bank.DepositMade(1))
     world.send(Poison())
-    world.send(bank.Deposited(1))
+    world.send(bank.DepositMade(1))
     died = run_successive_workers(rig, 10, stuck_max=3)
     record = rig.record(world)
     assert died <= hosting_lease.SUSPECT_AFTER_LOSSES + 3
@@ -382,10 +382,10 @@ def test_losses_at_different_seqs_do_not_count_as_stuck() -> None:
     rig = WorldRig()
     ada = rig.world()
     for n in range(10):
-        ada.send(bank.Deposited(1))
+        ada.send(bank.DepositMade(1))
         worker = rig.worker("A", str(n), stuck_max=3)
         worker.tick()
-        ada.send(bank.Deposited(1))
+        ada.send(bank.DepositMade(1))
         rig.advance_clock()
     assert rig.record(ada).status.value == "active"
     assert rig.record(ada).stuck_count <= 1
@@ -397,7 +397,7 @@ def test_worlds_beside_a_stuck_reducer_are_not_parked() -> None:
     others = [rig.world(Frail, f"w{n}") for n in range(12)]
     poisoned.send(Poison())
     for other in others:
-        other.send(bank.Deposited(1))
+        other.send(bank.DepositMade(1))
     run_successive_workers(rig, 10, stuck_max=4)
     assert rig.blocker_code(poisoned) == "reducer_stuck"
     assert [rig.record(other).status.value for other in others] == ["active"] * 12
@@ -407,10 +407,10 @@ def test_worlds_beside_a_stuck_reducer_are_not_parked() -> None:
 def test_released_lease_does_not_count_as_a_loss(rig: WorldRig) -> None:
     ada = rig.world()
     for n in range(5):
-        ada.send(bank.Deposited(1))
+        ada.send(bank.DepositMade(1))
         worker = rig.run(rig.worker("A", str(n), stuck_max=2))
         worker.shut_down()
-        ada.send(bank.Deposited(1))
+        ada.send(bank.DepositMade(1))
     assert rig.record(ada).stuck_count == 0
 
 
@@ -427,7 +427,7 @@ def test_resume_resets_the_stuck_count() -> None:
 
 def test_worker_that_dies_during_acquire_leaves_the_world_to_the_next(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.backend.arm({2: CRASH_BEFORE})
     with pytest.raises(Crash):
         rig.worker().tick()

@@ -23,7 +23,7 @@ def rig(any_rig: WorldRig) -> WorldRig:
 
 
 def fill_inbox(
-    rig: WorldRig, handle: hf.WorldHandle[bank.Account], depth: int = INBOX_DEPTH_MAX
+    rig: WorldRig, handle: hf.WorldHandle[bank.BankAccount], depth: int = INBOX_DEPTH_MAX
 ) -> None:
     """Set the inbox depth through its sequence counter. Writing a million rows would be slow."""
     entries = schema.key_prefix(schema.Space.INBOX, rig.subject(handle), "e")
@@ -44,46 +44,46 @@ def test_messages_are_numbered_and_handled_in_send_order(rig: WorldRig) -> None:
 
 def test_send_with_a_repeated_key_delivers_once(rig: WorldRig) -> None:
     ada = rig.world()
-    assert ada.send(bank.Deposited(5), key="k") == 1
-    assert ada.send(bank.Deposited(1)) == 2
-    assert ada.send(bank.Deposited(5), key="k") == 1
+    assert ada.send(bank.DepositMade(5), key="k") == 1
+    assert ada.send(bank.DepositMade(1)) == 2
+    assert ada.send(bank.DepositMade(5), key="k") == 1
     rig.run()
-    assert ada.send(bank.Deposited(5), key="k") == 1
+    assert ada.send(bank.DepositMade(5), key="k") == 1
     assert ada.state().balance == 6
 
 
 def test_send_with_a_repeated_key_and_another_body_is_a_conflict(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(5), key="k")
+    ada.send(bank.DepositMade(5), key="k")
     before = rig.rows()
     with pytest.raises(KeyConflict):
-        ada.send(bank.Deposited(6), key="k")
+        ada.send(bank.DepositMade(6), key="k")
     assert rig.rows() == before
 
 
 def test_send_keys_are_scoped_to_their_world(rig: WorldRig) -> None:
     ada, bob = rig.world(), rig.world(name="bob")
-    ada.send(bank.Deposited(5), key="k")
-    assert bob.send(bank.Deposited(6), key="k") == 1
+    ada.send(bank.DepositMade(5), key="k")
+    assert bob.send(bank.DepositMade(6), key="k") == 1
 
 
 def test_recreated_world_does_not_inherit_send_keys(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(5), key="k")
+    ada.send(bank.DepositMade(5), key="k")
     ada.delete()
-    assert ada.send(bank.Deposited(6), key="k") == 1
+    assert ada.send(bank.DepositMade(6), key="k") == 1
 
 
 def test_send_many_is_atomic(rig: WorldRig) -> None:
     ada, bob = rig.world(), rig.world(name="bob")
     assert rig.runtime.send_many(
-        [(ada, bank.Deposited(1)), (bob, bank.Deposited(2)), (ada, bank.Deposited(3))]
+        [(ada, bank.DepositMade(1)), (bob, bank.DepositMade(2)), (ada, bank.DepositMade(3))]
     ) == [1, 1, 2]
     before = rig.rows()
     fill_inbox(rig, bob)
     full = rig.rows()
     with pytest.raises(Overloaded):
-        rig.runtime.send_many([(ada, bank.Deposited(1)), (bob, bank.Deposited(2))])
+        rig.runtime.send_many([(ada, bank.DepositMade(1)), (bob, bank.DepositMade(2))])
     assert rig.rows() == full
     assert len(full) == len(before)
 
@@ -91,17 +91,17 @@ def test_send_many_is_atomic(rig: WorldRig) -> None:
 def test_send_many_refuses_a_batch_above_its_limit(rig: WorldRig) -> None:
     ada = rig.world()
     with pytest.raises(Invalid):
-        rig.runtime.send_many([(ada, bank.Deposited(1))] * (BATCH_MAX + 1))
+        rig.runtime.send_many([(ada, bank.DepositMade(1))] * (BATCH_MAX + 1))
     assert rig.inbox_depth(ada) == 0
 
 
 def test_correlation_id_is_kept_in_the_journal(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(5), correlation_id="order-7")
+    ada.send(bank.DepositMade(5), correlation_id="order-7")
     rig.run()
     kept = ada.journal()[0].step.ingress
     assert kept == event_ingress(
-        *bank.app.encode_event(bank.Deposited(5)), correlation_id="order-7"
+        *bank.app.encode_event(bank.DepositMade(5)), correlation_id="order-7"
     )
 
 
@@ -110,12 +110,12 @@ def test_correlation_id_is_kept_in_the_journal(rig: WorldRig) -> None:
 
 def test_full_inbox_refuses_events_with_retry_after(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.run()
     fill_inbox(rig, ada)
     before = rig.rows()
     with pytest.raises(Overloaded) as raised:
-        ada.send(bank.Deposited(1))
+        ada.send(bank.DepositMade(1))
     assert raised.value.retryable
     assert raised.value.retry_after_s > 0
     assert rig.rows() == before
@@ -124,9 +124,9 @@ def test_full_inbox_refuses_events_with_retry_after(rig: WorldRig) -> None:
 def test_inbox_with_room_for_one_accepts_one(rig: WorldRig) -> None:
     ada = rig.world()
     fill_inbox(rig, ada, INBOX_DEPTH_MAX - 1)
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     with pytest.raises(Overloaded):
-        ada.send(bank.Deposited(1))
+        ada.send(bank.DepositMade(1))
 
 
 def test_full_inbox_still_accepts_receipts(rig: WorldRig) -> None:
@@ -143,8 +143,8 @@ def test_ingress_too_large_for_a_journal_entry_is_refused(
     ada = rig.world()
     before = rig.rows()
     for large in (
-        event_ingress("Deposited", b"x" * (MESSAGE_BYTES_MAX + 100_000)),
-        event_ingress("Deposited", b"x", headers={"h": "x" * (MESSAGE_BYTES_MAX + 100_000)}),
+        event_ingress("DepositMade", b"x" * (MESSAGE_BYTES_MAX + 100_000)),
+        event_ingress("DepositMade", b"x", headers={"h": "x" * (MESSAGE_BYTES_MAX + 100_000)}),
         receipt_ingress(
             IntentReceipt(b"i", "fx.quote", ReceiptStatus.OK, b"x" * (MESSAGE_BYTES_MAX + 100_000))
         ),
@@ -161,7 +161,7 @@ def test_delivery_to_a_missing_world_is_not_found(rig: WorldRig) -> None:
     before = rig.rows()
     with pytest.raises(NotFound):
         rig.store.transact(
-            deliver, WorldAddress("bank", "Account", "ada"), None, event_ingress("X", b"")
+            deliver, WorldAddress("bank", "BankAccount", "ada"), None, event_ingress("X", b"")
         )
     with pytest.raises(NotFound):
         rig.store.transact(deliver_by_id, "bank", "nobody", None, event_ingress("X", b""))
@@ -194,9 +194,9 @@ def test_event_named_in_events_without_a_handler_is_ignored(
     rig: WorldRig,
 ) -> None:
     ada = rig.world()
-    ada.send(bank.Unheard())
+    ada.send(bank.UnhandledEvent())
     rig.run()
-    assert [(one.type, one.outcome) for one in ada.journal()] == [("Unheard", "ignored")]
+    assert [(one.type, one.outcome) for one in ada.journal()] == [("UnhandledEvent", "ignored")]
 
 
 def test_large_event_is_stored_as_a_blob_and_cleaned_up(rig: WorldRig) -> None:

@@ -29,7 +29,7 @@ def queued_intents(rig: WorldRig, name: str) -> list[Intent]:
 
 def test_effect_is_queued_by_its_kind(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Paid("EUR", tag="t"), correlation_id="c")
+    ada.send(bank.PaymentOrdered("EUR", tag="t"), correlation_id="c")
     rig.run()
     [intent] = queued_intents(rig, QUOTES)
     assert (intent.world_id, intent.effect_kind, intent.tag) == (rig.id(ada), "fx.quote", "t")
@@ -39,8 +39,8 @@ def test_effect_is_queued_by_its_kind(rig: WorldRig) -> None:
 
 def test_each_emission_has_its_own_intent_hash(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Paid("EUR", times=3))
-    ada.send(bank.Paid("EUR"))
+    ada.send(bank.PaymentOrdered("EUR", times=3))
+    ada.send(bank.PaymentOrdered("EUR"))
     rig.run()
     assert len({intent.intent_hash for intent in queued_intents(rig, QUOTES)}) == 4
 
@@ -50,9 +50,9 @@ def test_intent_of_an_in_doubt_commit_is_dispatched_once() -> None:
         rig = WorldRig()
         ada = rig.world()
         worker = rig.worker()
-        ada.send(bank.Deposited(1))
+        ada.send(bank.DepositMade(1))
         rig.run(worker)
-        ada.send(bank.Paid("EUR"))
+        ada.send(bank.PaymentOrdered("EUR"))
         rig.backend.arm({1: fault})
         rig.run(worker)
         assert len(queued_intents(rig, QUOTES)) == 1, fault
@@ -77,8 +77,8 @@ def test_effect_priority_orders_its_queue() -> None:
 
 def test_effect_key_reused_with_same_parameters_is_not_dispatched_again(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Paid("EUR", key="k"))
-    ada.send(bank.Paid("EUR", key="k", times=2))
+    ada.send(bank.PaymentOrdered("EUR", key="k"))
+    ada.send(bank.PaymentOrdered("EUR", key="k", times=2))
     rig.run()
     assert len(queued_intents(rig, QUOTES)) == 1
     assert ada.state().receipts == []
@@ -86,8 +86,8 @@ def test_effect_key_reused_with_same_parameters_is_not_dispatched_again(rig: Wor
 
 def test_effect_key_ignores_tag_and_correlation_id(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Paid("EUR", key="k", tag="first"), correlation_id="c-1")
-    ada.send(bank.Paid("EUR", key="k", tag="again"), correlation_id="c-2")
+    ada.send(bank.PaymentOrdered("EUR", key="k", tag="first"), correlation_id="c-1")
+    ada.send(bank.PaymentOrdered("EUR", key="k", tag="again"), correlation_id="c-2")
     rig.run()
     assert len(queued_intents(rig, QUOTES)) == 1
     assert ada.state().receipts == []
@@ -95,8 +95,8 @@ def test_effect_key_ignores_tag_and_correlation_id(rig: WorldRig) -> None:
 
 def test_effect_key_reused_with_other_parameters_gets_an_error_receipt(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Paid("EUR", key="k"))
-    ada.send(bank.Paid("USD", key="k", tag="t"), correlation_id="c")
+    ada.send(bank.PaymentOrdered("EUR", key="k"))
+    ada.send(bank.PaymentOrdered("USD", key="k", tag="t"), correlation_id="c")
     rig.run()
     assert [codec.unpack(intent.params) for intent in queued_intents(rig, QUOTES)] == [["EUR"]]
     assert ada.state().receipts == ["error key_conflict t"]
@@ -105,7 +105,7 @@ def test_effect_key_reused_with_other_parameters_gets_an_error_receipt(rig: Worl
 
 def test_effect_keys_of_different_worlds_are_independent(rig: WorldRig) -> None:
     for name in ("ada", "bob"):
-        rig.world(name=name).send(bank.Paid("EUR" if name == "ada" else "USD", key="k"))
+        rig.world(name=name).send(bank.PaymentOrdered("EUR" if name == "ada" else "USD", key="k"))
     rig.run()
     assert len(queued_intents(rig, QUOTES)) == 2
 
@@ -181,7 +181,7 @@ def test_timer_set_again_under_its_key_replaces_the_pending_one() -> None:
 
 def test_mail_is_delivered_in_the_senders_commit(rig: WorldRig) -> None:
     ada, main = rig.world(), rig.world(bank.Audit, "main")
-    ada.send(bank.Told("main", 5))
+    ada.send(bank.TransferOrdered("main", 5))
     worker = rig.worker()
     worker.tick()
     assert rig.inbox_depth(main) == 1
@@ -197,7 +197,7 @@ def test_mail_to_a_missing_world_creates_it_under_a_deterministic_id(
 ) -> None:
     ada = rig.world()
     for _ in range(2):
-        ada.send(bank.Told("new", 1))
+        ada.send(bank.TransferOrdered("new", 1))
     rig.run()
     audit = rig.runtime.world(bank.Audit, "new")
     first = ada.journal()[0].step
@@ -208,7 +208,7 @@ def test_mail_to_a_missing_world_creates_it_under_a_deterministic_id(
     assert rig.runnable("") == [audit.record().world_id]
 
 
-def _first_intent_hash(rig: WorldRig, ada: hf.WorldHandle[bank.Account]) -> bytes:
+def _first_intent_hash(rig: WorldRig, ada: hf.WorldHandle[bank.BankAccount]) -> bytes:
     from holdfast.messages import intent_hash
 
     return intent_hash(rig.store.generation, rig.id(ada), (1, 0))
@@ -236,8 +236,8 @@ def test_mail_to_a_full_inbox_waits_in_the_outbox_queue(rig: WorldRig) -> None:
     ada, main = rig.world(), rig.world(bank.Audit, "main")
     main.pause()
     fill_inbox(rig, main)
-    ada.send(bank.Told("main", 5))
-    ada.send(bank.Deposited(1))
+    ada.send(bank.TransferOrdered("main", 5))
+    ada.send(bank.DepositMade(1))
     rig.run()
     assert ada.state().balance == 1
     [intent] = queued_intents(rig, effect_queue("bank", FABRIC_SEND))

@@ -54,8 +54,8 @@ class Interleavings(RuleBasedStateMachine):
     def send(self, name: str, kind: str) -> None:
         self.number += 1
         event = {
-            "deposit": bank.Deposited(self.number),
-            "pay": bank.Paid(str(self.number)),
+            "deposit": bank.DepositMade(self.number),
+            "pay": bank.PaymentOrdered(str(self.number)),
             "fail": bank.Failing(str(self.number)),
             "rate": bank.Rated(self.number),
             "query": bank.Queried(),
@@ -111,7 +111,7 @@ class Interleavings(RuleBasedStateMachine):
         paid = 0
         for name, handle in self.worlds.items():
             self.check(name)
-            paid += sum(one.type == "Paid" for one in handle.journal())
+            paid += sum(one.type == "PaymentOrdered" for one in handle.journal())
         queued = self.rig.store.read(queue.counts, effect_queue("bank", "fx.quote"))
         assert queued.ready == paid
 
@@ -122,7 +122,7 @@ class Interleavings(RuleBasedStateMachine):
         assert [one.height for one in entries] == list(range(1, len(entries) + 1))
         rig.store.read(journal.verify, rig.subject(handle))
         rig.store.read(lambda txn: restore.check_snapshots(txn, rig.world_spec_in(txn, handle)))
-        deposits = [one.event.amount for one in entries if one.type == "Deposited"]
+        deposits = [one.event.amount for one in entries if one.type == "DepositMade"]
         assert handle.state().balance == sum(deposits)
         assert rig.blocker_code(handle) == ""
 

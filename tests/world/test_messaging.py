@@ -315,7 +315,7 @@ def test_message_id_ignores_headers(rig: WorldRig) -> None:
     "other",
     [
         {"value_cbor": b"\x01" + codec.pack({"amount": 4})},
-        {"schema": "Deposited"},
+        {"schema": "DepositMade"},
         {
             "mode": "inbox",
             "inbox": "Seen",

@@ -41,9 +41,9 @@ STORES = [
 def rig_on(kind: str = "memory") -> WorldRig:
     app = hf.App(
         "bank",
-        worlds=[bank.Account, bank.Audit],
-        events=[bank.Unheard, bank.Seen],
-        keep={bank.Account: hf.Keep(entries=5)},
+        worlds=[bank.BankAccount, bank.Audit],
+        events=[bank.UnhandledEvent, bank.Seen],
+        keep={bank.BankAccount: hf.Keep(entries=5)},
     )
     return WorldRig(app, make_backend(kind))
 
@@ -56,7 +56,7 @@ def make_busy_world(rig: WorldRig, name: str = "ada", *, effects: bool = True) -
     ada.send(bank.Failing(f"{name} {SECRET}"))
     ada.send(bank.Waited(3600, key="t0"))
     if effects:
-        ada.send(bank.Paid("EUR", times=3))
+        ada.send(bank.PaymentOrdered("EUR", times=3))
     rig.run(rig.worker(snapshots=EVERY_5, budgets=Budgets(max_inbox_batch=5)))
     if effects:
         # One effect becomes a dead letter. The world has not read its receipt.
@@ -93,7 +93,7 @@ def test_purged_world_leaves_only_its_tombstone(on: str) -> None:
     ada = make_busy_world(rig)
     world_id, head = rig.id(ada), rig.head(ada)
     bob = rig.world(name="bob")
-    bob.send(bank.Deposited(7), key="k")
+    bob.send(bank.DepositMade(7), key="k")
     expire_leases_and_collect_blobs(rig)
     erased = world_purge(rig.store, "bank", world_id, force=True)
     assert erased.tombstone.hash == head.hash
@@ -122,7 +122,7 @@ def test_name_of_a_purged_world_can_be_reused() -> None:
     ada = make_busy_world(rig)
     expire_leases_and_collect_blobs(rig)
     world_purge(rig.store, "bank", rig.id(ada), force=True)
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     rig.assign(ada)
     rig.run(rig.worker("A", "2"))
     assert ada.state().balance == 1
@@ -131,7 +131,7 @@ def test_name_of_a_purged_world_can_be_reused() -> None:
 def test_purge_of_a_leased_world_needs_force() -> None:
     rig = rig_on()
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     worker = rig.run(rig.worker())
     world_id = rig.id(ada)
     before = rig.rows()
@@ -150,7 +150,7 @@ def test_purge_of_a_leased_world_needs_force() -> None:
 def test_purge_of_a_world_with_pending_effects_needs_force() -> None:
     rig = rig_on()
     ada = rig.world()
-    ada.send(bank.Paid("EUR", times=2))
+    ada.send(bank.PaymentOrdered("EUR", times=2))
     rig.run(rig.worker())
     expire_leases_and_collect_blobs(rig)
     world_id = rig.id(ada)
@@ -167,7 +167,7 @@ def test_purge_of_a_world_with_pending_effects_needs_force() -> None:
 def test_purge_drops_a_claimed_effect_and_fences_its_ack() -> None:
     rig = rig_on()
     ada = rig.world()
-    ada.send(bank.Paid("EUR"))
+    ada.send(bank.PaymentOrdered("EUR"))
     rig.run(rig.worker())
     name = intents.effect_queue("bank", "fx.quote")
     [claim] = rig.store.transact(queue.claim, name, "pool", 1, 60 * S)
@@ -225,7 +225,7 @@ def test_leader_finishes_an_interrupted_purge(at: int, fault: str) -> None:
     with contextlib.suppress(Crash):
         world_purge(rig.store, "bank", world_id, force=True)
     rig.backend.arm({})
-    if rig.read(catalog.find_id, "bank", "Account", "ada") == world_id:
+    if rig.read(catalog.find_id, "bank", "BankAccount", "ada") == world_id:
         # The crash came before the first commit.
         assert rig.read(catalog.get_record, "bank", world_id).status is catalog.WorldStatus.ACTIVE
         return
@@ -284,8 +284,8 @@ def test_deleted_world_without_deletion_time_is_erased_too() -> None:
 def test_worker_skips_the_runnable_mark_of_a_purged_world() -> None:
     rig = rig_on()
     ada, bob = rig.world(), rig.world(name="bob")
-    ada.send(bank.Deposited(1))
-    bob.send(bank.Deposited(2))
+    ada.send(bank.DepositMade(1))
+    bob.send(bank.DepositMade(2))
     world_id = rig.id(ada)
     worker = rig.worker()
     ours = worker._runnable()
@@ -307,7 +307,7 @@ def test_delivery_by_id_to_a_purged_world_is_not_found() -> None:
             "bank",
             world_id,
             None,
-            event_ingress(*rig.app.encode_event(bank.Deposited(1))),
+            event_ingress(*rig.app.encode_event(bank.DepositMade(1))),
         )
     assert rows_mentioning(rig, world_id) == [(int(schema.Space.WORLD), "bank", "z", world_id)]
 
@@ -317,4 +317,4 @@ def test_erase_refuses_a_world_that_is_not_deleted() -> None:
     ada = rig.world()
     with pytest.raises(Invalid):
         rig.store.transact(purge.erase, "bank", rig.id(ada), 10)
-    assert rig.read(catalog.find_id, "bank", "Account", "ada") is not None
+    assert rig.read(catalog.find_id, "bank", "BankAccount", "ada") is not None

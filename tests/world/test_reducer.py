@@ -20,7 +20,7 @@ from tests.world.rig import WorldRig
 
 MODULES = ("holdfast.world.reducer", "holdfast.world.redrive")
 
-SPEC = WorldSpec("bank", "w1", "ada", bank.app.programs["Account"], bank.app)
+SPEC = WorldSpec("bank", "w1", "ada", bank.app.programs["BankAccount"], bank.app)
 
 
 def ingress(event: object, world: WorldSpec = SPEC) -> Ingress:
@@ -49,20 +49,20 @@ def spec_of(world: type[hf.World]) -> WorldSpec:
 # -- determinism ---------------------------------------------------------------------------------
 
 EVENTS = [
-    bank.Deposited(5),
+    bank.DepositMade(5),
     bank.Noted("a", ["b"]),
     bank.Rolled(),
-    bank.Paid("EUR", times=3),
+    bank.PaymentOrdered("EUR", times=3),
     bank.Waited(),
-    bank.Told("main"),
+    bank.TransferOrdered("main"),
     bank.Failing(),
-    bank.Unheard(),
+    bank.UnhandledEvent(),
 ]
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_step_is_deterministic_in_ingress_time_and_entropy(event: object) -> None:
-    first, second = bank.Account(), bank.Account()
+    first, second = bank.BankAccount(), bank.BankAccount()
     assert journal_entry.pack(run_step(first, event).step) == journal_entry.pack(
         run_step(second, event).step
     )
@@ -75,7 +75,7 @@ def test_step_is_deterministic_in_ingress_time_and_entropy(event: object) -> Non
     ids=["time", "entropy"],
 )
 def test_step_depends_on_time_and_entropy(changed: dict[str, object]) -> None:
-    first, second = bank.Account(), bank.Account()
+    first, second = bank.BankAccount(), bank.BankAccount()
     run_step(first, bank.Rolled(), wall_ns=10_000_000_000)
     run_step(second, bank.Rolled(), **{"wall_ns": 10_000_000_000, **changed, **_later(changed)})
     assert first.notes != second.notes
@@ -109,30 +109,30 @@ def replace_fields(step: JournalStep, **fields: object) -> JournalStep:
 
 
 def test_missing_emission_diverges_at_its_height() -> None:
-    step = run_step(bank.Account(), bank.Paid("EUR", times=2)).step
+    step = run_step(bank.BankAccount(), bank.PaymentOrdered("EUR", times=2)).step
     error = replay_error(replace_fields(step, emitted=step.emitted[:1]))
     assert (error.height, error.what, error.why) == (7, "emitted", "1 intents became 2 intents")
 
 
 def test_changed_reply_diverges() -> None:
-    step = run_step(bank.Account(), bank.Deposited(1)).step
+    step = run_step(bank.BankAccount(), bank.DepositMade(1)).step
     assert replay_error(replace_fields(step, reply=b"\x02")).what == "reply"
 
 
 def test_reducer_that_newly_raises_diverges_with_the_error() -> None:
-    step = run_step(bank.Account(), bank.Failing("disk on fire")).step
+    step = run_step(bank.BankAccount(), bank.Failing("disk on fire")).step
     error = replay_error(replace_fields(step, outcome=StepOutcome.OK, error=""))
     assert error.what == "outcome"
     assert "disk on fire" in error.why
 
 
 def test_event_that_lost_its_handler_diverges() -> None:
-    step = run_step(bank.Account(), bank.Unheard()).step
+    step = run_step(bank.BankAccount(), bank.UnhandledEvent()).step
     assert replay_error(replace_fields(step, outcome=StepOutcome.OK)).what == "outcome"
 
 
 def test_ignored_step_stays_ignored_in_replay_by_code_that_handles_it() -> None:
-    step = run_step(bank.Account(), bank.Deposited(1)).step
+    step = run_step(bank.BankAccount(), bank.DepositMade(1)).step
     state = SPEC.definition.initial_state()
     reducer.replay_step(
         SPEC, state, replace_fields(step, outcome=StepOutcome.IGNORED, reply=None), height=1
@@ -145,18 +145,18 @@ def test_ignored_step_stays_ignored_in_replay_by_code_that_handles_it() -> None:
 
 def test_unhandled_event_is_journaled_as_ignored(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Unheard())
+    ada.send(bank.UnhandledEvent())
     rig.run()
-    assert [(one.type, one.outcome) for one in ada.journal()] == [("Unheard", "ignored")]
-    assert ada.state() == bank.Account()
+    assert [(one.type, one.outcome) for one in ada.journal()] == [("UnhandledEvent", "ignored")]
+    assert ada.state() == bank.BankAccount()
 
 
 def test_raising_reducer_leaves_the_state_unchanged_and_is_journaled(rig: WorldRig) -> None:
     ada = rig.world()
-    for event in (bank.Deposited(5), bank.Failing(), bank.Deposited(2)):
+    for event in (bank.DepositMade(5), bank.Failing(), bank.DepositMade(2)):
         ada.send(event)
     rig.run()
-    assert ada.state() == bank.Account(balance=7)
+    assert ada.state() == bank.BankAccount(balance=7)
     assert [one.outcome for one in ada.journal()] == ["ok", "failed", "ok"]
     assert "RuntimeError: as told" in ada.journal()[1].error
     assert ada.journal()[1].step.emitted == []
@@ -166,7 +166,7 @@ def test_raising_reducer_leaves_the_state_unchanged_and_is_journaled(rig: WorldR
 def test_failed_events_do_not_undo_other_events_of_the_cycle(rig: WorldRig) -> None:
     ada = rig.world()
     for n in range(1, 8):
-        ada.send(bank.Deposited(n))
+        ada.send(bank.DepositMade(n))
         ada.send(bank.Failing())
     rig.run()
     assert ada.state().balance == 28
@@ -250,7 +250,7 @@ def test_reducer_that_returns_a_coroutine_or_generator_fails(wrap: str) -> None:
 
 def test_failed_event_becomes_a_dead_letter_with_its_error(rig: WorldRig) -> None:
     ada = rig.world()
-    ada.send(bank.Deposited(1))
+    ada.send(bank.DepositMade(1))
     ada.send(bank.Failing("no"))
     rig.run()
     [letter] = rig.failed_events()
@@ -280,7 +280,7 @@ def test_redriven_event_succeeds_after_the_code_is_fixed(rig: WorldRig) -> None:
     [letter] = rig.failed_events()
     rig.store.transact(queue.redrive, failed_events_queue("bank"), [letter.seq])
 
-    class Account(hf.World):
+    class MendedAccount(hf.World):
         balance: int = 0
         rate: float = 0.0
         notes: list[str] = msgspec.field(default_factory=list)
@@ -290,12 +290,14 @@ def test_redriven_event_succeeds_after_the_code_is_fixed(rig: WorldRig) -> None:
         def mended(self, event: bank.Failing, cx: hf.Context) -> None:
             self.notes.append("at last")
 
-    mended = hf.App("bank", worlds=[Account])
+    # The same stored type as `bank.BankAccount`, in other code.
+    MendedAccount.__name__ = bank.BankAccount.__name__
+    mended = hf.App("bank", worlds=[MendedAccount])
     rig.run(rig.worker("A", "2", app=mended))
     assert [one.outcome for one in ada.journal()] == ["failed", "ok"]
-    assert mended.open(rig.store, roles=(), clock=rig.clock).world(Account, "ada").state() == (
-        Account(notes=["at last"])
-    )
+    assert mended.open(rig.store, roles=(), clock=rig.clock).world(
+        MendedAccount, "ada"
+    ).state() == (MendedAccount(notes=["at last"]))
     assert rig.failed_events() == []
 
 

@@ -39,7 +39,7 @@ MODULES = (
 WAIT_S = 3600.0
 
 
-class Paid(hf.Event):
+class BillPaid(hf.Event):
     """Handled by all versions."""
 
     amount: int = 1
@@ -51,7 +51,7 @@ class Tipped(hf.Event):
     amount: int = 1
 
 
-class Line(msgspec.Struct):
+class BillLine(msgspec.Struct):
     amount: int = 0
 
 
@@ -60,7 +60,7 @@ class NotedLine(msgspec.Struct):
     note: str = "new"
 
 
-NotedLine.__name__ = "Line"
+NotedLine.__name__ = "BillLine"
 
 
 def make_app(
@@ -71,7 +71,7 @@ def make_app(
 ) -> hf.App:
     """Make a version of the app. Only the state shows the effect of its handlers."""
 
-    def paid(self: Any, event: Paid, cx: hf.Context) -> None:
+    def paid(self: Any, event: BillPaid, cx: hf.Context) -> None:
         if pays is not None:
             pays(self, event.amount)
         else:
@@ -90,7 +90,7 @@ def make_app(
         "__annotations__": {name: kind for name, (kind, _) in shape.items()},
         "__module__": __name__,
         **{name: default for name, (_, default) in shape.items()},
-        "paid": hf.on(Paid)(paid),
+        "paid": hf.on(BillPaid)(paid),
         "tipped": hf.on(Tipped)(tipped),
     }
     kind = type(hf.World)("Till", (hf.World,), body)
@@ -122,7 +122,7 @@ class TillRig(TwoVersionRig):
 
     def pay(self, *amounts: int) -> None:
         for amount in amounts:
-            self.till().send(Paid(amount))
+            self.till().send(BillPaid(amount))
         self.tick_until_idle()
 
     def replay_and_check(self, app: hf.App) -> restore.ReplayCheck:
@@ -211,7 +211,7 @@ def test_code_missing_blocker_names_the_code_and_the_entry() -> None:
     ("first", "second"),
     [
         (make_app("1", BOOK), make_app("2", TIPS)),
-        (make_app("1", line=Line), make_app("2", line=NotedLine)),
+        (make_app("1", line=BillLine), make_app("2", line=NotedLine)),
         (make_app("same"), make_app("same", TIPS)),
         (make_app("1", TIPS), make_app("2")),
     ],
@@ -298,8 +298,8 @@ def test_pinned_world_waits_until_its_worker_has_the_code() -> None:
 
 def test_send_with_a_repeated_key_reports_the_missing_code() -> None:
     till_rig = rig_after_kill(FIRST, WITH_TIPS)
-    till_rig.till().send(Paid(5), key="k")
-    again = till_rig.till().send(Paid(5), key="k")
+    till_rig.till().send(BillPaid(5), key="k")
+    again = till_rig.till().send(BillPaid(5), key="k")
     assert again.status == "waiting"
     assert again.waits_for == f"code:{WITH_TIPS.programs['Till'].code}"
 
@@ -504,7 +504,7 @@ def test_state_shape_ignores_field_types_and_order() -> None:
 
 
 def test_state_shape_includes_nested_classes() -> None:
-    plain, noted = shape_of(x=(list[Line], [])), shape_of(x=(list[NotedLine], []))
+    plain, noted = shape_of(x=(list[BillLine], [])), shape_of(x=(list[NotedLine], []))
     assert plain.digest != noted.digest
     assert noted.digest == shape_of(x=(dict[str, NotedLine | None], {})).digest
 
@@ -514,7 +514,7 @@ class Node(msgspec.Struct):
 
 
 def test_recursive_class_has_a_state_shape() -> None:
-    assert shape_of(x=(list[Node], [])).digest != shape_of(x=(list[Line], [])).digest
+    assert shape_of(x=(list[Node], [])).digest != shape_of(x=(list[BillLine], [])).digest
 
 
 def test_state_shape_lists_fields_missing_in_another() -> None:

@@ -44,7 +44,7 @@ class Broke(hf.Event):
     pass
 
 
-class Unheard(hf.Event):
+class UnhandledEvent(hf.Event):
     pass
 
 
@@ -72,7 +72,7 @@ def app_with(
         "broke": hf.on(Broke)(broke),
     }
     kind = type(hf.World)("Silent", (hf.World,), body)
-    return hf.App("digests", worlds=[kind], events=[Unheard], version=version)
+    return hf.App("digests", worlds=[kind], events=[UnhandledEvent], version=version)
 
 
 def adds(self: Any, amount: int) -> None:
@@ -143,7 +143,7 @@ def test_state_digest_equals_the_snapshot_hash_of_its_height() -> None:
         assert steps[height - 1].state == sha256(state).digest()
 
 
-@pytest.mark.parametrize("last", [Broke(), Unheard()])
+@pytest.mark.parametrize("last", [Broke(), UnhandledEvent()])
 def test_cycle_ending_in_a_failed_or_ignored_step_has_a_state_digest(last: hf.Event) -> None:
     rig = WorldRig(PLAIN)
     silent = rig.world(PLAIN.programs["Silent"].state, "s")

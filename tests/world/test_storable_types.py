@@ -177,11 +177,11 @@ def test_storable_types_are_accepted(hint: Any) -> None:
 
 def test_not_storable_error_names_field_path_and_type() -> None:
     @dataclass
-    class Order:
+    class OrderWithLines:
         lines: list[ForeignModelHolder]
 
     with pytest.raises(NotStorable) as raised:
-        check_fields("event", Order)
+        check_fields("event", OrderWithLines)
     assert raised.value.fields["field"] == "lines[].model"
     assert raised.value.fields["found"].endswith("test_storable_types.ForeignModel")
     assert isinstance(raised.value, Invalid)
@@ -220,13 +220,13 @@ def test_unstorable_arguments_and_results_of_effects_and_tasks_are_refused() -> 
 
 
 def test_unstorable_inbox_payload_is_refused() -> None:
-    class Shop(hf.World):
+    class OrderInbox(hf.World):
         @hf.on(hf.inbox("orders", ForeignModel))
         def ordered(self, mail: hf.Mail[ForeignModel], cx: hf.Context) -> None:
             raise AssertionError
 
     with pytest.raises(NotStorable) as raised:
-        hf.App("a", worlds=[Shop])
+        hf.App("a", worlds=[OrderInbox])
     assert raised.value.fields["type"] == "orders"
 
 

@@ -30,7 +30,7 @@ from holdfast.world.restore import check_snapshots, restore
 from holdfast.world.unknown_events import InboxItemStatus
 from tests.world.rig import make_backend
 from tests.world.two_version_rig import TwoVersionRig
-from tests.world.versions import Asked, Kept, Named, New, Old, new, old
+from tests.world.versions import EmissionRequested, Kept, Named, New, Old, new, old
 
 MODULES = (
     "holdfast.world.unknown_events",
@@ -132,7 +132,7 @@ def test_unknown_items_of_new_code_wait_after_a_rollback(
     second."""
     memory_rig.start_worker("B", new.app)
     desk = memory_rig.new_desk()
-    desk.send(Asked(what))
+    desk.send(EmissionRequested(what))
     memory_rig.new_desk("other").create()
     memory_rig.new_desk("other").pause()
     memory_rig.tick_until_idle()
@@ -214,7 +214,9 @@ def test_second_stop_at_the_same_event_keeps_its_start_time(memory_rig: TwoVersi
     # This worker declares the event, but its code does not have it.
     false_worker = memory_rig.worker("B", "1", app=old.app)
     false_worker._declaration = declarations.make_declaration(
-        {"Desk": {"event:New": 1, "event:Kept": 1}}  # the declaration of the second version
+        {
+            "VersionedDesk": {"event:New": 1, "event:Kept": 1}
+        }  # the declaration of the second version
     )
     false_worker._code_digest = declarations.digest(false_worker._declaration)
     memory_rig.workers["B"] = false_worker
@@ -449,7 +451,7 @@ def test_commit_refuses_a_dead_letter_of_an_event_not_given_up(memory_rig: TwoVe
     held = memory_rig.store.transact(
         lease.acquire, memory_rig.subject(desk), "A", memory_rig.workers["A"].incarnation, 10 * S
     )
-    made = host._new_host(record, held, old.app.programs["Desk"])
+    made = host._new_host(record, held, old.app.programs["VersionedDesk"])
     made._stop = catalog.StopReason("event", "New", 1, 1, 0, waits=False, given_up=True)
     cycle = made.prepare(memory_rig.store)
     assert cycle is not None
@@ -502,9 +504,9 @@ def test_discarded_dead_letter_of_an_unknown_event_still_raises(memory_rig: TwoV
 
 def test_send_with_a_repeated_key_reports_a_failed_handler(memory_rig: TwoVersionRig) -> None:
     memory_rig.start_worker("A", old.app)
-    memory_rig.desk().send(Asked("wrong mail"), key="k")
+    memory_rig.desk().send(EmissionRequested("wrong mail"), key="k")
     memory_rig.tick_until_idle()
-    assert memory_rig.desk().send(Asked("wrong mail"), key="k").status == "failed"
+    assert memory_rig.desk().send(EmissionRequested("wrong mail"), key="k").status == "failed"
 
 
 def test_ask_timeout_names_the_event_a_stopped_world_waits_for(memory_rig: TwoVersionRig) -> None:
@@ -583,9 +585,9 @@ def test_send_and_ask_refuse_events_unknown_to_the_senders_code(
 @pytest.mark.parametrize("what", ["mail", "timer", "post", "effect"])
 def test_reducer_that_emits_undeclared_items_fails(memory_rig: TwoVersionRig, what: str) -> None:
     memory_rig.start_worker("A", old.app)
-    memory_rig.desk().send(Asked(f"wrong {what}"))
+    memory_rig.desk().send(EmissionRequested(f"wrong {what}"))
     memory_rig.tick_until_idle()
-    assert outcomes(memory_rig.desk()) == [("Asked", "failed")]
+    assert outcomes(memory_rig.desk()) == [("EmissionRequested", "failed")]
     assert [letter.code for letter in memory_rig.failed_events()] == ["reducer_failed"]
     assert "invalid" in memory_rig.failed_events()[0].error
 
@@ -593,9 +595,9 @@ def test_reducer_that_emits_undeclared_items_fails(memory_rig: TwoVersionRig, wh
 def test_caught_undeclared_error_still_fails_its_event(memory_rig: TwoVersionRig) -> None:
     """Otherwise a replay by code that declares the event would send it."""
     memory_rig.start_worker("A", old.app)
-    memory_rig.desk().send(Asked("caught"))
+    memory_rig.desk().send(EmissionRequested("caught"))
     memory_rig.tick_until_idle()
-    assert outcomes(memory_rig.desk()) == [("Asked", "failed")]
+    assert outcomes(memory_rig.desk()) == [("EmissionRequested", "failed")]
     assert memory_rig.desk().state().seen == []
 
 
@@ -610,11 +612,11 @@ def test_mail_by_id_that_its_recipient_does_not_handle_fails_the_event(
     extra.send(Kept())
     desk.send(Kept("1"))
     version_rig.tick_until_idle()
-    desk.send(Asked(f"{call} {version_rig.id(extra)}"))
+    desk.send(EmissionRequested(f"{call} {version_rig.id(extra)}"))
     extra.send(Kept())
     desk.send(Kept("2"))
     version_rig.tick_until_idle()
-    assert outcomes(desk) == [("Kept", "ok"), ("Asked", "failed"), ("Kept", "ok")]
+    assert outcomes(desk) == [("Kept", "ok"), ("EmissionRequested", "failed"), ("Kept", "ok")]
     [letter] = version_rig.failed_events()
     assert (letter.code, "Extra" in letter.error) == ("reducer_failed", True)
     assert "events=" in letter.error
@@ -634,8 +636,8 @@ def test_mail_by_id_is_delivered_when_handled_or_type_is_unknown(
     desk.send(Kept())
     memory_rig.tick_until_idle()
     # Mail to itself, and mail to an unknown id: the mail's receipt reports the latter.
-    desk.send(Asked(f"{call} {memory_rig.id(desk)}"))
-    desk.send(Asked(f"{call} nowhere"))
+    desk.send(EmissionRequested(f"{call} {memory_rig.id(desk)}"))
+    desk.send(EmissionRequested(f"{call} nowhere"))
     memory_rig.tick_until_idle()
     assert [outcome for _, outcome in outcomes(desk)].count("failed") == 0
     assert "new by id" in desk.state().seen
@@ -645,9 +647,9 @@ def test_mail_by_id_is_delivered_when_handled_or_type_is_unknown(
     memory_rig.stop_worker("B")
     # The first version does not have the recipient's type, so only its declared events are checked.
     memory_rig.start_worker("A", old.app)
-    memory_rig.desk("o").send(Asked(f"{call} {memory_rig.id(extra)}"))
+    memory_rig.desk("o").send(EmissionRequested(f"{call} {memory_rig.id(extra)}"))
     memory_rig.tick_until_idle()
-    assert outcomes(memory_rig.desk("o")) == [("Asked", "ok")]
+    assert outcomes(memory_rig.desk("o")) == [("EmissionRequested", "ok")]
 
 
 @pytest.mark.parametrize("what", ["mail", "timer", "post", "effect"])
@@ -656,15 +658,15 @@ def test_replay_accepts_recorded_intents_that_code_no_longer_declares(
 ) -> None:
     memory_rig.start_worker("B", new.app)
     desk = memory_rig.new_desk()
-    desk.send(Asked(what))
+    desk.send(EmissionRequested(what))
     memory_rig.tick_until_idle()
 
-    program = new.app.programs["Desk"]
+    program = new.app.programs["VersionedDesk"]
     dropped = hf.App("desk", worlds=[], version="dropped")
     # The reducers of the second version in an app that declares none of their emitted items.
-    bare = type(program)("Desk", "3", program.state, program.events, program.handlers)
-    bare.declared_versions = {("event", "Asked"): 1}
-    dropped.programs["Desk"] = bare
+    bare = type(program)("VersionedDesk", "3", program.state, program.events, program.handlers)
+    bare.declared_versions = {("event", "EmissionRequested"): 1}
+    dropped.programs["VersionedDesk"] = bare
     code = WorldSpec("desk", memory_rig.id(desk), "d", bare, dropped)
     assert memory_rig.store.read(restore, code).height == 1
 
@@ -680,7 +682,7 @@ def test_readiness_lists_stopped_worlds_with_reason(memory_rig: TwoVersionRig) -
     assert readiness.ready, "a stopped world does not make its universe unready"
     [subject] = readiness.subjects
     [reason] = subject.reasons
-    assert (subject.name, reason.code) == ("Desk/d", "unknown_event")
+    assert (subject.name, reason.code) == ("VersionedDesk/d", "unknown_event")
     assert "'New'" in reason.text
     assert reason.since_ns > 0
     memory_rig.store.transact(

@@ -15,18 +15,24 @@ MODULES = ("holdfast.app.definitions",)
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
 
 
-class Deposited(hf.Event):
+class EuroDeposit(hf.Event):
     """The event as the previous release declared it."""
 
     euros: float
 
 
-class Account(hf.World):
+EuroDeposit.__name__ = "Deposited"
+
+
+class EuroAccount(hf.World):
     cents: int = 0
 
-    @hf.on(Deposited)
-    def deposited(self, event: Deposited, cx: hf.Context) -> None:
+    @hf.on(EuroDeposit)
+    def deposited(self, event: EuroDeposit, cx: hf.Context) -> None:
         self.cents += round(event.euros * 100)
+
+
+EuroAccount.__name__ = "Account"
 
 
 def run_page_example() -> dict[str, Any]:
@@ -37,12 +43,12 @@ def run_page_example() -> dict[str, Any]:
 
 
 def test_docs_upcast_example_reads_events_of_the_previous_release() -> None:
-    rig = WorldRig(hf.App("bank", worlds=[Account]))
-    old = rig.world(Account, "ada")
-    old.send(Deposited(1.5))
+    rig = WorldRig(hf.App("bank", worlds=[EuroAccount]))
+    old = rig.world(EuroAccount, "ada")
+    old.send(EuroDeposit(1.5))
     rig.run()
     # This event is still in the inbox at the deploy.
-    old.send(Deposited(2.25))
+    old.send(EuroDeposit(2.25))
     page = run_page_example()
     new = WorldRig(page["app"], rig.backend, rig.clock)
     ada = new.world(page["Account"], "ada")

@@ -73,10 +73,10 @@ class TwoVersionRig(WorldRig):
             self.tick_until_idle()
 
     def desk(self, name: str = "d", runtime: Runtime | None = None) -> WorldHandle[Any]:
-        """Return a handle of a Desk world through a runtime of one version, by default the
+        """Return a handle of a VersionedDesk world through a runtime of one version, by default the
         first."""
         runtime = runtime or self.runtime
-        return runtime.world((old if runtime is self.runtime else new).Desk, name)
+        return runtime.world((old if runtime is self.runtime else new).VersionedDesk, name)
 
     def new_desk(self, name: str = "d") -> WorldHandle[Any]:
         return self.desk(name, self.new_runtime)

@@ -22,7 +22,7 @@ class Named(hf.Event):
     """Declared in `events=` by both versions. No world handles it."""
 
 
-class Asked(hf.Event):
+class EmissionRequested(hf.Event):
     """Handled by both versions. The handler emits an item that only its own version declares."""
 
     what: str
@@ -51,7 +51,7 @@ def new_effect(call: hf.Call) -> str:
 
 
 def _version(version: str, own_event: type[hf.Event], effect: Any, inbox: str) -> SimpleNamespace:
-    class Desk(hf.World):
+    class VersionedDesk(hf.World):
         seen: list[str] = msgspec.field(default_factory=list)
 
         @hf.on(Kept)
@@ -68,22 +68,22 @@ def _version(version: str, own_event: type[hf.Event], effect: Any, inbox: str) -
         def posted(self, mail: hf.Mail[Any], cx: hf.Context) -> None:
             self.seen.append(f"{version} mail {mail.payload}")
 
-        @hf.on(Asked)
-        def asked(self, event: Asked, cx: hf.Context) -> None:
+        @hf.on(EmissionRequested)
+        def asked(self, event: EmissionRequested, cx: hf.Context) -> None:
             if event.what == "timer":
                 cx.after(1, own_event("timer"))
             elif event.what == "effect":
                 cx.do(effect)
             elif event.what == "mail":
-                cx.send(Desk, "other", own_event("mail"))
+                cx.send(VersionedDesk, "other", own_event("mail"))
             elif event.what == "post":
-                cx.post(Desk, "other", inbox, 7)
+                cx.post(VersionedDesk, "other", inbox, 7)
             elif event.what == "wrong mail":
-                cx.send(Desk, "other", New() if own_event is Old else Old())
+                cx.send(VersionedDesk, "other", New() if own_event is Old else Old())
             elif event.what == "wrong timer":
                 cx.after(1, New() if own_event is Old else Old())
             elif event.what == "wrong post":
-                cx.post(Desk, "other", "nowhere", 1)
+                cx.post(VersionedDesk, "other", "nowhere", 1)
             elif event.what == "wrong effect":
                 cx.do(new_effect if own_event is Old else old_effect)
             elif event.what.startswith("send_to "):
@@ -92,7 +92,7 @@ def _version(version: str, own_event: type[hf.Event], effect: Any, inbox: str) -
                 cx.do(hf.fabric.send, _mail_to(event.what[12:], own_event))
             elif event.what == "caught":
                 try:
-                    cx.send(Desk, "other", New() if own_event is Old else Old())
+                    cx.send(VersionedDesk, "other", New() if own_event is Old else Old())
                 except hf_errors.Invalid:
                     self.seen.append("caught")
 
@@ -109,9 +109,9 @@ def _version(version: str, own_event: type[hf.Event], effect: Any, inbox: str) -
         def kept(self, event: Kept, cx: hf.Context) -> None:
             self.count += 1
 
-    worlds: list[type[hf.World]] = [Desk, Extra] if own_event is New else [Desk]
+    worlds: list[type[hf.World]] = [VersionedDesk, Extra] if own_event is New else [VersionedDesk]
     app = hf.App("desk", worlds=worlds, events=[Named], version=version)
-    return SimpleNamespace(app=app, Desk=Desk, Extra=Extra)
+    return SimpleNamespace(app=app, VersionedDesk=VersionedDesk, Extra=Extra)
 
 
 def _mail_to(world_id: str, own: type[hf.Event]) -> dict[str, Any]:

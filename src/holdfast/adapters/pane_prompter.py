@@ -179,7 +179,7 @@ class _PromptAttempt:
         text."""
         draft = self._draft()
         if _MARK_AT_END.search(draft):
-            # All of it is there but the key: whoever does that request finds that it was taken.
+            # The draft is complete and only lacks the submit key: its own request will find it delivered.
             self._submit()
             self._wait(lambda: self._draft() != draft, CONFIRM_TIMEOUT_S)
         self._tmux.press_key(self._pane_id, CLEAR_LINE_KEY)

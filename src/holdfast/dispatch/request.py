@@ -141,7 +141,7 @@ class DispatchRecord(Record, frozen=True):
         moved = replace(
             self,
             status=status,
-            # A try tells nothing yet: why it is still pending stands.
+            # A try has no reason. The former reason stays.
             reason=event.reason or self.reason,
             tries=self.tries + (event.transition is QueueTransition.TRIED),
             deferred=event.transition is QueueTransition.DEFERRED,

@@ -1,7 +1,7 @@
 """A simulated run of any application: random events, stubbed effects, crashes, then the parity check.
 
 The seed selects everything: the crashes and their places (`hf.simulate`), the worlds and their events, and the
-results of the effects. Events are those that a world type handles or that the app names in `events=`. An effect
+results of the effects. A world gets the events that its type handles or that the app names in `events=`. An effect
 is never called: a stub returns a generated value of its declared result type, or fails. All calls with one
 idempotency key have one outcome, as with a service that deduplicates by key.
 
@@ -26,9 +26,9 @@ ROUNDS = 12
 BATCH_MAX = 4
 ADVANCES_S = (0.5, 5.0, 60.0)
 SETTLE_S = 120.0
-# Per hundred rounds; the others send events.
+# Per hundred rounds. The remaining rounds send events.
 CRASH_PERCENT, ADVANCE_PERCENT = 15, 20
-# One in this many calls fails for good, and one fails at its first attempt.
+# One in this many calls fails permanently, and one fails at its first attempt.
 STUB_FAULT_ODDS = 8
 # A call of an effect with more attempts than these fails at its first attempt only.
 FAILED_ATTEMPTS_MAX = 5

@@ -1,6 +1,6 @@
 """Output export: writes the outcomes of a finished run to a sink, again or to another place.
 
-The parts equal those that the run itself would write. An interrupted export therefore resumes, and
+The parts equal the parts of the run itself. An interrupted export therefore resumes, and
 a completed one does nothing. With a spool, executors write the parts.
 """
 

@@ -1,8 +1,8 @@
 """Names of stored operations.
 
 A queue item stores the name of its `on_dead` operation, and a client sends the names of its operations to the
-writer. A name is `<prefix>.<function>` and never changes, wherever the function moves. `MODULES` says which modules
-define the operations of a prefix. `FORMER_NAMES` maps the Python paths that stores up to schema 0.2 hold. These
+writer. A name is `<prefix>.<function>` and never changes, wherever the function moves. `MODULES` lists the modules
+that define the operations of a prefix. `FORMER_NAMES` maps the Python paths that stores up to schema 0.2 hold. These
 paths name modules that no longer exist: a rename of modules must not touch them.
 """
 

@@ -1,7 +1,7 @@
 """The orchestrator: assigns worlds to workers (document 004, role 1).
 
-The holder of the universe's leader lease is the active orchestrator. The others are on standby and
-retry when the lease expires. The orchestrator runs no world logic. It writes desired assignments by
+The holder of the universe's leader lease is the active orchestrator. Other orchestrators are on
+standby and retry when the lease expires. The orchestrator runs no world logic. It writes desired assignments by
 rendezvous hashing over live workers: for new worlds, and for worlds of dead or draining workers. It
 honours pins. A worker counts as live only after a heartbeat under the current leader.
 

@@ -94,7 +94,7 @@ def commit(txn: Txn, cycles: list[Cycle]) -> list[list[Any] | None]:
             valid.append(cycle)
         except HoldfastError as error:
             errors[index] = error
-    # All at once, as a rule. If something cannot be done, each by itself, to find out whose it is.
+    # Apply all cycles together. After an error apply each alone, to find the cycle that caused it.
     if run_in_savepoint(txn, apply_all, valid) is not None:
         for index, cycle in enumerate(cycles):
             if index not in errors:
@@ -159,7 +159,7 @@ def apply_all(txn: Txn, cycles: list[Cycle]) -> None:
         queue.ack.fn(txn, tokens)
     for cycle in cycles:
         _apply_cycle(txn, cycle)
-    # What is delivered by it leaves a new hint where the last one was taken away.
+    # Delivery after the cycles: it writes a new runnable hint where a cycle removed the former one.
     intents: list[Intent] = []
     for cycle in cycles:
         if any(intent.effect_kind == TIMER_SET for intent in cycle.intents):

@@ -79,7 +79,7 @@ def put_ingress(
     txn: Txn, universe: str, world_id: str, key: str | None, ingress: Ingress
 ) -> IngressResult:
     """Put one ingress into the inbox of a world and mark the world runnable."""
-    # What is deleted has no worker: whoever has one need not be looked up.
+    # A deleted world has no assignment, so an assigned world needs no lookup of its record.
     is_assigned = catalog.find_assignment(txn, universe, world_id) is not None
     if (
         not is_assigned

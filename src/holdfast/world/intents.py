@@ -334,7 +334,7 @@ def _cancel(txn: Txn, intent: Intent) -> None:
     universe, world_id, cancelled_hash = intent.universe_id, intent.world_id, intent.params
     pending_effect = find_pending(txn, universe, cancelled_hash)
     if pending_effect is None or pending_effect.world_id != world_id:
-        # A fork knows what was reissued for it by its parent's intent.
+        # A fork refers to a reissued intent by the hash of its parent's intent.
         reissued_hash = txn.get(_alias_key(universe, world_id, cancelled_hash))
         if reissued_hash is None:
             return

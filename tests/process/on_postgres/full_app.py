@@ -11,12 +11,12 @@ import holdfast as hf
 LOG = "HOLDFAST_TEST_CALLS"
 
 
-class Ordered(hf.Event):
+class PurchaseMade(hf.Event):
     n: int
     payload: bytes = b""
 
 
-class Woken(hf.Event):
+class DelayEnded(hf.Event):
     n: int
 
 
@@ -28,23 +28,23 @@ def pay(call: hf.Call, n: int) -> int:
     return n
 
 
-class Shop(hf.World):
+class PurchaseWorld(hf.World):
     paid: list[int] = msgspec.field(default_factory=list)
     woken: list[int] = msgspec.field(default_factory=list)
     payload: bytes = b""
 
-    @hf.on(Ordered)
-    def ordered(self, event: Ordered, cx: hf.Context) -> None:
+    @hf.on(PurchaseMade)
+    def ordered(self, event: PurchaseMade, cx: hf.Context) -> None:
         self.payload = event.payload or self.payload
         cx.do(pay, event.n)
-        cx.after(0.2, Woken(event.n))
+        cx.after(0.2, DelayEnded(event.n))
 
     @hf.on(pay)
     def done(self, receipt: hf.Receipt[int], cx: hf.Context) -> None:
         self.paid.append(receipt.value)
 
-    @hf.on(Woken)
-    def woke(self, event: Woken, cx: hf.Context) -> None:
+    @hf.on(DelayEnded)
+    def woke(self, event: DelayEnded, cx: hf.Context) -> None:
         self.woken.append(event.n)
 
 
@@ -53,4 +53,4 @@ def double(n: int) -> int:
     return 2 * n
 
 
-app = hf.App("shop", worlds=[Shop], tasks=[double])
+app = hf.App("shop", worlds=[PurchaseWorld], tasks=[double])

@@ -10,7 +10,7 @@ import holdfast as hf
 LONG_S = 600.0
 
 
-class Ordered(hf.Event):
+class PurchaseMade(hf.Event):
     n: int
 
 
@@ -21,11 +21,11 @@ def linger(call: hf.Call, n: int) -> int:
     return n
 
 
-class Shop(hf.World):
+class PurchaseWorld(hf.World):
     orders: int = 0
 
-    @hf.on(Ordered)
-    def ordered(self, event: Ordered, cx: hf.Context) -> None:
+    @hf.on(PurchaseMade)
+    def ordered(self, event: PurchaseMade, cx: hf.Context) -> None:
         self.orders += 1
         cx.do(linger, event.n)
 
@@ -41,4 +41,4 @@ def doze(n: int) -> int:
     return n
 
 
-app = hf.App("lingering", worlds=[Shop], tasks=[doze])
+app = hf.App("lingering", worlds=[PurchaseWorld], tasks=[doze])

@@ -18,7 +18,7 @@ from holdfast.app.runtime import Runtime
 from holdfast.cli import main
 from tests.postgres import role_url
 from tests.process.on_postgres import full_app
-from tests.process.on_postgres.full_app import Ordered, Shop, app, double
+from tests.process.on_postgres.full_app import PurchaseMade, PurchaseWorld, app, double
 from tests.process.test_up_http import call
 from tests.process.watch import until
 from tests.processes import Proc
@@ -57,10 +57,10 @@ def test_work_is_done_once_when_one_of_two_processes_is_killed(
     up: Up, client: Runtime, tmp_path: Path, home: str
 ) -> None:
     workers = [up(), up()]
-    shops = [client.world(Shop, f"shop {n}") for n in range(4)]
+    shops = [client.world(PurchaseWorld, f"shop {n}") for n in range(4)]
     tasks = []
     for n in range(ORDERS):
-        shops[n % 4].send(Ordered(n))
+        shops[n % 4].send(PurchaseMade(n))
         tasks.append(client.submit(double, n))
         if n == ORDERS // 2:
             workers[0].kill()
@@ -93,12 +93,12 @@ def test_large_value_is_stored_in_the_database(up: Up, client: Runtime, home: st
     """No file beside the database holds the value, so that another machine can read it."""
     up()
     payload = os.urandom(2 * MIB)
-    shop = client.world(Shop, "large")
-    shop.send(Ordered(1, payload))
+    shop = client.world(PurchaseWorld, "large")
+    shop.send(PurchaseMade(1, payload))
     until(lambda: shop.state().paid == [1], "its receipt", 60)
     other: Runtime = app.open(home, roles=())
     with other:
-        assert other.world(Shop, "large").state().payload == payload
+        assert other.world(PurchaseWorld, "large").state().payload == payload
     with psycopg.connect(home) as connection:
         [(bytes_,)] = connection.execute("SELECT pg_database_size(current_database())").fetchall()
     assert bytes_ > 2 * MIB

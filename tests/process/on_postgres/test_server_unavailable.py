@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.app.runtime import Runtime
 from tests.pgcluster import DATABASE, USER, PostgresCluster
-from tests.process.on_postgres.hanging_app import Ordered, Shop, app, doze
+from tests.process.on_postgres.hanging_app import PurchaseMade, PurchaseWorld, app, doze
 from tests.process.watch import OsProcess, until
 from tests.processes import Proc
 
@@ -57,7 +57,7 @@ def busy_worker(url: str, grace_s: int) -> Iterator[Proc]:
         runtime: Runtime = app.open(url, roles=())
         with runtime:
             runtime.submit(doze, 1)
-            runtime.world(Shop, "a").send(Ordered(1))
+            runtime.world(PurchaseWorld, "a").send(PurchaseMade(1))
             for _ in range(2):
                 proc.expect("begun: ")
         yield proc

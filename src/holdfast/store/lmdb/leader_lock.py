@@ -27,7 +27,7 @@ def _is_running(frame: FrameType) -> bool:
     if frame.f_code.co_flags & _SUSPENDABLE:
         return True  # Python 3.11 would close a suspended generator here
     try:
-        # Refused while the function runs. Afterwards it drops the local variables, which nothing needs any more.
+        # Refused while the function runs. Afterwards it drops the local variables, which no code needs then.
         frame.clear()
     except RuntimeError:
         return True
