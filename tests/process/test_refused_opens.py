@@ -54,7 +54,7 @@ KILLED_WRITER_SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 from holdfast.store import schema
-from holdfast.store.engine import CommitRequest
+from holdfast.store.requests import CommitRequest
 from holdfast.store.lmdb.writer import open_engine, try_lock
 
 path = Path(sys.argv[1])

@@ -23,11 +23,12 @@ from holdfast import store as stores
 from holdfast.config import WriterLimits
 from holdfast.errors import HoldfastError, NotFound, StoreReplaced
 from holdfast.store.api import Store, Txn
-from holdfast.store.engine import CommitAnswer, CommitRequest, StoreEngine
+from holdfast.store.engine import StoreEngine
 from holdfast.store.lmdb.backup import restore_backup
 from holdfast.store.lmdb.protocol import PROTOCOL, ClientHello, encode, encode_frame
 from holdfast.store.lmdb.writer import Writer, open_engine, try_lock
 from holdfast.store.lmdb.writer_process import connect, start_writer
+from holdfast.store.requests import CommitAnswer, CommitRequest
 from tests.process.watch import assert_no_process_left, until, writer_of, writers_of
 from tests.processes import Proc
 

@@ -192,7 +192,7 @@ GROUP_WRITER_SCRIPT = (
     AS_NOBODY
     + """
 from pathlib import Path
-from holdfast.store.engine import CommitRequest
+from holdfast.store.requests import CommitRequest
 from holdfast.store.lmdb import permissions
 from holdfast.store.lmdb.writer_address import redirect_stderr_to_log
 from holdfast.store.lmdb.writer import Writer, listen, open_engine, try_lock
@@ -264,7 +264,7 @@ AS_OWNER = (
     + """
 from pathlib import Path
 from holdfast.store.lmdb import permissions
-from holdfast.store.engine import CommitRequest
+from holdfast.store.requests import CommitRequest
 from holdfast.store.lmdb.writer import Writer, open_engine, try_lock
 path = Path(sys.argv[1])
 permissions.check_access(path)

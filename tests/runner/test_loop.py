@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import store as stores
-from holdfast.clock import MS, S
+from holdfast.clock import MS, SYSTEM, S
 from holdfast.durable import queue
 from holdfast.errors import Busy, Invalid, StoreClosed
 from holdfast.runner import (
@@ -205,37 +205,49 @@ def test_join_raises_store_closed_when_the_store_closes_during_the_loop(tmp_path
 # -- wakeup --------------------------------------------------------------------------------------
 
 
-class WaitRecordingStore:
-    """A store wrapper that records the `since` argument of each wait."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.since_args: list[int] = []
-
-    def wait(self, topic: str, since: int, timeout: float) -> int:
-        self.since_args.append(since)
-        return self._store.wait(topic, since, timeout)
-
-
-def test_wakeup_waits_from_the_last_seen_commit(
-    store: Store,
-) -> None:
+def test_wakeup_waits_from_the_last_seen_commit(store: Store) -> None:
     put(store, b"a")
-    recording_store = WaitRecordingStore(store)
-    wakeup = Wakeup(recording_store, [queue.topic(QUEUE)], name="test")  # type: ignore[arg-type]
+    wakeup = Wakeup(store, [queue.topic(QUEUE)])
+    seen = [wakeup.last_commit]
     for payload in (b"b", b"c"):
         wakeup.wait(LONG_S)
+        seen.append(wakeup.last_commit)
         put(store, payload)
     wakeup.wait(LONG_S)
+    seen.append(wakeup.last_commit)
+    # Each wait reports new commits only: the sequence rises, and a further wait finds none.
+    assert 0 == seen[0] < seen[1] < seen[2] < seen[3]
+    wakeup.wait(0.05)
+    assert wakeup.last_commit == seen[3]
     wakeup.close()
-    first, second, third = recording_store.since_args[:3]
-    assert 0 == first < second <= third
+
+
+def test_wakeup_wait_with_a_commit_known_elsewhere_skips_older_notifications(store: Store) -> None:
+    put(store, b"a")
+    wakeup = Wakeup(store, [queue.topic(QUEUE)])
+    since = store.wait(queue.topic(QUEUE), 0, LONG_S)
+    began_ns = SYSTEM.mono_ns()
+    wakeup.wait(0.1, since)
+    assert SYSTEM.mono_ns() - began_ns >= 100 * MS
+    wakeup.close()
+
+
+def test_wakeup_of_a_closed_store_pauses_and_leaves_the_error_to_the_loop() -> None:
+    closed = stores.open("memory:")
+    wakeup = Wakeup(closed, [queue.topic(QUEUE)])
+    closed.close()
+    began_ns = SYSTEM.mono_ns()
+    wakeup.wait(0.1)
+    assert SYSTEM.mono_ns() - began_ns >= 100 * MS
+    wakeup.close()
 
 
 def test_wakeup_set_before_wait_ends_the_next_wait(store: Store) -> None:
-    wakeup = Wakeup(store, [], name="test")
+    wakeup = Wakeup(store, [])
     wakeup.set()
+    began_ns = SYSTEM.mono_ns()
     wakeup.wait(LONG_S)
+    assert SYSTEM.mono_ns() - began_ns < LONG_S * 1000 * MS
     wakeup.close()
 
 

@@ -1,4 +1,4 @@
-"""Wakeups of an idle runner loop: a notification or the sleep timeout wakes it, a listener timeout does not."""
+"""Wakeups of an idle runner loop: a notification of its queue, another thread or the sleep timeout wakes it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.durable import queue
 from holdfast.runner import Runner, RunnerPolicy, TickStats, WorkItem
-from holdfast.runner.wakeup import LISTEN_TIMEOUT_S
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
+from holdfast.store.in_process import InProcessStore
 from tests.process.watch import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -54,45 +54,44 @@ def runner(store: Store, done: threading.Event) -> Iterator[TickCountingRunner]:
     made.shutdown(WAIT_S)
 
 
-def put(store: Store) -> None:
-    store.transact(queue.put, QUEUE, b"")
+def put(store: Store, name: str = QUEUE) -> None:
+    store.transact(queue.put, name, b"")
 
 
-def count_listener_timeouts(store: Store, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Return a semaphore that is released at every listener timeout without a new commit."""
-    timeouts, real_wait = threading.Semaphore(0), store.wait
-
-    def wait(topic: object, since: int, timeout: float) -> int:
-        commit_no = real_wait(topic, since, timeout)  # type: ignore[arg-type]
-        if commit_no == since:
-            timeouts.release()
-        return commit_no
-
-    monkeypatch.setattr(store, "wait", wait)
-    return timeouts
+def until_asleep(store: Store) -> None:
+    assert isinstance(store, InProcessStore)
+    until(lambda: queue.topic(QUEUE) in store.sleepers, "the loop sleeps")
 
 
-def test_listener_timeout_does_not_wake_the_runner_loop(
-    store: Store, runner: TickCountingRunner, monkeypatch: pytest.MonkeyPatch
+def test_notification_of_another_queue_does_not_wake_the_runner_loop(
+    store: Store, runner: TickCountingRunner
 ) -> None:
-    timeouts = count_listener_timeouts(store, monkeypatch)
-    assert timeouts.acquire(timeout=WAIT_S)
+    until_asleep(store)
     before = runner.ticks
-    for _ in range(3):
-        assert timeouts.acquire(timeout=WAIT_S + LISTEN_TIMEOUT_S)
+    with store.subscribe(queue.topic("other")) as subscription:
+        for _ in range(20):
+            put(store, "other")
+            assert subscription.wait(WAIT_S)
     # One tick may have been in progress.
     assert runner.ticks <= before + 1
 
 
 def test_new_item_wakes_a_sleeping_runner_loop(
-    store: Store, runner: TickCountingRunner, done: threading.Event, monkeypatch: pytest.MonkeyPatch
+    store: Store, runner: TickCountingRunner, done: threading.Event
 ) -> None:
-    timeouts = count_listener_timeouts(store, monkeypatch)
     for _ in range(2):
-        assert timeouts.acquire(timeout=WAIT_S)
+        until_asleep(store)
         put(store)
         assert done.wait(WAIT_S)
         done.clear()
+
+
+def test_wake_of_the_runner_ends_its_sleep(store: Store, runner: TickCountingRunner) -> None:
+    for _ in range(20):
+        until_asleep(store)
+        before = runner.ticks
+        runner._loop.wake()
+        until(lambda before=before: runner.ticks > before, "the next tick")
 
 
 def test_item_put_during_a_tick_wakes_the_runner_loop(

@@ -9,8 +9,9 @@ import pytest
 from holdfast.clock import SimClock
 from holdfast.sim.commit_outcomes import CommitOutcomes
 from holdfast.store import engine as embedded
-from holdfast.store.engine import CommitAnswer, CommitRequest, StoreEngine
+from holdfast.store.engine import StoreEngine
 from holdfast.store.memory_backend import MemoryBackend
+from holdfast.store.requests import CommitAnswer, CommitRequest
 
 OUTCOMES_KEPT = 5
 STEPS = 200

@@ -17,7 +17,7 @@ from holdfast.sim.history import History
 from holdfast.sim.postgres_backend import PgSimBackend
 from holdfast.sim.scheduler import Scheduler, SimThreadPool
 from holdfast.sim.sim_store import SimStore
-from holdfast.store.engine import CommitRequest
+from holdfast.store.requests import CommitRequest
 from tests.postgres import fresh_url
 from tests.simulation import command
 from tests.simulation.seed_run import run_seed

@@ -14,6 +14,8 @@ from tests.spark.hosts import NEEDS_ROOT, NamespaceHost, assert_isolated, hosts
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
+pytestmark = pytest.mark.xdist_group("hosts")
+
 SHARED = "/mnt/shared"
 LEDGER_NAME = "ledger.example"
 

@@ -14,9 +14,10 @@ from holdfast.clock import S, SimClock
 from holdfast.config import MAP_BYTES, WriterLimits
 from holdfast.errors import Invalid, StoreTimeLeap
 from holdfast.store import clock_leap, schema
-from holdfast.store.engine import CommitRequest, StoreEngine
+from holdfast.store.engine import StoreEngine
 from holdfast.store.in_process import InProcessStore
 from holdfast.store.memory_backend import MemoryBackend
+from holdfast.store.requests import CommitRequest
 from holdfast.workers.readiness import ReadinessReason
 from holdfast.workers.readiness_facts import read_readiness
 from tests.process.refusal_checks import refused, untouched

@@ -14,8 +14,9 @@ from holdfast.errors import NotFound, SchemaMismatch, StoreFull
 from holdfast.store import engine as engines
 from holdfast.store import schema
 from holdfast.store.api import Row
-from holdfast.store.engine import CommitAnswer, CommitRequest, StoreEngine
+from holdfast.store.engine import StoreEngine
 from holdfast.store.memory_backend import MemoryBackend, MemoryTxn
+from holdfast.store.requests import CommitAnswer, CommitRequest
 
 MODULES = ("holdfast.store.engine",)
 

@@ -12,11 +12,11 @@ import pytest
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid
 from holdfast.store import tuples
 from holdfast.store.api import Txn
-from holdfast.store.engine import CommitRequest
 from holdfast.store.postgres import engine as engines
 from holdfast.store.postgres import server
 from holdfast.store.postgres.engine import PgEngine
 from holdfast.store.postgres.store import PostgresStore
+from holdfast.store.requests import CommitRequest
 from tests.pgcluster import PostgresCluster
 from tests.postgres import fresh_url
 from tests.process.watch import until

@@ -11,12 +11,13 @@ import pytest
 import holdfast.store
 from holdfast.clock import SYSTEM
 from holdfast.durable import queue
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, StoreClosed
 from holdfast.store.api import Txn, read_stale
 from holdfast.store.postgres import local_state as knowns
 from holdfast.store.postgres import store as postgres_store
 from holdfast.store.postgres.notifications import NotificationListener
 from holdfast.store.postgres.store import PostgresStore
+from holdfast.store.subscription import wait_once
 from tests.postgres import fresh_url
 
 pytestmark = pytest.mark.timeout(60)
@@ -127,20 +128,21 @@ def test_notify_local_wakes_only_waiters_of_its_topics(topics: NotificationListe
     waiters = {topic: _TopicWaiterThread(topics, topic) for topic in ("mine", "yours")}
     topics.notify_local(7, ["mine"])
     assert waiters["mine"].commit_no() == 7
-    assert set(topics._gates) == {"yours"}
+    assert "yours" in topics.sleepers
+    assert "mine" not in topics.sleepers
     topics.notify_local(8, ["*"])
     assert waiters["yours"].commit_no() == 8
-    assert not topics._gates
+    assert not len(topics.sleepers)
 
 
 def test_own_notification_from_the_server_is_ignored(
     two: tuple[PostgresStore, PostgresStore], asked: list[object]
 ) -> None:
     one, other = two
-    before = one._notifications.last_notified
+    before = one._notifications.last_remote_commit
     one.transact(_add_and_notify)
     other.transact(lambda txn: txn.notify("behind it"))
-    assert one.wait("behind it", before, WAIT_S) == one._notifications.last_notified
+    assert one.wait("behind it", before, WAIT_S) == one._notifications.last_remote_commit
     assert one._notifications._topic_commits == {"rung": before + 1, "behind it": before + 2}
     assert one.wait("rung", before, WAIT_S) == before + 1
 
@@ -168,7 +170,7 @@ def test_wait_for_several_topics_is_woken_by_any_of_them(topics: NotificationLis
     waiter = _TopicWaiterThread(topics, "mine", "yours")
     topics.notify_local(7, ["yours"])
     assert waiter.commit_no() == 7
-    assert not topics._gates
+    assert not len(topics.sleepers)
 
 
 def test_close_wakes_waiters_of_the_notification_listener(topics: NotificationListener) -> None:
@@ -222,7 +224,19 @@ def test_rows_assumed_to_be_inserts_replace_existing_rows(
 @pytest.fixture
 def topics() -> Iterator[NotificationListener]:
     """Create a listener without a server."""
-    topics = NotificationListener("", "none", lambda connection: 0, b"process!")
+
+    def check_open() -> None:
+        if topics._closed:
+            raise StoreClosed
+
+    topics = NotificationListener(
+        "",
+        "none",
+        lambda connection: 0,
+        b"process!",
+        check_open=check_open,
+        mono_ns=SYSTEM.mono_ns,
+    )
     topics._started = True
     topics._thread = threading.Thread()
     topics._thread.start()
@@ -235,12 +249,17 @@ class _TopicWaiterThread:
 
     def __init__(self, topics: NotificationListener, *names: str) -> None:
         self._commits: list[int] = []
-        self._thread = threading.Thread(
-            target=lambda: self._commits.append(topics.wait(names, 0, WAIT_S, SYSTEM.mono_ns))
-        )
+
+        def wait() -> None:
+            try:
+                self._commits.append(wait_once(topics, names, 0, WAIT_S))
+            except StoreClosed:
+                self._commits.append(0)
+
+        self._thread = threading.Thread(target=wait)
         self._thread.start()
         deadline_ns = SYSTEM.mono_ns() + int(WAIT_S * 1e9)
-        while not all(name in topics._gates for name in names):
+        while not all(name in topics.sleepers for name in names):
             assert SYSTEM.mono_ns() < deadline_ns
 
     def commit_no(self) -> int:

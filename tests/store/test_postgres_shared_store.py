@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
-import signal
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection as Pipe
@@ -20,7 +18,6 @@ from holdfast.store.api import Txn
 from holdfast.store.postgres import engine as engines
 from holdfast.store.postgres import local_state as knowns
 from holdfast.store.postgres import read_pool, rows
-from holdfast.store.postgres.server import PostgresUnreachable
 from holdfast.store.postgres.store import PostgresStore
 from tests.postgres import fresh_url
 
@@ -465,66 +462,6 @@ def test_commit_cut_between_its_parts_is_applied_once(
     assert next(once, False) is False
     assert len(other.read(lambda txn: txn.scan(b"much", b"muci", 100))) == 10
     assert other.read(lambda txn: txn.count(b"n")) == 1
-
-
-@pytest.mark.parametrize("leads", [True, False])
-def test_interrupted_coalesced_read_does_not_block_other_threads(leads: bool) -> None:
-    """The main thread is interrupted as the leader of coalesced reads, or as a follower that waits."""
-    entered, go_on = threading.Event(), threading.Event()
-    calls: list[int] = []
-
-    def serve(waiters: list[Any]) -> None:
-        calls.append(len(waiters))
-        if len(calls) == 1:
-            entered.set()
-            go_on.wait(30)
-
-    coalescer = read_pool._Coalescer(serve)
-    ended: list[str] = []
-
-    def other() -> None:
-        try:
-            coalescer.call(())
-            ended.append("served")
-        except PostgresUnreachable:
-            ended.append("told")
-
-    interrupted = threading.Event()
-
-    def interrupt(*_: object) -> None:
-        if not interrupted.is_set():
-            interrupted.set()
-            raise KeyboardInterrupt
-
-    def interrupt_main_thread() -> None:
-        entered.wait(30)
-        if leads:
-            helper.start()
-        while not coalescer._waiting:
-            pass
-        # A signal that arrives just before the wait begins does not interrupt it, so repeat it.
-        while not interrupted.is_set():
-            os.kill(os.getpid(), signal.SIGUSR1)
-            interrupted.wait(0.01)
-
-    helper = threading.Thread(target=other)
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    watcher = threading.Thread(target=interrupt_main_thread)
-    try:
-        watcher.start()
-        if not leads:
-            helper.start()
-            entered.wait(30)
-        with pytest.raises(KeyboardInterrupt):
-            coalescer.call(())
-        watcher.join(30)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    go_on.set()
-    helper.join(30)
-    assert ended == ["served"]
-    coalescer.call(())
-    assert not coalescer._busy
 
 
 def _remove_last_commit(store: PostgresStore) -> None:

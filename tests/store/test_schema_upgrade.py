@@ -22,12 +22,13 @@ from holdfast.store.admin import raw_access
 from holdfast.store.admin.copy import copy_store
 from holdfast.store.admin.new_generation import start_new_generation
 from holdfast.store.api import Store
-from holdfast.store.engine import CommitRequest, StoreEngine, check_schema
+from holdfast.store.engine import StoreEngine, check_schema
 from holdfast.store.lmdb.backup import restore_backup
 from holdfast.store.lmdb.inspection import inspect_store
 from holdfast.store.lmdb.redo_log import LOG_FILES, RedoRecovery, _read_headers
 from holdfast.store.memory_backend import MemoryBackend
 from holdfast.store.postgres.store import PostgresStore
+from holdfast.store.requests import CommitRequest
 from holdfast.store.schema import SCHEMA_VERSION, SchemaMatch
 from tests.postgres import fresh_url
 from tests.process.refusal_checks import refused, untouched
@@ -49,7 +50,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.fixture
 def url() -> str:
     """The URL of a 0.2 store in PostgreSQL that has commits."""
-    url = fresh_url()
+    url = fresh_url(empty=True)
     with PostgresStore(url) as store:
         put(store, b"a")
         put(store, b"b")
@@ -286,7 +287,7 @@ def test_a_restored_backup_keeps_its_version_until_it_is_opened(
 def test_a_copy_has_the_current_version(
     home: Path, tmp_path: Path, to: str, keep_source: bool
 ) -> None:
-    target_url = str(tmp_path / "target") if to == "lmdb" else fresh_url()
+    target_url = str(tmp_path / "target") if to == "lmdb" else fresh_url(empty=True)
     with (
         closing(raw_access.open_source(str(home))) as source,
         closing(raw_access.open_target(target_url)) as target,

@@ -24,17 +24,17 @@ def store(tmp_path: Path) -> Iterator[LmdbStore]:
         yield opened
 
 
-def ignore_topic(topic: str) -> None: ...
-
-
 def test_idle_topic_subscriptions_are_bounded() -> None:
-    subscriptions, dropped = TopicSubscriptions(), []
+    subscriptions = TopicSubscriptions()
     for n in range(IDLE_TOPICS_MAX + 10):
         assert subscriptions.add_waiter([str(n)])
-        subscriptions.remove_waiter([str(n)], dropped.append)
+        subscriptions.record({str(n): n + 1})
+        subscriptions.remove_waiter([str(n)])
     assert len(subscriptions) == IDLE_TOPICS_MAX
-    # The least recently used topics are dropped first.
-    assert dropped == [str(n) for n in range(10)]
+    # The least recently used topics are dropped first, with their commits.
+    for n in range(IDLE_TOPICS_MAX + 10):
+        assert (str(n) in subscriptions) == (n >= 10)
+        assert subscriptions.last_notified((str(n),)) == (n + 1 if n >= 10 else None)
 
 
 def test_topic_with_a_waiter_is_never_dropped() -> None:
@@ -42,9 +42,9 @@ def test_topic_with_a_waiter_is_never_dropped() -> None:
     many = [str(n) for n in range(3 * IDLE_TOPICS_MAX)]
     subscriptions.add_waiter(many)
     subscriptions.add_waiter(["0"])
-    subscriptions.remove_waiter(["0"], ignore_topic)
+    subscriptions.remove_waiter(["0"])
     assert all(topic in subscriptions for topic in many)
-    subscriptions.remove_waiter(many, ignore_topic)
+    subscriptions.remove_waiter(many)
     assert len(subscriptions) == IDLE_TOPICS_MAX
 
 
@@ -53,10 +53,10 @@ def test_take_changes_returns_each_subscription_change_once() -> None:
     assert subscriptions.add_waiter(["a", "b"])
     assert subscriptions.take_changes() == (["a", "b"], [])
     assert not subscriptions.add_waiter(["a"])
-    subscriptions.remove_waiter(["a", "a", "b"], ignore_topic)
+    subscriptions.remove_waiter(["a", "a", "b"])
     others = [f"other/{n}" for n in range(IDLE_TOPICS_MAX)]
     subscriptions.add_waiter(others)
-    subscriptions.remove_waiter(others, ignore_topic)
+    subscriptions.remove_waiter(others)
     # Dropped and subscribed again before the change was sent to the writer.
     assert subscriptions.add_waiter(["b"])
     watch, unwatch = subscriptions.take_changes()
@@ -69,10 +69,10 @@ def test_take_changes_returns_each_subscription_change_once() -> None:
 def test_writer_client_keeps_a_bounded_number_of_topic_subscriptions(store: LmdbStore) -> None:
     for n in range(IDLE_TOPICS_MAX * 2):
         store.wait([f"t/{n}", f"u/{n}"], 0, 0.0)
-    client = store._client
-    assert len(client._subscriptions) == IDLE_TOPICS_MAX
-    assert len(client._topics) <= IDLE_TOPICS_MAX
-    assert len(client._sleepers) <= IDLE_TOPICS_MAX
+    topics = store._client.topics
+    assert len(topics) == IDLE_TOPICS_MAX
+    assert len(topics._commits) <= IDLE_TOPICS_MAX
+    assert not len(topics.sleepers)
 
 
 def test_waiting_threads_get_every_notification_while_topics_are_dropped(store: LmdbStore) -> None:

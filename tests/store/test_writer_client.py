@@ -16,8 +16,10 @@ import pytest
 
 import holdfast.store
 from holdfast.config import WriterLimits
+from holdfast.errors import StoreClosed
 from holdfast.store.api import Txn
 from holdfast.store.lmdb.store import LmdbStore
+from tests.process.watch import until
 
 MODULES = ("holdfast.store.lmdb.writer_client",)
 ROUNDS = 100
@@ -97,7 +99,7 @@ def test_reader_that_leaves_promotes_another_reader(
     with holdfast.store.open(store.path) as other:
         wait_s = 120.0
         # A listener that is not woken misses the deadline: it does not poll in time.
-        monkeypatch.setattr("holdfast.store.lmdb.writer_client._POLL_S", wait_s * looks)
+        monkeypatch.setattr("holdfast.store.lmdb.writer_client.POLL_S", wait_s * looks)
         notified = threading.Semaphore(0)
 
         def listen(topic: str) -> None:
@@ -120,7 +122,7 @@ def test_reader_that_leaves_promotes_another_reader(
 def test_sleeper_becomes_reader_when_the_reader_left_before_it_was_listed(
     store: LmdbStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.lmdb.writer_client._POLL_S", 120.0)
+    monkeypatch.setattr("holdfast.store.lmdb.writer_client.POLL_S", 120.0)
     lock = store._client._reader_lock
     try_acquire = lock.try_acquire
     # The first try fails, as if a reader held the lock and released it before this sleeper was listed.
@@ -211,13 +213,13 @@ def test_orphaned_leader_lock_is_detected_while_its_owner_waits_for_it(store: Lm
 
 def test_interrupted_wait_keeps_the_connection(store: LmdbStore, alarm: None) -> None:
     since = store.wait("news", 0, 0.0)
-    before = store._client._sock
+    before = store._client._connection.sock
     for _ in range(3):
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(SignalInterrupt):
             store.wait("news", since, 20)
     assert store.transact(put, "a") == "a"
-    assert store._client._sock is before
+    assert store._client._connection.sock is before
 
 
 def test_leader_lock_in_use_is_not_taken_over(store: LmdbStore) -> None:
@@ -241,3 +243,53 @@ def test_leader_lock_in_use_is_not_taken_over(store: LmdbStore) -> None:
     holder.join(30)
     assert lock.try_acquire()
     lock.release()
+
+
+@pytest.mark.parametrize("end", ["wake", "cancel"])
+def test_reader_of_a_subscription_is_interrupted_without_polling(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The waiting thread blocks in the poll of the connection. Only the interrupt can end it in time."""
+    monkeypatch.setattr("holdfast.store.lmdb.writer_client.POLL_S", 120.0)
+    for n in range(10):
+        subscription = store.subscribe(f"topic-{n}")
+        waiting = threading.Thread(target=subscription.wait, args=(120.0,))
+        waiting.start()
+        until(
+            lambda one=subscription: store._client._reading_subscription is one,
+            "its thread is the reader",
+        )
+        getattr(subscription, end)()
+        waiting.join(30)
+        assert not waiting.is_alive()
+
+
+def test_close_ends_sleeping_subscriptions_without_polling(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.lmdb.writer_client.POLL_S", 120.0)
+    errors: list[BaseException] = []
+
+    def wait(topic: str) -> None:
+        try:
+            store.subscribe(topic).wait(120.0)
+        except StoreClosed as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait, args=(f"topic-{n}",)) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(store._client.sleepers) == 4, "one reads, the others sleep")
+    store.close()
+    for thread in threads:
+        thread.join(30)
+    assert len(errors) == 5
+
+
+def test_cancelled_subscription_leaves_no_waiter_at_the_client(store: LmdbStore) -> None:
+    topics = store._client.topics
+    for n in range(100):
+        with store.subscribe([f"a/{n}", f"b/{n}"]) as subscription:
+            assert topics._waiter_counts == {f"a/{n}": 1, f"b/{n}": 1}
+            subscription.wait(0.0)
+    assert topics._waiter_counts == {}

@@ -162,9 +162,9 @@ def test_coalesced_async_submits_stay_one_commit_when_some_are_refused(rt: hf.Ru
 
 def test_coalesced_thread_submits_stay_one_commit_when_one_is_refused(rt: hf.Runtime) -> None:
     """The test holds the leader, so that all threads wait before the first commit."""
-    submitter = rt.submitter
+    coalescer = rt.submitter._coalescer
     leader = _ThreadSubmission(note.spec, TaskToSubmit(b""))
-    leader.is_leader = submitter._has_leader = True
+    leader.is_leader = coalescer._has_leader = True
     answers: list[Any] = []
 
     def submit(number: int) -> None:
@@ -177,9 +177,9 @@ def test_coalesced_thread_submits_stay_one_commit_when_one_is_refused(rt: hf.Run
     threads = [threading.Thread(target=submit, args=(number,)) for number in range(CALLERS)]
     for thread in threads:
         thread.start()
-    until(lambda: len(submitter._waiting) == CALLERS, "all wait")
+    until(lambda: len(coalescer._waiting) == CALLERS, "all wait")
     before = log_entries(rt.store)
-    submitter._abandon(leader)
+    coalescer._leave(leader)
     for thread in threads:
         thread.join(60)
     assert sum(isinstance(answer, KeyTooLarge) for answer in answers) == 1

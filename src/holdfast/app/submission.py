@@ -1,7 +1,7 @@
 """Task submission from threads and coroutines, with group commit.
 
-Callers that submit while a commit is in flight share the next commit. Threads use the leader/followers
-pattern: one thread submits for all (`SubmitCoalescer`). Coroutines share a batch per event loop
+Callers that submit while a commit is in flight share the next commit. One thread submits for all threads
+(`SubmitCoalescer`, with the leader/followers coalescer of the store). Coroutines share a batch per event loop
 (`AsyncSubmitCoalescer`). A rejected submission does not affect the rest of its batch, because
 `submit_each` returns one result per task. Tasks with a key or with dependencies can be rejected because of
 other tasks, so each of them gets its own commit.
@@ -21,6 +21,7 @@ from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.config import BATCH_MAX
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, from_wire
 from holdfast.store.api import Store, Txn
+from holdfast.store.coalescer import CoalescedCall, Coalescer
 from holdfast.tasks import operations, queries
 from holdfast.tasks.ids import TaskId, parse_task_id
 from holdfast.tasks.model import TaskSpec, get_body, keys_of, pack_int
@@ -95,18 +96,14 @@ def _pack_call(
 
 
 class SubmitCoalescer:
-    """A coalescer of submissions from many threads (leader/followers).
-
-    A thread that finds no leader commits the waiting submissions of all threads, then promotes the next
-    leader.
-    """
+    """A coalescer of submissions from many threads: one thread commits the submissions of all."""
 
     def __init__(self, store: Store, universe: str) -> None:
         self._store = store
         self._universe = universe
-        self._lock = threading.Lock()
-        self._waiting: list[_ThreadSubmission] = []
-        self._has_leader = False
+        self._coalescer: Coalescer[_ThreadSubmission] = Coalescer(
+            self._commit, _to_unknown, _take_batch
+        )
 
     def submit(self, spec: TaskSpec, new: TaskToSubmit) -> int:
         if threading.current_thread() is threading.main_thread():
@@ -114,37 +111,8 @@ class SubmitCoalescer:
             [seq] = self._store.transact(operations.submit, self._universe, spec, [new])
             return int(seq)
         submission = _ThreadSubmission(spec, new)
-        try:
-            with self._lock:
-                self._waiting.append(submission)
-                submission.is_leader, self._has_leader = not self._has_leader, True
-            if not submission.is_leader:
-                submission.wake.acquire()
-            if submission.is_leader:
-                self._lead(submission)
-        except BaseException:
-            # Interrupted by a signal handler: followers must not wait for this thread.
-            self._abandon(submission)
-            raise
-        if submission.error is not None:
-            raise submission.error
-        assert submission.seq is not None
+        self._coalescer.run(submission)
         return submission.seq
-
-    def _lead(self, leader: _ThreadSubmission) -> None:
-        batch: list[_ThreadSubmission] = []
-        try:
-            with self._lock:
-                batch = _take_batch(self._waiting)
-            self._commit(batch)
-        finally:
-            for submission in batch:
-                if submission.seq is None and submission.error is None:
-                    submission.error = CommitUnknown(why="the submitting thread was interrupted")
-            self._abandon(leader)
-            for submission in batch:
-                if submission is not leader:
-                    submission.wake.release()
 
     def _commit(self, batch: Sequence[_ThreadSubmission]) -> None:
         try:
@@ -158,26 +126,18 @@ class SubmitCoalescer:
                 return
             for submission in batch:
                 submission.error = type(error)(**error.fields)
+                submission.done = True
             return
         rejections = _rejections(results)
         for index, submission in enumerate(batch):
             submission.error = rejections.get(index)
-            if submission.error is None:
-                submission.seq = results.seqs[index]
+            submission.seq = results.seqs[index]
+            submission.done = True
 
-    def _abandon(self, submission: _ThreadSubmission) -> None:
-        """Remove a submission from the queue. If it was the leader, promote the next one."""
-        with self._lock:
-            if submission in self._waiting:
-                self._waiting.remove(submission)
-            if not submission.is_leader:
-                return
-            submission.is_leader = False
-            successor = self._waiting[0] if self._waiting else None
-            self._has_leader = successor is not None
-            if successor is not None:
-                successor.is_leader = True
-                successor.wake.release()
+
+def _to_unknown(error: BaseException) -> CommitUnknown:
+    """The error of submissions whose commit raised an unexpected error or was interrupted."""
+    return CommitUnknown(why="the submitting thread was interrupted")
 
 
 class AsyncSubmitCoalescer:
@@ -265,18 +225,14 @@ class _AwaitedSubmission:
             self.future.set_exception(error)
 
 
-class _ThreadSubmission:
-    __slots__ = ("error", "is_leader", "new", "seq", "spec", "wake")
+class _ThreadSubmission(CoalescedCall):
+    __slots__ = ("new", "seq", "spec")
 
     def __init__(self, spec: TaskSpec, new: TaskToSubmit) -> None:
+        super().__init__()
         self.spec = spec
         self.new = new
-        self.seq: int | None = None
-        self.error: HoldfastError | None = None
-        # Whether this thread is the leader, which commits for all.
-        self.is_leader = False
-        self.wake = threading.Lock()
-        self.wake.acquire()
+        self.seq = 0
 
 
 def _take_batch(waiting: list[Any]) -> list[Any]:

@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.clock import MS, SYSTEM, S
+from holdfast.clock import MS, S
 from holdfast.durable.queue import topic
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.runner.boot import NotRunning, RunnerState
 from holdfast.runner.error_policy import is_transient
 from holdfast.runner.tick_stats import TickStats
-from holdfast.runner.wakeup import LISTEN_TIMEOUT_S, Wakeup
+from holdfast.runner.wakeup import Wakeup
 from holdfast.store.api import Store
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 BACKOFF_FIRST_MS = 10
 # Maximum wait for the result of a commit handoff before the next tick.
 HANDOFF_WAIT_MS = 20
-# A listener timeout also sets the wake-up. Two wake-ups within this time are not timeouts.
-LISTENER_TIMEOUT_NS = int(0.9 * LISTEN_TIMEOUT_S * S)
 
 
 class RunnerLoop:
@@ -49,9 +47,6 @@ class RunnerLoop:
         self._sleep = sleep
         self._running = threading.Lock()
         self._wakeup: Wakeup | None = None
-        # Since the end of the last pause: whether this process has woken the loop, and the last commit seen.
-        self._woken = False
-        self._last_commit = 0
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
         self._fruitless_ticks = 0
@@ -80,8 +75,6 @@ class RunnerLoop:
         self._run()
 
     def wake(self) -> None:
-        # Set before the wake-up: the woken loop reads it.
-        self._woken = True
         wakeup = self._wakeup
         if wakeup is not None:
             wakeup.set()
@@ -112,7 +105,7 @@ class RunnerLoop:
     def _run(self) -> None:
         try:
             if self._sleep is None:
-                self._wakeup = Wakeup(self._store, self._topics, name=self._runner.worker)
+                self._wakeup = Wakeup(self._store, self._topics)
             self._tick_until_stopped()
         finally:
             self._runner.halt()
@@ -179,22 +172,4 @@ class RunnerLoop:
         if self._sleep is not None:
             self._sleep(seconds)
         elif self._wakeup is not None:
-            self._sleep_until_woken(self._wakeup, seconds)
-
-    def _sleep_until_woken(self, wakeup: Wakeup, seconds: float) -> None:
-        """Sleep until a wake-up or the timeout. A listener timeout without a notification does not end the
-        sleep, so it causes no store read."""
-        woken_ns, now_ns = 0, SYSTEM.mono_ns()
-        until_ns = now_ns + int(seconds * S)
-        while now_ns < until_ns:
-            wakeup.wait((until_ns - now_ns) / S)
-            now_ns = SYSTEM.mono_ns()
-            if (
-                self._woken
-                or wakeup.last_commit != self._last_commit
-                or now_ns - woken_ns < LISTENER_TIMEOUT_NS
-            ):
-                break
-            woken_ns = now_ns
-        # Reset before the tick: a wake-up from now on, also during the tick, ends the next pause.
-        self._woken, self._last_commit = False, wakeup.last_commit
+            self._wakeup.wait(seconds)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from holdfast.errors import CommitUnknown, to_wire
 from holdfast.store import engine as embedded
-from holdfast.store.engine import CommitAnswer, CommitRequest
+from holdfast.store.requests import CommitAnswer, CommitRequest
 
 RequestId = tuple[bytes, int]
 

@@ -15,17 +15,25 @@ from typing import Any
 from holdfast.clock import MS, S
 from holdfast.config import TRANSACT_ATTEMPTS_MAX
 from holdfast.durable.lease import Lease
-from holdfast.errors import CommitUnknown, Conflict, HoldfastError, StoreReplaced, to_wire
+from holdfast.errors import (
+    CommitUnknown,
+    Conflict,
+    HoldfastError,
+    Invalid,
+    StoreReplaced,
+    to_wire,
+)
 from holdfast.sim.actor_clock import ActorClock
 from holdfast.sim.faults import Fault
 from holdfast.sim.history_recorder import HistoryRecorder, RecordedCall, SentTransaction
 from holdfast.sim.scheduler import ProcessKilled
 from holdfast.sim.sim_store import URL, SimStore
 from holdfast.store.api import unwrap
-from holdfast.store.engine import CommitAnswer, CommitRequest
 from holdfast.store.futures import CommitFuture, CompletionBatch
 from holdfast.store.in_process import refuse_writes
 from holdfast.store.lmdb.protocol import build_request, resolve_deferred
+from holdfast.store.requests import CommitAnswer, CommitRequest
+from holdfast.store.subscription import Subscription
 from holdfast.store.txn import ClientTxn
 
 # Durations of a stall, in units of the longest lease of the run.
@@ -128,6 +136,9 @@ class FaultingClient:
         self._check_not_replaced()
         topics = [topic] if isinstance(topic, str) else list(topic)
         return self._shared.wait(topics, since, int(timeout * S))
+
+    def subscribe(self, topics: str | Sequence[str], since: int = 0) -> Subscription:
+        raise Invalid(what="subscribe", why="simulated processes have no threads: use wait")
 
     def backup(self, path: str) -> None:
         raise NotImplementedError("the nemesis takes backups")

@@ -16,8 +16,8 @@ from holdfast.durable.lease import Lease
 from holdfast.errors import CommitUnknown, HoldfastError, from_wire
 from holdfast.sim.history import History, HistoryEvent, to_plain
 from holdfast.store.api import Deferred, Operation
-from holdfast.store.engine import CommitAnswer, CommitRequest
 from holdfast.store.lmdb.protocol import resolve_deferred
+from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.store.txn import ClientTxn
 
 

@@ -32,9 +32,10 @@ from holdfast.sim.commit_outcomes import CommitOutcomes, RequestId
 from holdfast.sim.sim_store import URL
 from holdfast.store import schema
 from holdfast.store.api import Row
-from holdfast.store.engine import CommitAnswer, CommitRequest, outcome_to_keep
+from holdfast.store.engine import outcome_to_keep
 from holdfast.store.postgres import server
 from holdfast.store.postgres.engine import PgEngine
+from holdfast.store.requests import CommitAnswer, CommitRequest
 
 # A snapshot id combines the age of its engine and the number of its last commit.
 AGE_FACTOR = 1 << 48

@@ -20,6 +20,7 @@ from holdfast.app.definitions import World
 from holdfast.app.runtime import Runtime
 from holdfast.app.world_handle import WorldHandle
 from holdfast.clock import S
+from holdfast.errors import Invalid
 from holdfast.messages import FABRIC_SEND
 from holdfast.sim import parity
 from holdfast.sim.actor import Actor, Incarnation
@@ -37,7 +38,8 @@ from holdfast.sim.row_decoder import decode_rows
 from holdfast.sim.scheduler import SimThread, SimThreadPool
 from holdfast.sim.settings import LEASE_NS, SimulationSettings
 from holdfast.sim.simulation import Simulation
-from holdfast.workers.mail.routing import NoMailRoute
+from holdfast.store.subscription import Subscription
+from holdfast.workers.mail.router import NoMailRoute
 from holdfast.workers.world.worker import WorldWorkerPolicy
 from holdfast.world import intents
 from holdfast.world.host import SnapshotPolicy
@@ -343,6 +345,9 @@ class _SessionStore:
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         commit_no: int = self._simulation.call(self._inner.wait, topic, since, timeout)
         return commit_no
+
+    def subscribe(self, topics: str | Sequence[str], since: int = 0) -> Subscription:
+        raise Invalid(what="subscribe", why="simulated processes have no threads: use wait")
 
     def backup(self, path: str) -> None:
         self._inner.backup(path)

@@ -21,14 +21,8 @@ from holdfast.sim.row_decoder import decode_rows
 from holdfast.sim.scheduler import Scheduler, SimThread
 from holdfast.store import schema
 from holdfast.store.api import Row
-from holdfast.store.engine import (
-    BackendSnapshot,
-    BackendWriteTxn,
-    CommitAnswer,
-    CommitRequest,
-    StoreBackend,
-    StoreEngine,
-)
+from holdfast.store.engine import BackendSnapshot, BackendWriteTxn, StoreBackend, StoreEngine
+from holdfast.store.requests import CommitAnswer, CommitRequest
 
 URL = "sim:"
 # Delay of a transaction that waits to share a commit.

@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import threading
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -33,6 +32,9 @@ from holdfast import codec
 from holdfast.errors import Invalid
 from holdfast.store import tuples
 from holdfast.store.operation_names import FORMER_NAMES, MODULES
+
+if TYPE_CHECKING:
+    from holdfast.store.subscription import Subscription
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -109,10 +111,16 @@ class Txn(Protocol):
         """Notify the waiters of the topic after the commit."""
 
 
+class Settable(Protocol):
+    """A `threading.Event`, or another wake-up signal."""
+
+    def set(self) -> None: ...
+
+
 class Future(Awaitable[T_co], Protocol[T_co]):
     def result(self, timeout: float | None = None) -> T_co: ...
     def done(self) -> bool: ...
-    def notify_event(self, event: threading.Event) -> None: ...
+    def notify_event(self, event: Settable) -> None: ...
 
 
 class Store(Protocol):
@@ -144,6 +152,12 @@ class Store(Protocol):
 
         Returns the commit number to pass as `since` next time. A notification is a hint: callers must
         always read the state again.
+        """
+
+    def subscribe(self, topics: str | Sequence[str], since: int = 0) -> Subscription:
+        """Subscribe to topics: like `wait`, but other threads can end the wait, and coroutines can wait too.
+
+        Waits of a closed store raise StoreClosed.
         """
 
     def submit_when(

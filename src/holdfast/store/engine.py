@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -38,13 +38,14 @@ from holdfast.errors import (
 )
 from holdfast.store import clock_leap, schema, tuples
 from holdfast.store.admin import marker as admin_marker
-from holdfast.store.api import LeaseGuard, Row
+from holdfast.store.api import Row
 from holdfast.store.parked_requests import (
     UNPARK_TRIES_MAX,
     ParkedRequests,
     RequestId,
     filter_by_topics,
 )
+from holdfast.store.requests import PARKED, CommitAnswer, CommitRequest
 from holdfast.store.validation import RecentCommits, WriteSet, check_guards, execute
 
 
@@ -89,41 +90,51 @@ class StoreBackend(Protocol):
         """Translate an error of the storage library; None for any other error."""
 
 
-class CommitRequest(msgspec.Struct, array_like=True, gc=False):
-    """One transaction as its client sends it."""
+class CommitAttempt:
+    """One attempt to commit a batch: its open transaction, and the changes of the engine if it commits."""
 
-    no: int
-    client: bytes
-    snapshot: int
-    # True if an earlier answer may have been lost: the engine first looks up the recorded outcome.
-    resent: bool = False
-    reads: list[bytes] = []
-    ranges: list[tuple[bytes, bytes]] = []
-    guards: list[LeaseGuard] = []
-    puts: dict[bytes, bytes] = {}
-    deletes: list[bytes] = []
-    appends: list[tuple[bytes, bytes]] = []
-    adds: dict[bytes, int] = {}
-    calls: list[tuple[str, msgspec.Raw]] = []
-    topics: list[str] = []
-    # Topics that unpark the request (see `parked_requests`).
-    park_topics: list[str] = []
-    # Cancels a parked request. If that was already applied, the answer is its outcome.
-    cancels_parked: bool = False
+    __slots__ = (
+        "answers",
+        "commit_no",
+        "committed_ids",
+        "newly_parked",
+        "now_ns",
+        "outcomes",
+        "removed_overdue",
+        "removed_parked",
+        "retried",
+        "retrying",
+        "topics",
+        "txn",
+        "unparked",
+        "written",
+    )
 
+    def __init__(self, txn: BackendWriteTxn, now_ns: int, commit_no: int) -> None:
+        self.txn = txn
+        self.now_ns = now_ns
+        self.commit_no = commit_no
+        self.written = WriteSet(txn.id)
+        self.topics: set[str] = set()
+        self.answers: list[CommitAnswer] = []
+        # The requests that this commit applies, and their outcomes to record.
+        self.committed_ids: list[RequestId] = []
+        self.outcomes: list[CommitAnswer] = []
+        self.newly_parked: list[CommitRequest] = []
+        self.unparked: list[tuple[CommitRequest, CommitAnswer]] = []
+        # The parked requests that were retried, and the one that is being retried.
+        self.retried: list[CommitRequest] = []
+        self.retrying: CommitRequest | None = None
+        # Parked and overdue requests that a copy replaced. An abort restores them.
+        self.removed_parked: list[CommitRequest] = []
+        self.removed_overdue: list[CommitRequest] = []
 
-class CommitAnswer(msgspec.Struct, array_like=True, gc=False):
-    """The answer to a request: `error` is (code, fields), or None for a commit."""
-
-    no: int
-    error: list[Any] | None = None
-    commit_no: int = 0
-    seqs: list[int] = []
-    results: list[msgspec.Raw] = []
-
-
-# Placeholder for the answer of a parked request.
-PARKED = CommitAnswer(0)
+    def add_committed(
+        self, request_id: RequestId, request: CommitRequest, answer: CommitAnswer
+    ) -> None:
+        self.committed_ids.append(request_id)
+        self.outcomes.append(outcome_to_keep(answer))
+        self.topics.update(request.topics)
 
 
 class StoreEngine:
@@ -201,111 +212,118 @@ class StoreEngine:
     def _try_commit(self, requests: Sequence[CommitRequest]) -> list[CommitAnswer] | None:
         self.record_commit()
         now_ns = self._last_ns = max(self.now_ns(), self._last_ns + 1)
-        commit_no = self.commit_no + 1
-        txn = self._backend.begin()
-        written = WriteSet(txn.id)
-        topics: set[str] = set()
-        answers: list[CommitAnswer] = []
-        committed_ids: list[tuple[bytes, int]] = []
-        outcomes: list[CommitAnswer] = []
-        newly_parked: list[CommitRequest] = []
-        unparked: list[tuple[CommitRequest, CommitAnswer]] = []
-        retried: list[CommitRequest] = []
-        retrying: CommitRequest | None = None
-        removed_parked: list[CommitRequest] = []
-        removed_overdue: list[CommitRequest] = []
+        attempt = CommitAttempt(self._backend.begin(), now_ns, self.commit_no + 1)
         try:
             for request in requests:
-                request_id = (request.client, request.no)
-                if request.resent and request_id in committed_ids:
-                    # Both copies of a resent request are in one batch: apply it once.
-                    answers.append(outcomes[committed_ids.index(request_id)])
-                    continue
-                if request.park_topics or request.cancels_parked:
-                    # This copy replaces one that was parked over an earlier connection.
-                    former = self.parked_requests.remove(request_id)
-                    if former is not None:
-                        removed_parked.append(former)
-                    removed = _remove_by_id(self.overdue, request_id)
-                    removed_overdue += removed
-                    was_parked = (
-                        _remove_by_id(newly_parked, request_id) or removed or former is not None
-                    )
-                    if request.cancels_parked and was_parked:
-                        answers.append(
-                            CommitAnswer(request.no, to_wire(RequestCancelled(txn_no=request.no)))
-                        )
-                        continue
-                try:
-                    answer = self._apply(txn, request, written, now_ns, commit_no)
-                except HoldfastError as error:
-                    if request.park_topics and isinstance(error, NothingToDo):
-                        newly_parked.append(request)
-                        answer = PARKED
-                    else:
-                        answer = CommitAnswer(request.no, to_wire(error))
-                else:
-                    if answer.commit_no == commit_no:
-                        committed_ids.append(request_id)
-                        outcomes.append(outcome_to_keep(answer))
-                        topics.update(request.topics)
-                answers.append(answer)
-            if not committed_ids:
-                txn.abort()
-                self._park(newly_parked)
-                return answers
-            topics.update(written.topics)
-            if self.parked_requests or newly_parked:
-                # Also retry requests parked in this batch: a later request may have notified them.
-                retried = (
-                    self.parked_requests.waiting_for_topics(topics)
-                    + filter_by_topics(newly_parked, topics)
-                )[:UNPARK_TRIES_MAX]
-                for request in retried:
-                    retrying = request
-                    try:
-                        answer = self._apply(txn, request, written, now_ns, commit_no)
-                    except NothingToDo:
-                        continue
-                    except HoldfastError as error:
-                        answer = CommitAnswer(request.no, to_wire(error))
-                    else:
-                        committed_ids.append((request.client, request.no))
-                        outcomes.append(outcome_to_keep(answer))
-                        topics.update(request.topics)
-                    unparked.append((request, answer))
-                retrying = None
-                topics.update(written.topics)
-            row = codec.pack(
-                [commit_no, txn.id, now_ns, [client for client, _ in committed_ids], outcomes]
-            )
-            slot = _outcome_key(commit_no)
-            _write(txn, [(slot, row)], [key for key in self._stale_outcome_keys if key != slot])
+                attempt.answers.append(self._answer(attempt, request))
+            if not attempt.committed_ids:
+                attempt.txn.abort()
+                self._park(attempt.newly_parked)
+                return attempt.answers
+            attempt.topics.update(attempt.written.topics)
+            if self.parked_requests or attempt.newly_parked:
+                self._retry_parked(attempt)
+            self._write_outcomes(attempt)
         except Exception as error:
-            txn.abort()
-            if isinstance(error, _PartialWrite) and isinstance(error.error, StoreError):
-                raise error.error from None
-            self._park(removed_parked)
-            self.overdue += removed_overdue
-            refused = self._backend.to_store_error(error) or invalid_transaction(error)
-            if (
-                retrying is not None
-                and self.parked_requests.remove((retrying.client, retrying.no)) is not None
-            ):
-                # A parked request broke the batch: retry the batch without it.
-                self.unparked.append((retrying, CommitAnswer(retrying.no, to_wire(refused))))
-                return self._try_commit(requests)
-            if len(requests) > 1:
-                return None
-            return [CommitAnswer(requests[0].no, to_wire(refused))]
-        txn.commit()
+            return self._abort(attempt, requests, error)
+        attempt.txn.commit()
         self._stale_outcome_keys = []
-        self.commit_no = commit_no
-        self.notified_topics |= topics
-        self._unrecorded_commit = written, committed_ids, outcomes, topics
-        self._park(newly_parked)
-        self._unpark(unparked, topics, retried)
-        return answers
+        self.commit_no = attempt.commit_no
+        self.notified_topics |= attempt.topics
+        self._unrecorded_commit = (
+            attempt.written,
+            attempt.committed_ids,
+            attempt.outcomes,
+            attempt.topics,
+        )
+        self._park(attempt.newly_parked)
+        self._unpark(attempt.unparked, attempt.topics, attempt.retried)
+        return attempt.answers
+
+    def _answer(self, attempt: CommitAttempt, request: CommitRequest) -> CommitAnswer:
+        """Apply a request of the batch and return its answer, or PARKED."""
+        request_id = (request.client, request.no)
+        if request.resent and request_id in attempt.committed_ids:
+            # Both copies of a resent request are in one batch: apply it once.
+            return attempt.outcomes[attempt.committed_ids.index(request_id)]
+        if request.park_topics or request.cancels_parked:
+            was_parked = self._remove_parked(attempt, request_id)
+            if request.cancels_parked and was_parked:
+                return CommitAnswer(request.no, to_wire(RequestCancelled(txn_no=request.no)))
+        try:
+            answer = self._apply(
+                attempt.txn, request, attempt.written, attempt.now_ns, attempt.commit_no
+            )
+        except HoldfastError as error:
+            if request.park_topics and isinstance(error, NothingToDo):
+                attempt.newly_parked.append(request)
+                return PARKED
+            return CommitAnswer(request.no, to_wire(error))
+        if answer.commit_no == attempt.commit_no:
+            attempt.add_committed(request_id, request, answer)
+        return answer
+
+    def _remove_parked(self, attempt: CommitAttempt, request_id: RequestId) -> bool:
+        """Remove the copy of a request that was parked before, also over an earlier connection."""
+        former = self.parked_requests.remove(request_id)
+        if former is not None:
+            attempt.removed_parked.append(former)
+        overdue = _remove_by_id(self.overdue, request_id)
+        attempt.removed_overdue += overdue
+        newly_parked = _remove_by_id(attempt.newly_parked, request_id)
+        return bool(former is not None or overdue or newly_parked)
+
+    def _retry_parked(self, attempt: CommitAttempt) -> None:
+        """Retry the parked requests whose topics the batch notifies."""
+        # Also retry requests parked in this batch: a later request may have notified them.
+        attempt.retried = (
+            self.parked_requests.waiting_for_topics(attempt.topics)
+            + filter_by_topics(attempt.newly_parked, attempt.topics)
+        )[:UNPARK_TRIES_MAX]
+        for request in attempt.retried:
+            attempt.retrying = request
+            try:
+                answer = self._apply(
+                    attempt.txn, request, attempt.written, attempt.now_ns, attempt.commit_no
+                )
+            except NothingToDo:
+                continue
+            except HoldfastError as error:
+                answer = CommitAnswer(request.no, to_wire(error))
+            else:
+                attempt.add_committed((request.client, request.no), request, answer)
+            attempt.unparked.append((request, answer))
+        attempt.retrying = None
+        attempt.topics.update(attempt.written.topics)
+
+    def _write_outcomes(self, attempt: CommitAttempt) -> None:
+        txn = attempt.txn
+        clients = [client for client, _ in attempt.committed_ids]
+        row = codec.pack([attempt.commit_no, txn.id, attempt.now_ns, clients, attempt.outcomes])
+        slot = _outcome_key(attempt.commit_no)
+        _write(txn, [(slot, row)], [key for key in self._stale_outcome_keys if key != slot])
+
+    def _abort(
+        self, attempt: CommitAttempt, requests: Sequence[CommitRequest], error: Exception
+    ) -> list[CommitAnswer] | None:
+        """Undo an attempt that a request broke. None if its requests must be committed one by one."""
+        attempt.txn.abort()
+        if isinstance(error, _PartialWrite) and isinstance(error.error, StoreError):
+            raise error.error from None
+        self._park(attempt.removed_parked)
+        self.overdue += attempt.removed_overdue
+        refused = self._backend.to_store_error(error) or invalid_transaction(error)
+        parked = attempt.retrying
+        if (
+            parked is not None
+            and self.parked_requests.remove((parked.client, parked.no)) is not None
+        ):
+            # A parked request broke the batch: retry the batch without it.
+            self.unparked.append((parked, CommitAnswer(parked.no, to_wire(refused))))
+            return self._try_commit(requests)
+        if len(requests) > 1:
+            return None
+        return [CommitAnswer(requests[0].no, to_wire(refused))]
 
     def _park(self, requests: list[CommitRequest]) -> None:
         for request in requests:

@@ -17,6 +17,8 @@ from holdfast.errors import Timeout
 if TYPE_CHECKING:
     import asyncio
 
+    from holdfast.store.api import Settable
+
 
 class CommitFuture:
     __slots__ = (
@@ -36,7 +38,7 @@ class CommitFuture:
         self._value: Any = None
         self._error: BaseException | None = None
         self._event: threading.Event | None = None
-        self._notified_event: threading.Event | None = None
+        self._notified_event: Settable | None = None
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def done(self) -> bool:
@@ -56,7 +58,7 @@ class CommitFuture:
             raise self._error
         return self._value
 
-    def notify_event(self, event: threading.Event) -> None:
+    def notify_event(self, event: Settable) -> None:
         """Set the event on completion, for a caller that waits for several futures."""
         self._notified_event = event
         if self._ensure_sent is not None:

@@ -11,13 +11,21 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from holdfast.clock import Clock, S
+from holdfast.clock import Clock
 from holdfast.config import TRANSACT_ATTEMPTS_MAX
 from holdfast.errors import Conflict, Invalid, RequestCancelled, StoreClosed
 from holdfast.store.api import unwrap
-from holdfast.store.engine import PARKED, CommitAnswer, CommitRequest, StoreBackend, StoreEngine
+from holdfast.store.engine import StoreBackend, StoreEngine
 from holdfast.store.futures import CommitFuture, complete_one
 from holdfast.store.lmdb.protocol import as_parked, build_request, resolve_deferred
+from holdfast.store.requests import PARKED, CommitAnswer, CommitRequest
+from holdfast.store.subscription import (
+    Sleepers,
+    Subscription,
+    release_once,
+    sleep_on_gate,
+    wait_once,
+)
 from holdfast.store.txn import ClientTxn, check_topic
 
 
@@ -28,7 +36,7 @@ class InProcessStore:
         self.backend = backend
         self.engine = StoreEngine(backend, clock, **engine)
         self._lock = threading.RLock()
-        self._notified = threading.Condition(self._lock)
+        self.sleepers = Sleepers()
         self._closed = False
         self._no = 0
         self._client = clock.entropy(8)
@@ -101,28 +109,21 @@ class InProcessStore:
         timeout: float,
         parked: InProcessParkedTransaction | None = None,
     ) -> int:
-        topics = checked_topics(topic)
-        deadline_ns = self.clock.mono_ns() + int(timeout * S)
-        with self._notified:
-            while True:
-                known, forgotten = self.engine.topics, self.engine.topics_unknown_until
-                last = max(known.get(name, forgotten) for name in topics)
-                if last > since:
-                    return last
-                if parked is not None and parked.is_answered:
-                    return since
-                left_ns = deadline_ns - self.clock.mono_ns()
-                if left_ns <= 0 or self._closed:
-                    return since
-                self._notified.wait(left_ns / S)
+        try:
+            return wait_once(self, checked_topics(topic), since, timeout, parked)
+        except StoreClosed:
+            return since
+
+    def subscribe(self, topics: str | Sequence[str], since: int = 0) -> Subscription:
+        return Subscription(self, checked_topics(topics), since)
 
     def backup(self, path: str) -> None:
         raise Invalid(what="backup", why="this store is in memory", url=self.url)
 
     def close(self) -> None:
-        with self._notified:
+        with self._lock:
             self._closed = True
-            self._notified.notify_all()
+        self.sleepers.wake_all()
 
     def __enter__(self) -> InProcessStore:
         return self
@@ -130,16 +131,45 @@ class InProcessStore:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    # -- the source of subscriptions -------------------------------------------------------------
+
+    def mono_ns(self) -> int:
+        return self.clock.mono_ns()
+
+    def check(self) -> None:
+        if self._closed:
+            raise StoreClosed(url=self.url)
+
+    def last_notified(self, topics: tuple[str, ...]) -> int | None:
+        with self._lock:
+            known, forgotten = self.engine.topics, self.engine.topics_unknown_until
+            return max([known.get(name, forgotten) for name in topics], default=0)
+
+    def is_new(self, last: int, since: int) -> bool:
+        return last > since
+
+    def sleep(self, subscription: Subscription, last: int | None, timeout_s: float) -> None:
+        sleep_on_gate(self, subscription, last, timeout_s)
+
+    def interrupt(self, subscription: Subscription) -> None:
+        """Do nothing: a sleeping thread waits for its gate."""
+
+    def start_delivery(self) -> None:
+        """Do nothing: the committing thread wakes the sleepers."""
+
+    def release(self, subscription: Subscription) -> None:
+        """Do nothing: only sleepers are registered."""
+
     def _commit(self, request: CommitRequest) -> CommitAnswer:
         [answer] = self.engine.commit([request])
         overdue = self.engine.overdue
         if answer is not PARKED and request.park_topics:
-            self._parked.pop(request.no).answer = answer
+            self._parked.pop(request.no).finish(answer)
         for unparked, unparked_answer in self.engine.unparked:
-            self._parked.pop(unparked.no).answer = unparked_answer
+            self._parked.pop(unparked.no).finish(unparked_answer)
+        self.sleepers.wake(self.engine.notified_topics)
         for overdue_request in overdue:
             self._commit(overdue_request)
-        self._notified.notify_all()
         return answer
 
     def _run(
@@ -164,6 +194,12 @@ class InProcessParkedTransaction:
         self._result = result
         self._no = no
         self.answer: CommitAnswer | None = None
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+    def finish(self, answer: CommitAnswer) -> None:
+        self.answer = answer
+        release_once(self.gate)
 
     @property
     def is_answered(self) -> bool:

@@ -10,10 +10,8 @@ its connection and ends with it. It is never stored.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from holdfast.store.engine import CommitRequest
+from holdfast.store.requests import CommitRequest
 
 # The parked requests that one commit retries. The next commit retries the rest.
 UNPARK_TRIES_MAX = 16

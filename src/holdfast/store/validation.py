@@ -22,7 +22,7 @@ from holdfast.store.txn import ApplyTxn, BaseRows, check_guard, insert_sorted
 
 
 class ApplicableRequest(Protocol):
-    """The part of a commit request that validation and execution use (see `engine.CommitRequest`)."""
+    """The part of a commit request that validation and execution use (see `requests.CommitRequest`)."""
 
     reads: list[bytes]
     ranges: list[tuple[bytes, bytes]]

@@ -4,24 +4,24 @@ Requests for the same queues and names share one wait queue. A notification wake
 tries to lease. If it succeeds, it wakes the next one. So a hundred waiting requests cost one lease attempt
 per task. A notification during an attempt is not lost, because each wait queue counts its notifications.
 
-One thread waits on the store topics for all wait queues, and only while there are waiting requests.
-`store.wait` cannot be cancelled, so the server notifies a private topic when the set of topics grows. Time
-also notifies: when a delay ends or a lease expires.
+One coroutine, the listener, waits on a store subscription for all wait queues, and only while there are waiting
+requests. When the set of topics grows, the server replaces the subscription. Time also notifies: when a delay
+ends or a lease expires.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from holdfast.clock import SYSTEM, Clock, S
+from holdfast.clock import S
 from holdfast.errors import HoldfastError, StoreClosed
-from holdfast.ops.http.routing import ClientDisconnect
-from holdfast.store.api import Store
+from holdfast.ops.http.router import ClientDisconnect
+from holdfast.store.api import Store, reads_block
+from holdfast.store.subscription import Subscription
 from holdfast.tasks.leases import next_due_ns
 from holdfast.tasks.model import keys_of
 from holdfast.tasks.operations import LeaseResult
@@ -72,29 +72,30 @@ class WaitQueue:
 
 
 class LongPoller:
+    """Created, used and closed in the event loop."""
+
     def __init__(
         self,
         store: Store,
         universe: str,
         loop: asyncio.AbstractEventLoop,
-        *,
-        clock: Clock = SYSTEM,
+        run_in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
+        """`run_in_thread` runs the reads of a store that may block."""
         self._store = store
         self._universe = universe
         self._keys = keys_of(universe)
         self._loop = loop
-        self._private_topic = f"tasks/{universe}/http/{clock.entropy(8).hex()}"
+        self._run_in_thread = run_in_thread if reads_block(store) else None
         self._closed = False
-        # Wait queues by task queues and names, and by task seq. Modified only in the event loop.
+        # Wait queues by task queues and names, and by task seq.
         self._queues: dict[tuple[frozenset[str], frozenset[str]], WaitQueue] = {}
         self._tasks: dict[int, WaitQueue] = {}
         # The topics of the listener: those of waiting requests, and some of earlier ones.
         self._topics: set[str] = set()
-        self._has_waiting = threading.Event()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="holdfast-http-bell", daemon=True)
-        self._thread.start()
+        self._subscription: Subscription | None = None
+        self._has_waiting = asyncio.Event()
+        self._listener = loop.create_task(self._listen())
 
     async def lease(
         self,
@@ -146,16 +147,15 @@ class LongPoller:
                 await wait_queue.wait(last_seen, left_s, disconnect)
 
     def close(self) -> None:
-        """End all long polls and the listener. Called in the event loop."""
+        """End all long polls and the listener."""
         self._closed = True
-        self._stopped.set()
-        self._has_waiting.set()
         for wait_queue in (*self._queues.values(), *self._tasks.values()):
             wait_queue.notify_all()
-        with contextlib.suppress(HoldfastError):
-            self._wake_listener()
+        if self._subscription is not None:
+            self._subscription.cancel()
+        self._listener.cancel()
 
-    # -- wait queues, in the event loop ------------------------------------------------------------
+    # -- wait queues -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _joined(
@@ -167,11 +167,10 @@ class LongPoller:
         try:
             new_topics = set(topics) - self._topics
             if new_topics:
-                # Replaced, not modified: the listener thread may be reading it.
                 self._topics = new_topics | (
                     self._topics if len(self._topics) < TOPICS_MAX else self._waiting_topics()
                 )
-                self._wake_listener()
+                self._subscribe()
             self._has_waiting.set()
             yield wait_queue
         finally:
@@ -194,43 +193,45 @@ class LongPoller:
             if seq in self._tasks:
                 self._tasks[seq].notify_all()
 
-    def _wake_listener(self) -> None:
-        self._store.submit(lambda txn: txn.notify(self._private_topic))
+    # -- the listener ------------------------------------------------------------------------------
 
-    # -- the listener, in its thread -----------------------------------------------------------------
+    def _subscribe(self) -> None:
+        """Replace the subscription. The wait on the former one ends."""
+        former, since = self._subscription, 0
+        if former is not None:
+            since = former.since
+            former.cancel()
+        self._subscription = self._store.subscribe(list(self._topics), since)
 
-    def _listen(self) -> None:
-        since = 0
+    async def _listen(self) -> None:
         while True:
-            self._has_waiting.wait()
-            if self._stopped.is_set():
-                return
+            await self._has_waiting.wait()
             try:
-                since = self._wait_and_notify(since)
-            except (StoreClosed, RuntimeError):
-                return  # the store or the event loop is closed
+                await self._wait_and_notify()
+            except StoreClosed:
+                return
             except HoldfastError:
                 # The polling requests get the same error from their own attempts.
-                self._stopped.wait(LISTEN_S)
+                await asyncio.sleep(LISTEN_S)
 
-    def _wait_and_notify(self, since: int) -> int:
+    async def _wait_and_notify(self) -> None:
         """Wait for a notification or a due time, then wake the affected wait queues."""
-        store, universe = self._store, self._universe
-        due_ns = store.read(next_due_ns, universe) if self._queues else None
+        assert self._subscription is not None, "a waiting request has subscribed"
+        store = self._store
+        due_ns = await self._read(next_due_ns, self._universe) if self._queues else None
         timeout_s = LISTEN_S
         if due_ns is not None:
             timeout_s = min(max((due_ns - store.now_ns()) / S, DUE_S), LISTEN_S)
-        notified_at = store.wait([self._private_topic, *self._topics], since, timeout_s)
-        if self._stopped.is_set():
-            return notified_at
-        queues = {name for key, _ in list(self._queues) for name in key}
-        ended = store.read(finished_among, universe, list(self._tasks))
+        await self._subscription.wait_async(timeout_s)
+        queues = {name for key, _ in self._queues for name in key}
+        ended = await self._read(finished_among, self._universe, list(self._tasks))
         if due_ns is not None and store.now_ns() >= due_ns:
-            ready_queues: list[str] | None = (
-                None  # any lease attempt promotes due tasks: wake all queues
-            )
+            ready_queues = None  # any lease attempt promotes due tasks: wake all queues
         else:
-            ready_queues = store.read(queues_with_work, universe, queues)
-        if ready_queues is None or ready_queues or ended:
-            self._loop.call_soon_threadsafe(self._notify, ready_queues, ended)
-        return notified_at
+            ready_queues = await self._read(queues_with_work, self._universe, queues)
+        self._notify(ready_queues, ended)
+
+    async def _read(self, fn: Callable[..., Any], *args: Any) -> Any:
+        if self._run_in_thread is None:
+            return self._store.read(fn, *args)
+        return await self._run_in_thread(self._store.read, fn, *args)

@@ -20,7 +20,7 @@ from holdfast import codec
 from holdfast.config import FRAME_BYTES_MAX
 from holdfast.errors import Invalid, from_wire
 from holdfast.store.api import Operation, unwrap
-from holdfast.store.engine import CommitAnswer, CommitRequest
+from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.store.txn import ClientTxn
 
 # Since 2 a request names its operations by stable names (`operation_names`).

@@ -30,7 +30,6 @@ from holdfast.errors import (
     StoreReplaced,
 )
 from holdfast.store.api import Operation
-from holdfast.store.engine import CommitAnswer
 from holdfast.store.futures import CallbackThread, CommitFuture, complete_one
 from holdfast.store.in_process import checked_topics, refuse_writes
 from holdfast.store.lmdb import backup as backups
@@ -38,6 +37,8 @@ from holdfast.store.lmdb import permissions
 from holdfast.store.lmdb.backend import LmdbBackend, prepare_directory, storage_error
 from holdfast.store.lmdb.protocol import OperationCall, TransactionCall, as_parked
 from holdfast.store.lmdb.writer_client import PendingCall, WriterClient
+from holdfast.store.requests import CommitAnswer
+from holdfast.store.subscription import Subscription
 from holdfast.store.txn import ClientTxn
 
 # A computing thread yields the interpreter only at this interval. With the default (5 ms) such a
@@ -134,6 +135,9 @@ class LmdbStore:
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         self._check_open()
         return self._client.wait(checked_topics(topic), since, timeout)
+
+    def subscribe(self, topics: str | Sequence[str], since: int = 0) -> Subscription:
+        return self._client.subscribe(checked_topics(topics), since)
 
     def backup(self, path: str) -> None:
         self._check_open()

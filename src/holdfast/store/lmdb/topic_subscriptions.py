@@ -1,4 +1,4 @@
-"""Topic subscriptions of a client at the writer, bounded in number.
+"""Topic subscriptions of a client at the writer, bounded in number, with the last commit of each topic.
 
 A topic is subscribed while a thread waits for it, and stays subscribed for some time, since the next wait is often
 for the same topic. Beyond `WATCHED_IDLE_MAX` the least recently used topics without a waiter are unsubscribed.
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 
 from holdfast.config import IDLE_TOPICS_MAX
+from holdfast.store.subscription import Sleepers
 
 
 class TopicSubscriptions:
@@ -24,6 +25,9 @@ class TopicSubscriptions:
         self._idle: OrderedDict[str, None] = OrderedDict()
         # Changes not yet sent to the writer: whether a topic is subscribed.
         self._unsent_changes: dict[str, bool] = {}
+        # The last commit that notified each topic, as far as the writer has reported it.
+        self._commits: dict[str, int] = {}
+        self.sleepers = Sleepers()
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._waiter_counts or topic in self._idle
@@ -43,11 +47,8 @@ class TopicSubscriptions:
             # An unsubscription can wait for the next subscription.
             return any(self._unsent_changes.values())
 
-    def remove_waiter(self, topics: Iterable[str], on_dropped: Callable[[str], None]) -> None:
-        """Remove a waiter of these topics and unsubscribe excess idle topics.
-
-        `on_dropped` runs under the lock, so that a concurrent new subscription comes entirely before or after it.
-        """
+    def remove_waiter(self, topics: Iterable[str]) -> None:
+        """Remove a waiter of these topics and unsubscribe excess idle topics."""
         with self._lock:
             for topic in topics:
                 waits = self._waiter_counts.pop(topic) - 1
@@ -58,7 +59,20 @@ class TopicSubscriptions:
             while len(self._idle) > IDLE_TOPICS_MAX:
                 topic, _ = self._idle.popitem(last=False)
                 self._unsent_changes[topic] = False
-                on_dropped(topic)
+                self._commits.pop(topic, None)
+
+    def record(self, commits: Mapping[str, int]) -> None:
+        """Record the commits that the writer reports, and wake the sleepers of their topics."""
+        for topic, commit_no in commits.items():
+            # The writer may still report a topic that was just unsubscribed.
+            if topic in self:
+                self._commits[topic] = commit_no
+        self.sleepers.wake(commits)
+
+    def last_notified(self, topics: tuple[str, ...]) -> int | None:
+        """The last commit that notified any of the topics; None until the writer has reported all of them."""
+        commits = [self._commits[topic] for topic in topics if topic in self._commits]
+        return max(commits, default=0) if len(commits) == len(topics) else None
 
     def take_changes(self, *, all_topics: bool = False) -> tuple[list[str], list[str]]:
         """Take the unsent changes: topics to subscribe and topics to unsubscribe. `all_topics`: for a new writer,

@@ -42,7 +42,7 @@ from holdfast.errors import (
     StoreReplaced,
     to_wire,
 )
-from holdfast.store.engine import PARKED, CommitAnswer, CommitRequest, StoreEngine
+from holdfast.store.engine import StoreEngine
 from holdfast.store.lmdb import permissions
 from holdfast.store.lmdb.backend import LmdbBackend, prepare_directory, storage_error
 from holdfast.store.lmdb.directory_identity import DATA_FILE, READER_TABLE_FILE, DirectoryIdentity
@@ -67,6 +67,7 @@ from holdfast.store.lmdb.writer_address import (
     short_directory,
 )
 from holdfast.store.parked_requests import RequestId
+from holdfast.store.requests import PARKED, CommitAnswer, CommitRequest
 
 # Modules of common operations, imported while the writer is idle and not while a client waits. A client waits for at
 # most one import, so the dependencies of large modules are listed before them.

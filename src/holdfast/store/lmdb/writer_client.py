@@ -4,25 +4,23 @@ The connection needs no dedicated thread (leader/followers). A waiting thread th
 free becomes the reader, distributes the answers to all threads, and promotes another waiter after it
 received its own answer. In the same way one sender sends the requests of all threads.
 
-When the writer process ends, the reader connects to or starts another one and resends the unanswered
-requests, marked as resent. The new writer looks up the recorded outcome of each before it applies it.
-The client kills and replaces a writer that owes an answer and is stopped or hung. It verifies pid and
-start time first, so that it never kills another process.
+When the writer process ends, the reader connects to or starts another one (`writer_connection`) and resends the
+unanswered requests, marked as resent. The new writer looks up the recorded outcome of each before it applies it.
+
+The client is the source of its subscriptions: a thread that waits for a topic becomes the reader like a thread
+that waits for an answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import select
-import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from holdfast.clock import SYSTEM, S
+from holdfast.clock import SYSTEM
 from holdfast.config import FRAME_BYTES_MAX, RESEND_BATCH, RESENDS_MAX, WriterLimits
 from holdfast.errors import (
     CommitUnknown,
@@ -32,33 +30,22 @@ from holdfast.errors import (
     StoreGone,
     StoreReplaced,
     WriterLost,
-    from_wire,
     to_wire,
 )
-from holdfast.store.engine import CommitAnswer, CommitRequest
 from holdfast.store.futures import CompletionBatch
-from holdfast.store.lmdb.directory_identity import DirectoryIdentity
 from holdfast.store.lmdb.leader_lock import LeaderLock
 from holdfast.store.lmdb.protocol import (
-    FrameDecoder,
     WriterWelcome,
     decode_writer_message,
     encode,
     encode_frame,
 )
 from holdfast.store.lmdb.topic_subscriptions import TopicSubscriptions
-from holdfast.store.lmdb.writer_process import (
-    connect_or_start,
-    is_stopped,
-    kill_verified,
-    peer_of,
-    reap_children,
-)
+from holdfast.store.lmdb.writer_connection import POLL_S, WriterConnection
+from holdfast.store.lmdb.writer_process import reap_children
+from holdfast.store.requests import CommitAnswer, CommitRequest
+from holdfast.store.subscription import Sleepers, Subscription, release_once, wait_once
 
-# How often a waiting reader checks for a stuck writer.
-_POLL_S = 0.25
-# How often a client checks that the path still leads to the store.
-IDENTITY_CHECK_NS = S
 # While answered threads are still being woken, up to this many transactions are held back for one send.
 _SEND_TOGETHER = 16
 
@@ -70,7 +57,7 @@ def _ignore(answer: CommitAnswer) -> None:
 class PendingCall:
     """A request without an answer yet."""
 
-    __slots__ = ("answer", "callback", "is_parked", "lock", "request", "resends", "sent_ns")
+    __slots__ = ("answer", "callback", "gate", "is_parked", "request", "resends", "sent_ns")
 
     def __init__(
         self, request: CommitRequest, callback: Callable[[CommitAnswer], None] | None = None
@@ -82,20 +69,15 @@ class PendingCall:
         self.resends = 0
         # A parked request: the writer owes no answer yet, and no thread has to wait for one.
         self.is_parked = bool(request.park_topics)
-        self.lock = threading.Lock()
-        self.lock.acquire()
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+    @property
+    def is_answered(self) -> bool:
+        return self.answer is not None
 
     def wake(self) -> None:
-        _release_once(self.lock)
-
-
-def _release_once(lock: threading.Lock) -> bool:
-    """Release the lock and return whether it was locked. No context manager: this runs for every answer."""
-    try:
-        lock.release()
-    except RuntimeError:
-        return False
-    return True
+        release_once(self.gate)
 
 
 def _is_main() -> bool:
@@ -104,33 +86,30 @@ def _is_main() -> bool:
 
 class WriterClient:
     def __init__(self, path: Path, *, bootstrap: bool, limits: WriterLimits) -> None:
-        self._path = path
-        self._bootstrap = bootstrap
-        self._limits = limits
         self.client = SYSTEM.entropy(8)
         self._request_numbers = itertools.count(1)
         self._pending: dict[int, PendingCall] = {}
         self._outbox: deque[PendingCall] = deque()
         self._sender_lock = LeaderLock()
         self._reader_lock = LeaderLock()
-        self._topics: dict[str, int] = {}
-        self._subscriptions = TopicSubscriptions()
-        self._sleepers: dict[str, list[threading.Lock]] = {}
-        self._frames = FrameDecoder()
+        self.topics = TopicSubscriptions()
+        # The shared subscription whose thread is the reader.
+        self._reading_subscription: Subscription | None = None
         self._receiver: threading.Thread | None = None
         self._to_wake: deque[PendingCall] = deque()
         self.completions = CompletionBatch()
-        # The permanent error of this client: closed, or the store is gone or replaced.
-        self._end_error: HoldfastError | None = None
-        # The connection is lost and the reader has not reconnected yet: nothing is sent.
-        self._broken = False
-        self._received_ns = 0
         # Per thread: the nesting depth of `batched`.
         self._batching = threading.local()
-        self._identity: tuple[str, int] | None = None
-        self._directory: DirectoryIdentity | None = None
-        self._next_check_ns = 0
-        self._connect()
+        self._connection = WriterConnection(
+            path,
+            bootstrap=bootstrap,
+            limits=limits,
+            oldest_unanswered_ns=self._oldest_unanswered_ns,
+        )
+
+    @property
+    def welcome(self) -> WriterWelcome:
+        return self._connection.welcome
 
     def next_no(self) -> int:
         return next(self._request_numbers)
@@ -158,7 +137,7 @@ class WriterClient:
                         self._promote_reader()
                 else:
                     # The thread that should have promoted the next reader may have been interrupted.
-                    timed_out = not call.lock.acquire(timeout=_POLL_S)
+                    timed_out = not call.gate.acquire(timeout=POLL_S)
         finally:
             if call.answer is None:
                 self._abandon(call)
@@ -193,19 +172,23 @@ class WriterClient:
 
     def submit(self, request: CommitRequest, callback: Callable[[CommitAnswer], None]) -> None:
         """Send a transaction. The receiver thread passes its answer to the callback."""
+        try:
+            self.start_delivery()
+        except RuntimeError:
+            # An exiting interpreter starts no threads (3.12): this thread reads the answer.
+            callback(self.call(request))
+            self.completions.wake()
+            return
+        self._enqueue(PendingCall(request, callback))
+
+    def start_delivery(self) -> None:
+        """Start the receiver thread, unless it runs."""
         if self._receiver is None or not self._receiver.is_alive():
-            self._receiver = threading.Thread(
+            receiver = threading.Thread(
                 target=self._receive_forever, name="holdfast-receiver", daemon=True
             )
-            try:
-                self._receiver.start()
-            except RuntimeError:
-                # An exiting interpreter starts no threads (3.12): this thread reads the answer.
-                self._receiver = None
-                callback(self.call(request))
-                self.completions.wake()
-                return
-        self._enqueue(PendingCall(request, callback))
+            receiver.start()
+            self._receiver = receiver
 
     @contextlib.contextmanager
     def batched(self) -> Iterator[None]:
@@ -231,39 +214,11 @@ class WriterClient:
 
     def check(self) -> None:
         """Raise the permanent error of this client, if it has one."""
-        if self._end_error is not None:
-            raise self._end_error
-        if SYSTEM.mono_ns() >= self._next_check_ns:
-            self._check_directory()
-
-    def _check_directory(self) -> None:
-        """End the connection if the path no longer leads to the store."""
-        self._next_check_ns = SYSTEM.mono_ns() + IDENTITY_CHECK_NS
-        if self._directory is None:
-            return
-        try:
-            self._directory.check()
-        except (StoreGone, StoreReplaced) as error:
-            self._end_error = error
-            # Wakes the threads that read or wait.
-            self._shut_down_socket()
-            raise
-
-    def _is_directory_current(self) -> bool:
-        """Whether answers may be delivered. The writer checks the path that it was started with. This client may use
-        another path (a link, a mount of another container) that now leads to another store."""
-        try:
-            if self._directory is not None:
-                self._directory.check_data()
-        except (StoreGone, StoreReplaced) as error:
-            self._end_error = error
-            self._fail_all(error)
-            return False
-        return True
+        self._connection.check()
 
     def flush(self, *, check_orphaned: bool = False) -> None:
         """Send the outbox unless another thread is the sender."""
-        while self._outbox and not self._broken:
+        while self._outbox and not self._connection.is_broken:
             if not self._sender_lock.try_acquire(check_orphaned=check_orphaned):
                 return  # the current sender checks the outbox again before it finishes
             try:
@@ -287,7 +242,7 @@ class WriterClient:
             self._send_calls(calls)
         except BaseException:
             # Interrupted, possibly inside a frame: treat the connection as lost.
-            self._shut_down_socket()
+            self._connection.shut_down()
             raise
 
     def _send_calls(self, calls: list[PendingCall], topics: Sequence[str] = ()) -> None:
@@ -299,7 +254,7 @@ class WriterClient:
             failure = str(error)
         else:
             if len(body) <= FRAME_BYTES_MAX:
-                if not self._send(encode_frame(body)):
+                if not self._connection.send(encode_frame(body)):
                     self._requeue(calls)
                 return
         if len(calls) > 1:
@@ -318,69 +273,56 @@ class WriterClient:
 
     def _requeue(self, calls: list[PendingCall]) -> None:
         """Requeue calls that were never sent, for the next connection."""
-        self._broken = True
+        self._connection.is_broken = True
         unsent = [call for call in calls if not call.request.resent]
         for call in unsent:
             call.sent_ns = 0
         self._outbox.extendleft(reversed(unsent))
 
-    def _send(self, data: bytes) -> bool:
-        """Send and return whether any byte was sent. The reader detects and replaces a broken connection."""
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[self._sock.send(view) :]
-            except BlockingIOError:
-                self._kill_stuck_writer()
-            except OSError:
-                return len(view) < len(data)
-        return True
-
     # -- reading -------------------------------------------------------------------------------
 
-    def _read(self, timeout: float | None) -> None:
+    def _read(self, timeout: float | None, *, interruptible: bool = False) -> None:
         """Receive and distribute messages. The caller holds the reader lock."""
-        if self._end_error is not None:
-            self._fail_all(self._end_error)
+        connection = self._connection
+        if connection.end_error is not None:
+            self._fail_all(connection.end_error)
             return
         # Otherwise the receive timeout of the socket suffices. (The main thread polls: an interrupt inside recv
         # would lose received bytes and end the connection.)
-        polls = timeout is not None and (timeout < _POLL_S or _is_main())
-        if polls and not self._poll.poll(min(timeout or 0, _POLL_S) * 1000):
-            self.flush(check_orphaned=True)
-            self._kill_stuck_writer()
-            return
+        polls = timeout is not None and (interruptible or timeout < POLL_S or _is_main())
+        if polls:
+            poll = connection.poll_or_interrupt if interruptible else connection.poll
+            if not poll(min(timeout or 0, POLL_S)):
+                self.flush(check_orphaned=True)
+                connection.kill_stuck_writer()
+                return
         try:
             self._receive()
         except BaseException:
             # A signal handler may raise anywhere in the main thread: reconnect and resend, because received
             # answers may not have been distributed.
             if _is_main():
-                self._shut_down_socket()
+                connection.shut_down()
             raise
-
-    def _shut_down_socket(self) -> None:
-        """Shut down the connection. The next reader reconnects and resends."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
 
     def _receive(self) -> None:
         try:
-            data = self._sock.recv(self._frames.recv_bytes)
+            bodies = self._connection.receive()
         except BlockingIOError:
             self.flush(check_orphaned=True)
-            self._kill_stuck_writer()
+            self._connection.kill_stuck_writer()
             return
-        except OSError:
-            data = b""
-        if not data:
+        except ConnectionError:
             self._reconnect()
             return
-        self._received_ns = SYSTEM.mono_ns()
-        for body in self._frames.feed(data):
+        for body in bodies:
             message = decode_writer_message(body)
-            if message.answers and not self._is_directory_current():
-                return
+            if message.answers:
+                try:
+                    self._connection.check_data()
+                except (StoreGone, StoreReplaced) as error:
+                    self._fail_all(error)
+                    return
             for answer in message.answers:
                 # The call stays pending until it has its answer, because an interrupt may occur here.
                 call = self._pending.get(answer.no)
@@ -391,18 +333,14 @@ class WriterClient:
             if self._to_wake or self._outbox:
                 self._wake_next()
             self.completions.wake()
-            for topic, commit_no in message.topics.items():
-                # The writer may still report a topic that was just unsubscribed.
-                if topic in self._subscriptions:
-                    self._topics[topic] = commit_no
-                for sleeper in self._sleepers.pop(topic, ()):
-                    _release_once(sleeper)
+            if message.topics:
+                self.topics.record(message.topics)
 
     def _finish(self, call: PendingCall, answer: CommitAnswer) -> None:
         call.answer = answer
         if call.is_parked:
             # Its thread may return late, so it must not be part of the wake-up chain.
-            _release_once(call.lock)
+            release_once(call.gate)
         elif call.callback is None:
             self._to_wake.append(call)
         else:
@@ -431,143 +369,123 @@ class WriterClient:
             if call.callback is None and not call.is_parked:
                 call.wake()
                 return
-        for sleepers in list(self._sleepers.values()):
-            for sleeper in list(sleepers):
-                if _release_once(sleeper):
-                    return
+        self.sleepers.wake_one_thread()
 
     def _receive_forever(self) -> None:
         with self._reader_lock:
-            while self._end_error is None:
+            while self._connection.end_error is None:
                 try:
                     self._read(None)
                 except Exception as error:
                     # Fail all pending calls and continue to read.
-                    self._fail_all(WriterLost(path=str(self._path), why=repr(error)))
+                    self._fail_all(WriterLost(path=str(self._connection.path), why=repr(error)))
 
     # -- topics --------------------------------------------------------------------------------
 
     def wait(
-        self, topics: Sequence[str], since: int, timeout: float, call: PendingCall | None = None
+        self, topics: tuple[str, ...], since: int, timeout: float, call: PendingCall | None = None
     ) -> int:
         """Block until a topic is notified, the timeout ends, or the parked call is answered."""
-        fresh = self._subscriptions.add_waiter(topics)
+        self._add_waiter(topics)
         try:
-            if fresh:
-                self._subscribe()
-                self.flush()
-            return self._await_notification(topics, since, timeout, call)
+            return wait_once(self, topics, since, timeout, call)
         finally:
-            self._subscriptions.remove_waiter(topics, self._drop_topic)
+            if call is not None and call.answer is not None and (self._to_wake or self._outbox):
+                self._wake_next()
+            self.topics.remove_waiter(topics)
 
-    def _await_notification(
-        self, topics: Sequence[str], since: int, timeout: float, call: PendingCall | None
-    ) -> int:
-        deadline_ns = SYSTEM.mono_ns() + int(timeout * S)
-        while True:
-            if call is not None and call.answer is not None:
-                if self._to_wake or self._outbox:
-                    self._wake_next()
-                return since
-            last = self._last_notified(topics)
-            # Compare for inequality: a restored store continues from the commit number of its backup.
-            if last is not None and last != since:
-                return last
-            left_s = (deadline_ns - SYSTEM.mono_ns()) / S
-            self.check()
-            if left_s <= 0:
-                return since
-            self._wait_notified(topics, last, left_s, call)
+    def subscribe(self, topics: tuple[str, ...], since: int) -> Subscription:
+        """Subscribe. A closed or forked client sends nothing, and every wait raises its error."""
+        if self._connection.end_error is None:
+            self._add_waiter(topics)
+        return Subscription(self, topics, since)
 
-    def _drop_topic(self, topic: str) -> None:
-        self._topics.pop(topic, None)
-        self._sleepers.pop(topic, None)
+    def release(self, subscription: Subscription) -> None:
+        # A forked child must not take the lock: a thread of the parent may hold it.
+        if self._connection.end_error is None:
+            self.topics.remove_waiter(subscription.topics)
 
-    def _subscribe(self) -> None:
-        with self._sender_lock:
-            self._send_subscriptions()
+    def _add_waiter(self, topics: tuple[str, ...]) -> None:
+        if self.topics.add_waiter(topics):
+            with self._sender_lock:
+                watch, unwatch = self.topics.take_changes()
+                if watch or unwatch:
+                    self._connection.send(encode_frame(encode([[], watch, unwatch])))
+            self.flush()
 
-    def _send_subscriptions(self) -> None:
-        watch, unwatch = self._subscriptions.take_changes()
-        if watch or unwatch:
-            self._send(encode_frame(encode([[], watch, unwatch])))
+    @property
+    def sleepers(self) -> Sleepers:
+        return self.topics.sleepers
 
-    def _last_notified(self, topics: Sequence[str]) -> int | None:
-        """The last commit that notified any of the topics; None until the writer has reported all of them."""
-        commit_nos = [self._topics[topic] for topic in topics if topic in self._topics]
-        return max(commit_nos) if len(commit_nos) == len(topics) else None
+    def mono_ns(self) -> int:
+        return SYSTEM.mono_ns()
 
-    def _wait_notified(
-        self,
-        topics: Sequence[str],
-        last: int | None,
-        timeout: float,
-        call: PendingCall | None = None,
-    ) -> None:
+    def last_notified(self, topics: tuple[str, ...]) -> int | None:
+        return self.topics.last_notified(topics)
+
+    def is_new(self, last: int, since: int) -> bool:
+        # Not only greater: a restored store continues from the commit number of its backup.
+        return last != since
+
+    def sleep(self, subscription: Subscription, last: int | None, timeout_s: float) -> None:
+        """Become the reader, or sleep until the reader wakes this thread."""
         if self._reader_lock.try_acquire():
-            self._read_unless_notified(topics, last, timeout, call)
+            self._read_unless_due(subscription, last, timeout_s)
             return
-        sleeper = threading.Lock() if call is None else call.lock
-        sleeper.acquire(blocking=False)
+        subscription.gate.acquire(blocking=False)
         is_reader = False
+        self.sleepers.add(subscription)
         try:
-            for topic in topics:
-                self._sleepers.setdefault(topic, []).append(sleeper)
             # Check after registration: the notifying and the promoting thread use the opposite order.
-            if not self._is_notified(topics, last, call):
+            if not subscription.is_due(last):
                 is_reader = self._reader_lock.try_acquire(check_orphaned=True)
                 if not is_reader:
-                    sleeper.acquire(timeout=min(timeout, _POLL_S))
+                    subscription.gate.acquire(timeout=min(timeout_s, POLL_S))
         finally:
             # Before reading: otherwise this sleeper could be promoted to reader again.
-            self._remove_sleeper(topics, sleeper)
+            self.sleepers.remove(subscription)
         if is_reader:
-            self._read_unless_notified(topics, last, timeout, call)
+            self._read_unless_due(subscription, last, timeout_s)
 
-    def _read_unless_notified(
-        self, topics: Sequence[str], last: int | None, timeout: float, call: PendingCall | None
+    def _read_unless_due(
+        self, subscription: Subscription, last: int | None, timeout_s: float
     ) -> None:
         """Read once unless already notified. The caller holds the reader lock, and the former reader has distributed
         everything that it received."""
         try:
-            if not self._is_notified(topics, last, call):
-                self._read(timeout)
+            if subscription.is_shared:
+                # Before the check: `wake` uses the opposite order.
+                self._reading_subscription = subscription
+            if not subscription.is_due(last):
+                self._read(timeout_s, interruptible=subscription.is_shared)
         finally:
+            self._reading_subscription = None
             self._reader_lock.release()
             self._promote_reader()
 
-    def _is_notified(
-        self, topics: Sequence[str], last: int | None, call: PendingCall | None
-    ) -> bool:
-        return self._last_notified(topics) != last or (call is not None and call.answer is not None)
-
-    def _remove_sleeper(self, topics: Sequence[str], sleeper: threading.Lock) -> None:
-        """Unregister the sleeper from its topics."""
-        for topic in topics:
-            with contextlib.suppress(KeyError, ValueError):
-                self._sleepers[topic].remove(sleeper)
+    def interrupt(self, subscription: Subscription) -> None:
+        if self._reading_subscription is subscription:
+            self._connection.interrupt()
 
     # -- the writer process --------------------------------------------------------------------
 
     def close(self) -> None:
-        if self._end_error is None:
-            self._end_error = StoreClosed(path=str(self._path))
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        connection = self._connection
+        if connection.end_error is None:
+            connection.end_error = StoreClosed(path=str(connection.path))
+        connection.shut_down()
         with self._reader_lock:
-            self._close_socket(self._end_error)
+            self._fail_all(connection.end_error)
+            connection.close()
         reap_children()
 
     def disown_in_child(self, error: HoldfastError) -> None:
         """Reset in a forked child: the connection and the threads that hold the leader locks belong to the parent."""
-        self._end_error = error
+        self._connection.end_error = error
         self._sender_lock = LeaderLock()
         self._reader_lock = LeaderLock()
+        self._reading_subscription = None
         self._outbox.clear()
-
-    def _close_socket(self, error: HoldfastError) -> None:
-        self._fail_all(error)
-        self._sock.close()
 
     def _fail_all(self, error: HoldfastError) -> None:
         for no in list(self._pending):
@@ -578,20 +496,21 @@ class WriterClient:
                 self._finish(call, CommitAnswer(no, to_wire(call_error)))
         self._wake_next()
         self.completions.wake()
+        self.sleepers.wake_all()
 
     def _reconnect(self) -> None:
         """Connect to or start a writer and resend the unanswered requests."""
-        if self._end_error is not None:
-            self._fail_all(self._end_error)
+        if self._connection.end_error is not None:
+            self._fail_all(self._connection.end_error)
             return
         with self._sender_lock:
             self._reconnect_locked()
         self.flush()
 
     def _reconnect_locked(self) -> None:
-        self._sock.close()
+        self._connection.sock.close()
         try:
-            self._connect()
+            self._connection.connect()
         except HoldfastError as error:
             self._fail_all(error)
             return
@@ -609,7 +528,7 @@ class WriterClient:
             call.sent_ns = now_ns
         self._fail_after_resends([call for call in to_resend if call.resends > RESENDS_MAX])
         to_resend = [call for call in to_resend if call.answer is None]
-        watch, _ = self._subscriptions.take_changes(all_topics=True)
+        watch, _ = self.topics.take_changes(all_topics=True)
         self._send_calls([], watch)
         for at in range(0, len(to_resend), RESEND_BATCH):
             self._send_calls(to_resend[at : at + RESEND_BATCH])
@@ -626,56 +545,8 @@ class WriterClient:
             self._wake_next()
             self.completions.wake()
 
-    def _connect(self) -> None:
-        if self._directory is None:
-            sock, welcome = connect_or_start(
-                self._path, bootstrap=self._bootstrap, limits=self._limits
-            )
-            self._attach(sock, welcome)
-            return
-        # Never create a store that existed before. An error may be due to its removal.
-        self._check_directory()
-        try:
-            sock, welcome = connect_or_start(self._path, bootstrap=False, limits=self._limits)
-            self._attach(sock, welcome)
-        except HoldfastError:
-            self._check_directory()
-            raise
-
-    def _attach(self, sock: socket.socket, welcome: WriterWelcome) -> None:
-        if welcome.error is not None:
-            sock.close()
-            raise from_wire(welcome.error)
-        identity = (welcome.store_id, welcome.generation)
-        directory = self._directory or DirectoryIdentity(self._path)
-        same_store = self._identity in (None, identity)
-        if (
-            not same_store
-            or directory.data_identity is None
-            or directory.data_identity[1] != welcome.inode
-        ):
-            sock.close()
-            replaced = StoreReplaced(path=str(self._path))
-            if self._identity is not None:
-                self._end_error = replaced
-            raise replaced
-        self._identity, self._directory = identity, directory
-        self._sock = sock
-        self._broken = False
-        self._frames = FrameDecoder()
-        self._pid, self._start_time = peer_of(sock)
-        sock.settimeout(None)
-        timeout = struct.pack("ll", 0, int(_POLL_S * 1e6))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
-        self._received_ns = SYSTEM.mono_ns()
-        self.welcome = welcome
-
-    def _kill_stuck_writer(self) -> None:
-        """Kill a writer that has owed an answer for too long. The next read detects the lost connection."""
-        oldest = min(
+    def _oldest_unanswered_ns(self) -> int:
+        return min(
             (
                 call.sent_ns
                 for call in list(self._pending.values())
@@ -683,10 +554,3 @@ class WriterClient:
             ),
             default=0,
         )
-        if not oldest:
-            return
-        # A writer that still sends anything is busy, not stuck.
-        owed_ns = SYSTEM.mono_ns() - max(oldest, self._received_ns)
-        stopped = owed_ns > self._limits.stopped_s * S and is_stopped(self._pid)
-        if stopped or owed_ns > self._limits.hung_s * S:
-            kill_verified(self._pid, self._start_time)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import psycopg
 
 from holdfast.errors import HoldfastError, to_wire
-from holdfast.store.engine import CommitAnswer, CommitRequest, invalid_transaction
+from holdfast.store.engine import invalid_transaction
 from holdfast.store.postgres.local_state import LocalState
 from holdfast.store.postgres.rows import CacheMiss, CommitReads, PgTxn, ScanRange
+from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.store.validation import WriteSet, check_guards, execute
 
 # Bounds of the dry runs after a miss: transactions, and tries per transaction.

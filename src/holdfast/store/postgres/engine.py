@@ -22,7 +22,7 @@ from typing import Any
 import psycopg
 
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreReadOnly, to_wire
-from holdfast.store.engine import CommitAnswer, CommitRequest, invalid_transaction
+from holdfast.store.engine import invalid_transaction
 from holdfast.store.postgres import in_doubt as postgres_in_doubt
 from holdfast.store.postgres import server
 from holdfast.store.postgres.batch import CommitBatch
@@ -39,6 +39,7 @@ from holdfast.store.postgres.statements import (
     run_pipelined,
     run_statement,
 )
+from holdfast.store.requests import CommitAnswer, CommitRequest
 
 # Bound of the keys in a commit record. A larger commit invalidates all rows.
 KEYS_NAMED_MAX = 50_000

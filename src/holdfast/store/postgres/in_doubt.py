@@ -12,9 +12,9 @@ has everything up to it.
 from __future__ import annotations
 
 from holdfast.errors import CommitUnknown, HoldfastError
-from holdfast.store.engine import CommitAnswer
 from holdfast.store.postgres.server import PostgresUnreachable
 from holdfast.store.postgres.statements import CommitCounters, PostgresConnection, run_pipelined
+from holdfast.store.requests import CommitAnswer
 
 _LOCK_COMMIT = "SELECT holdfast_enter(%b::bigint)"
 _SELECT_CLIENT = "SELECT client FROM holdfast_commit WHERE no = %b"

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from holdfast.errors import Conflict
 from holdfast.store import schema
 from holdfast.store.api import Row
-from holdfast.store.engine import CommitRequest
 from holdfast.store.postgres.row_cache import TOO_LARGE, VALUE_BYTES_MAX, RowCache
+from holdfast.store.requests import CommitRequest
 from holdfast.store.validation import RecentCommits, WriteSet
 
 # Bounds of one sync: remote commits read, and commits and keys whose rows are refreshed.

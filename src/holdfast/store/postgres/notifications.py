@@ -21,6 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.store.postgres.server import connect
 from holdfast.store.postgres.statements import PostgresConnection
 from holdfast.store.postgres.watchdog import ShutdownDeadline
+from holdfast.store.subscription import Sleepers, Subscription, sleep_on_gate
 
 PAYLOAD_BYTES_MAX = 7_000
 TOPICS_MAX = 100_000
@@ -56,10 +57,15 @@ class NotificationListener:
         channel: str,
         read_last_commit_no: Callable[[PostgresConnection], int],
         client: bytes,
+        *,
+        check_open: Callable[[], None],
+        mono_ns: Callable[[], int],
         shutdown_deadline: ShutdownDeadline | None = None,
     ) -> None:
         """`read_last_commit_no` reads the number of the last commit; `client` is the id of this process in
-        payloads."""
+        payloads; `check_open` raises when the store is closed or forked."""
+        self._check_open = check_open
+        self._mono_ns = mono_ns
         self._client = client.hex().encode()
         self._conninfo = conninfo
         self._channel = channel
@@ -68,10 +74,9 @@ class NotificationListener:
         self._topic_commits: dict[str, int] = {}
         self._all_topics_commit = 0
         self._lock = threading.Lock()
-        # By topic: the gates of its waiters. A gate is a lock that is released once.
-        self._gates: dict[str, set[threading.Lock]] = {}
+        self.sleepers = Sleepers()
         # The last remote commit that the server notified, and whether this process is listening.
-        self.last_notified = 0
+        self.last_remote_commit = 0
         self.is_listening = False
         self._closed = False
         self._closing = threading.Event()
@@ -89,43 +94,54 @@ class NotificationListener:
             for topic in topics:
                 if topic == ALL_TOPICS:
                     self._all_topics_commit = max(self._all_topics_commit, commit_no)
-                    self._wake(*self._gates)
                 elif self._topic_commits.get(topic, 0) < commit_no:
                     self._topic_commits[topic] = commit_no
-                    self._wake(topic)
+        if ALL_TOPICS in topics:
+            self.sleepers.wake_all()
+        else:
+            self.sleepers.wake(topics)
 
-    def wait(
-        self, topics: Sequence[str], since: int, timeout: float, now: Callable[[], int]
-    ) -> int:
-        self._start()
-        deadline_ns = now() + int(timeout * 1e9)
-        while True:
-            with self._lock:
-                last = max(
-                    self._all_topics_commit,
-                    *(self._topic_commits.get(topic, 0) for topic in topics),
-                )
-                if last > since:
-                    return last
-                left_ns = deadline_ns - now()
-                if left_ns <= 0 or self._closed:
-                    return since
-                gate = threading.Lock()
-                gate.acquire()
-                for topic in topics:
-                    self._gates.setdefault(topic, set()).add(gate)
-            try:
-                gate.acquire(timeout=left_ns / 1e9)
-            finally:
-                with self._lock:
-                    self._remove_gate(gate, topics)
+    # -- the source of subscriptions -------------------------------------------------------------
+
+    def mono_ns(self) -> int:
+        return self._mono_ns()
+
+    def check(self) -> None:
+        self._check_open()
+
+    def last_notified(self, topics: tuple[str, ...]) -> int | None:
+        if not self._started:
+            self.start_delivery()
+            self._listening.wait(LISTEN_START_S)
+        with self._lock:
+            commits = [self._topic_commits.get(topic, 0) for topic in topics]
+            return max([self._all_topics_commit, *commits])
+
+    def is_new(self, last: int, since: int) -> bool:
+        return last > since
+
+    def sleep(self, subscription: Subscription, last: int | None, timeout_s: float) -> None:
+        sleep_on_gate(self, subscription, last, timeout_s)
+
+    def interrupt(self, subscription: Subscription) -> None:
+        """Do nothing: a sleeping thread waits for its gate."""
+
+    def start_delivery(self) -> None:
+        """Start the listener thread. It notifies all topics when it listens, so nothing is lost before."""
+        with self._lock:
+            if not self._started:
+                self._started = True
+                self._thread.start()
+
+    def release(self, subscription: Subscription) -> None:
+        """Do nothing: only sleepers are registered."""
 
     def close(self) -> None:
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._wake(*self._gates)
+        self.sleepers.wake_all()
         self._closing.set()
         self._wake_sender.send(b"x")
         if self._started:
@@ -133,32 +149,6 @@ class NotificationListener:
         if not self._thread.is_alive():
             self._wake_receiver.close()
             self._wake_sender.close()
-
-    def _wake(self, *topics: str) -> None:
-        """Wake the waiters of these topics. The caller holds the lock."""
-        for topic in topics:
-            for gate in self._gates.pop(topic, ()):
-                if gate.locked():
-                    gate.release()
-
-    def _remove_gate(self, gate: threading.Lock, topics: Sequence[str]) -> None:
-        for topic in topics:
-            gates = self._gates.get(topic)
-            if gates is not None:
-                gates.discard(gate)
-                if not gates:
-                    del self._gates[topic]
-
-    def _start(self) -> None:
-        if self._started:
-            return
-        with self._lock:
-            first, self._started = not self._started, True
-            if first:
-                self._thread.start()
-        if first:
-            # A wait that starts before LISTEN would miss notifications.
-            self._listening.wait(LISTEN_START_S)
 
     def _listen(self) -> None:
         while not self._closed:
@@ -170,8 +160,8 @@ class NotificationListener:
                     )
                     connection.execute(f"LISTEN {self._channel}")
                     # It may be another server with fewer commits.
-                    self.last_notified = self._read_last_commit_no(connection)
-                    self.notify_local(self.last_notified, [ALL_TOPICS])
+                    self.last_remote_commit = self._read_last_commit_no(connection)
+                    self.notify_local(self.last_remote_commit, [ALL_TOPICS])
                     self.is_listening = True
                     self._listening.set()
                     poll = select.poll()
@@ -200,5 +190,5 @@ class NotificationListener:
             return  # an own commit, notified locally
         commit_no, *topics = msgspec.json.decode(payload[CLIENT_CHARS:])
         # Set before waking the waiters, which read it.
-        self.last_notified = max(self.last_notified, commit_no)
+        self.last_remote_commit = max(self.last_remote_commit, commit_no)
         self.notify_local(commit_no, topics)

@@ -11,7 +11,6 @@ is used next.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,8 +19,9 @@ import psycopg
 from psycopg.generators import fetch
 from psycopg.pq import ExecStatus
 
-from holdfast.errors import StoreClosed, StoreForked
+from holdfast.errors import StoreClosed
 from holdfast.store.api import Row
+from holdfast.store.coalescer import CoalescedCall, Coalescer
 from holdfast.store.postgres import server
 from holdfast.store.postgres.local_state import HistoryGap
 from holdfast.store.postgres.rows import GET_MANY, SCAN, SCAN_BACK
@@ -180,11 +180,13 @@ class CoalescedReads:
         self._apply_remote_commits = apply_remote_commits
         # Ranges that had too many rows to cache in their last scan.
         self._large_ranges: dict[tuple[bytes, bytes], None] = {}
-        self._gets = _Coalescer(self._get_all)
-        self._refreshes = _Coalescer(self._refresh)
+        self._gets = Coalescer(self._get_all, _to_read_error)
+        self._refreshes = Coalescer(self._refresh, _to_read_error)
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
-        return self._gets.call(keys)
+        request = _RowsRequest(keys)
+        self._gets.run(request)
+        return request.rows
 
     def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
         return self._pool.fetch_all(SCAN_BACK if reverse else SCAN, (lo, hi, limit))
@@ -199,15 +201,15 @@ class CoalescedReads:
 
     def refresh(self) -> None:
         """Apply every commit made before this call."""
-        self._refreshes.call(())
+        self._refreshes.run(CoalescedCall())
 
-    def _get_all(self, waiters: list[_Waiter]) -> None:
-        keys = list(dict.fromkeys(key for waiter in waiters for key in waiter.keys))
+    def _get_all(self, requests: Sequence[_RowsRequest]) -> None:
+        keys = list(dict.fromkeys(key for request in requests for key in request.keys))
         rows = dict(self._pool.fetch_all(GET_MANY, (ByteaArray(keys),)))
-        for waiter in waiters:
-            waiter.rows = {key: rows.get(key) for key in waiter.keys}
+        for request in requests:
+            request.rows = {key: rows.get(key) for key in request.keys}
 
-    def _refresh(self, waiters: list[_Waiter]) -> None:
+    def _refresh(self, requests: Sequence[CoalescedCall]) -> None:
         try:
             with self._pool.borrowed() as connection:
                 self._apply_remote_commits(connection, False)
@@ -217,79 +219,20 @@ class CoalescedReads:
                 self._apply_remote_commits(connection, True)
 
 
-class _Waiter:
-    __slots__ = ("done", "error", "gate", "is_leader", "keys", "rows")
+class _RowsRequest(CoalescedCall):
+    __slots__ = ("keys", "rows")
 
     def __init__(self, keys: Sequence[bytes]) -> None:
+        super().__init__()
         self.keys = keys
         self.rows: dict[bytes, bytes | None] = {}
-        self.error: Exception | None = None
-        self.done = False
-        # Whether this thread serves the waiting requests.
-        self.is_leader = False
-        self.gate = threading.Semaphore(0)
 
 
-class _Coalescer:
-    """A leader/followers coalescer: one call serves all waiting threads and starts after each of them asked."""
-
-    def __init__(self, serve: Callable[[list[_Waiter]], None]) -> None:
-        self._serve = serve
-        self._lock = threading.Lock()
-        self._waiting: list[_Waiter] = []
-        self._busy = False
-        self._process = os.getpid()
-
-    def call(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
-        if os.getpid() != self._process:
-            raise StoreForked(why="the serving threads belong to the parent")
-        waiter = _Waiter(keys)
-        try:
-            with self._lock:
-                self._waiting.append(waiter)
-                waiter.is_leader, self._busy = not self._busy, True
-            if not waiter.is_leader:
-                waiter.gate.acquire()
-            if not waiter.done:
-                self._serve_waiting()
-        finally:
-            # An interrupt may occur anywhere: no other thread may wait for this one.
-            with self._lock:
-                if waiter in self._waiting:
-                    self._waiting.remove(waiter)
-                if waiter.is_leader:
-                    waiter.is_leader = False
-                    self._promote_leader()
-        if waiter.error is not None:
-            raise waiter.error
-        return waiter.rows
-
-    def _serve_waiting(self) -> None:
-        """Serve all waiting threads in one call."""
-        with self._lock:
-            waiters, self._waiting = self._waiting, []
-        failure: Exception | None = PostgresUnreachable(
-            why="the thread that read for this one was interrupted"
-        )
-        try:
-            self._serve(waiters)
-            failure = None
-        except Exception as error:
-            failure = error
-        finally:
-            with self._lock:
-                for waiter in waiters:
-                    waiter.error = failure
-                    waiter.done = True
-                    waiter.gate.release()
-
-    def _promote_leader(self) -> None:
-        """Make the first waiting thread the next leader."""
-        if self._waiting:
-            self._waiting[0].is_leader = True
-            self._waiting[0].gate.release()
-        else:
-            self._busy = False
+def _to_read_error(error: BaseException) -> Exception:
+    """The error of the threads whose leader failed or was interrupted."""
+    if isinstance(error, Exception):
+        return error
+    return PostgresUnreachable(why="the thread that read for this one was interrupted")
 
 
 def _finish_commit(connection: PostgresConnection) -> bool:

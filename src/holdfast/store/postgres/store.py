@@ -27,7 +27,6 @@ from holdfast.config import (
 )
 from holdfast.errors import Conflict, HoldfastError, Invalid, StoreClosed, StoreForked, to_wire
 from holdfast.store.api import unwrap
-from holdfast.store.engine import CommitAnswer, CommitRequest
 from holdfast.store.futures import CallbackThread, CommitFuture, CompletionBatch, complete_one
 from holdfast.store.in_process import checked_topics, refuse_writes
 from holdfast.store.lmdb.protocol import build_request, resolve_deferred
@@ -43,6 +42,8 @@ from holdfast.store.postgres.read_pool import (
 )
 from holdfast.store.postgres.server import READER_IDLE_S, PostgresUnreachable
 from holdfast.store.postgres.statements import CommitCounters
+from holdfast.store.requests import CommitAnswer, CommitRequest
+from holdfast.store.subscription import Subscription, wait_once
 from holdfast.store.txn import ClientTxn
 from holdfast.store.urls import redact
 
@@ -83,7 +84,9 @@ class PostgresStore:
             engine.channel,
             engine.last_commit_no,
             engine.client,
-            engine.outage.shutdown_deadline,
+            check_open=self._check_open,
+            mono_ns=clock.mono_ns,
+            shutdown_deadline=engine.outage.shutdown_deadline,
         )
         self._read_pool = ReadPool(
             server.build_conninfo(url, idle_s=READER_IDLE_S), self._engine.outage
@@ -176,7 +179,7 @@ class PostgresStore:
         self._check_open()
         local_state, topics = self._engine.local_state, self._notifications
         is_fresh = self._clock.mono_ns() - self._refreshed_ns < STALENESS_MAX_NS
-        if is_fresh and topics.is_listening and local_state.commit_no >= topics.last_notified:
+        if is_fresh and topics.is_listening and local_state.commit_no >= topics.last_remote_commit:
             with suppress(_CacheUnusable):
                 run = self._run_on_cache(fn, args, kwargs)
                 is_complete = not run.snapshot.used_server and local_state.is_current
@@ -199,7 +202,13 @@ class PostgresStore:
 
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         self._check_open()
-        return self._notifications.wait(checked_topics(topic), since, timeout, self._clock.mono_ns)
+        try:
+            return wait_once(self._notifications, checked_topics(topic), since, timeout)
+        except StoreClosed:
+            return since
+
+    def subscribe(self, topics: str | Sequence[str], since: int = 0) -> Subscription:
+        return Subscription(self._notifications, checked_topics(topics), since)
 
     def backup(self, path: str) -> None:
         raise Invalid(what="backup", why="use pg_basebackup or pg_dump to back up the database")

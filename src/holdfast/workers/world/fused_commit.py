@@ -74,8 +74,6 @@ class HostingWorker(Protocol):
 class WakeSignal(Protocol):
     """The wake-up signal of the worker."""
 
-    @property
-    def event(self) -> threading.Event: ...
     def set(self) -> None: ...
 
 
@@ -275,7 +273,7 @@ class FusedCommitter:
         self._worlds_in_flight.update(world_id for world_id, _ in sent.cycles)
         self._in_flight.append(sent)
         if self._wakeup is not None:
-            sent.future.notify_event(self._wakeup.event)
+            sent.future.notify_event(self._wakeup)
 
     def drain(self) -> None:
         """Stop accepting work and wait for the commits in flight."""

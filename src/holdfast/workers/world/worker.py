@@ -181,7 +181,7 @@ class WorldWorker(TickService):
         return min(max(soonest_ns - now_ns, 0) / S, self.idle_s)
 
     def run(self) -> None:
-        wakeup = self._wakeup = Wakeup(self.store, self.topics, name=self.worker)
+        wakeup = self._wakeup = Wakeup(self.store, self.topics)
         self.committer.open(wakeup)
         try:
             super().run()
