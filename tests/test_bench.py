@@ -395,3 +395,28 @@ def test_scaled_task_amount_keeps_the_backlog_sizes() -> None:
     assert (small.small, small.large) == (10_000, 200_000)
     assert small.batched == 5_000
     assert small.seconds < TaskAmount().seconds
+
+
+def test_spark_report_write_replaces_only_the_text_between_its_markers(tmp_path: Path) -> None:
+    from bench.spark import report  # imports pyspark
+    from bench.spark.faults import Line, Seen
+    from bench.spark.speed import Figure
+
+    page = tmp_path / "page.md"
+    stage_result = Seen(4000, 4000, 4004, 4, 1.5)
+    naive_result = Seen(0, 0, 360, 240, 4.0, "aborted")
+    line = Line("poison", "50 rows", 208, stage_result, naive_result, True)
+    figure = Figure("batch", "a million rows", [3.0, 2.0], [1.0, 2.0], ratio_max=3.0)
+    for hosts, expected in ((True, "on two hosts"), (False, "two hosts need root")):
+        table = report.faults([line], ["1 task"], 0.1, "make bench-spark", hosts=hosts)
+        assert expected in table
+        report.write("faults", table, page)
+    page.write_text(page.read_text() + "\nby hand\n")
+    report.write("speed", report.speed([figure], 0.1, "make bench-spark"), page)
+    report.write("faults", "again", page)
+    text = page.read_text()
+    assert text.startswith("# Stage beside naive Spark")
+    assert text.endswith("\nby hand\n")
+    assert "| a million rows | 1.50 s | 2.50 s | 2.00 (1.00 … 3.00) | ≤ 3 × | yes |" in text
+    assert "50 rows" not in text
+    assert "<!-- faults:begin -->\nagain\n<!-- faults:end -->" in text

@@ -14,10 +14,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,13 +28,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.spark.calls import Bill, answer, calls
-from bench.spark.driver import Done, Job, Session
-from holdfast.spark.sinks.parquet import read_parts
 from tests.process.watch import until
-from tests.processes import ROOT, Proc
-from tests.spark.clusters import Executor, SparkCluster, cluster, service_pids
-from tests.spark.hosts import PYTHON, WORK, NamespaceHost, assert_isolated, hosts
+from tests.spark.clusters import Executor, SparkCluster, cluster
+from tests.spark.driver_process import Driver
+from tests.spark.hosts import NamespaceHost, assert_isolated, hosts
+from tests.spark.job_driver import Done, Job
+from tests.spark.paid_calls import Bill, answer, calls
+from tests.spark.paid_output import WrongOutput, check_answers, keys_of, output_of, part_digests
 
 ROWS = 4_000
 POISON = 50
@@ -45,9 +43,7 @@ TASKS = 2
 CONCURRENCY = 4
 FLUSH_ROWS = 100
 LEASE_S = 3.0
-START_S = 120.0
 RUN_S = 300.0
-MODULE = "bench.spark.driver"
 
 SPECULATION = {
     "spark.speculation": "true",
@@ -57,52 +53,7 @@ SPECULATION = {
 }
 
 
-class WrongOutput(Exception):
-    """The output of a stage is wrong."""
-
-
 # --- processes ----------------------------------------------------------------------------------
-
-
-class Driver:
-    """A driver process on a cluster (or a local master), which runs jobs one at a time."""
-
-    def __init__(
-        self, master: str, config: dict[str, str], host: NamespaceHost | None = None
-    ) -> None:
-        if host is None:
-            path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-            self.proc = Proc.spawn(
-                [sys.executable, "-m", MODULE],
-                ready=None,
-                env={"PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"},
-                cwd=ROOT,
-            )
-        else:
-            env = {"PYSPARK_PYTHON": PYTHON, "SPARK_LOCAL_IP": host.address}
-            directory = f"{WORK}/driver"
-            self.proc = host.spawn(PYTHON, "-m", MODULE, directory=directory, env=env, ready=None)
-        self._send(Session(master, config))
-        self.app_id = ""
-
-    def ready(self) -> Driver:
-        self.app_id = self.proc.expect("ready", START_S).split()[1]
-        return self
-
-    def begin(self, job: Job) -> None:
-        self._send(job)
-
-    def end(self) -> Done:
-        line = self.proc.expect("done ", RUN_S)
-        return msgspec.json.decode(line.removeprefix("done "), type=Done)
-
-    def service(self) -> int:
-        """The pid of the ledger service of this driver."""
-        pids = service_pids(self.proc.pid)
-        return pids[-1] if pids else 0
-
-    def _send(self, message: Any) -> None:
-        self.proc.send(msgspec.json.encode(message).decode())
 
 
 @dataclass
@@ -421,7 +372,7 @@ class Bench:
         bill = Bill.read(Path(job.log))
         files = sorted(Path(job.output).glob("part-*.parquet"))
         complete = (Path(job.output) / "_SUCCESS").exists()
-        keys = _keys(pa.concat_tables(map(pq.read_table, files))) if files and complete else []
+        keys = keys_of(pa.concat_tables(map(pq.read_table, files))) if files and complete else []
         return Seen(len(keys), len(set(keys)), bill.calls, bill.repeated, done.wall_s, done.error)
 
     def _stage(self, job: Job, done: Done) -> Seen:
@@ -444,7 +395,7 @@ class Bench:
             raise WrongOutput(f"{job.name}: {failed} rows failed")
         return Seen(
             output.num_rows,
-            len(set(_keys(output))),
+            len(set(keys_of(output))),
             bill.calls,
             bill.repeated,
             done.wall_s,
@@ -452,32 +403,3 @@ class Bench:
             reclaims=done.reclaims,
             fenced=done.fenced,
         )
-
-
-def output_of(path: Path) -> pa.Table:
-    """All rows that a stage committed to this output."""
-    manifest = read_parts(path)
-    if not manifest.complete:
-        raise WrongOutput(f"{path.name}: the manifest is not complete")
-    return pa.concat_tables(map(pq.read_table, manifest.files))
-
-
-def check_answers(name: str, found: pa.Table, wanted: list[int]) -> None:
-    keys = _keys(found)
-    if keys != wanted:
-        missing, extra = set(wanted) - set(keys), len(keys) - len(set(keys))
-        raise WrongOutput(f"{name}: {len(missing)} missing, {extra} twice, or not in order")
-    if found.column("answer").to_pylist() != [answer(key) for key in keys]:
-        raise WrongOutput(f"{name}: wrong answers")
-
-
-def part_digests(output: Path) -> dict[str, str]:
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(output.glob("part-*.parquet"))
-    }
-
-
-def _keys(table: pa.Table) -> list[int]:
-    keys: list[int] = table.column("id").to_pylist()
-    return keys

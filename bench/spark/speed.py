@@ -23,11 +23,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bench.spark import children
-from bench.spark.calls import CALL_S, calls
-from bench.spark.driver import Job
 from bench.spark.faults import RUN_S, new_driver
 from tests.process.watch import until
 from tests.processes import ROOT
+from tests.spark.job_driver import Job
+from tests.spark.paid_calls import CALL_S, calls
 
 MASTER = "local[2]"
 CONFIG = {

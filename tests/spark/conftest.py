@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -24,21 +25,24 @@ from tests.spark.clusters import (
 )
 
 JDBC_JAR = "/usr/share/java/postgresql.jar"
-LOCAL = {
-    "spark.driver.memory": "1g",
+# The tables are small: compiling a query takes longer than interpreting it.
+INTERPRETED = {
     "spark.sql.shuffle.partitions": "2",
-    "spark.ui.enabled": "false",
-    # Within a pool, jobs run in order of submission. Tests with separate pools need the fair scheduler.
-    "spark.scheduler.mode": "FAIR",
-    # The tables are small: compiling a query takes longer than interpreting it.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+LOCAL = {
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    # Within a pool, jobs run in order of submission. Tests with several pools need the fair scheduler.
+    "spark.scheduler.mode": "FAIR",
+    **INTERPRETED,
 }
 
 
 # Modules that take minutes start first, so that no process runs alone at the end.
-SLOW_MODULES = ("test_tutorial", "test_faults", "test_stage", "test_service", "test_hosts", "test_sinks",
-        "test_row_executor", "test_stage_connect", "test_carried_columns")  # fmt: skip
+SLOW_MODULES = ("test_tutorial", "test_faults", "test_stage", "test_hosts", "test_odd_inputs", "test_changed_input",
+        "test_stage_connect", "test_carried_columns")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -93,6 +97,19 @@ class SessionSlot:
         self._session = None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Stop the session after a failed test: its jobs may still occupy the slots of the executors."""
+    report: Any = yield
+    if report.failed and {"spark", "connected"} & _fixture_values(item).keys():
+        _fixture_values(item)["session_slot"].stop()
+    return report
+
+
+def _fixture_values(item: pytest.Item) -> dict[str, Any]:
+    return getattr(item, "funcargs", {})
+
+
 @pytest.fixture(scope="session")
 def session_slot() -> Iterator[SessionSlot]:
     slot = SessionSlot()
@@ -100,7 +117,7 @@ def session_slot() -> Iterator[SessionSlot]:
     slot.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def spark(session_slot: SessionSlot) -> SparkSession:
     """A classic session on two cores of this machine. The modules of a process share it."""
     return session_slot.use("local", lambda: session("local[2]", app="tests", config=LOCAL))
@@ -123,18 +140,19 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkClust
 def cluster_spark(session_slot: SessionSlot, two_workers: SparkCluster) -> SparkSession:
     """A classic session on the cluster."""
     return session_slot.use(
-        "cluster", lambda: session(two_workers.url, app="tests", config=two_workers.config)
+        "cluster",
+        lambda: session(two_workers.url, app="tests", config={**two_workers.config, **INTERPRETED}),
     )
 
 
 @pytest.fixture(scope="session")
 def remote_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
     """A Connect server on two cores of this machine. The modules of a process share it."""
-    with connect_server(tmp_path_factory.mktemp("connect")) as server:
+    with connect_server(tmp_path_factory.mktemp("connect"), config=INTERPRETED) as server:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def connected(session_slot: SessionSlot, remote_server: ConnectServer) -> SparkSession:
     """A Connect session on the server."""
 

@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.spark import Run, Stage
 from tests.processes import ROOT
 
-HERE = "tests/spark"
+TESTS = "tests"
 
 
 class Case(NamedTuple):
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
 
 class ReferencedCase(NamedTuple):
-    """`test` is `file.py::name`, with a file of tests/spark."""
+    """`test` is `directory/file.py::name`, below tests/."""
 
     given: str
     outcome: str
@@ -129,7 +129,7 @@ def missing_tests(topics: Topics, root: Path = ROOT) -> list[str]:
     for test in sorted(referenced):
         file, _, name = test.partition("::")
         if file not in known:
-            known[file] = set(_test_names_in(root / HERE / file))
+            known[file] = set(_test_names_in(root / TESTS / file))
         if name not in known[file]:
             missing.append(test)
     return missing

@@ -93,7 +93,7 @@ INPUTS = [
     Case("names with a dot, a backtick or `*` (input, key, match, carry, result)",
          "success: column `a.b`", names_with_marks),
     ReferencedCase("an input without rows", "success: an output of 0 rows, with its columns",
-          "test_stage_output.py::test_an_output_without_rows_has_its_columns"),
+          "spark/test_stage_output.py::test_an_output_without_rows_has_its_columns"),
     Case("an input of 0 partitions", "success: an output of 0 rows, with its columns", no_partitions),
     Case("100 partitions of 3 rows", "success: 300 rows in the order of the key, 300 calls",
          tiny_partitions),

@@ -245,7 +245,7 @@ def return_pandas(table: pa.Table) -> Any:
     return pd.DataFrame({"y": [5] * table.num_rows})
 
 
-TIMEOUT_TEST = "test_timeouts.py::test_call_timeout_repeats_only_the_timed_out_call"
+TIMEOUT_TEST = "ledger_service/test_timeouts.py::test_call_timeout_repeats_only_the_timed_out_call"
 TIMEOUT_OUTCOME = (
     "row is tried again as `transient`: `TimeoutError: timed out`, calls beside it are not repeated"
 )
@@ -262,12 +262,12 @@ FUNCTIONS: list[Case | ReferencedCase] = [
         for at, (given, _) in DEADLY.items()
     ),
     ReferencedCase("a call that holds the GIL for longer than `lease_s`", "success, called once",
-          "test_timeouts.py::test_a_call_that_holds_the_gil_keeps_its_lease"),
+          "ledger_service/test_timeouts.py::test_a_call_that_holds_the_gil_keeps_its_lease"),
     ReferencedCase("a `def` that is silent for longer than `timeout_s`", TIMEOUT_OUTCOME, TIMEOUT_TEST),
     ReferencedCase("an `async def` that blocks its loop for longer than `timeout_s`", TIMEOUT_OUTCOME, TIMEOUT_TEST),
     ReferencedCase("a call that is out of time at every try",
           "row fails: `TimeoutError: timed out: no end and no progress for timeout_s=…`",
-          "test_timeouts.py::test_call_timeout_at_every_attempt_fails_the_row"),
+          "ledger_service/test_timeouts.py::test_call_timeout_at_every_attempt_fails_the_row"),
     not_picklable_case("a lock in the closure", with_a_lock),
     not_picklable_case("a SparkSession in the closure", with_a_session),
     Case("a batch with another number of rows", "3 rows: row fails as `schema`",

@@ -28,10 +28,10 @@ from holdfast.spark.sinks import (
 )
 from holdfast.spark.spool import Spool
 from tests.process.watch import until
+from tests.sinks.test_sink_s3 import S3Bucket, bucket
 from tests.spark.clusters import service_pid
 from tests.spark.executor_sinks import FailingParquetSink
 from tests.spark.test_s3_read_back import server
-from tests.spark.test_sink_s3 import S3Bucket, bucket
 from tests.spark.test_stage import StageRig, append_line, place, tuples
 
 __all__ = ["bucket", "place", "server"]
@@ -247,10 +247,12 @@ def test_ledger_service_killed_during_part_writes_is_restarted(
 
     thread = threading.Thread(target=run)
     thread.start()
-    until((failures / "writing").exists, "a part under way", 90)
-    os.kill(service_pid(os.getpid(), Path(place.store)), signal.SIGKILL)
-    (failures / "go").touch()
-    thread.join()
+    try:
+        until((failures / "writing").exists, "a part under way", 90)
+        os.kill(service_pid(os.getpid(), Path(place.store)), signal.SIGKILL)
+    finally:
+        (failures / "go").touch()
+        thread.join()
     assert outputs == [expected_rows()]
 
 

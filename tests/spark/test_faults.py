@@ -17,16 +17,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from bench.spark import report
-from bench.spark.calls import SCHEMA, Bill, Paid, answer, calls
-from bench.spark.driver import Job
-from bench.spark.faults import Driver, Line, Seen, check_answers, output_of, part_digests
-from bench.spark.speed import Figure
 from holdfast.spark import Stage
 from holdfast.spark.run import Run
 from tests.process.watch import os_process, until
 from tests.spark.clusters import SparkCluster, service_pid
 from tests.spark.conftest import LOCAL
+from tests.spark.driver_process import Driver
+from tests.spark.job_driver import Job
+from tests.spark.paid_calls import SCHEMA, Bill, PaidCall, answer, calls
+from tests.spark.paid_output import check_answers, output_of, part_digests
 
 ROWS = 800
 FILE_ROWS = 100
@@ -88,7 +87,7 @@ class FaultTrial:
     def stage(self) -> Stage:
         return Stage(
             "paid",
-            Paid(str(self.log), poison=frozenset(self.poison), mild=self.mild),
+            PaidCall(str(self.log), poison=frozenset(self.poison), mild=self.mild),
             key="id",
             schema=SCHEMA,
             store=str(self.directory / "store"),
@@ -256,19 +255,19 @@ def test_rows_that_kill_their_interpreter_fail_alone_in_a_local_session(
 
 
 def test_restarted_driver_repeats_only_begun_calls(
-    driver: Driver, undisturbed: dict[str, dict[str, str]], tmp_path: Path
+    spark: SparkSession,
+    driver: Driver,
+    undisturbed: dict[str, dict[str, str]],
+    tmp_path: Path,
 ) -> None:
-    job = local_job(tmp_path, [])  # the last job of this driver
-    driver.begin(job)
+    driver.begin(local_job(tmp_path, []))  # the last job of this driver
     until(lambda: calls(tmp_path / "calls.log") >= ROWS // 2, "calls", RUN_S)
     driver.proc.kill()
-    second = Driver("local[2]", LOCAL)
-    with second.proc:
-        second.ready().begin(job)
-        done = second.end()
-    assert done.error == ""
-    assert part_digests(tmp_path / "output") == undisturbed["all"]
-    assert Bill.read(tmp_path / "calls.log").repeated <= REPEATED_MAX_PER_TASK * TASKS
+    # This process is the second driver, on the cluster.
+    trial = FaultTrial(spark, tmp_path)
+    trial.run()
+    assert trial.checked_digests() == undisturbed["all"]
+    assert Bill.read(trial.log).repeated <= REPEATED_MAX_PER_TASK * TASKS
 
 
 def test_check_answers_finds_missing_duplicate_and_misplaced_rows() -> None:
@@ -279,24 +278,3 @@ def test_check_answers_finds_missing_duplicate_and_misplaced_rows() -> None:
     for bad in ([0, 2], [0, 1, 1, 2], [1, 0, 2]):
         with pytest.raises(Exception, match="missing"):
             check_answers("bad", table(bad), [0, 1, 2])
-
-
-def test_report_write_replaces_only_the_text_between_its_markers(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    stage_result = Seen(4000, 4000, 4004, 4, 1.5)
-    naive_result = Seen(0, 0, 360, 240, 4.0, "aborted")
-    line = Line("poison", "50 rows", 208, stage_result, naive_result, True)
-    figure = Figure("batch", "a million rows", [3.0, 2.0], [1.0, 2.0], ratio_max=3.0)
-    for hosts, expected in ((True, "on two hosts"), (False, "two hosts need root")):
-        table = report.faults([line], ["1 task"], 0.1, "make bench-spark", hosts=hosts)
-        assert expected in table
-        report.write("faults", table, page)
-    page.write_text(page.read_text() + "\nby hand\n")
-    report.write("speed", report.speed([figure], 0.1, "make bench-spark"), page)
-    report.write("faults", "again", page)
-    text = page.read_text()
-    assert text.startswith("# Stage beside naive Spark")
-    assert text.endswith("\nby hand\n")
-    assert "| a million rows | 1.50 s | 2.50 s | 2.00 (1.00 … 3.00) | ≤ 3 × | yes |" in text
-    assert "50 rows" not in text
-    assert "<!-- faults:begin -->\nagain\n<!-- faults:end -->" in text

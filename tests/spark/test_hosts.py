@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.ledger_service.test_service_tls import TlsFiles
 from tests.spark import hosts as hosts_module
 from tests.spark.clusters import cluster
+from tests.spark.conftest import INTERPRETED
 from tests.spark.host_driver import DriverError, HostDriver, driver_on
 from tests.spark.hosts import NEEDS_ROOT, NamespaceHost, assert_isolated, hosts
-from tests.spark.test_service_tls import TlsFiles
+
+pytestmark = pytest.mark.xdist_group("hosts")
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
@@ -36,7 +39,9 @@ def driver(
     directory = tmp_path_factory.mktemp("cluster")
     with (
         cluster(directory, on=two_hosts) as spark_cluster,
-        driver_on(two_hosts[0], spark_cluster.url, spark_cluster.config) as host_driver,
+        driver_on(
+            two_hosts[0], spark_cluster.url, {**spark_cluster.config, **INTERPRETED}
+        ) as host_driver,
     ):
         yield host_driver
 

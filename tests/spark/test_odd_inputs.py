@@ -75,10 +75,10 @@ def test_missing_tests_returns_references_to_unknown_tests(tmp_path: Path) -> No
     home.mkdir(parents=True)
     (home / "test_a.py").write_text("def test_here(): ...\n\ndef helper(): ...\n")
     named = [
-        "test_a.py::test_here",
-        "test_a.py::test_gone",
-        "test_a.py::helper",
-        "test_b.py::test_b",
+        "spark/test_a.py::test_here",
+        "spark/test_a.py::test_gone",
+        "spark/test_a.py::helper",
+        "spark/test_b.py::test_b",
     ]
     topics: Topics = {"Topic": [ReferencedCase("a case", "an outcome", test) for test in named]}
     assert missing_tests(topics, tmp_path) == sorted(named[1:])

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from holdfast.spark.sinks import DeltaSink, IcebergSink, ParquetSink, read_parts
 from tests.processes import python_proc
-from tests.spark.test_sink_s3 import SECRET, S3Bucket
+from tests.sinks.test_sink_s3 import SECRET, S3Bucket
 from tests.spark.test_stage import StageRig
 
 pytestmark = pytest.mark.timeout(240)

@@ -30,9 +30,9 @@ from holdfast.spark.sinks import (
     read_parts,
 )
 from tests.process.watch import until
+from tests.sinks.test_sink_s3 import SECRET, S3Bucket
+from tests.sinks.test_sinks import small_disk
 from tests.spark.executor_sinks import FullDiskMarkerSink
-from tests.spark.test_sink_s3 import SECRET, S3Bucket
-from tests.spark.test_sinks import small_disk
 from tests.spark.test_stage import RunThread, StageRig, append_line
 
 pytestmark = pytest.mark.timeout(200)

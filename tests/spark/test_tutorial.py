@@ -13,6 +13,7 @@ import pytest
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of
 from tests.process.watch import assert_no_process_left
 from tests.processes import ROOT, Proc
+from tests.spark.conftest import INTERPRETED
 
 TUTORIAL = ROOT / "docs" / "tutorial-spark.md"
 EXAMPLE = ROOT / "examples" / "label_documents"
@@ -50,10 +51,14 @@ def test_tutorial_output_matches_and_repeated_calls_are_bounded(tmp_path: Path) 
     for block in blocks:
         if block.kind == "python":
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+    settings = tmp_path / "settings"
+    settings.mkdir()
+    (settings / "spark-defaults.conf").write_text(
+        "".join(f"{name} {value}\n" for name, value in INTERPRETED.items())
+    )
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with Proc.spawn(
-        ["bash", "-c", script_of(blocks)], ready=None, cwd=tmp_path, env={"PATH": path}
-    ) as shell:
+    env = {"PATH": path, "SPARK_CONF_DIR": str(settings)}
+    with Proc.spawn(["bash", "-c", script_of(blocks)], ready=None, cwd=tmp_path, env=env) as shell:
         code = shell.wait(TUTORIAL_S)
         printed = printed_by(shell.lines)
         assert code == 0, f"block {max(printed)} failed:\n" + "\n".join(shell.errors)

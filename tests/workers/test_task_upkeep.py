@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
-from bench import retention
-from bench.retention import Amount, LmdbSite, Minute, PgSite, Site
 from holdfast.clock import MS, S, SimClock
 from holdfast.config import BLOB_GRACE_NS, BLOB_THRESHOLD_BYTES
 from holdfast.store import blobs, schema, tuples
@@ -24,6 +22,8 @@ from holdfast.workers.orchestrator import Orchestrator
 from holdfast.workers.tasks import upkeep
 from tests.postgres import drop_databases, fresh_url
 from tests.process.watch import until
+from tests.workers import retention_load
+from tests.workers.retention_load import LmdbSite, Minute, PgSite, RetentionAmount, Site
 from tests.workers.task_rig import open_task_rig
 
 MODULES = ("holdfast.workers.tasks.upkeep",)
@@ -32,7 +32,7 @@ TASKS = 1_200
 # A short simulated run with a hundredth of the load of `python -m bench retention`.
 SCALE = 100
 LOG_BYTES = checkpoint.LOG_BYTES_MIN // SCALE // 4
-SMALL = Amount(rate=1_000 // SCALE, minutes=3, retain_s=5, batch=5, first=1)
+SMALL = RetentionAmount(rate=1_000 // SCALE, minutes=3, retain_s=5, batch=5, first=1)
 # Tasks of the current second may still exist. A slow machine deletes more of them, because store time
 # advances while the service catches up.
 KEPT_MAX = int(SMALL.rate * (SMALL.retain_s + 1))
@@ -169,7 +169,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def assert_flat(site: Site, by: str) -> None:
     rows = RowCounter(site)
-    minutes = retention.run(site, by, SMALL, rows.record)
+    minutes = retention_load.run(site, by, SMALL, rows.record)
     assert max(one.kept for one in minutes) <= KEPT_MAX
     # A task has two rows plus its log records. Without deletion the count would be many times higher.
     assert max(rows.counts) <= ROWS_MAX < 2 * SMALL.rate * 60 * SMALL.minutes, rows.counts
@@ -177,7 +177,7 @@ def assert_flat(site: Site, by: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("scaled")
-@pytest.mark.parametrize("by", retention.BY)
+@pytest.mark.parametrize("by", retention_load.BY)
 def test_task_rows_do_not_grow_with_time(tmp_path: Path, by: str) -> None:
     with contextlib.closing(LmdbSite(tmp_path)) as site:
         assert_flat(site, by)

@@ -339,7 +339,7 @@ def write(kind: str, path: str, step: str, count: int) -> None:
 
 
 def killed_at(kind: str, path: Path, step: str, count: int) -> None:
-    call = f"from tests.spark.test_sinks import write; write({kind!r}, {str(path)!r}, {step!r}, {count})"
+    call = f"from tests.sinks.test_sinks import write; write({kind!r}, {str(path)!r}, {step!r}, {count})"
     with Proc.spawn([sys.executable, "-c", call], ready=None, cwd=ROOT) as writer:
         assert writer.wait() == -signal.SIGKILL, writer.errors
 
@@ -645,7 +645,7 @@ class HeldInMemory:
 
 
 def test_open_sink_builds_a_custom_sink_from_its_dotted_name() -> None:
-    sink = open_sink({"kind": "tests.spark.test_sinks:HeldInMemory", "path": "x"})
+    sink = open_sink({"kind": "tests.sinks.test_sinks:HeldInMemory", "path": "x"})
     assert type(sink).__name__ == "HeldInMemory"
     assert sink.commit(*part(0)) == CUT - 1
 

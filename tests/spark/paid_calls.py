@@ -22,7 +22,7 @@ SCHEMA = "answer string"
 NAIVE_SCHEMA = "id long, answer string"
 CALL_S = 0.005
 SLOW_FACTOR = 20
-# The Worker of an executor. tests.spark.clusters sets it for each.
+# The Worker of an executor. `tests.spark.clusters` sets it.
 NODE = "HOLDFAST_NODE"
 
 

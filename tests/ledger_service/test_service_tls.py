@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 import trustme
 from msgspec.structs import replace
-from pyspark.sql import SparkSession
 
 from holdfast.errors import Invalid
-from holdfast.spark import Tls, ledger_protocol, tls
+from holdfast.spark import Stage, Tls, ledger_protocol, tls
 from holdfast.spark.errors import NotAStage
 from holdfast.spark.ledger_client import LedgerClient, LedgerUnreachable, ServiceLost
 from holdfast.spark.service import ServiceConfig
 from holdfast.spark.unauthenticated import UNAUTHENTICATED_MAX
-from tests.spark.service_rig import RawConnection, running_service, service_config
-from tests.spark.test_stage import StageRig, double, tuples
+from tests.ledger_service.service_rig import RawConnection, running_service, service_config
 
 NAME = "ledger.example"
 
@@ -182,12 +180,6 @@ def test_client_distinguishes_unreachable_from_lost_service(tmp_path: Path) -> N
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_wildcard_ledger_host_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(NotAStage, match="bind="):
-        StageRig(tmp_path).stage(double, ledger_host=host)
-
-
-def test_a_stage_runs_with_tls(spark: SparkSession, tmp_path: Path) -> None:
-    files = TlsFiles.issue(tmp_path / "files", "127.0.0.1")
-    place = StageRig(tmp_path)
-    stage = place.stage(double, tls=files.tls, bind="127.0.0.1")
-    with stage.run(spark.range(20), output=place.output) as run:
-        assert tuples(run.output()) == [(n, 2 * n) for n in range(20)]
+        Stage(
+            "job", str, key="id", schema="y bigint", store=str(tmp_path / "data"), ledger_host=host
+        )

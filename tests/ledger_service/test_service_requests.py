@@ -22,7 +22,7 @@ from holdfast.spark.service_log_writer import ServiceLogWriter
 from holdfast.spark.service_requests import ServiceRequests
 from holdfast.store.in_process import InProcessStore
 from holdfast.store.memory_backend import MemoryBackend
-from tests.spark.service_rig import (
+from tests.ledger_service.service_rig import (
     RESULT_SCHEMA,
     ClaimedRows,
     exchange_request,

@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.spark import ledger_protocol, unauthenticated
 from holdfast.spark.unauthenticated import UNAUTHENTICATED_MAX, UnauthenticatedConnections
+from tests.ledger_service.service_rig import ServiceRig, running_service
 from tests.process.watch import until
-from tests.spark.service_rig import ServiceRig, running_service
 
 MODULES = ("holdfast.spark.unauthenticated", "holdfast.spark.service")
 PEERS = 500

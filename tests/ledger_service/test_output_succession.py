@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.ledger import runs
 from holdfast.spark.output_succession import same_rows
-from tests.spark.run_chain import InputRows, RunChain
-from tests.spark.test_changed_input_chains import next_input
+from tests.ledger_service.run_chain import InputRows, RunChain
+from tests.ledger_service.test_changed_input_chains import next_input
 
 
 def outcomes(chain: RunChain, run_id: str) -> dict[int, tuple[int, str | None]]:

@@ -31,7 +31,7 @@ from holdfast.spark.spool import Spool
 from holdfast.spark.spool_validation import check_spool_report, checked_block_value
 from holdfast.store import open as open_store
 from holdfast.store.api import Store, Txn
-from tests.spark.test_sink_s3 import SECRET, S3Bucket, bucket, server
+from tests.sinks.test_sink_s3 import SECRET, S3Bucket, bucket, server
 
 __all__ = ["bucket", "server"]
 

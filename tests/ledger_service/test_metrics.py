@@ -11,8 +11,8 @@ from holdfast.ledger.runs import RunProgress
 from holdfast.ledger.service.metrics import RunMetrics
 from holdfast.ledger.states import RowState
 from holdfast.spark import ledger_protocol
-from tests.spark.service_rig import exchange_request, next_report
-from tests.spark.test_service_requests import ROWS, ServiceRequestsRig, requests_rig
+from tests.ledger_service.service_rig import exchange_request, next_report
+from tests.ledger_service.test_service_requests import ROWS, ServiceRequestsRig, requests_rig
 
 __all__ = ["requests_rig"]
 

@@ -25,7 +25,7 @@ from holdfast.spark.ledger_client import BlockUploaderFactory, LedgerClient
 from holdfast.spark.row_executor import RowExecutor
 from holdfast.spark.run_data import encode_schema
 from holdfast.spark.spark_task import run_child_job
-from tests.spark.service_rig import ServiceRig, kill_idle_children, running_service
+from tests.ledger_service.service_rig import ServiceRig, kill_idle_children, running_service
 
 pytestmark = pytest.mark.timeout(120)
 

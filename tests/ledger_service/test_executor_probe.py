@@ -26,7 +26,7 @@ from holdfast.spark.errors import (
     RunFailed,
 )
 from holdfast.spark.ledger_client import LedgerUnreachable, ServiceAddress
-from tests.spark.service_rig import kill_idle_children
+from tests.ledger_service.service_rig import kill_idle_children
 
 pytestmark = pytest.mark.timeout(60)
 

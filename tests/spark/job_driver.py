@@ -1,4 +1,4 @@
-"""`python -m bench.spark.driver`: a Spark driver that runs sequential jobs until it is killed.
+"""`python -m tests.spark.job_driver`: a Spark driver that runs sequential jobs until it is killed.
 
 The first line of standard input defines the session, every later line is a `Job`, both in JSON.
 `ready APP_ID` is printed after a warm-up on all executors. A warm-up also precedes each job. A job ends
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bench.spark.calls import NAIVE_SCHEMA, SCHEMA, Naive, PaidCall
+from tests.spark.paid_calls import NAIVE_SCHEMA, SCHEMA, Naive, PaidCall
 
 PR_SET_PDEATHSIG = 1
 WARM_S = 60.0

@@ -25,7 +25,7 @@ from holdfast.spark.sinks import (
     Same,
     open_sink,
 )
-from tests.spark.test_sink_modes import iceberg_sink
+from tests.sinks.test_sink_modes import iceberg_sink
 
 KINDS = ["delta", "iceberg"]
 SCHEMA = pa.schema(

@@ -21,9 +21,9 @@ from holdfast.spark.caller import FunctionCaller
 from holdfast.spark.errors import NotAStage
 from holdfast.spark.ledger_client import LedgerClient
 from holdfast.spark.row_executor import RowExecutor
+from tests.ledger_service.service_rig import ServiceRig, running_service
+from tests.ledger_service.test_row_executor import RETRY_ON, child_job
 from tests.process.watch import until
-from tests.spark.service_rig import ServiceRig, running_service
-from tests.spark.test_row_executor import RETRY_ON, child_job
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -32,7 +32,7 @@ from holdfast.spark.service import EXIT_FENCED
 from holdfast.spark.service_supervisor import ServiceSupervisor
 from holdfast.spark.sinks.parquet import read_parts
 from holdfast.store import open as open_store
-from tests.spark.service_rig import (
+from tests.ledger_service.service_rig import (
     RawConnection,
     ServiceRig,
     exchange_request,
@@ -859,7 +859,7 @@ class RaisingSink:
         self.path = path
 
     def spec(self) -> dict[str, str | int | bool]:
-        return {"kind": "tests.spark.test_service:RaisingSink", "path": self.path}
+        return {"kind": "tests.ledger_service.test_service:RaisingSink", "path": self.path}
 
     def check_vacant(self) -> None:
         pass
@@ -882,7 +882,7 @@ class RaisingSink:
 
 def test_sink_exception_is_reported_in_the_run_status(tmp_path: Path) -> None:
     sink: dict[str, str | int | bool] = {
-        "kind": "tests.spark.test_service:RaisingSink",
+        "kind": "tests.ledger_service.test_service:RaisingSink",
         "path": "x",
     }
     with running_service(tmp_path / "data", 5, sink=sink) as service:
@@ -905,7 +905,7 @@ class KillingSink:
         self.path, self.at, self.commits = path, at, commits
 
     def spec(self) -> dict[str, str | int | bool]:
-        kind = "tests.spark.test_service:KillingSink"
+        kind = "tests.ledger_service.test_service:KillingSink"
         return {"kind": kind, "path": self.path, "at": self.at, "commits": self.commits}
 
     def _die(self, at: str) -> None:
@@ -942,7 +942,7 @@ class KillingSink:
 @pytest.mark.parametrize("at", ["before", "after", "finish"])
 def test_service_killed_around_a_commit_commits_each_row_once(tmp_path: Path, at: str) -> None:
     out = tmp_path / "out"
-    kind = "tests.spark.test_service:KillingSink"
+    kind = "tests.ledger_service.test_service:KillingSink"
     sink: dict[str, str | int | bool] = {"kind": kind, "path": str(out), "at": at}
     with running_service(tmp_path / "data", 60, sink=sink, file_rows=20) as service:
         line = service.connect()

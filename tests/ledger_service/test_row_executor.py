@@ -37,7 +37,7 @@ from holdfast.spark.row_results import Call, Retry, Skip
 from holdfast.spark.run_data import encode_schema
 from holdfast.spark.spark_task import ChildFailed, FunctionChild, run_child_job
 from holdfast.store import schema, tuples
-from tests.spark.service_rig import (
+from tests.ledger_service.service_rig import (
     ServiceRig,
     kill_idle_children,
     output_ids,

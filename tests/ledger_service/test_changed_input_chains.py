@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.ledger import runs
 from holdfast.ledger.states import RowState
-from tests.spark.run_chain import ChainModel, InputRows, RunChain
+from tests.ledger_service.run_chain import ChainModel, InputRows, RunChain
 
 
 def next_input(

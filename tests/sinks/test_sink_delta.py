@@ -18,7 +18,7 @@ from holdfast.spark.sinks import (
 )
 from holdfast.spark.sinks.delta_files import DeltaFiles
 from holdfast.spark.sinks.parquet_files import ignore_step
-from tests.spark.test_sinks import (
+from tests.sinks.test_sinks import (
     CUT,
     SCHEMA,
     begin_sink,

@@ -31,7 +31,7 @@ from holdfast.spark.sinks import (
     read_parts,
 )
 from holdfast.spark.sinks.object_store import keep_options, options_for
-from tests.spark.test_sinks import CUT, SCHEMA, part
+from tests.sinks.test_sinks import CUT, SCHEMA, part
 
 SECRET = "wJalrXUtnFEMI-bPxRfiCYEXAMPLEKEY"
 
