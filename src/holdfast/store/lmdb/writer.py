@@ -362,14 +362,14 @@ class Writer:
 
     def _welcome(self, error: list[Any] | None) -> WriterWelcome:
         return WriterWelcome(
-            self._engine.store_id,
-            self._engine.generation,
-            self._engine.commit_no,
-            self._engine.anchor.offset_ns,
-            self._engine.anchor.boot_id,
-            os.getpid(),
-            os.stat(self._path / "data.mdb").st_ino,
-            error,
+            store_id=self._engine.store_id,
+            generation=self._engine.generation,
+            commit_no=self._engine.commit_no,
+            offset_ns=self._engine.anchor.offset_ns,
+            boot_id=self._engine.anchor.boot_id,
+            pid=os.getpid(),
+            inode=os.stat(self._path / "data.mdb").st_ino,
+            error=error,
         )
 
     def _reply(self, connection: ClientConnection) -> None:
