@@ -44,7 +44,7 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup  ## run the demo
 	$(BIN)/python -m holdfast.cli demo
 
-test: setup test-system  ## run every suite, with the time of each
+test: setup test-system  ## run every test on two worker processes, with the time of each part
 	$(BIN)/python tools/suites.py
 
 check: setup  ## format, lint, types, layers, generated docs (first step of CI)
@@ -61,11 +61,19 @@ sim: setup  ## simulate SEEDS seeds (2000)
 	$(BIN)/python -m pytest -q -m deep tests/sim
 	$(BIN)/holdfast sim --seeds $(SEEDS)
 
+.PHONY: killers
+killers: setup  ## search seeds that kill the planted bugs, and store them for `make test` (within SEEDS seeds)
+	$(BIN)/python -m tests.simulation.killers --seeds $(SEEDS)
+
 # Ten minutes, unless BUDGET is given.
 CHAOS_BUDGET = $(if $(filter file,$(origin BUDGET)),600,$(BUDGET))
 
+# Their kills are counted by HOLDFAST_TEST_KILLS.
+KILL_LOOPS = $(shell grep -l "import KILLS" tests/process/test_*.py)
+
 chaos: setup  ## kill real processes KILLS times (200), then break servers and links for BUDGET seconds (600)
 	$(BIN)/python -m tests.process.chaos --kills $(KILLS)
+	HOLDFAST_TEST_KILLS=12 $(BIN)/python -m pytest -q -m "not deep" $(KILL_LOOPS)
 	$(BIN)/python -m pytest -q tests/chaos
 	$(BIN)/python -m tests.chaos.run --seconds $(CHAOS_BUDGET)
 	$(BIN)/python -m pytest -q -m deep tests --ignore=tests/sim

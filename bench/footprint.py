@@ -112,7 +112,16 @@ def measure(name: str, url: str, body: Callable[[], Work]) -> Footprint:
         )
     n = work.items
     per_process = -(-most[0] // work.processes)
-    return Footprint(name, n, n / commit_no, wal / n, rows / n, size / n, disk / n, per_process)
+    return Footprint(
+        name=name,
+        items=n,
+        in_a_commit=n / commit_no,
+        wal_bytes=wal / n,
+        rows=rows / n,
+        bytes=size / n,
+        disk_bytes=disk / n,
+        connections=per_process,
+    )
 
 
 def _messages(url: str, _directory: Path, items: int) -> Work:

@@ -1,9 +1,13 @@
-"""Shared pytest configuration: the hypothesis profile, the check of spec markers, the removal of test databases,
-and the watchdog that ends a hanging test process."""
+"""Shared pytest configuration: the hypothesis profile, the check of spec markers, the choice of stores, the place of
+temporary files and bytecode, the removal of test databases, and the watchdog that ends a hanging test process."""
 
 import faulthandler
+import gc
 import os
+import shutil
 import sys
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,26 @@ SEEDS_ON_POSTGRESQL = 2
 # Tests of these directories run on PostgreSQL in `make chaos` only; `make test` runs their specs and histories there.
 DEEP_ON_POSTGRESQL = ("tasks", "leadership", "dispatch")
 
+# `make test` runs a test that is parametrised over these stores on one of them, and `make chaos` on each other store: the
+# conformance suite proves the stores equal. Tests in `EVERY_STORE` and tests of a spec rule run on all of them.
+ROTATED_STORES = ("memory", "lmdb-local", "lmdb", "postgres")
+EVERY_STORE = ("conformance", "store", "spec", "sim", "spark", "process", "chaos")
+ROTATED_TESTS = "holdfast_rotated_tests"
+_rotated = pytest.StashKey[int]()
+
+# The tests kill processes, never the machine, so no file has to reach the disk: on tmpfs an fsync is free.
+MEMORY_DISK, MEMORY_DISK_FREE_MIN = Path("/dev/shm"), 4 << 30
+if (
+    "PYTEST_DEBUG_TEMPROOT" not in os.environ
+    and os.access(MEMORY_DISK, os.W_OK)
+    and shutil.disk_usage(MEMORY_DISK).free >= MEMORY_DISK_FREE_MIN
+):
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY_DISK)
+
+# Compiled modules are kept, for the hundreds of processes that tests start: compilation is a third of a start.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # pytest-timeout raises once, in the main thread. If the test still runs HANGS_S later, it hangs in its cleanup: the
 # process dumps the stacks of its threads and exits. The same holds for a process that hangs at its exit.
 HANG_GRACE_S = 90
@@ -33,7 +57,7 @@ settings.load_profile("holdfast")
 SLOWNESS_FACTOR = float(os.environ.get("HOLDFAST_TEST_SLOWNESS") or 1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if SLOWNESS_FACTOR != 1 and (limit_s := _time_limit_s(item)):
             item.add_marker(pytest.mark.timeout(limit_s * SLOWNESS_FACTOR), append=False)
@@ -48,6 +72,58 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(
                     f"{item.nodeid}: write @pytest.mark.spec(document, section, rule), three strings"
                 )
+    config.stash[_rotated] = _rotate_stores(items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    # Otherwise each full collection of the garbage collector walks over all collected tests.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    # A worker process collects the tests, and the process that starts it prints the summary.
+    node.config.stash[_rotated] = getattr(node, "workeroutput", {}).get(ROTATED_TESTS, 0)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if rotated := config.stash.get(_rotated, 0):
+        terminalreporter.write_line(
+            f"{rotated} tests are marked `deep`: the same test runs on another store"
+        )
+
+
+def _rotate_stores(items: list[pytest.Item]) -> int:
+    """Mark each test `deep` on all of its stores but one, and return the number of marked tests. A hash of the test
+    and its other parameters selects the store, so that every run selects the same one."""
+    by_test: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in EVERY_STORE or not hasattr(item, "callspec"):
+            continue
+        if item.get_closest_marker("deep") or item.get_closest_marker("spec"):
+            continue
+        stores = [
+            name
+            for name, value in item.callspec.params.items()
+            if isinstance(value, str) and value in ROTATED_STORES
+        ]
+        if len(stores) == 1:
+            others = {k: v for k, v in item.callspec.indices.items() if k != stores[0]}
+            name = f"{item.nodeid.partition('[')[0]} {sorted(others.items())}"
+            by_test[name][item.callspec.params[stores[0]]] = item
+    rotated = 0
+    for name, by_store in by_test.items():
+        stores = sorted(by_store)
+        selected = stores[zlib.crc32(name.encode()) % len(stores)]
+        for store in stores:
+            if store != selected:
+                by_store[store].add_marker("deep")
+                rotated += 1
+    return rotated
 
 
 @pytest.hookimpl(wrapper=True)
@@ -63,6 +139,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[ROTATED_TESTS] = session.config.stash.get(_rotated, 0)
     _exit_after(HANG_GRACE_S, session.config)
 
 

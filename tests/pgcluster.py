@@ -91,10 +91,8 @@ class ClusterServer:
 
     def copy_primary(self, primary: ClusterServer) -> None:
         """Copy the primary with pg_basebackup. The next start makes this server its standby."""
-        self._run(
-            "pg_basebackup", "-D", str(self.data), "-d", primary.conninfo(), "-R", "-X", "stream",
-            "--checkpoint=fast", "--no-sync",
-        )  # fmt: skip
+        options = ["-R", "-X", "stream", "--checkpoint=fast", "--no-sync"]
+        self._run("pg_basebackup", "-D", str(self.data), "-d", primary.conninfo(), *options)
         os.chmod(self.data, 0o700)
 
     def change_settings(self, **settings: str) -> None:

@@ -1,12 +1,14 @@
-"""`make test` stops a suite without progress; the total time of a suite is not limited."""
+"""`make test`: one run that stops without progress, retries few failed tests alone and starts long files first."""
 
+import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tools import suite_progress, suites
+from tools import file_order, suite_progress, suites
 from tools.suites import Outcome, Stall
 
 # The clock of a fake suite is a file: each of its tests adds the time that it takes.
@@ -24,6 +26,26 @@ def test_takes_its_time(seconds):
 """
 
 
+# A test fails in its first run only, or in every run.
+FAILING = """
+import pathlib, pytest
+
+@pytest.mark.parametrize("number", range({once}))
+def test_fails_once(number):
+    mark = pathlib.Path({directory!r}, f"mark-{{number}}")
+    first = not mark.exists()
+    mark.touch()
+    assert not first
+
+@pytest.mark.parametrize("number", range({always}))
+def test_always_fails(number):
+    raise AssertionError
+
+def test_passes():
+    pass
+"""
+
+
 def run_fake_suite(tmp_path: Path, seconds: list[int], stalled_s: float) -> Outcome:
     """Run a suite whose tests take the given seconds of the fake clock; a test of 1 s never ends."""
     clock = tmp_path / "clock"
@@ -32,7 +54,7 @@ def run_fake_suite(tmp_path: Path, seconds: list[int], stalled_s: float) -> Outc
     test.write_text(FAKE.format(clock=str(clock), seconds=seconds))
     outcome = suites.run(
         "fake",
-        [str(test), "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", "/dev/null"],
+        [*plain_pytest(tmp_path), str(test)],
         stalled_s,
         reports=tmp_path / "reports",
         clock=file_clock(clock),
@@ -40,6 +62,11 @@ def run_fake_suite(tmp_path: Path, seconds: list[int], stalled_s: float) -> Outc
     )
     assert outcome is not None
     return outcome
+
+
+def plain_pytest(directory: Path) -> list[str]:
+    """Return the options for a run without the configuration of this project."""
+    return ["-p", "no:cacheprovider", "--rootdir", str(directory), "-c", "/dev/null"]
 
 
 def file_clock(clock: Path) -> Callable[[], float]:
@@ -84,8 +111,84 @@ def test_stall_limit_is_longer_than_the_timeout_of_a_test(
     from tests.conftest import HANG_GRACE_S
 
     assert float(request.config.getini("timeout")) + HANG_GRACE_S < suites.STALLED_S
-    assert suites.PROGRESS == suite_progress.VARIABLE
+    assert suites.PROGRESS == suite_progress.PROGRESS
+    assert suites.FAILED == suite_progress.FAILED
 
 
 def test_suite_is_timed_by_the_monotonic_clock() -> None:
     assert suites.run.__kwdefaults__["clock"] is time.monotonic
+
+
+@pytest.fixture
+def other_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with tests that is not this project. Its pytest imports the plugins from here."""
+    monkeypatch.setenv("PYTHONPATH", str(suites.ROOT))
+    return tmp_path
+
+
+def retried(root: Path, *, once: int, always: int) -> tuple[Outcome, list[str]]:
+    """Run tests that fail, then retry them; return the outcome and the unstable tests."""
+    (root / "test_failing.py").write_text(
+        FAILING.format(once=once, always=always, directory=str(root))
+    )
+    reports = root / "reports"
+    outcome = suites.run("fake", ["test_failing.py"], 600, root=root, reports=reports)
+    assert outcome is not None
+    return outcome, suites.retry_failed(outcome, 600, root=root, reports=reports)
+
+
+def test_failed_test_is_unstable_if_it_passes_alone_and_fails_the_run_otherwise(
+    other_root: Path,
+) -> None:
+    outcome, unstable = retried(other_root, once=1, always=1)
+    assert (outcome.passed, outcome.failed) == (2, 1)
+    assert [test.rpartition("::")[2] for test in unstable] == ["test_fails_once[0]"]
+    assert (other_root / "reports" / "unstable.txt").read_text() == f"{unstable[0]}\n"
+
+
+def test_more_failed_tests_than_the_bound_are_not_retried(other_root: Path) -> None:
+    outcome, unstable = retried(other_root, once=suites.RETRIED_MAX + 1, always=0)
+    assert (outcome.failed, unstable) == (suites.RETRIED_MAX + 1, [])
+
+
+def test_recorded_durations_order_the_files_of_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "durations.json"
+    tests = [
+        suites.TestTime(1.0, "tests.test_short", "test_a"),
+        suites.TestTime(3.0, "tests.store.test_long", "test_b"),
+        suites.TestTime(4.0, "tests.store.test_long", "test_c"),
+    ]
+    suites.record_durations(tests, path)
+    assert json.loads(path.read_text()) == {"tests/store/test_long.py": 7, "tests/test_short.py": 1}
+    monkeypatch.setattr(file_order, "DURATIONS", path)
+    names = ["test_short", "store/test_long", "test_new", "test_short"]
+    items = [Item(suites.ROOT / "tests" / f"{name}.py") for name in names]
+    file_order.pytest_collection_modifyitems(items)  # type: ignore[arg-type]
+    assert [item.path.stem for item in items] == [
+        "test_new", "test_long", "test_short", "test_short",
+    ]  # fmt: skip
+
+
+@dataclass
+class Item:
+    path: Path
+
+
+def test_named_parts_select_their_directories() -> None:
+    assert suites.selected_paths([]) == ["tests"]
+    assert suites.selected_paths(["processes"]) == ["tests/process", "tests/chaos"]
+    ignored = suites.selected_paths(["unit", "spark"])
+    assert ignored == [
+        "tests",
+        "--ignore=tests/sim",
+        "--ignore=tests/process",
+        "--ignore=tests/chaos",
+    ]
+
+
+def test_every_part_has_its_directories() -> None:
+    for directories in suites.PARTS.values():
+        for directory in directories:
+            assert any((suites.ROOT / "tests" / directory).glob("test_*.py")), directory

@@ -1,25 +1,32 @@
-"""A pytest plugin: each collected test and each report appends one byte to the file of a suite.
+"""A pytest plugin for `tools/suites.py`: it records progress and the ids of failed tests in two files.
 
-`tools/suites.py` loads it with `-p tools.suite_progress`. A growing file shows that a suite makes progress.
-A suite is ended when the size has not changed for minutes, not after a total time.
+Each collected test and each report appends one byte to the file of `HOLDFAST_SUITE_PROGRESS`. A growing file shows
+that a run makes progress. A run is ended when the size has not changed for minutes, not after a total time.
+Each failed test appends its id to the file of `HOLDFAST_SUITE_FAILED`.
 """
 
 import os
 from pathlib import Path
 
-VARIABLE = "HOLDFAST_SUITE_PROGRESS"
+import pytest
+
+PROGRESS = "HOLDFAST_SUITE_PROGRESS"
+FAILED = "HOLDFAST_SUITE_FAILED"
 
 
 def pytest_itemcollected() -> None:
-    _note()
+    _append(PROGRESS, ".")
 
 
-def pytest_runtest_logreport() -> None:
-    _note()
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _append(PROGRESS, ".")
+    # The process that starts the workers gets every report a second time.
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        _append(FAILED, f"{report.nodeid}\n")
 
 
-def _note() -> None:
-    if path := os.environ.get(VARIABLE):
-        # Appends of one byte by several processes do not overwrite each other.
-        with Path(path).open("ab") as file:
-            file.write(b".")
+def _append(variable: str, text: str) -> None:
+    if path := os.environ.get(variable):
+        # Short appends of several processes do not overwrite each other.
+        with Path(path).open("a") as file:
+            file.write(text)

@@ -1,69 +1,63 @@
-"""Run the test suites one after another; print the time of each and one line for all of them.
+"""Run the tests in one pytest session on two worker processes; print the time of each part and one line for all.
 
-    python tools/suites.py              every suite
-    python tools/suites.py simulator    the named ones
+    python tools/suites.py                   every test of `make test`
+    python tools/suites.py simulator spark   the tests of the named parts
+    python tools/suites.py --record          also store the seconds of each file (tests/durations.json)
 
-A suite whose directory does not exist, or holds no tests, is left out and a line says so. The last
-line is `N passed, N failed` over all suites; a suite that ends without a report counts as a failure.
+A free worker takes the next file, and the files with the longest stored time come first (tools/file_order.py).
+A file stays in one worker, so its module fixtures are set up once.
 
-A suite may take any time in all: a slow machine is no failure. It is ended when no test has been
-collected or finished for `--stalled-s` seconds, more than any single test may take. On a machine so slow
-that single tests run out of time, set HOLDFAST_TEST_SLOWNESS=4: their limits, and this one, are
-multiplied by it.
+A failed test runs a second time, alone, when at most `RETRIED_MAX` tests failed: a machine that is too busy for a
+limit of one test does not fail the run. Each such test is listed as unstable, in the output and in
+.reports/unstable.txt. A test that fails twice fails the run.
+
+The last line is `N passed, N failed`; a run that ends without a report counts as a failure. The run may take any
+time in all: a slow machine is no failure. It is ended when no test has been collected or finished for `--stalled-s`
+seconds, more than any single test may take. On a machine where single tests exceed their limits, set
+HOLDFAST_TEST_SLOWNESS=4: their limits, and this one, are multiplied by it.
 """
 
 import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / ".reports"
+DURATIONS = ROOT / "tests" / "durations.json"
 PROGRESS = "HOLDFAST_SUITE_PROGRESS"
+FAILED = "HOLDFAST_SUITE_FAILED"
 
-# Two files at a time, those with the most tests first; or in their order, where few tests take long.
-SIDE_BY_SIDE = ["-n", "2", "--dist", "loadfile", "--max-worker-restart", "2"]
-IN_ORDER = [*SIDE_BY_SIDE, "--no-loadscope-reorder"]
+SELECTED = ["-m", "not bench and not deep"]
+# A worker that crashes is replaced, and its test fails.
+TWO_WORKERS = [
+    "-n",
+    "2",
+    "--dist",
+    "loadfile",
+    "--no-loadscope-reorder",
+    "--max-worker-restart",
+    "2",
+]
+PLUGINS = ["-p", "tools.suite_progress", "-p", "tools.file_order"]
 
-SUITES = {
-    "unit+conformance": [
-        "tests",
-        "--ignore=tests/sim",
-        "--ignore=tests/process",
-        "--ignore=tests/spark",
-        "-m",
-        "not bench and not postgresql and not deep",
-        *IN_ORDER,
-    ],
-    "simulator": ["tests/sim", "-m", "not deep and not postgresql", *SIDE_BY_SIDE],
-    "chaos-short": ["tests/process", "-m", "not postgresql and not deep", *SIDE_BY_SIDE],
-    # A Spark session of its own for each of the two. Its conftest orders the modules.
-    "spark": ["tests/spark", "-m", "not postgresql and not deep", *IN_ORDER],
-    "postgresql": [
-        "tests",
-        "--ignore=tests/process",
-        "--ignore=tests/chaos",
-        "--ignore=tests/spark",
-        "-m",
-        "postgresql and not deep",
-        *IN_ORDER,
-    ],
-    # Each of these has a server and processes of its own.
-    "postgresql-chaos": [
-        "tests/process",
-        "tests/chaos",
-        "tests/spark",
-        "-m",
-        "postgresql and not deep",
-        *SIDE_BY_SIDE,
-    ],
+# The parts of the report: directories below tests/. The part "unit" has all other tests.
+PARTS = {
+    "simulator": ("sim",),
+    "processes": ("process", "chaos"),
+    "spark": ("spark",),
 }
+UNIT = "unit"
+RETRIED_MAX = 3
+
 # Longer than the longest limit of one test (tests/conftest.py ends a test that outlives its limit).
 STALLED_S = 600.0
 LOOK_S = 1.0
@@ -74,49 +68,76 @@ PYTEST_OK = 0
 PYTEST_NO_TESTS = 5
 
 
+@dataclass(frozen=True)
+class TestTime:
+    seconds: float
+    module: str
+    name: str
+
+    @property
+    def part(self) -> str:
+        directory = self.module.split(".")[1:2]
+        return next(
+            (part for part, owned in PARTS.items() if directory and directory[0] in owned), UNIT
+        )
+
+    @property
+    def file(self) -> str:
+        return self.module.replace(".", "/") + ".py"
+
+
 @dataclass
 class Outcome:
     seconds: float
     passed: int = 0
     failed: int = 0
     skipped: int = 0
-    tests: list[tuple[float, str]] = field(default_factory=list)
+    tests: list[TestTime] = field(default_factory=list)
+    failed_ids: list[str] = field(default_factory=list)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run the test suites.")
-    parser.add_argument("suites", nargs="*", help=f"of {', '.join(SUITES)}; all unless named")
+    parser = argparse.ArgumentParser(description="Run the tests.")
+    names = (UNIT, *PARTS)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(names)}; all unless named")
+    parser.add_argument("--record", action="store_true", help="store the seconds of each test file")
     parser.add_argument(
         "--stalled-s",
         type=float,
         default=STALLED_S * float(os.environ.get("HOLDFAST_TEST_SLOWNESS") or 1),
         metavar="N",
-        help="end a suite when no test has finished for N seconds (%(default)g)",
+        help="end the run when no test has finished for N seconds (%(default)g)",
     )
-    told = parser.parse_args()
-    names = told.suites or list(SUITES)
-    if unknown := set(names) - SUITES.keys():
-        parser.error(f"no such suite: {', '.join(sorted(unknown))}")
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(names):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
 
-    # Whoever ends this ends the suite that runs.
+    # The end of this process ends the run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    outcomes: dict[str, Outcome] = {}
-    for name in names:
-        if not (ROOT / SUITES[name][0]).is_dir():
-            print(f"\n=== {name}: left out, there is no {SUITES[name][0]}/", flush=True)
-            continue
-        print(f"\n=== {name}", flush=True)
-        outcome = run(name, SUITES[name], told.stalled_s)
-        if outcome is None:
-            print(f"=== {name}: left out, it holds no tests", flush=True)
-        else:
-            outcomes[name] = outcome
-    report(outcomes)
-    return 1 if not outcomes or any(o.failed for o in outcomes.values()) else 0
+    outcome = run("tests", [*selected_paths(args.parts), *SELECTED, *TWO_WORKERS], args.stalled_s)
+    if outcome is None:
+        print("no tests were found", flush=True)
+        return 1
+    unstable = retry_failed(outcome, args.stalled_s)
+    report(outcome, unstable)
+    if args.record:
+        record_durations(outcome.tests)
+    return 1 if outcome.failed else 0
+
+
+def selected_paths(parts: Iterable[str]) -> list[str]:
+    """Return the pytest arguments that select the named parts."""
+    selected = set(parts)
+    if not selected:
+        return ["tests"]
+    if UNIT in selected:
+        excluded = [d for part, owned in PARTS.items() if part not in selected for d in owned]
+        return ["tests", *(f"--ignore=tests/{directory}" for directory in excluded)]
+    return [f"tests/{d}" for part, owned in PARTS.items() if part in selected for d in owned]
 
 
 class Stall:
-    """How long a suite has made no progress."""
+    """The time since the last progress of a run."""
 
     def __init__(self, now_s: float) -> None:
         self._since_s = now_s
@@ -133,60 +154,81 @@ def run(
     arguments: list[str],
     stalled_s: float,
     *,
+    root: Path = ROOT,
     reports: Path = REPORTS,
     clock: Callable[[], float] = time.monotonic,
     look_s: float = LOOK_S,
 ) -> Outcome | None:
+    """Run pytest and return its outcome, or None if it found no tests."""
     reports.mkdir(exist_ok=True)
     xml, progress = reports / f"{name}.xml", reports / f"{name}.progress"
+    failed = reports / f"{name}.failed"
     xml.unlink(missing_ok=True)
     progress.write_bytes(b"")
-    plugin = ["-p", "tools.suite_progress"]
-    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={xml}", *plugin, *arguments]
-    environment = {**os.environ, PROGRESS: str(progress)}
+    failed.write_text("")
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={xml}", *PLUGINS, *arguments]
+    environment = {**os.environ, PROGRESS: str(progress), FAILED: str(failed)}
     started = clock()
-    # In a group of its own, so that all of it can be ended.
-    suite = subprocess.Popen(command, cwd=ROOT, env=environment, process_group=0)
+    # In its own process group, so that the whole run can be ended.
+    process = subprocess.Popen(command, cwd=root, env=environment, process_group=0)
     stall = Stall(started)
     try:
-        while (code := waited(suite, look_s)) is None:
+        while (code := waited(process, look_s)) is None:
             if stall.seconds(progress.stat().st_size, clock()) >= stalled_s:
-                # Each process says where its threads are.
-                end(suite, signal.SIGABRT)
+                # Each process dumps the stacks of its threads.
+                end(process, signal.SIGABRT)
                 print(f"=== {name}: ended, no test has finished for {stalled_s:g} s", flush=True)
                 return Outcome(clock() - started, failed=1)
     except BaseException:
-        end(suite, signal.SIGINT)
+        end(process, signal.SIGINT)
         raise
     outcome = Outcome(clock() - started)
     if code == PYTEST_NO_TESTS:
         return None
     if xml.exists():
         count(xml, outcome)
+    outcome.failed_ids = sorted(set(failed.read_text().splitlines()))
     if code != PYTEST_OK and not outcome.failed:
-        outcome.failed = 1  # it ended badly without saying which test did
+        outcome.failed = 1  # pytest failed without the report of a failed test
     return outcome
 
 
-def waited(suite: subprocess.Popen[bytes], seconds: float) -> int | None:
+def retry_failed(
+    outcome: Outcome, stalled_s: float, *, root: Path = ROOT, reports: Path = REPORTS
+) -> list[str]:
+    """Run the failed tests alone, and return those that pass now. They no longer count as failed."""
+    ids = outcome.failed_ids
+    unstable: list[str] = []
+    if ids and len(ids) == outcome.failed and len(ids) <= RETRIED_MAX:
+        print(f"\n=== second run of {len(ids)} failed tests, alone", flush=True)
+        second = run("second-run", ids, stalled_s, root=root, reports=reports)
+        if second is not None and second.passed + second.failed == len(ids):
+            unstable = [test for test in ids if test not in second.failed_ids]
+    outcome.failed -= len(unstable)
+    outcome.passed += len(unstable)
+    (reports / "unstable.txt").write_text("".join(f"{test}\n" for test in unstable))
+    return unstable
+
+
+def waited(process: subprocess.Popen[bytes], seconds: float) -> int | None:
     try:
-        return suite.wait(seconds)
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
 
 
-def end(suite: subprocess.Popen[bytes], how: signal.Signals) -> None:
-    os.killpg(suite.pid, how)
+def end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    os.killpg(process.pid, how)
     try:
-        suite.wait(END_S)
+        process.wait(END_S)
     except subprocess.TimeoutExpired:
-        os.killpg(suite.pid, signal.SIGKILL)
-        suite.wait()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def count(xml: Path, outcome: Outcome) -> None:
-    suites = ElementTree.parse(xml).getroot().iter("testsuite")
-    for suite in suites:
+    """Add the counts and the tests of a JUnit file."""
+    for suite in ElementTree.parse(xml).getroot().iter("testsuite"):
         total, failures, errors, skipped = (
             int(suite.get(key, "0")) for key in ("tests", "failures", "errors", "skipped")
         )
@@ -194,24 +236,35 @@ def count(xml: Path, outcome: Outcome) -> None:
         outcome.skipped += skipped
         outcome.passed += total - failures - errors - skipped
         for case in suite.iter("testcase"):
-            name = f"{case.get('classname')}::{case.get('name')}"
-            outcome.tests.append((float(case.get("time", "0")), name))
+            seconds = float(case.get("time", "0"))
+            outcome.tests.append(TestTime(seconds, case.get("classname", ""), case.get("name", "")))
 
 
-def report(outcomes: dict[str, Outcome]) -> None:
-    total_s = sum(o.seconds for o in outcomes.values())
-    slowest = sorted((t for o in outcomes.values() for t in o.tests), reverse=True)[:SLOWEST]
+def report(outcome: Outcome, unstable: list[str]) -> None:
+    slowest = sorted(outcome.tests, key=lambda test: test.seconds, reverse=True)[:SLOWEST]
     print("\n=== slowest tests")
-    for seconds, test in slowest:
-        print(f"{seconds:8.2f} s  {test}")
-    print("\n=== suites")
-    for name, o in outcomes.items():
-        share = 100 * o.seconds / total_s if total_s else 0
-        counts = f"{o.passed} passed, {o.failed} failed, {o.skipped} skipped"
-        print(f"{name:18} {o.seconds:8.1f} s {share:4.0f} %   {counts}")
-    print(f"{'all':18} {total_s:8.1f} s\n")
-    passed, failed = (sum(getattr(o, k) for o in outcomes.values()) for k in ("passed", "failed"))
-    print(f"{passed} passed, {failed} failed", flush=True)
+    for test in slowest:
+        print(f"{test.seconds:8.2f} s  {test.module}::{test.name}")
+    print("\n=== parts: seconds of both workers together")
+    total_s = sum(test.seconds for test in outcome.tests) or 1.0
+    for part in (UNIT, *PARTS):
+        tests = [test for test in outcome.tests if test.part == part]
+        seconds = sum(test.seconds for test in tests)
+        print(f"{part:12} {seconds:8.1f} s {100 * seconds / total_s:4.0f} %   {len(tests)} tests")
+    print(f"{'wall time':12} {outcome.seconds:8.1f} s\n")
+    for test_id in unstable:
+        print(f"unstable, failed beside other tests and passed alone: {test_id}")
+    print(f"{outcome.passed} passed, {outcome.failed} failed", flush=True)
+
+
+def record_durations(tests: list[TestTime], path: Path = DURATIONS) -> None:
+    """Store the seconds of each file, for the order of the next run."""
+    seconds: dict[str, float] = defaultdict(float)
+    for test in tests:
+        seconds[test.file] += test.seconds
+    longest_first = sorted(seconds.items(), key=lambda item: (-round(item[1]), item[0]))
+    text = json.dumps({file: round(value) for file, value in longest_first}, indent=0)
+    path.write_text(text + "\n")
 
 
 if __name__ == "__main__":

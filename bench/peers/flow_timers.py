@@ -87,7 +87,14 @@ class Timers(FlowClient):
         """
         timer = TimerSet("pending", "Woken", codec.pack({"due_ns": 0}), delay_ns=HOUR_NS)
         intent = Intent(
-            self.universe, "0" * 32, bytes(32), TIMER_SET, codec.pack(timer), "pending", b"", 0
+            universe_id=self.universe,
+            world_id="0" * 32,
+            intent_hash=bytes(32),
+            effect_kind=TIMER_SET,
+            params=codec.pack(timer),
+            origin_name="pending",
+            policy_context_hash=b"",
+            enqueued_at_ns=0,
         )
         payload = codec.pack(intent)
         clocks = (

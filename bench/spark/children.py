@@ -78,7 +78,15 @@ class Child:
         self._n += 1
         done = [FinishedRange(lo, hi, int(RowState.TERMINAL_SUCCESS))]
         move = ledger_protocol.GrantReport(
-            self._grant.epoch, self._n, b"%d" % self._n, done, [], b"", lo, [], len(self.data)
+            epoch=self._grant.epoch,
+            report_no=self._n,
+            digest=b"%d" % self._n,
+            done=done,
+            begin=[],
+            seqs=b"",
+            lo=lo,
+            resultless=[],
+            size=len(self.data),
         )
         step = ledger_protocol.Exchange([move], None, 0, hi - lo, 0.0, [], [self._grant.epoch])
         answer = await self.line.ask(step, self.data)

@@ -92,7 +92,15 @@ async def report_all(
                 n += 1
                 done = [FinishedRange(lo, lo + REPORT_ROWS, int(RowState.TERMINAL_SUCCESS))]
                 move = ledger_protocol.GrantReport(
-                    grant.epoch, n, b"%d" % n, done, [], b"", lo, [], len(data)
+                    epoch=grant.epoch,
+                    report_no=n,
+                    digest=b"%d" % n,
+                    done=done,
+                    begin=[],
+                    seqs=b"",
+                    lo=lo,
+                    resultless=[],
+                    size=len(data),
                 )
                 step = ledger_protocol.Exchange([move], None, 0, REPORT_ROWS, 0.0, [])
                 answer = await line.ask(step, data)

@@ -191,12 +191,12 @@ COMPARED = {
         "1,000,000 rows, a trivial function of a row", 1_000_000, double, base_double, 1.3
     ),
     "calls_threads": Compared(
-        _sleeps("`def`"), CALLS, wait, base_wait, 1.15, True, SLOTS,
-        {"concurrency": CONCURRENCY},
+        what=_sleeps("`def`"), rows=CALLS, fn=wait, base=base_wait, ratio_max=1.15, phase=True, parts=SLOTS,
+        options={"concurrency": CONCURRENCY},
     ),
     "calls_async": Compared(
-        _sleeps("`async def`"), CALLS, wait_async, base_wait_async, 1.15, True, SLOTS,
-        {"concurrency": CONCURRENCY},
+        what=_sleeps("`async def`"), rows=CALLS, fn=wait_async, base=base_wait_async, ratio_max=1.15, phase=True, parts=SLOTS,
+        options={"concurrency": CONCURRENCY},
     ),
 }  # fmt: skip
 METRICS = (*COMPARED, "resume", "children")

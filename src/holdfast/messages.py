@@ -142,7 +142,7 @@ class TimerSet(Record, frozen=True):
     value: bytes
     delay_ns: int | None = None
     wall_ns: int | None = None
-    # A cron rule instead of a time: the timer is rescheduled each time it fires (`world.recurring`).
+    # A cron rule instead of a time: the timer is rescheduled each time it fires (`world.recurring_timers`).
     cron: str = ""
     zone: str = "UTC"
     missed: str = "one"

@@ -46,7 +46,8 @@ def test_missing_pane_is_none(tmux: TmuxServer, target: str) -> None:
 
 def test_pane_is_found_among_several_windows(tmux: TmuxServer) -> None:
     tmux.start_agent("worker")
-    tmux.run("new-window", "-d", "-t", "=worker:", "-n", "its $log", "--", "cat")
+    window = ["-n", "its $log", "--", "cat"]
+    tmux.run("new-window", "-d", "-t", "=worker:", *window)
     tmux.run("split-window", "-d", "-t", "=worker:1", "--", "cat")
     listed = tmux.run("list-panes", "-s", "-t", "=worker:", "-F", "#{pane_id}").split()
     server = Tmux(tmux.socket)

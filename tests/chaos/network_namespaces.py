@@ -39,22 +39,21 @@ class Machine:
 
     def cut(self) -> None:
         """Take down the link."""
-        _ip("-n", self._switch, "link", "set", self._port, "down")
+        _ip(f"-n {self._switch} link set {self._port} down")
 
     def heal(self) -> None:
-        _ip("-n", self._switch, "link", "set", self._port, "up")
+        _ip(f"-n {self._switch} link set {self._port} up")
 
     def plug(self) -> None:
         """Create the namespace, its link to the switch, and its address."""
-        _ip("netns", "add", self.namespace)
+        _ip(f"netns add {self.namespace}")
         _ip(
-            "-n", self._switch, "link", "add", self._port, "type", "veth",
-            "peer", "name", "eth0", "netns", self.namespace,
-        )  # fmt: skip
-        _ip("-n", self._switch, "link", "set", self._port, "master", "hub", "up")
-        _ip("-n", self.namespace, "address", "add", f"{self.address}/24", "dev", "eth0")
+            f"-n {self._switch} link add {self._port} type veth peer name eth0 netns {self.namespace}"
+        )
+        _ip(f"-n {self._switch} link set {self._port} master hub up")
+        _ip(f"-n {self.namespace} address add {self.address}/24 dev eth0")
         for device in ("lo", "eth0"):
-            _ip("-n", self.namespace, "link", "set", device, "up")
+            _ip(f"-n {self.namespace} link set {device} up")
 
 
 class Switch:
@@ -66,12 +65,12 @@ class Switch:
         self._machines: dict[str, Machine] = {}
 
     def __enter__(self) -> Self:
-        _ip("netns", "add", self.namespace)
+        _ip(f"netns add {self.namespace}")
         try:
-            _ip("-n", self.namespace, "link", "add", "hub", "type", "bridge", "forward_delay", "0")
-            _ip("-n", self.namespace, "address", "add", f"{SERVER_ADDRESS}/24", "dev", "hub")
+            _ip(f"-n {self.namespace} link add hub type bridge forward_delay 0")
+            _ip(f"-n {self.namespace} address add {SERVER_ADDRESS}/24 dev hub")
             for device in ("lo", "hub"):
-                _ip("-n", self.namespace, "link", "set", device, "up")
+                _ip(f"-n {self.namespace} link set {device} up")
         except BaseException:
             self._remove()
             raise
@@ -94,9 +93,9 @@ class Switch:
     def _remove(self) -> None:
         for namespace in (*(one.namespace for one in self._machines.values()), self.namespace):
             with contextlib.suppress(AssertionError):
-                _ip("netns", "del", namespace)
+                _ip(f"netns del {namespace}")
 
 
-def _ip(*args: str) -> None:
-    done = subprocess.run(["ip", *args], capture_output=True, timeout=RUN_S)
-    assert done.returncode == 0, f"ip {' '.join(args)}: {done.stderr.decode(errors='replace')}"
+def _ip(arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments.split()], capture_output=True, timeout=RUN_S)
+    assert done.returncode == 0, f"ip {arguments}: {done.stderr.decode(errors='replace')}"

@@ -312,12 +312,15 @@ class PostgresChaosRun:
 
     def _start_worker(self, name: str, incarnation: int) -> _WorkerProcess:
         caller = f"{name}#{incarnation}"
+        options = ["--store", self.url, "--worker", name, "--lease-s", f"{LEASE_S:g}"]
         proc = python_proc(
-            "holdfast.cli", "up", "tests.chaos.app:app", "--store", self.url, "--worker", name,
-            "--lease-s", f"{LEASE_S:g}",
+            "holdfast.cli",
+            "up",
+            "tests.chaos.app:app",
+            *options,
             ready=None,
             env={RECEIVER: str(self._receiver.path), CALLER: caller},
-        )  # fmt: skip
+        )
         return _WorkerProcess(name, incarnation, proc)
 
     def _start_client(self, name: str, incarnation: int) -> _ClientProcess:
@@ -403,10 +406,8 @@ class PostgresChaosRun:
         with self._open_runtime() as runtime:
             self.client_logs = invariant_checks.ClientLogs.read(self._logs)
             self.breaches += invariant_checks.breaches(runtime, self.client_logs, self._receiver)
-        with python_proc(
-            "holdfast.cli", "verify", "--store", self.direct, "--app", "tests.chaos.app:app",
-            "--jobs", "1", ready=None,
-        ) as verified:  # fmt: skip
+        options = ["--store", self.direct, "--app", "tests.chaos.app:app", "--jobs", "1"]
+        with python_proc("holdfast.cli", "verify", *options, ready=None) as verified:
             if verified.wait(DRAIN_S):
                 self.breaches.append(f"holdfast verify: {verified.lines} {verified.errors}")
 

@@ -203,8 +203,8 @@ def _cut_and_heal(
     assert load.failure is None, load.failure
     until(lambda: _all_paid(runtime, load.orders), "the end of all", LONG_S)
     return PartitionResult(
-        runtime, outside, cut_ns, cut_s, healed_s, healed_ns, cut_off_resources, lease_events(store),
-        stalls.longest_s, stalls.slowdown, all(proc.running for proc in procs), load.orders, _world_states(runtime),
+        runtime=runtime, outside=outside, cut_ns=cut_ns, cut_s=cut_s, healed_s=healed_s, healed_ns=healed_ns, cut_off_resources=cut_off_resources, events=lease_events(store),
+        stalled_s=stalls.longest_s, slowdown=stalls.slowdown, running=all(proc.running for proc in procs), sent=load.orders, world_states=_world_states(runtime),
     )  # fmt: skip
 
 

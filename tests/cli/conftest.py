@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import store as stores
 from holdfast.cli import main
-from holdfast.cli.redrive import RateLimiter
+from holdfast.cli.rate_limiter import RateLimiter
 from holdfast.clock import S, SystemClock
 from holdfast.durable import queue
 from holdfast.store.api import Store
@@ -45,9 +45,10 @@ RunCommand = Callable[..., CommandResult]
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunCommand:
     monkeypatch.delenv("HOLDFAST_STORE", raising=False)
 
-    def run(*argv: object) -> CommandResult:
+    def run(*argv: object, store: Path | None = None) -> CommandResult:
         capsys.readouterr()
-        code = main([str(word) for word in argv])
+        store_option = [] if store is None else ["--store", store]
+        code = main([str(word) for word in [*argv, *store_option]])
         captured = capsys.readouterr()
         return CommandResult(code, captured.out, captured.err)
 

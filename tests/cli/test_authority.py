@@ -83,5 +83,5 @@ def test_authority_wrong_usage_exits_with_2(run: RunCommand, path: Path, argv: l
 def test_authority_show_rejects_the_reason_option(
     run: RunCommand, path: Path, rig: AccountRig
 ) -> None:
-    result = run("authority", "show", "--universe", UNIVERSE, "--reason", "x", "--store", path)
+    result = run("authority", "show", "--universe", UNIVERSE, "--reason", "x", store=path)
     assert result.error.startswith("invalid: what='reason'")

@@ -8,7 +8,7 @@ from holdfast import codec
 from holdfast.config import BLOB_THRESHOLD_BYTES
 from holdfast.durable import queue
 from holdfast.messages import event_ingress
-from holdfast.ops.consistency import find_differences
+from holdfast.ops.verify import find_differences
 from holdfast.store import blobs
 from holdfast.store.api import Store
 from holdfast.world.redrive import FailedEventRow
@@ -106,7 +106,7 @@ def test_dead_list_is_paged_by_limit_and_after(
 ) -> None:
     result = run("dead", "list", "mail", "--limit", 2, "--store", path)
     assert f"2 of 3; more with --after {letters[1]}" in result.out
-    rest = run("dead", "list", "mail", "--after", letters[1], "--json", "--store", path).document
+    rest = run("dead", "list", "mail", "--after", letters[1], "--json", store=path).document
     assert [letter["seq"] for letter in rest["letters"]] == letters[2:]
 
 
@@ -187,10 +187,10 @@ def test_dead_redrive_requires_seqs_or_all_but_not_both(
 def test_dead_drop_deletes_only_the_named_letters(
     run: RunCommand, path: Path, letters: list[int], store: Store
 ) -> None:
-    dry = run("dead", "drop", "mail", letters[0], "--dry-run", "--store", path, "--json").document
+    dry = run("dead", "drop", "mail", letters[0], "--dry-run", "--json", store=path).document
     assert dry == {"queue": "mail", "would_drop": letters[:1]}
     assert store.read(queue.counts, "mail").dead == 3
-    result = run("dead", "drop", "mail", letters[0], letters[2], "--store", path, "--json")
+    result = run("dead", "drop", "mail", letters[0], letters[2], "--json", store=path)
     assert result.document["dropped"] == [letters[0], letters[2]]
     assert [letter.seq for letter in store.read(queue.list_dead, "mail")] == [letters[1]]
     assert store.read(queue.counts, "mail").dead == 1

@@ -126,7 +126,7 @@ def test_dispatch_leader_sets_shows_and_forgets_the_pane(
     run: RunCommand, path: Path, rig: AccountRig, log: DispatchLog
 ) -> None:
     assert run("dispatch", "leader", "--store", path).out == "no leader's pane is set\n"
-    named = run("dispatch", "leader", "lead:0.1", "--cli", "codex", "--store", path, "--json")
+    named = run("dispatch", "leader", "lead:0.1", "--cli", "codex", "--json", store=path)
     head = len(rig.store.read(dispatch_log.events, U))
     assert named.document == {
         "universe": U,

@@ -118,9 +118,9 @@ def test_effects_show_and_dead_show_print_the_fatal_attempt(
 
 def test_effects_list_with_state_prints_intents(run: RunCommand, path: Path, shop: Store) -> None:
     first, second, *waiting = intents(shop)
-    ready = run("effects", "list", "pay", "--state", "ready", "--store", path, "--json").document
+    ready = run("effects", "list", "pay", "--state", "ready", "--json", store=path).document
     assert [row["intent"] for row in ready["intents"]] == waiting
-    dead = run("effects", "list", "pay", "--state", "dead", "--store", path, "--json").document
+    dead = run("effects", "list", "pay", "--state", "dead", "--json", store=path).document
     assert [(row["intent"], row["code"]) for row in dead["intents"]] == [
         (first, "down"), (second, "gone"),
     ]  # fmt: skip
@@ -196,7 +196,7 @@ def test_effects_redrive_links_the_new_intent_to_the_old_one(
 def test_effects_redrive_by_error_code_creates_new_intents(
     run: RunCommand, path: Path, shop: Store
 ) -> None:
-    result = run("effects", "redrive", "pay", "--code", "gone", "--store", path, "--json")
+    result = run("effects", "redrive", "pay", "--code", "gone", "--json", store=path)
     [redriven] = result.document["redriven"]
     assert redriven["intent"] not in intents(shop)
     document = run("effects", "show", redriven["intent"], "--store", path, "--json").document
@@ -207,7 +207,7 @@ def test_effects_redrive_by_error_code_creates_new_intents(
 def test_dead_redrive_of_effects_creates_new_intents(
     run: RunCommand, path: Path, shop: Store
 ) -> None:
-    result = run("dead", "redrive", PAY, "--all", "--rate", "1000", "--store", path, "--json")
+    result = run("dead", "redrive", PAY, "--all", "--rate", "1000", "--json", store=path)
     assert [redriven["dead"] for redriven in result.document["redriven"]] == [1, 2]
     assert shop.read(queue.counts, PAY).dead == 0
     assert shop.read(queue.counts, PAY).ready == INTENTS
@@ -219,9 +219,9 @@ def test_effects_redrive_honours_the_rate_option(
 ) -> None:
     slept: list[float] = []
     patch_rate_limiter_sleep(monkeypatch, slept.append)
-    run("effects", "redrive", "pay", "--all", "--rate", "0.5", "--store", path)
+    run("effects", "redrive", "pay", "--all", "--rate", "0.5", store=path)
     assert slept == [pytest.approx(2.0, abs=0.9)], "one at once, the other two seconds later"
-    wrong = run("effects", "redrive", "pay", "--all", "--rate", "0", "--store", path)
+    wrong = run("effects", "redrive", "pay", "--all", "--rate", "0", store=path)
     assert wrong.error.startswith("invalid: ")
 
 

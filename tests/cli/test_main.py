@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,11 @@ def test_every_command_has_help(run: RunCommand, name: str) -> None:
 
 def test_version_option_prints_the_version(run: RunCommand) -> None:
     assert run("--version").out == f"holdfast {__version__}\n"
+
+
+def test_version_equals_the_version_of_the_project_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__
 
 
 @pytest.mark.parametrize("argv", [[], ["nothing"], ["dead"], ["dead", "show"], ["backup"]])

@@ -38,7 +38,7 @@ READ_COMMANDS = [
 @pytest.fixture(scope="module")
 def url() -> str:
     """A store with an account and dead letters, owned by a role with a password."""
-    database_url = role_url(fresh_url(lasting=True), "guarded", SECRET)
+    database_url = role_url(fresh_url(lasting=True, empty=True), "guarded", SECRET)
     rig = AccountRig(_grant_schema_to_role(database_url))
     with rig.store as store:
         for amount in (1, 2, 3):
@@ -149,7 +149,7 @@ def test_backup_and_restore_refer_to_the_pg_tools(
 
 
 def test_commands_do_not_create_a_store_in_an_empty_database(run: RunCommand) -> None:
-    empty = fresh_url()
+    empty = fresh_url(empty=True)
     result = run("worlds", "list", "--store", empty)
     assert result.code == 1
     assert result.error.startswith("not_found: ")

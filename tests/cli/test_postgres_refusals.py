@@ -93,7 +93,7 @@ def test_role_without_read_privilege_is_denied(run: RunCommand, url: str) -> Non
 
 
 def test_role_without_create_privilege_cannot_create_a_store() -> None:
-    url = role_url(fresh_url(), "stranger")
+    url = role_url(fresh_url(empty=True), "stranger")
     with pytest.raises(ServerDenied) as raised:
         app.open(url)
     assert "CREATE" in str(raised.value)

@@ -13,7 +13,7 @@ import pytest
 from holdfast import codec
 from holdfast import store as stores
 from holdfast.app.runtime import Runtime
-from holdfast.cli.redrive import LetterSelection, parse_time_ns, redrive_selected
+from holdfast.cli.dead_letter_selection import LetterSelection, parse_time_ns, redrive_selected
 from holdfast.clock import S, SimClock
 from holdfast.durable import queue
 from holdfast.errors import Invalid
@@ -74,6 +74,7 @@ def dry_run_seqs(run: RunCommand, path: Path, *options: object) -> list[int]:
         (["--all", "--limit", "3"], [1, 2, 3]),
         (["--code", "interrupted", "--limit", "2"], [1, 3]),
         ([4, 2], [4, 2]),
+        ([4, 2, "--limit", "1"], [4]),
     ],
     ids=str,
 )
@@ -81,7 +82,7 @@ def test_redrive_dry_run_selects_letters_by_all_conditions(
     run: RunCommand, path: Path, shop: Store, options: list[object], seqs: list[int]
 ) -> None:
     assert dry_run_seqs(run, path, *options) == seqs
-    assert shop.read(queue.counts, PAY).dead == 8, "it was only asked"
+    assert shop.read(queue.counts, PAY).dead == 8, "a dry run changed the queue"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_redrive_with_invalid_options_is_refused(
 
 
 def test_redrive_leaves_unselected_letters_dead(run: RunCommand, path: Path, shop: Store) -> None:
-    result = run("effects", "redrive", "pay", "--error", "reset", "--store", path, "--json")
+    result = run("effects", "redrive", "pay", "--error", "reset", "--json", store=path)
     assert [redriven["dead"] for redriven in result.document["redriven"]] == [3, 7]
     assert result.document["stopped"] is False
     assert [letter.seq for letter in shop.read(queue.list_dead, PAY)] == [1, 2, 4, 5, 6, 8]
@@ -140,10 +141,10 @@ def test_redrive_of_named_letters_is_all_or_nothing(
 
 
 def test_dead_list_filters_by_error_and_code(run: RunCommand, path: Path, shop: Store) -> None:
-    document = run("dead", "list", PAY, "--error", "timed out", "--store", path, "--json").document
+    document = run("dead", "list", PAY, "--error", "timed out", "--json", store=path).document
     assert [letter["seq"] for letter in document["letters"]] == [2, 6]
     after = run(
-        "dead", "list", PAY, "--code", "interrupted", "--after", 3, "--limit", 1, "--store", path
+        "dead", "list", PAY, "--code", "interrupted", *["--after", 3, "--limit", 1], store=path
     ).out
     assert after.splitlines()[1].split()[0] == "5"
     assert "more with --after 5" in after
@@ -234,7 +235,7 @@ def test_redrive_rate_counts_the_time_of_the_commit(letters: Store) -> None:
 
 
 def test_sigint_while_redrive_waits_leaves_the_rest_dead(letters: Store) -> None:
-    class Interrupted(RecordingSimClock):
+    class InterruptingClock(RecordingSimClock):
         def sleep(self, seconds: float) -> None:
             super().sleep(seconds)
             if len(self.slept) == 3:
@@ -242,7 +243,7 @@ def test_sigint_while_redrive_waits_leaves_the_rest_dead(letters: Store) -> None
 
     first = redrive_selected(
         letters, "mail", arguments(rate=1.0), redrive_in(letters), selection=LetterSelection(),
-        clock=Interrupted(),
+        clock=InterruptingClock(),
     )  # fmt: skip
     assert first.stopped
     assert [old for old, _ in first.made] == [1, 2, 3]
@@ -321,7 +322,7 @@ def test_redrive_command_stopped_by_sigint_exits_with_130(
     run: RunCommand, path: Path, shop: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patch_rate_limiter_sleep(monkeypatch, lambda _: signal.raise_signal(signal.SIGINT))
-    result = run("effects", "redrive", "pay", "--all", "--rate", "1", "--store", path)
+    result = run("effects", "redrive", "pay", "--all", "--rate", "1", store=path)
     assert result.code == 130
     assert result.out.splitlines()[-1].startswith("stopped: ")
     assert shop.read(queue.counts, PAY).dead == 7

@@ -155,7 +155,7 @@ def test_runs_failed_prints_seq_key_class_and_error(
 
 def test_runs_failed_filters_by_class(run: RunCommand, path: Path, finished_run: StageRun) -> None:
     document = run(
-        "runs", "failed", "labels", "--class", "transient", "--store", path, "--json"
+        "runs", "failed", "labels", "--class", "transient", "--json", store=path
     ).document
     assert [(row["seq"], row["error_class"]) for row in document["rows"]] == [(17, "transient")]
 
@@ -165,7 +165,7 @@ def test_runs_failed_is_paged_by_limit_and_after(
 ) -> None:
     result = run("runs", "failed", "labels", "--limit", 2, "--store", path)
     assert result.out.endswith("2 shown, 4 failed; more with --after 17\n")
-    rest = run("runs", "failed", "labels", "--after", 17, "--store", path, "--json").document
+    rest = run("runs", "failed", "labels", "--after", 17, "--json", store=path).document
     assert [row["seq"] for row in rest["rows"]] == [18, 44]
 
 
@@ -289,7 +289,7 @@ def five_runs(store: Store) -> list[str]:
 def test_runs_prune_keeps_the_newest_and_open_runs(
     run: RunCommand, path: Path, store: Store, five_runs: list[str], open_run: StageRun
 ) -> None:
-    planned = run("runs", "prune", "--store", path, "--keep", "2", "--dry-run", "--json")
+    planned = run("runs", "prune", "--keep", "2", "--dry-run", "--json", store=path)
     assert planned.code == 0
     assert planned.document["deleted"] == 0
     assert store.read(runs.get_record, five_runs[0]) is not None
@@ -312,7 +312,7 @@ def test_runs_prune_keeps_the_newest_and_open_runs(
 def test_runs_prune_accepts_a_name_and_a_minimum_age(
     run: RunCommand, path: Path, store: Store, five_runs: list[str]
 ) -> None:
-    result = run("runs", "prune", "labels", "--store", path, "--keep", "1", "--older-than", "1")
+    result = run("runs", "prune", "labels", "--keep", "1", "--older-than", "1", store=path)
     assert result.code == 0
     assert "0 deleted" in result.out
     assert "younger than the bound" in result.out

@@ -32,7 +32,7 @@ def source(tmp_path: Path) -> str:
 
 @pytest.fixture(params=["lmdb", "postgres"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return fresh_url() if request.param == "postgres" else str(tmp_path / "there")
+    return fresh_url(empty=True) if request.param == "postgres" else str(tmp_path / "there")
 
 
 def test_store_copy_prints_rows_and_hash_by_space(
@@ -92,7 +92,7 @@ def test_store_copy_to_the_same_directory_is_refused(run: RunCommand, source: st
 def test_store_copy_to_the_same_database_under_another_url_is_refused(
     run: RunCommand, source: str
 ) -> None:
-    url = fresh_url()
+    url = fresh_url(empty=True)
     run("store", "copy", source, url)
     other = url + ("&" if "?" in url else "?") + "application_name=other"
     assert run("store", "copy", url, other).error.startswith("same_store: ")
@@ -133,7 +133,7 @@ def test_store_copy_of_an_open_store_is_refused_and_names_its_workers(
 def test_store_copy_of_an_open_database_is_refused_and_names_its_sessions(
     run: RunCommand, source: str, tmp_path: Path
 ) -> None:
-    url = fresh_url()
+    url = fresh_url(empty=True)
     with stores.open(url):
         refused = run("store", "copy", url, tmp_path / "there").error
     assert refused.startswith("store_in_use: ")

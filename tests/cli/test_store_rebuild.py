@@ -20,7 +20,7 @@ from holdfast.dispatch.outcomes import DispatchOutcomeReason
 from holdfast.dispatch.request import DispatchStatus
 from holdfast.durable import item, queue
 from holdfast.durable.lease import LeaseFence, LeaseState
-from holdfast.ops.consistency import find_differences
+from holdfast.ops.verify import find_differences
 from holdfast.store import schema, tuples
 from holdfast.store.api import Store, Txn
 from holdfast.store.schema import Space

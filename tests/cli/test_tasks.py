@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from holdfast import codec
-from holdfast.cli import task_selection
+from holdfast.cli import selection
 from holdfast.clock import S
 from holdfast.errors import NotFound
 from holdfast.store.api import Store
 from holdfast.tasks import operations
 from holdfast.tasks.ids import TaskId, parse_task_id
 from holdfast.tasks.model import QueueLimits, TaskSpec, get_limits, keys_of
-from holdfast.tasks.operations import AttemptOutcome, TaskReport, TaskToSubmit
+from holdfast.tasks.operations import AttemptOutcome, GrantRequest, TaskReport, TaskToSubmit
 from tests.cli.conftest import RunCommand, patch_rate_limiter_sleep
 
 SHOP = "shop"
@@ -35,7 +35,7 @@ def submit(store: Store, name: str, *args: Any, universe: str = SHOP, **spec: An
 
 def report_all(store: Store, queue: str, end: AttemptOutcome, **fields: Any) -> None:
     """Lease all ready tasks of a queue and report the same end for each."""
-    leased = store.transact(operations.lease, SHOP, "worker", [queue], 100)
+    leased = store.transact(operations.lease, SHOP, GrantRequest("worker", [queue], 100))
     reports = [TaskReport(grant.seq, grant.lease, end, **fields) for grant in leased.grants]
     store.transact(operations.apply_reports, SHOP, "worker", 1, reports)
 
@@ -54,7 +54,7 @@ def shop(store: Store) -> dict[str, str]:
         error="card 7 was declined\nat line 3",
     )
     ids["leased"] = submit(store, "pay", 1, queue="busy")
-    store.transact(operations.lease, SHOP, "worker", ["busy"], 1)
+    store.transact(operations.lease, SHOP, GrantRequest("worker", ["busy"], 1))
     ids["dead"] = submit(store, "pay", 800)
     store.transact(operations.cancel, SHOP, [4], "changed our mind")
     ids["ready"] = submit(store, "pay", 900, priority=3)
@@ -203,7 +203,7 @@ def test_tasks_cancel_of_hundreds_honours_the_limit(
 ) -> None:
     new = [TaskToSubmit(codec.pack([[n], {}])) for n in range(750)]
     store.transact(operations.submit, SHOP, TaskSpec("pay"), new)
-    result = run("tasks", "cancel", "--all", "--limit", 620, "--store", path, "--json")
+    result = run("tasks", "cancel", "--all", "--limit", 620, "--json", store=path)
     assert len(result.document["cancelled"]) == 620
     queues = run("tasks", "list", "--store", path, "--json").document["queues"]
     assert [(row["ready"], row["dead"]) for row in queues] == [(130, 620)]
@@ -212,9 +212,7 @@ def test_tasks_cancel_of_hundreds_honours_the_limit(
 def test_tasks_cancel_and_redrive_dry_run_change_nothing(
     run: RunCommand, path: Path, store: Store, shop: dict[str, str]
 ) -> None:
-    document = run(
-        "tasks", "cancel", "--queue", "busy", "--dry-run", "--store", path, "--json"
-    ).document
+    document = run("tasks", "cancel", "--queue", "busy", "--dry-run", "--json", store=path).document
     assert document == {"would_cancel": [shop["leased"]]}
     document = run("tasks", "redrive", "--all", "--dry-run", "--store", path, "--json").document
     assert document == {"would_redrive": [shop["failed"], shop["dead"]]}
@@ -280,7 +278,7 @@ def test_tasks_redrive_stopped_by_sigint_exits_with_130(
 def test_process_batch_skips_selected_tasks_that_no_longer_exist(
     store: Store, shop: dict[str, str]
 ) -> None:
-    result = task_selection.SelectionResult()
+    result: selection.SelectionResult[TaskId, int] = selection.SelectionResult()
     missing = TaskId(1, 99)
 
     def redrive(tasks: list[TaskId]) -> list[int]:
@@ -288,10 +286,10 @@ def test_process_batch_skips_selected_tasks_that_no_longer_exist(
         return new_seqs
 
     selected = [parse_task_id(shop["failed"]), missing, parse_task_id(shop["dead"])]
-    task_selection.process_batch(redrive, selected, result, explicit=False)
-    assert [str(task) for task, _ in result.results] == [shop["failed"], shop["dead"]]
+    selection.process_batch(redrive, selected, result, explicit=False)
+    assert [str(task) for task, _ in result.made] == [shop["failed"], shop["dead"]]
     with pytest.raises(NotFound):
-        task_selection.process_batch(redrive, selected, result, explicit=True)
+        selection.process_batch(redrive, selected, result, explicit=True)
 
 
 def test_tasks_redrive_of_a_waiting_task_is_refused(
@@ -318,7 +316,7 @@ def test_tasks_limit_sets_one_limit_and_prints_both(
     run: RunCommand, path: Path, store: Store, shop: dict[str, str]
 ) -> None:
     run("tasks", "limit", "mail", "--concurrency", 4, "--store", path)
-    document = run("tasks", "limit", "mail", "--per-key", 1, "--store", path, "--json").document
+    document = run("tasks", "limit", "mail", "--per-key", 1, "--json", store=path).document
     assert document == {"queue": "mail", "concurrency": 4, "per_key": 1}
     assert store.read(lambda txn: get_limits(txn, keys_of(SHOP), "mail")) == QueueLimits(4, 1)
     assert "any number" in run("tasks", "limit", "bad", "--store", path).out

@@ -100,7 +100,7 @@ def test_timers_redrive_selects_by_seq_and_by_code(
     [first, second] = shop.read(queue.list_dead, DELAYS)
     output = run("timers", "redrive", first.seq, "--store", path, "--json").document
     assert [redriven["dead"] for redriven in output["redriven"]] == [first.seq]
-    output = run("timers", "redrive", "--code", second.code, "--dry-run", "--store", path, "--json")
+    output = run("timers", "redrive", "--code", second.code, "--dry-run", "--json", store=path)
     assert output.document["would_redrive"] == [second.seq]
     assert shop.read(queue.counts, DELAYS).dead == 1
 

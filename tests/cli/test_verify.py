@@ -11,7 +11,7 @@ from holdfast.clock import S
 from holdfast.durable import item, journal, queue, snapshot
 from holdfast.durable import lease as leases
 from holdfast.leadership import leader_lease
-from holdfast.ops import consistency
+from holdfast.ops import verify
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.store.schema import Space
@@ -138,7 +138,7 @@ def test_verify_finds_a_reducer_that_depends_on_set_order(
 ) -> None:
     rig.runtime.world(Ledger, "l").send(Sorted(WORDS))
     rig.run_worker()
-    result = run("verify", "--app", APP, "--store", path, "--jobs", jobs, "--json")
+    result = run("verify", "--app", APP, "--jobs", jobs, "--json", store=path)
     assert result.code == 1
     [finding] = result.document["findings"]
     assert (finding["code"], finding["height"]) == ("replay_diverged", 1)
@@ -355,11 +355,11 @@ def test_verify_finds_and_names_planted_damage(
 
 
 def test_find_differences_recounts_every_world_status(busy_rig: AccountRig) -> None:
-    assert busy_rig.store.read(consistency.find_differences) == []
+    assert busy_rig.store.read(verify.find_differences) == []
     for status in WorldStatus:
         key = (int(Space.WORLD), UNIVERSE, "c", status.value)
         busy_rig.store.transact(_add_one, key)
-    differences = busy_rig.store.read(consistency.find_differences)
+    differences = busy_rig.store.read(verify.find_differences)
     assert [difference.what for difference in differences] == [
         f"counter {status.value}" for status in WorldStatus
     ]

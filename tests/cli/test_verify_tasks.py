@@ -11,7 +11,7 @@ from holdfast.store.api import Store, Txn
 from holdfast.tasks import checkpoint
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.model import TaskSpec, keys_of, pack, pack_int, queue_index
-from holdfast.tasks.operations import TaskReport, TaskToSubmit
+from holdfast.tasks.operations import GrantRequest, TaskReport, TaskToSubmit
 from holdfast.tasks.row_ranges import get_status, remove_from_range
 from holdfast.tasks.states import TaskState
 from tests.cli.conftest import RunCommand
@@ -23,7 +23,7 @@ KEYS = keys_of("shop")
 def store(path: Path) -> Iterator[Store]:
     with stores.open(str(path)) as store:
         store.transact(tasks.submit, "shop", TaskSpec("pack"), [TaskToSubmit(b"x")] * 10)
-        leased = store.transact(tasks.lease, "shop", "w", ["default"], 5)
+        leased = store.transact(tasks.lease, "shop", GrantRequest("w", ["default"], 5))
         reports = [TaskReport(grant.seq, grant.lease) for grant in leased.grants[:3]]
         store.transact(tasks.apply_reports, "shop", "w", store.generation, reports)
         yield store

@@ -39,7 +39,7 @@ def test_worlds_list_of_one_type_is_paged(run: RunCommand, path: Path, rig: Acco
         rig.account(name).create()
     result = run("worlds", "list", "Account", "--limit", 2, "--store", path)
     assert result.out.splitlines()[-1] == "2 shown; more with: Account --after bob"
-    rest = run("worlds", "list", "Account", "--after", "bob", "--store", path, "--json").document
+    rest = run("worlds", "list", "Account", "--after", "bob", "--json", store=path).document
     assert [world["name"] for world in rest["worlds"]] == ["eve"]
     assert rest["more"] is False
     assert run("worlds", "list", "--after", "bob", "--store", path).error.startswith("invalid: ")
@@ -160,7 +160,7 @@ def test_worlds_journal_prints_a_receipt(run: RunCommand, path: Path, rig: Accou
 def test_worlds_journal_is_paged(run: RunCommand, path: Path, rig: AccountRig) -> None:
     result = run("worlds", "journal", "Account/ada", "--limit", 2, "--store", path)
     assert result.out.splitlines()[-1] == "… up to 3; more with --from 3"
-    rest = run("worlds", "journal", "Account/ada", "--from", 3, "--store", path, "--json").document
+    rest = run("worlds", "journal", "Account/ada", "--from", 3, "--json", store=path).document
     assert [line["height"] for line in rest["entries"]] == [3]
     rig.account("new").create()
     assert run("worlds", "journal", "Account/new", "--store", path).out == "no entries\n"

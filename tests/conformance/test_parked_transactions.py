@@ -19,7 +19,7 @@ from holdfast.store.parked_requests import UNPARK_TRIES_MAX
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.leases import SKIPPED_MAX
 from holdfast.tasks.model import EXECUTOR_KINDS, TaskSpec, keys_of, pack_int
-from holdfast.tasks.operations import TaskToSubmit
+from holdfast.tasks.operations import GrantRequest, TaskToSubmit
 from holdfast.tasks.row_ranges import get_status
 from holdfast.tasks.states import TaskState
 from tests.conformance.conftest import open_store
@@ -35,20 +35,18 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
+def lease_request(
+    queue: str = "default", limit: int = 1, names: tuple[str, ...] = ()
+) -> GrantRequest:
+    free_slots = (limit,) * len(EXECUTOR_KINDS)
+    return GrantRequest("w", [queue], limit, free_slots=free_slots, names=names)
+
+
 def park_lease_request(
     store: Store, *, queue: str = "default", limit: int = 10, due_ns: int = 0
 ) -> ParkedTransaction:
-    limits_by_kind = (limit,) * len(EXECUTOR_KINDS)
     parked = store.submit_when(
-        [KEYS.queue_topic(queue)],
-        tasks.lease_or_park,
-        "main",
-        "w",
-        [queue],
-        limit,
-        limits_by_kind,
-        (),
-        due_ns,
+        [KEYS.queue_topic(queue)], tasks.lease_or_park, "main", lease_request(queue, limit), due_ns
     )
     assert parked is not None
     return parked
@@ -117,8 +115,7 @@ def test_parked_transaction_returns_its_result_and_resolves_deferred_values(
 
     def lease(txn: Txn) -> str:
         for _ in range(calls):
-            args = ("main", "w", ["default"], 1, (1,) * len(EXECUTOR_KINDS), (), 0)
-            deferred.append(tasks.lease_or_park(txn, *args))
+            deferred.append(tasks.lease_or_park(txn, "main", lease_request(), 0))
         return "asked"
 
     seqs = submit_tasks(store, calls)
@@ -161,7 +158,7 @@ def test_parked_requests_beyond_unpark_tries_max_all_get_a_task(store: Store) ->
 def test_submit_when_with_reads_or_writes_raises_invalid(store: Store) -> None:
     def read(txn: Txn) -> None:
         txn.get(("a",))
-        tasks.lease_or_park(txn, "main", "w", ["default"], 1, (1,) * len(EXECUTOR_KINDS), (), 0)
+        tasks.lease_or_park(txn, "main", lease_request(), 0)
 
     def put(txn: Txn) -> None:
         txn.put(("a",), b"1")
@@ -173,7 +170,8 @@ def test_submit_when_with_reads_or_writes_raises_invalid(store: Store) -> None:
 
 def test_parked_operation_that_fails_is_answered_with_its_error(store: Store) -> None:
     submit_tasks(store)
-    wrong = store.submit_when(["t"], tasks.lease_or_park, "main", "w", ["default"], 1, (1,), (), 0)
+    request = GrantRequest("w", ["default"], 1, free_slots=(1,))
+    wrong = store.submit_when(["t"], tasks.lease_or_park, "main", request, 0)
     assert wrong is not None
     with pytest.raises(Invalid, match="rooms"):
         await_answer(wrong)
@@ -242,13 +240,10 @@ def test_submit_when_inside_batched_is_sent_with_the_batch(
 
 def test_tasks_with_unknown_names_do_not_block_a_parked_request(store: Store) -> None:
     def park() -> ParkedTransaction:
-        rooms = (10,) * len(EXECUTOR_KINDS)
-        topics = [KEYS.queue_topic("default")]
-        request = store.submit_when(
-            topics, tasks.lease_or_park, "main", "w", ["default"], 10, rooms, ("t",), 0
-        )
-        assert request is not None
-        return request
+        topics, request = [KEYS.queue_topic("default")], lease_request(limit=10, names=("t",))
+        parked = store.submit_when(topics, tasks.lease_or_park, "main", request, 0)
+        assert parked is not None
+        return parked
 
     parked = park()
     store.transact(

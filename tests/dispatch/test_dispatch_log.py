@@ -89,7 +89,7 @@ def list_records(store: Store) -> list[DispatchRecord]:
 
 def require_consistent(store: Store) -> None:
     """Check the counters against a recount, the records against the log, and both indexes."""
-    assert store.read(lambda txn: list(consistency.differences(txn, U))) == []
+    assert store.read(lambda txn: list(consistency.check_dispatches(txn, U))) == []
     records = list_records(store)
     counted = Counter(record.status.value for record in records)
     deferred = sum(record.deferred for record in records)
@@ -262,7 +262,7 @@ def test_consistency_check_finds_a_corrupted_derived_row(
     request_in_state(sim_store, DispatchStatus.NOTIFIED)
     keys = dispatch_log.keys_of(U)
     sim_store.transact(lambda txn: spoilt(txn, keys) and None)
-    differences = sim_store.read(lambda txn: list(consistency.differences(txn, U)))
+    differences = sim_store.read(lambda txn: list(consistency.check_dispatches(txn, U)))
     assert [one.what for one in differences] == [what]
 
 
@@ -274,7 +274,7 @@ def test_expired_requests_leave_no_derived_rows(
         log.failed(f"old-{n}", "no")
     clock.advance(dispatch_log.ENDED_KEPT_NS + S)
     log.request("new", "work")
-    assert sim_store.read(lambda txn: list(consistency.differences(txn, U))) == []
+    assert sim_store.read(lambda txn: list(consistency.check_dispatches(txn, U))) == []
 
 
 # -- bounds ----------------------------------------------------------------------------------------
@@ -381,7 +381,17 @@ def test_delivered_of_an_unknown_request_is_not_found(log: DispatchLog) -> None:
 
 
 def test_request_id_of_an_effect_contains_its_intent_hash() -> None:
-    intent = Intent(U, "w", bytes(range(32)), "agent.dispatch", b"", "A/a", b"", 0, generation=3)
+    intent = Intent(
+        universe_id=U,
+        world_id="w",
+        intent_hash=bytes(range(32)),
+        effect_kind="agent.dispatch",
+        params=b"",
+        origin_name="A/a",
+        policy_context_hash=b"",
+        enqueued_at_ns=0,
+        generation=3,
+    )
     assert intent_hash_of(request_id_of(intent)) == bytes(range(32))
     for other in ("r1", "3-abc", "x-" + "0" * 64, "3-" + "g" * 64):
         assert intent_hash_of(other) is None

@@ -18,7 +18,16 @@ LEASE_IN_STATE = {LeaderState.FREE: FREE, LeaderState.HELD: HELD, LeaderState.ST
 
 
 def event(kind: LeaderEventKind) -> LeaderLeaseEvent:
-    return LeaderLeaseEvent(kind, "b", "2", "b/2/1.8", 1, 8, 50, 200)
+    return LeaderLeaseEvent(
+        kind=kind,
+        owner="b",
+        incarnation="2",
+        lease_id="b/2/1.8",
+        generation=1,
+        epoch=8,
+        decided_ns=50,
+        leased_until_ns=200,
+    )
 
 
 @pytest.mark.parametrize(("state", "kind", "after"), list(LEADER_TRANSITIONS.pairs()))

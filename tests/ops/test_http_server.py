@@ -367,6 +367,13 @@ def test_slow_request_body_times_out_with_408(rig: HttpRig) -> None:
 
 def test_idle_connection_is_closed_after_idle_s(rig: HttpRig) -> None:
     raw = rig.raw(rig.serve(limits=ConnectionLimits(idle_s=0.1)))
+    raw.send(post_request("/v1/tasks", {"name": "add"}))
+    assert raw.read_response()[0] == 201
+    assert raw.read_until_closed() == b""
+
+
+def test_connection_without_a_request_is_closed_after_head_s(rig: HttpRig) -> None:
+    raw = rig.raw(rig.serve(limits=ConnectionLimits(head_s=0.1)))
     assert raw.read_until_closed() == b""
 
 

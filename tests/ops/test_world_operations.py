@@ -1,6 +1,7 @@
 """The operations of document 004, section 9: each operation, its repetition, and its refusals."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -44,16 +45,14 @@ def ada(rig: AccountRig) -> str:
     return rig.world_id()
 
 
-def assert_refused(
-    rig: AccountRig, error: type[Exception], call: Callable[..., Any], *args: Any
-) -> Any:
-    """Require that the call raises exactly this error type and changes no row."""
+@contextmanager
+def refused(rig: AccountRig, error: type[Exception]) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """Require that the block raises exactly this error type and changes no row."""
     before = rig.rows()
     with pytest.raises(error) as raised:
-        call(*args)
+        yield raised
     assert type(raised.value) is error
     assert rig.rows() == before
-    return raised.value
 
 
 # -- assignment ----------------------------------------------------------------------------------
@@ -134,13 +133,16 @@ def test_operations_on_an_unknown_or_deleted_world_raise_not_found(
 ) -> None:
     if deleted:
         rig.account().delete()
-    assert_refused(rig, NotFound, call, rig.store, ada if deleted else UNKNOWN_WORLD_ID)
+    with refused(rig, NotFound):
+        call(rig.store, ada if deleted else UNKNOWN_WORLD_ID)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201])
 def test_worker_name_length_is_checked(rig: AccountRig, ada: str, name: str) -> None:
-    assert_refused(rig, Invalid, world_operations.list_worker_worlds, rig.store, UNIVERSE, name)
-    assert_refused(rig, Invalid, world_operations.assign_world, rig.store, UNIVERSE, ada, name)
+    with refused(rig, Invalid):
+        world_operations.list_worker_worlds(rig.store, UNIVERSE, name)
+    with refused(rig, Invalid):
+        world_operations.assign_world(rig.store, UNIVERSE, ada, name)
 
 
 # -- leases --------------------------------------------------------------------------------------
@@ -164,9 +166,9 @@ def test_acquire_lease_is_idempotent_for_its_holder(rig: AccountRig, ada: str) -
 )
 def test_acquire_lease_held_by_another_worker_raises_held(rig: AccountRig, ada: str) -> None:
     lease = world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "1")
-    error = assert_refused(
-        rig, Held, world_operations.acquire_lease, rig.store, UNIVERSE, ada, "other", "1"
-    )
+    with refused(rig, Held) as raised:
+        world_operations.acquire_lease(rig.store, UNIVERSE, ada, "other", "1")
+    error = raised.value
     assert error.until_ns == lease.expires_ns
 
 
@@ -174,7 +176,8 @@ def test_acquire_lease_after_restart_waits_and_increments_the_epoch(
     rig: AccountRig, ada: str
 ) -> None:
     first = world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "1", ttl_s=10)
-    assert_refused(rig, Held, world_operations.acquire_lease, rig.store, UNIVERSE, ada, WORKER, "2")
+    with refused(rig, Held):
+        world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "2")
     rig.advance_s(11)
     second = world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "2")
     assert second.epoch == first.epoch + 1
@@ -189,18 +192,17 @@ def test_acquire_lease_by_an_unassigned_worker_raises_not_assigned(
     rig: AccountRig, ada: str
 ) -> None:
     world_operations.assign_world(rig.store, UNIVERSE, ada, "other")
-    assert_refused(
-        rig, NotAssigned, world_operations.acquire_lease, rig.store, UNIVERSE, ada, WORKER, "1"
-    )
+    with refused(rig, NotAssigned):
+        world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "1")
     world_operations.unassign_world(rig.store, UNIVERSE, ada)
     assert world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "1").epoch == 1
 
 
 def test_acquire_lease_of_a_paused_world_raises_not_active(rig: AccountRig, ada: str) -> None:
     rig.account().pause()
-    error = assert_refused(
-        rig, NotActive, world_operations.acquire_lease, rig.store, UNIVERSE, ada, WORKER, "1"
-    )
+    with refused(rig, NotActive) as raised:
+        world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "1")
+    error = raised.value
     assert error.status == "paused"
     rig.account().resume()
     assert world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "1")
@@ -209,9 +211,9 @@ def test_acquire_lease_of_a_paused_world_raises_not_active(rig: AccountRig, ada:
 def test_acquire_lease_of_a_parked_world_raises_not_active(rig: AccountRig, ada: str) -> None:
     blocker = catalog.WorldBlocker("replay_diverged", "at 7")
     rig.store.transact(catalog.change_status, UNIVERSE, ada, WorldEvent.PARK, blocker)
-    error = assert_refused(
-        rig, NotActive, world_operations.acquire_lease, rig.store, UNIVERSE, ada, WORKER, "1"
-    )
+    with refused(rig, NotActive) as raised:
+        world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "1")
+    error = raised.value
     assert error.status == "parked"
 
 
@@ -232,16 +234,14 @@ def test_renew_lease_extends_from_now_for_the_current_holder_and_epoch(
     assert shorter == again
     wrong = [("other", lease.epoch), (WORKER, lease.epoch + 1), (WORKER, lease.epoch - 1)]
     for worker, epoch in wrong:
-        assert_refused(
-            rig, Fenced, world_operations.renew_lease, rig.store, UNIVERSE, ada, worker, epoch
-        )
+        with refused(rig, Fenced):
+            world_operations.renew_lease(rig.store, UNIVERSE, ada, worker, epoch)
     # After a takeover the former holder and epoch are stale.
     rig.advance_s(11)
     successor = world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "2", ttl_s=10)
     assert successor.epoch == lease.epoch + 1
-    assert_refused(
-        rig, Fenced, world_operations.renew_lease, rig.store, UNIVERSE, ada, WORKER, lease.epoch
-    )
+    with refused(rig, Fenced):
+        world_operations.renew_lease(rig.store, UNIVERSE, ada, WORKER, lease.epoch)
 
 
 @pytest.mark.parametrize(
@@ -256,29 +256,22 @@ def test_renew_lease_with_another_holder_or_epoch_is_fenced(
     def renew() -> None:
         world_operations.renew_lease(rig.store, UNIVERSE, ada, worker, epoch, generation=generation)
 
-    assert_refused(rig, Fenced, renew)
+    with refused(rig, Fenced):
+        renew()
 
 
 def test_renew_lease_after_expiry_is_fenced(rig: AccountRig, ada: str) -> None:
     lease = world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "1", ttl_s=10)
     rig.advance_s(11)
-    assert_refused(
-        rig, Fenced, world_operations.renew_lease, rig.store, UNIVERSE, ada, WORKER, lease.epoch
-    )
+    with refused(rig, Fenced):
+        world_operations.renew_lease(rig.store, UNIVERSE, ada, WORKER, lease.epoch)
 
 
 def test_renew_lease_that_was_never_granted_is_fenced(rig: AccountRig, ada: str) -> None:
-    assert_refused(rig, Fenced, world_operations.renew_lease, rig.store, UNIVERSE, ada, WORKER, 1)
-    assert_refused(
-        rig,
-        NotFound,
-        world_operations.renew_lease,
-        rig.store,
-        UNIVERSE,
-        UNKNOWN_WORLD_ID,
-        WORKER,
-        1,
-    )
+    with refused(rig, Fenced):
+        world_operations.renew_lease(rig.store, UNIVERSE, ada, WORKER, 1)
+    with refused(rig, NotFound):
+        world_operations.renew_lease(rig.store, UNIVERSE, UNKNOWN_WORLD_ID, WORKER, 1)
 
 
 @pytest.mark.spec(
@@ -300,9 +293,8 @@ def test_release_lease_held_by_another_worker_is_fenced(rig: AccountRig, ada: st
     lease = world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "1", ttl_s=10)
     rig.advance_s(11)
     world_operations.acquire_lease(rig.store, UNIVERSE, ada, "other", "1")
-    assert_refused(
-        rig, Fenced, world_operations.release_lease, rig.store, UNIVERSE, ada, WORKER, lease.epoch
-    )
+    with refused(rig, Fenced):
+        world_operations.release_lease(rig.store, UNIVERSE, ada, WORKER, lease.epoch)
     subject = subject_of(UNIVERSE, ada)
     current = rig.store.read(leases.current_status, subject)
     assert current is not None
@@ -340,7 +332,8 @@ def test_enqueue_ingress_with_the_same_key_and_another_body_raises_key_conflict(
     def other() -> None:
         world_operations.enqueue_ingress(rig.store, UNIVERSE, ada, deposit(6), key="k")
 
-    assert_refused(rig, KeyConflict, other)
+    with refused(rig, KeyConflict):
+        other()
 
 
 @pytest.mark.parametrize("key", [None, ""])
@@ -348,7 +341,8 @@ def test_enqueue_ingress_requires_a_key(rig: AccountRig, ada: str, key: str | No
     def enqueue() -> None:
         world_operations.enqueue_ingress(rig.store, UNIVERSE, ada, deposit(), key=key)
 
-    assert_refused(rig, Invalid, enqueue)
+    with refused(rig, Invalid):
+        enqueue()
 
 
 @pytest.mark.spec(
@@ -371,7 +365,8 @@ def test_enqueue_ingress_rejects_undecodable_events(
     def enqueue() -> None:
         world_operations.enqueue_ingress(rig.store, UNIVERSE, ada, ingress, key="k", app=app)
 
-    assert_refused(rig, Invalid, enqueue)
+    with refused(rig, Invalid):
+        enqueue()
 
 
 def test_enqueue_ingress_and_event_send_of_50_mb_raise_value_too_large(
@@ -382,11 +377,11 @@ def test_enqueue_ingress_and_event_send_of_50_mb_raise_value_too_large(
     def enqueue() -> None:
         world_operations.enqueue_ingress(rig.store, UNIVERSE, ada, large, key="k")
 
-    assert_refused(rig, ValueTooLarge, enqueue)
+    with refused(rig, ValueTooLarge):
+        enqueue()
     text = Asked("x" * 50 * 1024 * 1024)
-    assert_refused(
-        rig, ValueTooLarge, world_operations.event_send, rig.store, app, "Account", "ada", text
-    )
+    with refused(rig, ValueTooLarge):
+        world_operations.event_send(rig.store, app, "Account", "ada", text)
 
 
 def test_enqueue_ingress_to_a_world_type_unknown_to_the_app_is_refused(
@@ -397,7 +392,8 @@ def test_enqueue_ingress_to_a_world_type_unknown_to_the_app_is_refused(
             rig.store, UNIVERSE, ada, deposit(), key="k", app=app_other
         )
 
-    assert_refused(rig, Invalid, enqueue)
+    with refused(rig, Invalid):
+        enqueue()
 
 
 def test_enqueue_ingress_of_an_intent_is_deduplicated_by_its_intent_hash(
@@ -431,16 +427,13 @@ def test_event_send_keeps_the_correlation_id(rig: AccountRig) -> None:
 
 
 def test_event_send_rejects_unknown_types_and_invalid_names(rig: AccountRig) -> None:
-    assert_refused(
-        rig, Invalid, world_operations.event_send, rig.store, app, "Nope", "x", Deposited(5)
-    )
-    assert_refused(
-        rig, Invalid, world_operations.event_send, rig.store, app, "Account", "x", object()
-    )
+    with refused(rig, Invalid):
+        world_operations.event_send(rig.store, app, "Nope", "x", Deposited(5))
+    with refused(rig, Invalid):
+        world_operations.event_send(rig.store, app, "Account", "x", object())
     for name in ("", "a\0b", "\udc80", "x" * 1000):
-        assert_refused(
-            rig, Invalid, world_operations.event_send, rig.store, app, "Account", name, Deposited(5)
-        )
+        with refused(rig, Invalid):
+            world_operations.event_send(rig.store, app, "Account", name, Deposited(5))
 
 
 def test_event_of_converts_plain_fields() -> None:
@@ -487,25 +480,11 @@ def test_receipt_inject_accepts_one_receipt_per_intent(
     first = world_operations.receipt_inject(rig.store, UNIVERSE, ada, quoted(intent))
     again = world_operations.receipt_inject(rig.store, UNIVERSE, ada, quoted(intent))
     assert (again.seq, again.already) == (first.seq, True)
-    assert_refused(
-        rig,
-        KeyConflict,
-        world_operations.receipt_inject,
-        rig.store,
-        UNIVERSE,
-        ada,
-        quoted(intent, 2.0),
-    )
+    with refused(rig, KeyConflict):
+        world_operations.receipt_inject(rig.store, UNIVERSE, ada, quoted(intent, 2.0))
     rig.run_worker()
-    assert_refused(
-        rig,
-        KeyConflict,
-        world_operations.receipt_inject,
-        rig.store,
-        UNIVERSE,
-        ada,
-        quoted(intent, 2.0),
-    )
+    with refused(rig, KeyConflict):
+        world_operations.receipt_inject(rig.store, UNIVERSE, ada, quoted(intent, 2.0))
     assert rig.account().state().quotes == 1
 
 
@@ -515,26 +494,20 @@ def test_receipt_inject_accepts_one_receipt_per_intent(
 def test_receipt_inject_for_an_unknown_intent_is_not_found(
     rig: AccountRig, ada: str, intent: bytes
 ) -> None:
-    assert_refused(
-        rig,
-        NotFound,
-        world_operations.receipt_inject,
-        rig.store,
-        UNIVERSE,
-        ada,
-        quoted(b"\x07" * 32),
-    )
-    assert_refused(
-        rig, Invalid, world_operations.receipt_inject, rig.store, UNIVERSE, ada, quoted(b"")
-    )
-    assert_refused(rig, Invalid, world_operations.receipt_inject, rig.store, UNIVERSE, ada, "ok")
+    with refused(rig, NotFound):
+        world_operations.receipt_inject(rig.store, UNIVERSE, ada, quoted(b"\x07" * 32))
+    with refused(rig, Invalid):
+        world_operations.receipt_inject(rig.store, UNIVERSE, ada, quoted(b""))
+    with refused(rig, Invalid):
+        world_operations.receipt_inject(rig.store, UNIVERSE, ada, "ok")
 
 
 def test_receipt_inject_of_another_effect_kind_is_refused(
     rig: AccountRig, ada: str, intent: bytes
 ) -> None:
     wrong = IntentReceipt(intent, "fx.other", ReceiptStatus.OK)
-    assert_refused(rig, Invalid, world_operations.receipt_inject, rig.store, UNIVERSE, ada, wrong)
+    with refused(rig, Invalid):
+        world_operations.receipt_inject(rig.store, UNIVERSE, ada, wrong)
 
 
 @pytest.mark.spec(
@@ -546,15 +519,10 @@ def test_receipt_inject_to_a_fork_for_an_inherited_intent_is_refused(
     rig: AccountRig, ada: str, intent: bytes
 ) -> None:
     child = rig.account().fork("child")
-    assert_refused(
-        rig,
-        Invalid,
-        world_operations.receipt_inject,
-        rig.store,
-        UNIVERSE,
-        child.record().world_id,
-        quoted(intent),
-    )
+    with refused(rig, Invalid):
+        world_operations.receipt_inject(
+            rig.store, UNIVERSE, child.record().world_id, quoted(intent)
+        )
     world_operations.receipt_inject(rig.store, UNIVERSE, ada, quoted(intent))
     rig.run_worker()
     assert (rig.account().state().quotes, child.state().quotes) == (1, 0)
@@ -571,9 +539,11 @@ def test_enqueue_ingress_of_a_receipt_follows_the_receipt_inject_rules(
             )
         return world_operations.enqueue_ingress(rig.store, UNIVERSE, ada, ingress)
 
-    assert_refused(rig, NotFound, lambda: enqueue(quoted(b"\x07" * 32)))
+    with refused(rig, NotFound):
+        enqueue(quoted(b"\x07" * 32))
     # The intent hash of the envelope differs from that of the receipt.
-    assert_refused(rig, Invalid, lambda: enqueue(quoted(intent), intent_hash=b"\x07" * 32))
+    with refused(rig, Invalid):
+        enqueue(quoted(intent), intent_hash=b"\x07" * 32)
     first = enqueue(quoted(intent))
     assert (
         world_operations.receipt_inject(rig.store, UNIVERSE, ada, quoted(intent)).seq == first.seq
@@ -588,7 +558,8 @@ def test_receipt_inject_into_a_full_inbox_is_accepted(
     def enqueue() -> None:
         world_operations.enqueue_ingress(rig.store, UNIVERSE, ada, deposit(), key="k")
 
-    assert_refused(rig, Overloaded, enqueue)
+    with refused(rig, Overloaded):
+        enqueue()
     assert world_operations.receipt_inject(rig.store, UNIVERSE, ada, quoted(intent)).seq == 2
 
 
@@ -636,7 +607,9 @@ def test_world_fork_requires_the_app_without_a_snapshot(
         return world_operations.world_fork(rig.store, UNIVERSE, ada, "child", at=height)
 
     if height != 3:
-        error = assert_refused(rig, NotFound, fork_without_app)
+        with refused(rig, NotFound) as raised:
+            fork_without_app()
+        error = raised.value
         assert error.what == "snapshot"
     world_operations.world_fork(rig.store, UNIVERSE, ada, "child", at=height, app=app)
     assert rig.account("child").state().balance == [0, *deposits][height]
@@ -665,7 +638,8 @@ def test_world_fork_with_invalid_arguments_is_refused(
     def fork() -> None:
         world_operations.world_fork(rig.store, UNIVERSE, ada, name, **fields)
 
-    assert_refused(rig, error, fork)
+    with refused(rig, error):
+        fork()
 
 
 @pytest.mark.spec(
@@ -727,7 +701,8 @@ def test_world_create_from_seed_rejects_a_missing_or_foreign_snapshot(
         seed = SeedSnapshot(ada, height, hash)
         world_operations.world_create_from_seed(rig.store, UNIVERSE, type, name, seed)
 
-    assert_refused(rig, error, create)
+    with refused(rig, error):
+        create()
 
 
 def test_world_create_from_seed_of_another_universe_is_not_found(
@@ -738,4 +713,5 @@ def test_world_create_from_seed_of_another_universe_is_not_found(
             rig.store, "elsewhere", "Account", "child", SeedSnapshot(ada, 3)
         )
 
-    assert_refused(rig, NotFound, create)
+    with refused(rig, NotFound):
+        create()

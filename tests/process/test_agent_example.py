@@ -19,13 +19,12 @@ import pytest
 import holdfast as hf
 from tests.adapters.rig import FakeHttpServer, ReceivedRequest, respond_with, run_http_server
 from tests.process.test_tutorial import blocks_of, pattern_of
-from tests.process.watch import assert_no_process_left, until
+from tests.process.watch import assert_no_client_left, until
 from tests.processes import ROOT, Proc
 
 EXAMPLE = ROOT / "examples" / "agent"
 
 SHOW_S = 100
-LINGER_S = 3.0
 WAIT_S = 30.0
 CHAT = "/v1/chat/completions"
 
@@ -114,7 +113,7 @@ def test_example_output_matches_its_readme(tmp_path: Path) -> None:
         printed = "\n".join(process.lines)
     [block] = blocks_of((EXAMPLE / "README.md").read_text(encoding="utf-8"))
     assert re.fullmatch(pattern_of(block.text), printed), printed
-    assert_no_process_left(store, LINGER_S)
+    assert_no_client_left(store)
 
 
 # -- the agent -----------------------------------------------------------------------------------

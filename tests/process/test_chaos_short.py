@@ -1,4 +1,4 @@
-"""The short form of `make chaos`: four workers, twenty kills, no lost commit."""
+"""The short form of `make chaos`: four workers, eight kills, no lost commit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODULES = (
     "holdfast.durable.journal",
 )
 
-KILLS = 20
+KILLS = 8
 
 
 @pytest.mark.slow

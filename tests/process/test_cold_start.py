@@ -68,7 +68,7 @@ def test_declaring_tasks_does_not_import_the_runtime(package: str, declared: set
     "package",
     [
         "holdfast.app.world_handle", "holdfast.app.universe_location", "holdfast.store.admin.routing", "tomllib",
-        "holdfast.world.fork", "holdfast.world.fork_pending", "holdfast.dispatch.log",
+        "holdfast.world.fork", "holdfast.world.fork_inheritance", "holdfast.dispatch.log",
         "holdfast.workers.dispatch.dispatcher", "holdfast.ops", "holdfast.sim", "holdfast.adapters",
         "multiprocessing", "http", "email", "psycopg",
     ],

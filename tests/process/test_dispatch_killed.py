@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import re
 import signal
@@ -25,7 +24,7 @@ from holdfast.dispatch.request import DispatchBacklog, DispatchRecord, DispatchS
 from holdfast.store.api import Store
 from tests.process.conftest import LIMITS
 from tests.process.dispatch_app import BARRIER, SOCKET, Foreman, Told, app
-from tests.process.watch import until
+from tests.process.watch import KILLS, until
 from tests.processes import Proc
 from tests.tmux_panes import PaneAgent, TmuxServer, tmux
 
@@ -33,7 +32,6 @@ __all__ = ["tmux"]
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.dispatch_app:app"]
 U = "crew"
-KILLS = int(os.environ.get("HOLDFAST_TEST_DISPATCH_KILLS", "5"))
 LEASE_S = "1"
 
 Up = Callable[..., Proc]

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of
-from tests.process.watch import assert_no_process_left
+from tests.process.watch import assert_no_client_left
 from tests.processes import ROOT, Proc
 from tests.tmux_panes import INSTALL, TmuxServer
 
 PAGE = ROOT / "docs" / "dispatch.md"
 PAGE_S = 100
-LINGER_S = 3.0
 
 
 def test_every_block_of_the_dispatch_page_is_executed() -> None:
@@ -62,4 +61,4 @@ def test_dispatch_page_examples_print_the_documented_output(
         assert re.fullmatch(pattern, printed_text.rstrip()), (
             f"{printed_text}\n--- is not ---\n{pattern}"
         )
-    assert_no_process_left(tmp_path / "data", LINGER_S)
+    assert_no_client_left(tmp_path / "data")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -21,12 +20,10 @@ from holdfast.store.api import Store
 from holdfast.world import intents
 from tests.process.conftest import LIMITS
 from tests.process.payment_app import LOG, WIRES_AT_ONCE, Ordered, Ruined, Slept, Till, Wired, app
-from tests.process.watch import until
+from tests.process.watch import KILLS, until
 from tests.processes import Proc
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.payment_app:app"]
-# The acceptance test uses 200 kills.
-KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "12"))
 ADAPTERS = 4
 WIRES = 40
 # Seconds without progress after which a full pool counts as hung ...

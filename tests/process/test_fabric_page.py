@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of
-from tests.process.watch import assert_no_process_left
+from tests.process.watch import assert_no_client_left
 from tests.processes import ROOT, Proc
 
 PAGE = ROOT / "docs" / "fabric.md"
 PAGE_S = 100
-LINGER_S = 3.0
 
 
 @pytest.mark.timeout(PAGE_S + 30)
@@ -41,4 +40,4 @@ def test_fabric_page_examples_print_the_documented_output(tmp_path: Path) -> Non
     for pattern, printed_text in shown:
         assert re.fullmatch(pattern, printed_text), printed_text
     for name in ("shop-data", "stock-data", "lone-data"):
-        assert_no_process_left(tmp_path / name, LINGER_S)
+        assert_no_client_left(tmp_path / name)

@@ -20,12 +20,11 @@ from holdfast.world.messaging import outbox
 from tests.process import mail_app
 from tests.process.conftest import LIMITS
 from tests.process.mail_app import Office, Write
-from tests.process.watch import assert_no_process_left, until
+from tests.process.watch import KILLS, assert_no_process_left, until
 from tests.processes import Proc
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.mail_app:north"]
 STALLED_MAIL_WORKER = [sys.executable, "-m", "tests.process.stalled_mail_worker"]
-KILLS = 8
 EACH = 5
 
 Up = Callable[..., Proc]

@@ -13,7 +13,7 @@ from holdfast import store as stores
 from holdfast.app.world_handle import WorldHandle
 from holdfast.durable import inbox, journal
 from holdfast.errors import ReplayDiverged
-from holdfast.ops import verify
+from holdfast.ops import world_replay
 from holdfast.store.api import Store, Txn
 from holdfast.world import catalog
 from holdfast.world.catalog import WorldStatus, subject_of
@@ -93,8 +93,8 @@ def test_failover_verify_and_reads_detect_nondeterministic_reducers(
             )
             assert first.kill() == -signal.SIGKILL
 
-        targets = [verify.WorldTarget(app.universe, world_id) for world_id in ids.values()]
-        findings = verify.verify(store, targets, app="tests.world.nondeterminism:app")
+        targets = [world_replay.WorldTarget(app.universe, world_id) for world_id in ids.values()]
+        findings = world_replay.verify_worlds(store, targets, app="tests.world.nondeterminism:app")
         assert {one.world for one in findings if one.code != "replay_diverged"} == {"Steady/w"}
         assert [one.compared for one in findings if not one.code] == [EVENTS]
 

@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 
 from tests.process.test_tutorial import blocks_of, pattern_of
-from tests.process.watch import assert_no_process_left
+from tests.process.watch import assert_no_client_left
 from tests.processes import ROOT, Proc
 
 PAGES = [ROOT / "docs" / name for name in ("effects.md", "tasks.md")]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 PAGE_S = 100
-LINGER_S = 3.0
 MARK = "--- block"
 
 # Reads the blocks as JSON from a file, and prints a line with the block's number before its output.
@@ -79,4 +78,4 @@ def test_page_examples_print_the_documented_output(page: Path, tmp_path: Path) -
             assert re.fullmatch(expected, printed_by_block[at]), (
                 f"block {at} printed:\n{printed_by_block[at]}"
             )
-    assert_no_process_left(tmp_path / "data", LINGER_S)
+    assert_no_client_left(tmp_path / "data")

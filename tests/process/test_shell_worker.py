@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.process.watch import assert_no_process_left, until
+from tests.process.watch import assert_no_client_left, until
 from tests.processes import ROOT, Proc, require_programs
 
 EXAMPLE = ROOT / "examples" / "shell-worker"
 WORKER = EXAMPLE / "worker.sh"
-LINGER_S = 3.0
 QUEUE = "shell"
 TOKEN = "a-token-for-the-shell"
 
@@ -109,7 +108,7 @@ def home(tmp_path: Path) -> Iterator[ShellWorkerRig]:
         yield made
     finally:
         made.close()
-    assert_no_process_left(tmp_path / "data", LINGER_S)
+    assert_no_client_left(tmp_path / "data")
 
 
 def test_shell_worker_runs_tasks_of_its_queue(home: ShellWorkerRig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 from collections import Counter
@@ -18,12 +17,10 @@ from holdfast.world import intents
 from holdfast.world.catalog import subject_of
 from tests.process.conftest import LIMITS
 from tests.process.effect_chain_app import LOG, Begun, Chain, app
-from tests.process.watch import until
+from tests.process.watch import KILLS, until
 from tests.processes import Proc
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.effect_chain_app:app"]
-# The acceptance test uses 200 kills.
-KILLS = max(int(os.environ.get("HOLDFAST_TEST_KILLS", "20")) // 4, 3)
 CHAINS = 6
 # Steps of all chains together between two kills.
 BETWEEN = 60

@@ -42,7 +42,7 @@ def here(home: Path) -> Path:
 
 @pytest.fixture(params=["lmdb", "postgres"])
 def there(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return fresh_url() if request.param == "postgres" else str(tmp_path / "there")
+    return fresh_url(empty=True) if request.param == "postgres" else str(tmp_path / "there")
 
 
 def copy_has_begun(url: str) -> Callable[[], bool]:

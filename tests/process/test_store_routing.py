@@ -24,14 +24,14 @@ from tests.postgres import admin, fresh_url
 from tests.process import mail_app
 from tests.process.conftest import LIMITS
 from tests.process.mail_app import Office, Write
-from tests.process.watch import assert_no_process_left, until
+from tests.process.watch import KILLS, assert_no_client_left, until
 from tests.processes import ROOT, Proc
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(90 + 10 * KILLS)
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 STALLED_MAIL_WORKER = [sys.executable, "-m", "tests.process.stalled_mail_worker"]
-KILLS, EACH = 4, 5
+EACH = 5
 each_kind = pytest.mark.parametrize("kind", ["lmdb", "postgres"])
 
 Up = Callable[..., Proc]
@@ -86,7 +86,7 @@ def routed_stores(tmp_path: Path, kind: str) -> Iterator[RoutedStores]:
     yield made
     for url in (made.north, made.south):
         if "://" not in url:
-            assert_no_process_left(Path(url), 3.0, slack_s=10)
+            assert_no_client_left(Path(url))
 
 
 @pytest.fixture

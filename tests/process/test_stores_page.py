@@ -12,19 +12,18 @@ import pytest
 
 from tests.postgres import fresh_url
 from tests.process.test_tutorial import PageBlock, blocks_of, pattern_of, printed_by, script_of
-from tests.process.watch import assert_no_process_left
+from tests.process.watch import assert_no_client_left
 from tests.processes import ROOT, Proc
 
 PAGE = ROOT / "docs" / "stores.md"
 DATABASE = "postgresql://db.example/shop"
 PAGE_S = 100
-LINGER_S = 3.0
 
 
 def blocks() -> list[PageBlock]:
     """The blocks of the page, with the URL of a test database."""
     text = PAGE.read_text(encoding="utf-8")
-    url = fresh_url()
+    url = fresh_url(empty=True)
     return [block._replace(text=block.text.replace(DATABASE, url)) for block in blocks_of(text)]
 
 
@@ -63,4 +62,4 @@ def test_stores_page_examples_print_the_documented_output(tmp_path: Path) -> Non
     for pattern, printed_text in shown:
         assert re.fullmatch(pattern, printed_text, re.DOTALL), printed_text
     for name in ("data", "accounts"):
-        assert_no_process_left(tmp_path / name, LINGER_S)
+        assert_no_client_left(tmp_path / name)

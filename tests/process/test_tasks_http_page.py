@@ -12,12 +12,11 @@ import pytest
 
 from tests.pgcluster import free_port
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of
-from tests.process.watch import assert_no_process_left
+from tests.process.watch import assert_no_client_left
 from tests.processes import ROOT, Proc, require_programs
 
 PAGE = ROOT / "docs" / "tasks-http.md"
 PAGE_S = 100
-LINGER_S = 3.0
 
 
 def test_every_block_of_the_tasks_http_page_is_executed() -> None:
@@ -54,4 +53,4 @@ def test_tasks_http_page_examples_print_the_documented_output(tmp_path: Path) ->
             assert re.fullmatch(pattern_of(after.text), printed_text), (
                 f"block {at} printed:\n{printed_text}"
             )
-    assert_no_process_left(tmp_path / "data", LINGER_S)
+    assert_no_client_left(tmp_path / "data")

@@ -1,8 +1,8 @@
 """Task workers in real processes: killed at random together with the writer, crashed by their tasks, stopped for
 longer than a lease, and restarted in order.
 
-HOLDFAST_TEST_TASKS and HOLDFAST_TEST_TASK_KILLS set the size of the random test. The defaults are 400 tasks and
-8 kills. The acceptance test uses 5,000 tasks and 100 kills.
+HOLDFAST_TEST_TASKS and HOLDFAST_TEST_KILLS set the size of the random test. The defaults are 50 tasks for each of
+3 kills. The acceptance test uses 5,000 tasks and 100 kills.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from holdfast.tasks.model import get_counts, keys_of
 from holdfast.tasks.status_fold import TaskFold
 from tests.process import task_app
 from tests.process.conftest import LIMITS
-from tests.process.watch import os_process, processes_of, until, writer_of
+from tests.process.watch import KILLS, os_process, processes_of, until, writer_of
 from tests.processes import Proc
 
 MODULES = (
@@ -46,8 +46,7 @@ MODULES = (
 )
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.task_app:app"]
-TASKS = int(os.environ.get("HOLDFAST_TEST_TASKS", "400"))
-KILLS = int(os.environ.get("HOLDFAST_TEST_TASK_KILLS", "8"))
+TASKS = int(os.environ.get("HOLDFAST_TEST_TASKS") or 50 * KILLS)
 WORKERS = 3
 # One in 4 kills hits the writer. One in 6 rounds also stops a worker for longer than its leases.
 WRITER_ONE_IN = 4

@@ -8,7 +8,6 @@ kills processes that hold a claim, as a worker of an older release would.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from holdfast.store.api import Store
 from holdfast.world import timers
 from tests.process.conftest import LIMITS
 from tests.process.timer_app import Sleeper, Slept, app
-from tests.process.watch import until, writer_of, writers_of
+from tests.process.watch import KILLS, until, writer_of, writers_of
 from tests.processes import Proc, python_proc
 
 MODULES = (
@@ -36,7 +35,6 @@ MODULES = (
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.timer_app:app"]
 # Kills of each kind of process. The acceptance test uses 200.
-KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "16"))
 VICTIMS = 4
 COUNT = 50
 QUEUES = (timers.delay_queue("sleep"), timers.calendar_queue("sleep"))

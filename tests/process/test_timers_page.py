@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of, without_times
-from tests.process.watch import assert_no_process_left
+from tests.process.watch import assert_no_client_left
 from tests.processes import ROOT, Proc
 
 PAGE = ROOT / "docs" / "timers.md"
 PAGE_S = 60
-LINGER_S = 3.0
 
 
 @pytest.mark.timeout(PAGE_S + 30)
@@ -42,4 +41,4 @@ def test_timers_page_examples_print_the_documented_output(tmp_path: Path) -> Non
     assert len(shown) == 2
     for pattern, printed_text in shown:
         assert re.fullmatch(pattern, printed_text), printed_text
-    assert_no_process_left(tmp_path / "data", LINGER_S)
+    assert_no_client_left(tmp_path / "data")

@@ -17,14 +17,13 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.process.watch import assert_no_process_left, until
+from tests.process.watch import assert_no_client_left, until
 from tests.processes import ROOT, Proc
 
 TUTORIAL = ROOT / "docs" / "tutorial-worlds.md"
 EXAMPLE = ROOT / "examples" / "bank" / "app.py"
 
 TUTORIAL_S = 100
-LINGER_S = 3.0
 MARK = "--- block"
 
 
@@ -99,7 +98,7 @@ def test_tutorial_examples_print_the_documented_output(tmp_path: Path) -> None:
             assert re.fullmatch(pattern_of(after.text), printed_text), (
                 f"block {at} printed:\n{printed_text}"
             )
-    assert_no_process_left(tmp_path / "data", LINGER_S)
+    assert_no_client_left(tmp_path / "data")
 
 
 # -- the example ---------------------------------------------------------------------------------

@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from holdfast.ops.http.auth import TOKEN_VARIABLE
-from tests.process.watch import assert_no_process_left, until, writer_of
+from tests.process.watch import assert_no_client_left, until, writer_of
 from tests.processes import Proc
 
 APP = "import holdfast as hf\n\n@hf.task\ndef double(n: int) -> int:\n    return 2 * n\n\napp = hf.App('shop', tasks=[double])\n"
-LINGER_S = 3.0
 
 Up = Callable[..., Proc]
 
@@ -40,7 +39,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
     yield up
     for proc in started:
         proc.close()
-    assert_no_process_left(tmp_path / "data", LINGER_S)
+    assert_no_client_left(tmp_path / "data")
 
 
 def call(proc: Proc, method: str, path: str, document: Any = None) -> Any:

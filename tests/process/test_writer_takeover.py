@@ -18,7 +18,7 @@ from holdfast.durable import journal, lease
 from holdfast.errors import CommitUnknown, Held, StoreClosed
 from holdfast.store.api import Store, Txn
 from holdfast.store.lmdb.writer_address import SOCKET_FILE, short_directory
-from tests.process.watch import OsProcess, lock_holders, until, writer_of, writers_of
+from tests.process.watch import KILLS, OsProcess, lock_holders, until, writer_of, writers_of
 from tests.processes import python_proc
 
 MODULES = (
@@ -30,7 +30,6 @@ MODULES = (
 )
 
 THREADS = 8
-KILLS = 8
 STOPS = 3
 # Tries to hit the moment between lock and socket. Most tries hit it.
 TRIES_MAX = 50

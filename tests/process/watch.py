@@ -17,6 +17,8 @@ from typing import NamedTuple, TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.005
+# The kills of each kill loop. `make chaos` runs the loops again with more.
+KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS") or 3)
 # Part of the writer's command line.
 WRITER = b"holdfast.store.lmdb.writer"
 # The number of the system call with which LMDB makes a commit durable.
@@ -100,6 +102,15 @@ class OsProcess(NamedTuple):
         """Resident anonymous memory, without mapped files."""
         return status_bytes(self.pid, "RssAnon")
 
+    def connection_count(self) -> int:
+        """The connections of a writer: its sockets without the listener. 0 if the process has ended."""
+        sockets = 0
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{self.pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):
+                    sockets += os.readlink(f"/proc/{self.pid}/fd/{name}").startswith("socket:")
+        return max(sockets - 1, 0)
+
 
 def os_process(pid: int) -> OsProcess:
     return OsProcess(pid, _stat(pid)[1])
@@ -168,6 +179,17 @@ def assert_no_process_left(path: Path, idle_exit_s: float, slack_s: float = 15.0
         raise AssertionError(
             f"{left} still serves {path} after {idle_exit_s} + {slack_s} s"
         ) from None
+
+
+def assert_no_client_left(path: Path, slack_s: float = 15.0) -> None:
+    """Assert that the writer has no clients, stop it, and assert that no other process uses the store.
+
+    An idle writer exits after `WriterLimits.idle_exit_s`. `test_cold_start` waits for that, most tests need not.
+    """
+    for writer in writers_of(path):
+        until(lambda: writer.connection_count() == 0, "the end of all clients", slack_s)  # noqa: B023
+        writer.send(signal.SIGTERM)
+    assert_no_process_left(path, 0, slack_s)
 
 
 def _command_lines() -> list[tuple[OsProcess, bytes]]:

@@ -17,10 +17,10 @@ from holdfast.runner import (
     replay,
     replay_file,
 )
-from holdfast.runner.recording import HEADER
+from holdfast.runner.recorder import HEADER
 from tests.runner.rig import RunnerRig, ScriptedHandler, SimulatedCrash
 
-MODULES = ("holdfast.runner.recording", "holdfast.runner.replay")
+MODULES = ("holdfast.runner.recorder", "holdfast.runner.replay")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import holdfast as hf
 from holdfast.sim.app_run import run_app
 
 
-class Asked(hf.Event):
+class QuestionAsked(hf.Event):
     question: str
 
 
@@ -16,11 +16,11 @@ def answer(call: hf.Call, question: str) -> int:
     raise AssertionError("the simulation replaces this effect")
 
 
-class Asker(hf.World):
+class Questioner(hf.World):
     answers: int = 0
 
-    @hf.on(Asked)
-    def asked(self, event: Asked, cx: hf.Context) -> None:
+    @hf.on(QuestionAsked)
+    def asked(self, event: QuestionAsked, cx: hf.Context) -> None:
         cx.do(answer, event.question)
         cx.post("Ledger", "main", "notes", event.question, universe="elsewhere")
 
@@ -31,7 +31,7 @@ class Asker(hf.World):
         outcomes.setdefault(key, set()).add(outcome)
 
 
-app = hf.App("askers", worlds=[Asker])
+app = hf.App("askers", worlds=[Questioner])
 
 
 def test_run_ends_with_mail_to_a_universe_that_is_not_in_the_store() -> None:

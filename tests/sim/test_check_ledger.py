@@ -89,7 +89,8 @@ class LedgerHistory:
     def advanced(
         self, epoch: int, n: int, *, done: Any = (), retried: Any = (), begun: Any = (), **more: Any
     ) -> "LedgerHistory":
-        return self.append("advanced", epoch, n, b"d", done, retried, begun, "", **more)
+        fields = [epoch, n, b"d", done, retried, begun, ""]
+        return self.append("advanced", *fields, **more)
 
     def succeeded(self, epoch: int, n: int, seq: int) -> "LedgerHistory":
         done = [[seq, seq + 1, 3, 0, 0]]

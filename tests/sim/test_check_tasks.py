@@ -36,7 +36,13 @@ from holdfast.tasks.model import (
     pack_int,
     pack_text,
 )
-from holdfast.tasks.operations import AttemptOutcome, HeldLease, TaskReport, TaskToSubmit
+from holdfast.tasks.operations import (
+    AttemptOutcome,
+    GrantRequest,
+    HeldLease,
+    TaskReport,
+    TaskToSubmit,
+)
 from tests.simulation.check_tasks import SUBJECT, findings
 from tests.simulation.checkers import CHECKERS, check_all
 
@@ -84,7 +90,7 @@ class TaskHistory:
         return self.run_operation(tasks.submit, spec, list(new) or [TaskToSubmit(b"x")], **how)
 
     def lease(self, limit: int = 1, alone: bool = False, **how: Any) -> TaskHistory:
-        return self.run_operation(tasks.lease, "w", ["a"], limit, alone, **how)
+        return self.run_operation(tasks.lease, GrantRequest("w", ["a"], limit, alone), **how)
 
     def settle(self, *reports: TaskReport, generation: int = 1, **how: Any) -> TaskHistory:
         return self.run_operation(tasks.apply_reports, "w", generation, list(reports), **how)

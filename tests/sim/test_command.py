@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation import command, swarm
+from tests.simulation import command, killers, swarm
 from tests.simulation.coverage import COVERAGE_POINTS, SEEDS_MIN, uncovered_points
 
 MUTANT = "timer: woken early"
@@ -29,7 +29,7 @@ def test_sim_command_runs_seeds_in_spawned_processes(capsys: pytest.CaptureFixtu
 def test_sim_command_prints_commands_that_replay_a_violation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seed = swarm.first_kill((MUTANT, 20)).seed
+    seed = killers.load()[MUTANT].seed
     argv = ["--seed", str(seed), "--mutant", MUTANT, "--out", str(tmp_path)]
     assert command.main(argv) == 1
     output = capsys.readouterr().out

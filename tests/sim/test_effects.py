@@ -10,6 +10,7 @@ from holdfast.sim.actor import Incarnation
 from holdfast.sim.faults import Fault
 from holdfast.sim.scheduler import SimThreadPool
 from holdfast.sim.settings import Workload
+from tests.sim.fault_plans import FAULT_PLANS, FaultPlanner
 from tests.simulation import crash_points, external_service
 from tests.simulation.external_service import DIES_AFTER, DIES_BEFORE, SUCCEEDS, ExternalService
 from tests.simulation.seed_run import SeedResult, run_seed
@@ -24,7 +25,8 @@ FAULTED_OPS = (
     "cycle.commit",
     "rate.grant",
 )
-DEATHS_MIN = 200
+# Crashes of pools: few in `make test`, many in `make sim`.
+DEATHS = (50, pytest.param(200, marks=pytest.mark.deep))
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +72,18 @@ def test_effect_seed_has_the_same_run_on_memory_and_lmdb(seed: int, threads: Sim
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
-def test_no_single_crash_point_breaks_the_effects_scenario(threads: SimThreadPool) -> None:
+@pytest.mark.parametrize("plan", FAULT_PLANS)
+def test_no_single_crash_point_breaks_the_effects_scenario(
+    plan: FaultPlanner, threads: SimThreadPool
+) -> None:
     fault_free, boundaries = crash_points.run_with_faults({}, threads=threads, scenario="effects")
     assert fault_free.violations == []
     broken, hit = [], Counter[str]()
-    for boundary in range(1, boundaries + 1):
-        for fault in CRASHES:
-            forced = {boundary: fault}
-            result, _ = crash_points.run_with_faults(forced, threads=threads, scenario="effects")
-            hit.update(_ops_hit_by_fault(result))
-            if result.violations:
-                broken.append((boundary, fault, result.violations[0]))
+    for forced in plan(boundaries, CRASHES):
+        result, _ = crash_points.run_with_faults(forced, threads=threads, scenario="effects")
+        hit.update(_ops_hit_by_fault(result))
+        if result.violations:
+            broken.append((forced, result.violations[0]))
     assert broken == []
     assert set(hit) == set(FAULTED_OPS)
 
@@ -96,11 +99,12 @@ def _ops_hit_by_fault(result: SeedResult) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
+@pytest.mark.parametrize("deaths_min", DEATHS)
 @pytest.mark.parametrize("when", [DIES_BEFORE, DIES_AFTER])
 def test_effect_pools_that_crash_at_calls_leave_one_receipt_each(
-    when: int, threads: SimThreadPool, monkeypatch: pytest.MonkeyPatch
+    when: int, deaths_min: int, threads: SimThreadPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pools crash two hundred times between claim and call, or between call and receipt. E1 and E3 hold:
+    """Pools crash many times between claim and call, or between call and receipt. E1 and E3 hold:
     each effect ends once, and each repeated call has the key of the first."""
 
     def draw_outcome(self: ExternalService, life: Incarnation) -> int:
@@ -116,12 +120,12 @@ def test_effect_pools_that_crash_at_calls_leave_one_receipt_each(
         repeated += sum(times - 1 for times in calls.values())
         if result.violations:
             broken[seed] = result.violations[0]
-        if deaths >= DEATHS_MIN:
+        if deaths >= deaths_min:
             break
     assert broken == {}
-    assert deaths >= DEATHS_MIN
+    assert deaths >= deaths_min
     if when == DIES_AFTER:
-        assert repeated > DEATHS_MIN / 4
+        assert repeated > deaths_min / 4
 
 
 def test_effect_seeds_call_both_effect_kinds(threads: SimThreadPool) -> None:

@@ -1,4 +1,4 @@
-"""The run ledger under faults: random seeds, equal runs on memory and LMDB, every crash point, planted bugs."""
+"""The run ledger under faults: random seeds, equal runs on memory and LMDB, every crash point."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,38 +17,11 @@ from holdfast.sim.faults import Fault
 from holdfast.sim.history import HistoryEvent
 from holdfast.sim.scheduler import SimThreadPool
 from holdfast.sim.settings import Workload
+from tests.sim.fault_plans import FAULT_PLANS, FaultPlanner
 from tests.simulation import crash_points
-from tests.simulation.checkers import CHECKERS
 from tests.simulation.seed_run import SeedResult, run_seed
-from tests.simulation.swarm import first_kill
 
 CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.UNKNOWN_AFTER, Fault.STALL)
-# A quick sample of every kind. `holdfast sim --mutants` runs all.
-SAMPLE = (
-    "ledger claim: begin not logged",
-    "ledger claim: always the first attempt",
-    "ledger suspects: not set apart",
-    "ledger report: sent again, counted twice",
-    "ledger report: a zombie is told that it was heard",
-    "ledger retry: attempt not counted",
-    "ledger retry: no budget of a row",
-    "ledger retry: at once",
-    "ledger reclaim: grant kept",
-    "ledger expire: heartbeats not heeded",
-    "ledger drop all: forgotten",
-    "ledger commit: prefix one too far",
-    "ledger commit: known prefix again",
-    "ledger counters: state not counted",
-    "ledger log: lease not checked",
-    "ledger log: outcomes not written",
-    "ledger log: checkpoint at another height",
-    "ledger log: an entry too few replayed",
-    "ledger desk: answered before it is durable",
-    "ledger desk: goes on after a commit that failed",
-    "ledger service: decided before a refusal, and not logged",
-    "ledger service: claim that waited answered before it is durable",
-)
-SAMPLE_SEEDS = 200
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +89,10 @@ def test_advance_refuses_rows_ended_by_cancel_without_halting() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
-def test_no_single_crash_point_breaks_the_ledger_scenario(threads: SimThreadPool) -> None:
+@pytest.mark.parametrize("plan", FAULT_PLANS)
+def test_no_single_crash_point_breaks_the_ledger_scenario(
+    plan: FaultPlanner, threads: SimThreadPool
+) -> None:
     fault_free, boundaries = crash_points.run_with_faults({}, threads=threads, scenario="ledger")
     assert fault_free.violations == []
     assert boundaries > 40
@@ -124,14 +100,11 @@ def test_no_single_crash_point_breaks_the_ledger_scenario(threads: SimThreadPool
         count_log_kinds(fault_free)
     )
     broken, hit = [], Counter[str]()
-    for boundary in range(1, boundaries + 1):
-        for fault in CRASHES:
-            result, _ = crash_points.run_with_faults(
-                {boundary: fault}, threads=threads, scenario="ledger"
-            )
-            hit.update(event.op for event in result.history if event.result == "unknown")
-            if result.violations:
-                broken.append((boundary, fault, result.violations[0]))
+    for forced in plan(boundaries, CRASHES):
+        result, _ = crash_points.run_with_faults(forced, threads=threads, scenario="ledger")
+        hit.update(event.op for event in result.history if event.result == "unknown")
+        if result.violations:
+            broken.append((forced, result.violations[0]))
     assert broken == []
     assert {"_write", "lease.acquire", "create_run", "move_run"} <= set(hit)
 
@@ -166,14 +139,6 @@ def test_ledger_row_is_called_again_only_after_a_retry_or_lost_grant(
         repeated_calls = sum(begins.values()) - len(begins)
         lost = sum(_count_rows_lost(event) for event in result.history if event.op == "_write")
         assert repeated_calls <= lost
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SAMPLE)
-def test_planted_ledger_bug_is_caught(name: str) -> None:
-    kill = first_kill((name, SAMPLE_SEEDS))
-    assert kill.seed is not None
-    assert set(kill.checkers) <= CHECKERS.keys()
 
 
 # -- helpers -------------------------------------------------------------------------------------

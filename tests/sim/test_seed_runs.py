@@ -6,9 +6,13 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.sim.scheduler import SimThreadPool
+from tests.sim.fault_plans import FAULT_PLANS, FaultPlanner
 from tests.simulation import crash_points
 from tests.simulation.seed_run import replay_tape, run_seed
 from tests.simulation.swarm import run_many
+
+# `make sim` runs many more.
+RANDOM_SEEDS = 30
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +47,22 @@ def test_replayed_tape_has_the_same_history(threads: SimThreadPool) -> None:
 
 @pytest.mark.slow
 def test_random_seeds_break_no_invariant() -> None:
-    total = run_many(range(5000, 5060), jobs=1)
-    assert total.seeds == 60
+    total = run_many(range(5000, 5000 + RANDOM_SEEDS), jobs=1)
+    assert total.seeds == RANDOM_SEEDS
     assert total.failed == [], "see it again: holdfast sim --seed " + str(total.failed[0][0])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
-def test_no_single_crash_point_breaks_the_primitives_scenario(threads: SimThreadPool) -> None:
+@pytest.mark.parametrize("plan", FAULT_PLANS)
+def test_no_single_crash_point_breaks_the_primitives_scenario(
+    plan: FaultPlanner, threads: SimThreadPool
+) -> None:
     fault_free, boundaries = crash_points.run_with_faults({}, threads=threads)
     assert fault_free.violations == []
     assert boundaries > 50
     broken = []
-    for forced in crash_points.single_faults(boundaries):
+    for forced in plan(boundaries):
         result, _ = crash_points.run_with_faults(forced, threads=threads)
         if result.violations:
             broken.append((forced, result.violations[0]))

@@ -23,7 +23,7 @@ class Gave(hf.Event):
     to: str
 
 
-class Rang(hf.Event):
+class AlarmRang(hf.Event):
     pass
 
 
@@ -50,7 +50,7 @@ class Purse(hf.World):
     @hf.on(Put)
     def put(self, event: Put, cx: hf.Context) -> None:
         self.coins += event.amount
-        cx.after(60, Rang(), key="ring")
+        cx.after(60, AlarmRang(), key="ring")
         cx.reply(self.coins)
 
     @hf.on(Gave)
@@ -58,8 +58,8 @@ class Purse(hf.World):
         self.coins -= event.amount
         cx.send(Purse, event.to, Put(event.amount))
 
-    @hf.on(Rang)
-    def rang(self, event: Rang, cx: hf.Context) -> None:
+    @hf.on(AlarmRang)
+    def rang(self, event: AlarmRang, cx: hf.Context) -> None:
         self.rings += 1
 
     @hf.on(Broke)

@@ -55,7 +55,7 @@ class Bought(hf.Event):
     amount: int
 
 
-class Asked(hf.Event):
+class PriceAsked(hf.Event):
     pass
 
 
@@ -67,7 +67,7 @@ class Waited(hf.Event):
     pass
 
 
-class Shop(hf.World):
+class CornerShop(hf.World):
     paid: int = 0
     quoted: float = 0.0
     ends: list[str] = []  # noqa: RUF012
@@ -81,8 +81,8 @@ class Shop(hf.World):
         self.paid += receipt.value
         self.ends = [*self.ends, receipt.status]
 
-    @hf.on(Asked)
-    def asked(self, event: Asked, cx: hf.Context) -> None:
+    @hf.on(PriceAsked)
+    def asked(self, event: PriceAsked, cx: hf.Context) -> None:
         cx.do(rate, "EUR")
 
     @hf.on(rate)
@@ -102,7 +102,7 @@ class Shop(hf.World):
         self.ends = [*self.ends, f"{receipt.status} {receipt.attempts}"]
 
 
-app = hf.App("shops", worlds=[Shop])
+app = hf.App("shops", worlds=[CornerShop])
 
 
 @pytest.fixture(autouse=True)
@@ -114,11 +114,11 @@ def _fresh() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_effect_ends_once_despite_crashes(seed: int) -> None:
     with hf.simulate(app, seed=seed) as s:
-        shop = s.world(Shop, "corner")
+        shop = s.world(CornerShop, "corner")
         for amount in (1, 2, 3):
             shop.send(Bought(amount))
         s.run_until_quiet()
-        assert shop.state() == Shop(paid=600, ends=["ok"] * 3)
+        assert shop.state() == CornerShop(paid=600, ends=["ok"] * 3)
         s.assert_parity()
     assert len(recorder.calls) == 3
 
@@ -129,7 +129,7 @@ def test_effect_calls_are_repeated_with_their_key_only_under_faults() -> None:
         for seed in SEEDS:
             recorder.calls.clear()
             with hf.simulate(app, seed=seed, **options) as s:
-                shop = s.world(Shop, "corner")
+                shop = s.world(CornerShop, "corner")
                 for amount in (1, 2, 3):
                     shop.send(Bought(amount))
                 s.run_until_quiet()
@@ -145,7 +145,7 @@ def test_crash_during_an_effect_call_uses_no_attempt() -> None:
     for seed in SEEDS:
         recorder.calls.clear()
         with hf.simulate(app, seed=seed) as s:
-            shop = s.world(Shop, "corner")
+            shop = s.world(CornerShop, "corner")
             shop.send(Tried())
             s.run_until_quiet()
             [end] = shop.state().ends
@@ -157,9 +157,9 @@ def test_crash_during_an_effect_call_uses_no_attempt() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_coroutine_effect_takes_simulated_time(seed: int) -> None:
     with hf.simulate(app, seed=seed, effect_faults=False) as s:
-        shop = s.world(Shop, "corner")
+        shop = s.world(CornerShop, "corner")
         before = s.now_s
-        shop.send(Asked())
+        shop.send(PriceAsked())
         s.run_until_quiet()
         assert shop.state().quoted == 1.25
         assert s.now_s - before >= 9
@@ -167,7 +167,7 @@ def test_coroutine_effect_takes_simulated_time(seed: int) -> None:
 
 def test_coroutine_effect_ends_as_timeout_after_timeout_s() -> None:
     with hf.simulate(app, seed=1, crashes=False) as s:
-        shop = s.world(Shop, "corner")
+        shop = s.world(CornerShop, "corner")
         shop.send(Waited())
         s.run_until_quiet()
         assert shop.state().ends == ["timeout 2"]
@@ -179,7 +179,7 @@ def test_effect_stub_replaces_the_effect() -> None:
         return 7
 
     with hf.simulate(app, seed=4, effects={"bank.charge": stub}) as s:
-        shop = s.world(Shop, "corner")
+        shop = s.world(CornerShop, "corner")
         shop.send(Bought(1))
         s.run_until_quiet()
         assert shop.state().paid == 7
@@ -188,7 +188,7 @@ def test_effect_stub_replaces_the_effect() -> None:
 
 def test_effect_stub_with_a_wrong_result_type_is_bad_result() -> None:
     with hf.simulate(app, seed=4, effects={"bank.charge": lambda call, amount: "seven"}) as s:
-        shop = s.world(Shop, "corner")
+        shop = s.world(CornerShop, "corner")
         shop.send(Bought(1))
         s.run_until_quiet()
         [entry] = [
@@ -206,10 +206,10 @@ def test_effect_calls_are_deterministic_per_seed() -> None:
     def calls(seed: int) -> tuple[str, int]:
         recorder.calls.clear()
         with hf.simulate(app, seed=seed) as s:
-            shop = s.world(Shop, "corner")
+            shop = s.world(CornerShop, "corner")
             for amount in (1, 2, 3):
                 shop.send(Bought(amount))
-            shop.send(Asked())
+            shop.send(PriceAsked())
             s.run_until_quiet()
             return s.history_hash, sum(recorder.calls.values())
 
@@ -219,7 +219,7 @@ def test_effect_calls_are_deterministic_per_seed() -> None:
 
 def test_effects_wait_from_crash_until_restart() -> None:
     with hf.simulate(app, seed=6) as s:
-        shop = s.world(Shop, "corner")
+        shop = s.world(CornerShop, "corner")
         s.crash()
         shop.send(Bought(1))
         s.advance(3600)

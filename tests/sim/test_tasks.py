@@ -1,4 +1,4 @@
-"""Tasks under faults: random seeds, equal runs on memory and LMDB, every crash point, planted bugs."""
+"""Tasks under faults: random seeds, equal runs on memory and LMDB, every crash point."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,17 +9,12 @@ from holdfast.sim import settings
 from holdfast.sim.faults import Fault
 from holdfast.sim.scheduler import SimThreadPool
 from holdfast.sim.settings import Workload
+from tests.sim.fault_plans import FAULT_PLANS, FaultPlanner
 from tests.simulation import crash_points
-from tests.simulation.checkers import CHECKERS
 from tests.simulation.coverage import COVERAGE_POINTS
-from tests.simulation.mutants import MUTANTS
 from tests.simulation.seed_run import run_seed
-from tests.simulation.swarm import first_kill
 
-PLANTED = tuple(name for name in MUTANTS if name.startswith("task "))
 CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.UNKNOWN_AFTER, Fault.STALL)
-# The first seeds catch most bugs, some need many seeds.
-SEEDS_MAX = 200
 
 
 @pytest.fixture(scope="module")
@@ -59,40 +54,18 @@ def test_task_seed_has_the_same_run_on_memory_and_lmdb(seed: int, threads: SimTh
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
-def test_no_single_crash_point_breaks_the_tasks_scenario(threads: SimThreadPool) -> None:
+@pytest.mark.parametrize("plan", FAULT_PLANS)
+def test_no_single_crash_point_breaks_the_tasks_scenario(
+    plan: FaultPlanner, threads: SimThreadPool
+) -> None:
     fault_free, boundaries = crash_points.run_with_faults({}, threads=threads, scenario="tasks")
     assert fault_free.violations == []
     assert boundaries > 40
     broken, hit = [], Counter[str]()
-    for boundary in range(1, boundaries + 1):
-        for fault in CRASHES:
-            result, _ = crash_points.run_with_faults(
-                {boundary: fault}, threads=threads, scenario="tasks"
-            )
-            hit.update(event.op for event in result.history if event.result == "unknown")
-            if result.violations:
-                broken.append((boundary, fault, result.violations[0]))
+    for forced in plan(boundaries, CRASHES):
+        result, _ = crash_points.run_with_faults(forced, threads=threads, scenario="tasks")
+        hit.update(event.op for event in result.history if event.result == "unknown")
+        if result.violations:
+            broken.append((forced, result.violations[0]))
     assert broken == []
     assert {"tasks.submit", "tasks.report_and_lease", "tasks.cancel", "tasks.maintain"} <= set(hit)
-
-
-# Only many seeds catch these. `make sim` includes them.
-RARE = (
-    "task redrive: again and again",
-    "task limit: let in, cancelled, and nobody follows",
-    "task checkpoint: whoever was superseded goes on",
-    "task report: of another generation",
-    "task extend: of another generation",
-)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(170)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(one, marks=pytest.mark.deep) if one in RARE else one for one in PLANTED],
-)
-def test_planted_task_bug_is_caught(name: str) -> None:
-    kill = first_kill((name, SEEDS_MAX))
-    assert kill.seed is not None
-    assert set(kill.checkers) <= CHECKERS.keys()

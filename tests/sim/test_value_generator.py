@@ -31,7 +31,7 @@ class Point(NamedTuple):
     y: float = 0.5
 
 
-class Options(TypedDict, total=False):
+class PrintOptions(TypedDict, total=False):
     loud: bool
 
 
@@ -74,7 +74,7 @@ def generate(kind: Any, seed: int = 0) -> list[Any]:
 @pytest.mark.parametrize(
     "kind",
     [
-        bool, int, float, str, bytes, bytearray, None, Color, Point, Options, Item, Tree, Even, datetime, date,
+        bool, int, float, str, bytes, bytearray, None, Color, Point, PrintOptions, Item, Tree, Even, datetime, date,
         timedelta, Decimal, UUID, Literal["a", 3], list[int], tuple[int, ...], tuple[int, str],
         dict[str, list[Item]], int | str | None,
         Annotated[int, Meta(ge=3, lt=7)], Annotated[int, Meta(gt=-5, multiple_of=4)],

@@ -9,6 +9,7 @@ from holdfast.sim import settings
 from holdfast.sim.faults import Fault
 from holdfast.sim.scheduler import SimThreadPool
 from holdfast.sim.settings import Workload
+from tests.sim.fault_plans import FAULT_PLANS, FaultPlanner
 from tests.simulation import crash_points
 from tests.simulation.seed_run import SeedResult, run_seed
 
@@ -94,19 +95,19 @@ def test_worlds_and_primitives_share_a_store(
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
-def test_no_single_crash_point_breaks_the_worlds_scenario(threads: SimThreadPool) -> None:
+@pytest.mark.parametrize("plan", FAULT_PLANS)
+def test_no_single_crash_point_breaks_the_worlds_scenario(
+    plan: FaultPlanner, threads: SimThreadPool
+) -> None:
     fault_free, boundaries = crash_points.run_with_faults({}, threads=threads, scenario="worlds")
     assert fault_free.violations == []
     assert boundaries > 60
     broken, hit = [], Counter[str]()
-    for boundary in range(1, boundaries + 1):
-        for fault in CRASHES:
-            result, _ = crash_points.run_with_faults(
-                {boundary: fault}, threads=threads, scenario="worlds"
-            )
-            hit.update(_ops_hit_by_fault(result))
-            if result.violations:
-                broken.append((boundary, fault, result.violations[0]))
+    for forced in plan(boundaries, CRASHES):
+        result, _ = crash_points.run_with_faults(forced, threads=threads, scenario="worlds")
+        hit.update(_ops_hit_by_fault(result))
+        if result.violations:
+            broken.append((forced, result.violations[0]))
     assert broken == []
     assert {"hosting_lease.acquire", "cycle.commit", "place", "leader_lease.acquire"} <= set(hit)
 

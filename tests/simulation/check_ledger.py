@@ -302,13 +302,16 @@ class _LedgerReplay:
     def _on_run_end(self, event: HistoryEvent) -> None:
         run, status = self._run(event.args["run"]), event.args["status"]
         ledger = run.ledger
-        right = ["halted"] if ledger.halted else []
+        right = ["halted"] if ledger.phase.halted else []
         # After the last commit, an illegal report may precede or follow the end.
-        if not ledger.halted or ledger.next_commit == len(ledger.state):
-            right.append("cancelled" if ledger.cancelling else "finished")
+        if not ledger.phase.halted or ledger.next_commit == len(ledger.state):
+            right.append("cancelled" if ledger.phase.cancelling else "finished")
         if status not in right:
             self.add_violation("S1", f"{ledger.run}: {status} by its record, {right} by its log")
-        if not ledger.halted and (run.sink_end, ledger.next_commit) != (len(ledger.state),) * 2:
+        if (
+            not ledger.phase.halted
+            and (run.sink_end, ledger.next_commit) != (len(ledger.state),) * 2
+        ):
             self.add_violation(
                 "P1", f"{ledger.run}: ended with {run.sink_end} of its rows in the sink"
             )

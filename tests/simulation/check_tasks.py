@@ -58,7 +58,7 @@ class _TaskReplay:
 
     def _lease(self, now_ns: int, args: Plain, leased: Plain) -> Findings:
         self.model.expire_overdue(now_ns)
-        return self.model.check_grants(now_ns, args, leased["grants"])
+        return self.model.check_grants(now_ns, args["request"], leased["grants"])
 
     def _report_and_lease(self, now_ns: int, args: Plain, result: Plain) -> Findings:
         yield from self._report(now_ns, args, result["answers"])
@@ -140,86 +140,115 @@ class _TaskReplay:
             yield "T1", f"task {seq} waits until {row['not_before_ns']}, not {lo} to {hi}"
 
     def _check_indexes(self, now_ns: int, tasks: Plain) -> Findings:
-        model, bodies = self.model, tasks["bodies"]
         places = Counter((path[-1], place) for place in WAIT_STATES for path in tasks[place])
-        counts: dict[str, Counter[str]] = {}
-        leased: Counter[tuple[str, str]] = Counter()
-        batches = {
-            (seq, batch[0]): at for at, _, batch in tasks["expiries"] for seq in batch[2]
-        }  # fmt: skip
-        times = {(batch[0], at) for at, _, batch in tasks["expiries"]}
-        for seq, row in tasks["held"].items():
-            if (row["lease"], row["expires_ns"]) in times:
-                batches[seq, row["lease"]] = row["expires_ns"]
-            named = max((first for first in tasks["held_at"] if first <= seq), default=0)
-            if tasks["held_at"].get(named) != row["lease"]:
-                yield (
-                    "D2",
-                    f"task {seq} has range lease {row['lease']}, but the index does not find it",
-                )
-        for seq in (*tasks["held"], *tasks["runs"]):
-            if seq in tasks["statuses"]:
-                yield "D2", f"task {seq} is in a row range, but has a status row"
+        expiries = _expiry_times(tasks)
         retained = Counter((seq, until) for until, _, seqs in tasks["retained"] for seq in seqs)
-        for seq in bodies:
-            task = model.tasks.get(seq)
+        recount = _TaskRecount()
+        yield from _check_row_ranges(tasks)
+        for seq in tasks["bodies"]:
+            task = self.model.tasks.get(seq)
             if task is None:
                 continue
-            places_of_task = [
-                place for place in WAIT_STATES for _ in range(places.pop((seq, place), 0))
-            ]
-            waits = task.state == WAITING and not task.waits
-            if len(places_of_task) != waits:
-                yield "D2", f"task {seq} in state {task.state} is in {places_of_task}"
-            elif (
-                waits
-                and places_of_task[0] in ("ready", "suspect")
-                and task.is_suspect != (places_of_task[0] == "suspect")
+            found = [place for place in WAIT_STATES for _ in range(places.pop((seq, place), 0))]
+            recount.add(task, found)
+            yield from _check_place(seq, task, found)
+            if (
+                task.state == LEASED
+                and expiries.get((seq, task.lease), now_ns + (1 << 60)) > task.expires_ns
             ):
-                yield "D2", f"task {seq} is in {places_of_task}, suspect: {task.is_suspect}"
-            where = (
-                places_of_task[0]
-                if places_of_task
-                else "blocked"
-                if task.state == WAITING
-                else STATES[task.state - 1]
-            )
-            counts.setdefault(task.spec["queue"], Counter())[where] += 1
-            if task.state == LEASED:
-                leased[task.spec["queue"], task.limit] += 1
-                if batches.get((seq, task.lease), now_ns + (1 << 60)) > task.expires_ns:
-                    yield "D2", f"task {seq} is leased, but in no expiry batch in time"
+                yield "D2", f"task {seq} is leased, but in no expiry batch in time"
             if task.state > LEASED:
                 until = task.ended_ns + task.spec["retain_ns"]
                 # A batch that is deleted in parts is listed again under the time of its first part.
                 listed = sum(n for (one, at), n in retained.items() if one == seq and at >= until)
                 if listed != 1:
                     yield "D2", f"task {seq} ended, but is listed {listed} times for deletion"
-            if task.key and model.keys.get((task.spec["name"], task.key)) == seq:
-                if [task.spec["name"], task.key, seq] not in tasks["keys"]:
-                    yield "D3", f"task {seq} exists, but its key {task.key} does not"
+        for seq, place in places:
+            yield "D2", f"task {seq} is in {place}, but does not exist"
+        yield from self._check_keys(tasks)
+        yield from self._check_throttled(tasks, recount)
+        yield from recount.compare(tasks)
+
+    def _check_keys(self, tasks: Plain) -> Findings:
+        for seq in tasks["bodies"]:
+            task = self.model.tasks.get(seq)
+            if task is None or not task.key:
+                continue
+            name = task.spec["name"]
+            if (
+                self.model.keys.get((name, task.key)) == seq
+                and [name, task.key, seq] not in tasks["keys"]
+            ):
+                yield "D3", f"task {seq} exists, but its key {task.key} does not"
         for name, key, seq in tasks["keys"]:
-            if seq not in bodies:
+            if seq not in tasks["bodies"]:
                 yield "D3", f"the key {name} {key} is of task {seq}, which was deleted"
+
+    def _check_throttled(self, tasks: Plain, recount: _TaskRecount) -> Findings:
         active_limits = {
             (task.spec["queue"], task.limit)
             for place in ("ready", "suspect")
-            for task in [model.tasks.get(path[-1]) for path in tasks[place]]
+            for task in [self.model.tasks.get(path[-1]) for path in tasks[place]]
             if task is not None
         }
         for queue, limit, *_, seq in tasks["parked"]:
-            if not leased[queue, limit] and (queue, limit) not in active_limits:
+            if not recount.leased[queue, limit] and (queue, limit) not in active_limits:
                 yield "R3", f"task {seq} is throttled by {limit}, but no task of it runs"
-        for seq, place in places:
-            yield "D2", f"task {seq} is in {place}, but does not exist"
-        for queue in tasks["counts"].keys() | counts.keys():
+
+
+class _TaskRecount:
+    """Recount of the maintained counters: tasks by queue and place, leases by queue and limit."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Counter[str]] = {}
+        self.leased: Counter[tuple[str, str]] = Counter()
+
+    def add(self, task: TaskModel, places: list[str]) -> None:
+        place = "blocked" if task.state == WAITING else STATES[task.state - 1]
+        self.counts.setdefault(task.spec["queue"], Counter())[places[0] if places else place] += 1
+        if task.state == LEASED:
+            self.leased[task.spec["queue"], task.limit] += 1
+
+    def compare(self, tasks: Plain) -> Findings:
+        for queue in tasks["counts"].keys() | self.counts.keys():
             stored = {what: n for what, n in tasks["counts"].get(queue, {}).items() if n}
-            if stored != dict(counts.get(queue, {})):
-                yield "S4", f"{queue}: counted {stored}, there are {dict(counts.get(queue, {}))}"
+            found = dict(self.counts.get(queue, {}))
+            if stored != found:
+                yield "S4", f"{queue}: counted {stored}, there are {found}"
         stored_running = {(queue, limit): n for queue, limit, n in tasks["running"]}
-        expected = {pair: n for pair, n in leased.items() if pair[1]}
+        expected = {pair: n for pair, n in self.leased.items() if pair[1]}
         if stored_running != expected:
             yield "S4", f"leases by limit: counted {stored_running}, there are {expected}"
+
+
+def _expiry_times(tasks: Plain) -> dict[tuple[int, int], int]:
+    """The time at which an expiry batch lists each task, by task and lease."""
+    listed = {(seq, batch[0]): at for at, _, batch in tasks["expiries"] for seq in batch[2]}
+    batches = {(batch[0], at) for at, _, batch in tasks["expiries"]}
+    for seq, row in tasks["held"].items():
+        if (row["lease"], row["expires_ns"]) in batches:
+            listed[seq, row["lease"]] = row["expires_ns"]
+    return listed
+
+
+def _check_row_ranges(tasks: Plain) -> Findings:
+    for seq, row in tasks["held"].items():
+        named = max((first for first in tasks["held_at"] if first <= seq), default=0)
+        if tasks["held_at"].get(named) != row["lease"]:
+            yield "D2", f"task {seq} has range lease {row['lease']}, but the index does not find it"
+    for seq in (*tasks["held"], *tasks["runs"]):
+        if seq in tasks["statuses"]:
+            yield "D2", f"task {seq} is in a row range, but has a status row"
+
+
+def _check_place(seq: int, task: TaskModel, places: list[str]) -> Findings:
+    """A waiting task is in one index, and only a suspect is in the index of suspects."""
+    waits = task.state == WAITING and not task.waits
+    if len(places) != waits:
+        yield "D2", f"task {seq} in state {task.state} is in {places}"
+    elif waits and places[0] in ("ready", "suspect"):
+        if task.is_suspect != (places[0] == "suspect"):
+            yield "D2", f"task {seq} is in {places}, suspect: {task.is_suspect}"
 
 
 _STEPS: dict[str, Any] = {

@@ -99,7 +99,7 @@ class _WorldReplay:
                     "I1", f"{subject}/{seq}: a sequence number was given twice", event
                 )
             world.delivered[seq] = (key, body)
-            world.sent_ns[seq] = event.at_ns
+            world.waits.sent_ns[seq] = event.at_ns
         if key is not None:
             world.keys.setdefault(key, (seq, body, event.at_ns))
         if event.result == "ok":
@@ -235,7 +235,7 @@ class _WorldReplay:
         if lacking and made_by not in ("", model_app.FORMER) and step["base"] != world.height:
             text = f"{subject}: entry {world.height + 1} by code that cannot repeat the one before"
             self._add_violation("J6", text, event)
-        world.code_ns.clear()
+        world.waits.code_ns.clear()
 
     def _check_known_type(
         self, event: HistoryEvent, subject: str, world: WorldModel, step: Plain
@@ -249,30 +249,30 @@ class _WorldReplay:
                 self._add_violation(
                     "I7", f"{subject}/{seq}: {type} consumed by code without it", event
                 )
-            world.missed_ns.pop(type, None)
+            world.waits.missed_ns.pop(type, None)
             return
-        since_ns = world.stopped_ns.get(seq)
-        if since_ns is not None and type in world.missed_ns:
+        since_ns = world.waits.stopped_ns.get(seq)
+        if since_ns is not None and type in world.waits.missed_ns:
             # It waited together with an earlier item of its type that was given up.
-            earlier_ns = max(world.missed_ns[type], world.sent_ns.get(seq, 0))
+            earlier_ns = max(world.waits.missed_ns[type], world.waits.sent_ns.get(seq, 0))
             since_ns = min(since_ns, earlier_ns)
         if not strange or since_ns is None or event.at_ns < since_ns + self._unknown_ns:
             self._add_violation(
                 "I7", f"{subject}/{seq}: {type} given up, waiting since {since_ns}", event
             )
         elif since_ns is not None:
-            world.missed_ns[type] = since_ns
+            world.waits.missed_ns[type] = since_ns
 
     def _stop(self, event: HistoryEvent) -> None:
         """Record that a world stops before an item and becomes unassigned. The first stop
         counts."""
         world = self._world(_subject(event))
-        world.worker = None
+        world.hosting.worker = None
         if event.args["seq"]:
-            world.stopped_ns.setdefault(event.args["seq"], event.at_ns)
+            world.waits.stopped_ns.setdefault(event.args["seq"], event.at_ns)
         height = event.args.get("height", 0)
         if height:
-            world.code_ns.setdefault(height, event.at_ns)
+            world.waits.code_ns.setdefault(height, event.at_ns)
             self._check_waiting_for_code(event, world, height)
 
     def _check_waiting_for_code(self, event: HistoryEvent, world: WorldModel, height: int) -> None:
@@ -401,47 +401,50 @@ class _WorldReplay:
             world.name = (answer["record"] or {}).get("name", world.name)
             lease = answer["lease"]
             stuck = parked_as_stuck(event, answer)
-            lost = world.is_held and (stuck or (lease and lease["epoch"] != world.epoch))
+            hosting = world.hosting
+            lost = hosting.is_held and (stuck or (lease and lease["epoch"] != hosting.epoch))
             if lost:
                 self._count_lost_lease(event, subject, world, stuck)
             if lease is not None:
                 self._check_may_host(event, subject, world)
-                if lease["epoch"] != world.epoch:
+                if lease["epoch"] != hosting.epoch:
                     self.model.granted_ns[subject] = event.at_ns
-                world.is_held, world.epoch, world.is_isolated = True, lease["epoch"], False
+                hosting.is_held, hosting.epoch, hosting.is_isolated = True, lease["epoch"], False
             if stuck:
-                world.status, world.is_held = "parked", False
+                world.status, hosting.is_held = "parked", False
                 self._reset_losses(world)
 
     def _count_lost_lease(
         self, event: HistoryEvent, subject: str, world: WorldModel, stuck: bool
     ) -> None:
         """Count an expired lease against the next message of the world."""
-        seq = world.cursor + 1
-        world.losses[seq] += 1
-        world.due_losses[seq] += seq in world.delivered
-        if stuck and world.losses[seq] < self._stuck_max:
+        seq, hosting = world.cursor + 1, world.hosting
+        hosting.losses[seq] += 1
+        hosting.due_losses[seq] += seq in world.delivered
+        if stuck and hosting.losses[seq] < self._stuck_max:
             self._add_violation(
-                "S3", f"{subject}: parked after {world.losses[seq]} losses at {seq}", event
+                "S3", f"{subject}: parked after {hosting.losses[seq]} losses at {seq}", event
             )
-        if not stuck and world.is_isolated and 0 < self._stuck_max <= world.due_losses[seq]:
-            losses = world.due_losses[seq]
+        if not stuck and hosting.is_isolated and 0 < self._stuck_max <= hosting.due_losses[seq]:
+            losses = hosting.due_losses[seq]
             self._add_violation(
                 "S3", f"{subject}: not parked after {losses} losses at {seq}", event
             )
 
     def _reset_losses(self, world: WorldModel) -> None:
-        world.is_isolated = False
-        world.losses.clear()
-        world.due_losses.clear()
+        world.hosting.is_isolated = False
+        world.hosting.losses.clear()
+        world.hosting.due_losses.clear()
 
     def _mark_isolated(self, event: HistoryEvent) -> None:
-        self._world(_subject(event)).is_isolated = True
+        self._world(_subject(event)).hosting.is_isolated = True
 
     def _check_may_host(self, event: HistoryEvent, subject: str, world: WorldModel) -> None:
         worker = event.args["worker"]
-        if world.worker not in (None, worker):
-            self._add_violation("A1", f"{subject}: {worker} got it, {world.worker} should", event)
+        if world.hosting.worker not in (None, worker):
+            self._add_violation(
+                "A1", f"{subject}: {worker} got it, {world.hosting.worker} should", event
+            )
         if world.status != "active":
             self._add_violation(
                 "A1", f"{subject}: {worker} got it, but it is {world.status}", event
@@ -450,14 +453,16 @@ class _WorldReplay:
     def _on_release(self, event: HistoryEvent) -> None:
         lease = event.args["lease"]
         world = self.model.worlds.get(lease["resource"])
-        if world is not None and (event.op != "lease.leave" or world.epoch == lease["epoch"]):
-            world.is_held = False
+        if world is not None and (
+            event.op != "lease.leave" or world.hosting.epoch == lease["epoch"]
+        ):
+            world.hosting.is_held = False
 
     def _assign(self, event: HistoryEvent) -> None:
-        self._world(_subject(event)).worker = event.args["worker"]
+        self._world(_subject(event)).hosting.worker = event.args["worker"]
 
     def _unassign(self, event: HistoryEvent) -> None:
-        self._world(_subject(event)).worker = None
+        self._world(_subject(event)).hosting.worker = None
 
     def _change(self, event: HistoryEvent) -> None:
         world, change = self._world(_subject(event)), event.args["event"]
@@ -466,16 +471,16 @@ class _WorldReplay:
         if change == "park":
             self._check_waiting_time(event, world)
         if change != "resume":
-            world.is_held = False
+            world.hosting.is_held = False
         if change == "delete":
-            world.worker = None
+            world.hosting.worker = None
             world.erased_ns = event.at_ns + self._deleted_ns
 
     def _check_waiting_time(self, event: HistoryEvent, world: WorldModel) -> None:
         """Check that the leader parks a world that waits for a code version only after its waiting
         time."""
         height = event.args["blocker"]["height"]
-        since_ns = world.code_ns.pop(height, None)
+        since_ns = world.waits.code_ns.pop(height, None)
         if since_ns is None or event.at_ns < since_ns + self._unknown_ns:
             text = f"{_subject(event)}: parked at {height}, waiting since {since_ns}"
             self._add_violation("J6", text, event)
@@ -488,7 +493,7 @@ class _WorldReplay:
             self._add_violation(
                 "A1", f"{_subject(event)}: purged, and {event.value['status']}", event
             )
-        world.status, world.worker, world.is_held = "deleted", None, False
+        world.status, world.hosting.worker, world.hosting.is_held = "deleted", None, False
         world.erased_ns = event.at_ns
         self._reset_losses(world)
 

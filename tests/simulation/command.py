@@ -158,14 +158,16 @@ def _report_failure(result: SeedResult, args: Namespace) -> int:
     return 1
 
 
-def shrink(result: SeedResult, number: str, backend: str, mutant: str | None) -> list[int]:
-    """Return the shortest tape found that still violates the same invariant."""
+def shrink(
+    result: SeedResult, number: str, backend: str, mutant: str | None, *, runs_max: int = 150
+) -> list[int]:
+    """Return the shortest tape found in `runs_max` runs that still violates the same invariant."""
     with SimThreadPool() as threads:
 
         def fails(candidate: Sequence[int]) -> bool:
             return number in replay_tape(candidate, backend, mutant, threads=threads).checkers
 
-        return choice_tape.shrink_tape(result.tape, fails)
+        return choice_tape.shrink_tape(result.tape, fails, runs_max=runs_max)
 
 
 def _print_violations(result: SeedResult) -> int:

@@ -6,7 +6,7 @@ small enough to try each commit with each fault, and a bounded share of the pair
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from holdfast.sim.choice_tape import ChoiceTape
 from holdfast.sim.faults import Fault
@@ -137,10 +137,17 @@ def run_with_faults(
     return check_simulation(simulation), simulation.fault_plan.boundary
 
 
-def single_faults(boundaries: int) -> Iterator[FaultsByCommit]:
+def single_faults(boundaries: int, faults: Sequence[Fault] = FAULTS) -> Iterator[FaultsByCommit]:
+    """Each fault at each commit."""
     for boundary in range(1, boundaries + 1):
-        for fault in FAULTS:
+        for fault in faults:
             yield {boundary: fault}
+
+
+def rotated_faults(boundaries: int, faults: Sequence[Fault] = FAULTS) -> Iterator[FaultsByCommit]:
+    """One fault at each commit, the faults in turn."""
+    for boundary in range(1, boundaries + 1):
+        yield {boundary: faults[boundary % len(faults)]}
 
 
 def fault_pairs(boundaries: int, pairs_max: int = PAIRS_MAX) -> Iterator[FaultsByCommit]:

@@ -8,6 +8,7 @@ the invariant it violates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -54,6 +55,18 @@ class GrantModel:
         self.last_contact_ns = at_ns
 
 
+@dataclass(slots=True)
+class RunPhase:
+    """The phase of a run: opened, then cancelling, stopped or halted."""
+
+    opened: bool = False
+    cancelling: bool = False
+    # End of the grace period of a cancelled run.
+    grace_ends_ns: int = 0
+    halted: bool = False
+    stopped: bool = False
+
+
 class LedgerModel:
     """Model of one run, entry by entry."""
 
@@ -64,7 +77,7 @@ class LedgerModel:
         self._report_violation = report_violation
         # Whether every claim accepts any rows. The rows that hold up the commit then have priority.
         self._claims_any_rows = claims_any_rows
-        self.opened = False
+        self.phase = RunPhase()
         self.policy: dict[str, Any] = {}
         self.state: list[int] = []
         self.attempts: list[int] = []
@@ -78,18 +91,16 @@ class LedgerModel:
         self.backoffs: dict[int, int] = {}  # seq → earliest retry
         self.retries = 0
         self.next_commit = 0
-        self.cancelling = False
-        self.grace_ends_ns = 0
-        self.halted = False
-        self.stopped = False
         self.decided_ns = 0
 
     def apply(self, body: bytes) -> str:
         """Apply one entry. Return its kind."""
         kind, decided_ns, *rest = _decode(body)
-        if self.opened != (kind != "opened"):
-            self.add_violation("S1", f"{kind} {'after' if self.opened else 'before'} it was opened")
-        if self.halted:
+        if self.phase.opened != (kind != "opened"):
+            self.add_violation(
+                "S1", f"{kind} {'after' if self.phase.opened else 'before'} it was opened"
+            )
+        if self.phase.halted:
             self.add_violation("S1", f"{kind} after the run was halted")
         if decided_ns < self.decided_ns:
             self.add_violation("S5", f"{kind}: time runs backward")
@@ -110,7 +121,7 @@ class LedgerModel:
     # -- entries -------------------------------------------------------------------------------
 
     def _opened(self, size: int, policy: list[Any]) -> None:
-        self.opened = True
+        self.phase.opened = True
         # Logs written before the last field existed have one field less.
         if not len(POLICY) - 1 <= len(policy) <= len(POLICY):
             self.add_violation("S1", f"a policy of {len(policy)} fields")
@@ -121,9 +132,9 @@ class LedgerModel:
         if epoch != self.epoch + 1:
             self.add_violation("S1", f"epoch {epoch} follows {self.epoch}")
         self.epoch = epoch
-        if self.cancelling:
+        if self.phase.cancelling:
             self.add_violation("S1", "rows granted while the run is being cancelled")
-        if self.stopped:
+        if self.phase.stopped:
             self.add_violation("S1", "rows granted after the run was stopped")
         granted = {seq for held in self.grants.values() for seq in held.not_begun | held.begun}
         unseen = next((s for s, code in enumerate(self.state) if code == UNSEEN), 0)
@@ -185,7 +196,7 @@ class LedgerModel:
                 if code == FAIL and self._may_retry(seq, error):
                     self.add_violation("S3", f"{seq} failed finally with budget left")
                 self._end(epoch, held, seq, code)
-        if begun and self.cancelling:
+        if begun and self.phase.cancelling:
             self.add_violation("S1", "rows begun while the run is being cancelled")
         self._begin(epoch, held, begun)
         if not held.not_begun and not held.begun:
@@ -196,10 +207,10 @@ class LedgerModel:
     def _counted(self, cost: float, errors: list[Any]) -> None: ...
 
     def _stopped(self, why: str) -> None:
-        self.stopped = True
+        self.phase.stopped = True
 
     def _resumed(self) -> None:
-        self.stopped = False
+        self.phase.stopped = False
 
     def _reclaimed(
         self, epoch: int, why: str, suspects: Ranges, failed: Ranges, cancelled: Ranges
@@ -225,7 +236,7 @@ class LedgerModel:
     def _expected_reclaim(self, held: GrantModel) -> list[set[int]]:
         """Suspect, failed and cancelled rows of a lost grant. The lowest rows use the budget
         first."""
-        if self.cancelling:
+        if self.phase.cancelling:
             return [set(), set(), set(held.begun)]
         suspects: set[int] = set()
         for seq in sorted(held.begun):
@@ -234,7 +245,7 @@ class LedgerModel:
         return [suspects, held.begun - suspects, set()]
 
     def _cancelling(self, grace_ends_ns: int) -> None:
-        self.cancelling, self.grace_ends_ns = True, grace_ends_ns
+        self.phase.cancelling, self.phase.grace_ends_ns = True, grace_ends_ns
         if grace_ends_ns != self.decided_ns + self.policy["grace_ns"]:
             self.add_violation("S5", "a grace of another length")
         for seq, code in enumerate(self.state):
@@ -249,7 +260,7 @@ class LedgerModel:
                 del self.grants[epoch]
 
     def _cancelled(self) -> None:
-        if not self.cancelling or self.decided_ns < self.grace_ends_ns:
+        if not self.phase.cancelling or self.decided_ns < self.phase.grace_ends_ns:
             self.add_violation("S5", "the grace ended before its time")
         for held in self.grants.values():
             for seq in held.begun:
@@ -264,7 +275,7 @@ class LedgerModel:
         self.next_commit = upto
 
     def _halted(self, *about: Any) -> None:
-        self.halted = True
+        self.phase.halted = True
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -296,7 +307,7 @@ class LedgerModel:
     def _may_retry(self, seq: int, error: int, besides: int = 0) -> bool:
         bound = self.policy["retries_max"]
         return (
-            not self.cancelling
+            not self.phase.cancelling
             and error in RETRYABLE
             and self.attempts[seq] + 1 < self.policy["attempts_max"]
             and (not bound or self.retries + besides < bound)

@@ -17,6 +17,34 @@ FAILED_EVENTS_QUEUE = "failed-events"
 
 
 @dataclass(slots=True)
+class HostingModel:
+    """The assignment, the lease and the lost leases of a world."""
+
+    worker: str | None = None
+    is_held: bool = False
+    epoch: int = 0
+    # Lost leases, by the next message.
+    losses: Counter[int] = field(default_factory=Counter)
+    # The losses during which that message was certainly delivered.
+    due_losses: Counter[int] = field(default_factory=Counter)
+    # The world runs in isolation, so the next loss is certainly its own fault.
+    is_isolated: bool = False
+
+
+@dataclass(slots=True)
+class CodeWaitModel:
+    """Waits of a world for code that knows an item or an entry."""
+
+    # Delivery times by seq. First stop before an item by seq. First stop of given-up items by event
+    # type.
+    sent_ns: dict[int, int] = field(default_factory=dict)
+    stopped_ns: dict[int, int] = field(default_factory=dict)
+    missed_ns: dict[str, int] = field(default_factory=dict)
+    # Begin of the wait for the code version of an entry, by height.
+    code_ns: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class WorldModel:
     world_id: str
     name: str = ""
@@ -38,24 +66,9 @@ class WorldModel:
     # Idempotency digests of effect keys, by intent hash, over all generations.
     used_keys: dict[bytes, bytes] = field(default_factory=dict)
     status: str = "active"
-    worker: str | None = None
-    is_held: bool = False
-    epoch: int = 0
-    losses: Counter[int] = field(default_factory=Counter)
-    # The losses during which that message was certainly delivered.
-    due_losses: Counter[int] = field(default_factory=Counter)
-    # It runs in isolation, so the next loss is certainly its own fault.
-    is_isolated: bool = False
+    hosting: HostingModel = field(default_factory=HostingModel)
     redriven: Counter[str] = field(default_factory=Counter)
-    # Delivery times by seq. First stop before an item by seq. First stop of given-up items by event
-    # type.
-    sent_ns: dict[int, int] = field(default_factory=dict)
-    stopped_ns: dict[int, int] = field(default_factory=dict)
-    missed_ns: dict[str, int] = field(default_factory=dict)
-
-    # Since when it waits for the code version of an entry, by height.
-    code_ns: dict[int, int] = field(default_factory=dict)
-
+    waits: CodeWaitModel = field(default_factory=CodeWaitModel)
     # From when on its rows may be erased: it is deleted or purged.
     erased_ns: int | None = None
     # Height and time of the last history trim.

@@ -4,12 +4,14 @@ one.
 Some guards cover for each other. Where removing one guard does no harm, the pair is removed. The
 mutants of worlds and hosting are in `mutants_worlds`, of effects, timers and mail in
 `mutants_effects`, of fused commits in `mutants_fused_commit`, of the ledger in `mutants_ledger`, of
-tasks in `mutants_tasks`. All others are here. `source_edits` plants them.
+tasks in `mutants_tasks`, of dispatch requests in `mutants_dispatch`. All others are here.
+`source_edits` plants them.
 """
 
 from __future__ import annotations
 
 from holdfast.sim.settings import HAS_LEDGER, SimulationSettings, Workload
+from tests.simulation.mutants_dispatch import DISPATCH
 from tests.simulation.mutants_effects import EFFECTS
 from tests.simulation.mutants_fused_commit import FUSED_COMMIT
 from tests.simulation.mutants_ledger import LEDGER
@@ -272,6 +274,7 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
 
 _LEDGER = {f"ledger {name}": edits for name, edits in LEDGER.items() if HAS_LEDGER}
 _TASKS = {f"task {name}": edits for name, edits in TASKS.items()}
+_DISPATCH = {f"dispatch {name}": edits for name, edits in DISPATCH.items()}
 
 MUTANTS: dict[str, Mutant] = {
     name: Mutant(name, edits)
@@ -282,12 +285,20 @@ MUTANTS: dict[str, Mutant] = {
         **FUSED_COMMIT,
         **_LEDGER,
         **_TASKS,
+        **_DISPATCH,
     }.items()
 }
 
 
+def is_dispatch_bug(name: str | None) -> bool:
+    """Whether runs with this planted bug have the dispatch workload."""
+    return name in _DISPATCH
+
+
 def can_reach(name: str, settings: SimulationSettings) -> bool:
     """Whether a run with these settings can reach the planted bug. Other runs are skipped."""
+    if is_dispatch_bug(name):
+        return True
     workload = settings.workload
     if name in _TASKS or workload == Workload.TASKS:
         return name in _TASKS and workload == Workload.TASKS

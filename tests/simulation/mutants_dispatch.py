@@ -1,20 +1,14 @@
 """Planted bugs of dispatch requests and of their replay: each guard removed in turn (see
 `mutants`).
 
-Dispatch runs draw their own settings (`workload_dispatch`), so these mutants are not in the kill
-table of the other seeds. `tests/sim/test_dispatch.py` plants them.
+Runs with these mutants have their own settings and actors (`workload_dispatch`).
 """
 
 from __future__ import annotations
 
-from tests.simulation.source_edits import Edit, Mutant
+from tests.simulation.source_edits import Edit
 
-_log = "authority.dispatch_log"
-_replay = "authority.replay"
-_typing = "adapters.pane_prompter:_PromptAttempt"
-_role = "workers.dispatch.dispatcher:Dispatcher"
-
-_PLANTED: dict[str, tuple[Edit, ...]] = {
+DISPATCH: dict[str, tuple[Edit, ...]] = {
     # the pane
     "typing: not looked for before": (
         Edit("adapters.pane_prompter:_PromptAttempt.run", "typed = where is _ABSENT", "typed = True"),
@@ -88,5 +82,3 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
              "not lease.live(now_ns, generation)", "False"),
     ),
 }  # fmt: skip
-
-DISPATCH = {name: Mutant(name, edits) for name, edits in _PLANTED.items()}

@@ -22,9 +22,9 @@ _end_due = "durable.delayed:_complete_item"
 _empty = "world.timers:clear_slot"
 _set_timer = "world.timers:set_timer"
 _take = "world.timers:consume"
-_bequeath = "world.fork_pending:copy_to_child"
-_anew = "world.fork_pending:_reissue"
-_got = "world.fork_pending:_PendingTracker.on_ingress"
+_bequeath = "world.fork_inheritance:copy_to_child"
+_anew = "world.fork_inheritance:_reissue"
+_got = "world.fork_inheritance:_PendingTracker.on_ingress"
 _accept = "world.messaging.delivery:_accept"
 
 _KEPT_BY_WORKERS = Edit(_withdraw, "item.expires_ns and not claimed", "item.expires_ns")
@@ -166,12 +166,12 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
     "every: once": (
         Edit(_repeat, "timers.schedule(txn, intent, timer.key, occurrence.next_ns, on_calendar=True)", "pass"),
     ),
-    "every: one name for all": (Edit("world.recurring:next_occurrence", "intent_hash=next_hash", "intent_hash=intent.intent_hash"),),
+    "every: one name for all": (Edit("world.recurring_timers:next_occurrence", "intent_hash=next_hash", "intent_hash=intent.intent_hash"),),
     "every: what was missed is told": (
-        Edit("world.recurring:next_occurrence", 'not (missed and timer.missed == "skip")', "True"),
+        Edit("world.recurring_timers:next_occurrence", 'not (missed and timer.missed == "skip")', "True"),
     ),
     "every: the next is skipped": (
-        Edit("world.recurring:next_occurrence", "after_ns = wall_ns if", "after_ns = wall_ns + MISSED_AFTER_NS if"),
+        Edit("world.recurring_timers:next_occurrence", "after_ns = wall_ns if", "after_ns = wall_ns + MISSED_AFTER_NS if"),
     ),
     # mail
     "mail: lost to a full inbox": (
@@ -201,7 +201,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "mail abroad: lost on the way to its lane": (
-        Edit("workers.mail.routing:MailRouter.__call__", "work.on_ack(outbox.forward_to_peer, intent, dest_universe)", "pass"),
+        Edit("workers.mail.router:MailRouter.__call__", "work.on_ack(outbox.forward_to_peer, intent, dest_universe)", "pass"),
     ),
     "mail abroad: told, and still pending": (
         Edit("world.messaging.outbox:_finish", "intents.resolve(txn, universe, intent.intent_hash) is None", "False"),
@@ -229,18 +229,18 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
     ),
     "fork: receipts do not count": (Edit(_got, "self._effects.pop(named, None)", "pass"),),
     "fork: what was cancelled is not told": (
-        Edit("world.fork_pending:_PendingTracker._cancel", "if cancelled is not None:", "if False:"),
+        Edit("world.fork_inheritance:_PendingTracker._cancel", "if cancelled is not None:", "if False:"),
     ),
     "fork: what was cancelled is reissued": (
-        Edit("world.fork_pending:_PendingTracker._cancel", ".pop(named, None)", ".get(None)"),
+        Edit("world.fork_inheritance:_PendingTracker._cancel", ".pop(named, None)", ".get(None)"),
     ),
     "fork: what was refused is not told": (
-        Edit("world.fork_pending:_PendingTracker._is_new", "elif first_digest != intent.idempotency_digest():", "elif False:"),
+        Edit("world.fork_inheritance:_PendingTracker._is_new", "elif first_digest != intent.idempotency_digest():", "elif False:"),
     ),
     "fork: told what was read before": (Edit(_got, "self._answers.pop(named, None)", "pass"),),
     "fork of a fork: what it was given is forgotten": (
         Edit(
-            "world.fork_pending:pending_after", "_inherited_items(txn, world.universe, world.world_id)", "()"
+            "world.fork_inheritance:pending_after", "_inherited_items(txn, world.universe, world.world_id)", "()"
         ),
     ),
     "fork of a fork: wishes are not kept": (

@@ -75,12 +75,12 @@ FUSED_COMMIT: dict[str, tuple[Edit, ...]] = {
         Edit(
             "world.timers:clear_slot",
             "txn.delete(key)",
-            "txn.delete(key)\n        consume.__dict__.setdefault('gone', set()).add(timer_slot.intent_hash)",
+            "txn.delete(key)\n        clear_slot.__dict__.setdefault('gone', set()).add(timer_slot.intent_hash)",
         ),
         Edit(
             _rings,
             "if timer_slot is None or (",
-            "if timer_slot is None and intent_hash in consume.__dict__.get('gone', ()):\n        return True\n    if timer_slot is None or (",
+            "if timer_slot is None and intent_hash in clear_slot.__dict__.get('gone', ()):\n        return True\n    if timer_slot is None or (",
         ),
         _ENDED_ANYHOW,
     ),

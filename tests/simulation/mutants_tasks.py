@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.simulation.source_edits import Edit
 
-_grant = "tasks.leases:_grant_from"
+_grant = "tasks.leases:_Granter._grant_from"
 _shorten = "tasks.leases:_shrink_range"
 _give = "tasks.grants:GrantBuilder.save"
 _asked = "tasks.leases:grant_tasks"
@@ -13,10 +13,17 @@ _expire = "tasks.leases:_expire_leases"
 _overdue = "tasks.leases:_next_overdue"
 _extend = "tasks.leases:extend"
 _live = "tasks.leases:is_live"
-_settle = "tasks.reports:_apply_reports"
+_settle = "tasks.reports:_ReportBatch.apply_single"
+_judge = "tasks.reports:_ReportBatch._judge"
+_complete = "tasks.reports:_ReportBatch._complete"
+_in_range = "tasks.reports:_ReportBatch.complete_in_range"
+_open_lease = "tasks.reports:_ReportBatch._open_lease"
+_reported = "tasks.reports:_ReportBatch.save"
 _fail = "tasks.reports:_apply_failure"
 _decision = "tasks.unit_of_work:UnitOfWork"
-_submit = "tasks.submit:_create_tasks"
+_submit = "tasks.submit:_TaskBatch.add"
+_enqueue = "tasks.submit:_TaskBatch._enqueue"
+_submitted = "tasks.submit:_TaskBatch.save"
 _block = "tasks.dependents:register"
 _tell = "tasks.dependents:_on_dependency_end"
 _cancel = "tasks.admin:cancel"
@@ -26,7 +33,7 @@ _runs = "tasks.runs"
 
 _EARLY = Edit(_overdue, "expiries + pack_int(unit.now_ns + 1)", "expiries + pack_int(1 << 62)")
 _HELD = Edit(_expire, "if status.expires_ns > now_ns:", "if False:")
-_AGAIN = Edit(_settle, "and prior.lease == report.lease\n", "\n")
+_AGAIN = Edit(_judge, "and prior.lease == report.lease\n", "\n")
 
 TASKS: dict[str, tuple[Edit, ...]] = {
     # granting
@@ -59,11 +66,11 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "grant: suspects among the others": (
-        Edit(_asked, "if quarantine and limit:", "if limit:"),
+        Edit(_asked, "if request.alone and limit:", "if limit:"),
         Edit(
-            _asked,
-            "kind, 1, grants, task_names, quarantined=True",
-            "kind, limit, grants, task_names, quarantined=True",
+            "tasks.leases:_Granter.grant_quarantined",
+            "kind, 1, quarantined=True",
+            "kind, self._limit, quarantined=True",
         ),
     ),
     "grant: the last first": (
@@ -152,7 +159,7 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         Edit("tasks.row_ranges:LeaseTable.split_off", "open_lease.remove(seq)", "pass"),
     ),
     "held: completes after its time": (
-        Edit(_settle, " and now_ns < range_lease.stored.expires_ns", ""),
+        Edit(_open_lease, " and self._unit.now_ns < found.stored.expires_ns", ""),
     ),
     "held: one too many completes": (
         Edit(
@@ -169,11 +176,11 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "held: not counted when completed": (
-        Edit(_settle, "unit.on_lease_end(spec, count=len(seqs))", "pass"),
+        Edit(_reported, "unit.on_lease_end(spec, count=len(seqs))", "pass"),
     ),
     "held: not kept when completed": (
         Edit(
-            _settle,
+            _reported,
             'unit.finish_many(seqs, spec, "completed")',
             'unit.counts.add(spec.queue, "completed", len(seqs))',
         ),
@@ -185,7 +192,9 @@ TASKS: dict[str, tuple[Edit, ...]] = {
             "NEW_STATUS\n            if row is None",
         ),
     ),
-    "held: a result for all": (Edit(_settle, "if result != last:", "if last is None:"),),
+    "held: a result for all": (
+        Edit(_in_range, "if result != self._completed:", "if self._completed is None:"),
+    ),
     # limits
     "limit: of the queue not looked at": (
         Edit(
@@ -289,35 +298,40 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     ),
     # reports
     "report: of another generation": (
-        Edit(_settle, "if not current or not is_live", "if not is_live"),
-        Edit(_settle, "leases.get(lease) if current else None", "leases.get(lease)"),
+        Edit(_judge, "if not current or not is_live", "if not is_live"),
+        Edit(_open_lease, "leases.get(lease) if self._current else None", "leases.get(lease)"),
     ),
     "report: a late one is not on record": (
-        Edit(_settle, "unit.log.append(StaleReport(report.seq, report.lease, worker))", "pass"),
+        Edit(
+            _settle, "unit.log.append(StaleReport(report.seq, report.lease, self._worker))", "pass"
+        ),
     ),
     "report: a late one is told that it counted": (
         Edit(
             _settle,
-            "ReportAnswer.COMMITTED if is_repeat else ReportAnswer.CANCELLED",
-            "ReportAnswer.COMMITTED",
+            "return _ANSWERS[verdict]",
+            "return ReportAnswer.COMMITTED if verdict is _Verdict.STALE else _ANSWERS[verdict]",
         ),
     ),
     "report: any lease of what has completed": (_AGAIN,),
     "report: the same again is refused": (
         Edit(
-            _settle,
+            _judge,
             "report.end == AttemptOutcome.OK\n                and prior",
             "False\n                and prior",
         ),
     ),
-    "report: completion not logged": (Edit(_settle, "if tasks:", "if False:"),),
+    "report: completion not logged": (Edit(_reported, "if self._tasks:", "if False:"),),
     "report: result lost": (
-        Edit(_settle, "now_ns, result, blob", 'now_ns, b"", blob'),
-        Edit(_settle, "range_lease.status, now_ns, result", "range_lease.status, now_ns"),
+        Edit(_complete, "now_ns, result, blob", 'now_ns, b"", blob'),
+        Edit(_in_range, "range_lease.status, now_ns, result", "range_lease.status, now_ns"),
     ),
-    "report: lease still counted": (Edit(_settle, "unit.on_lease_end(spec, body.limit)", "pass"),),
+    "report: lease still counted": (
+        Edit(_settle, "unit.on_lease_end(spec, body.limit)", "pass"),
+        Edit(_complete, "unit.on_lease_end(spec, body.limit)", "pass"),
+    ),
     "report: nobody waits for it": (
-        Edit(_settle, '"completed", awaited=prior.awaited', '"completed", awaited=False'),
+        Edit(_complete, '"completed", awaited=prior.awaited', '"completed", awaited=False'),
     ),
     "failure: not counted": (
         Edit(
@@ -425,7 +439,9 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     ),
     "redrive: the key stays with the old": (Edit(_redrive, "if body.key:", "if False:"),),
     # submitting
-    "submit: seqs given again": (Edit(_submit, "put(keys.seq_counter, encode_int(seq))", "pass"),),
+    "submit: seqs given again": (
+        Edit(_submitted, "self._put(unit.keys.seq_counter, encode_int(self._seq))", "pass"),
+    ),
     "submit: key not looked up": (
         Edit("tasks.submit:_find_by_key", "if packed_seq is None:", "if True:"),
     ),
@@ -434,10 +450,14 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         Edit("tasks.submit:_find_by_key", "args != new_task.args", "False"),
     ),
     "submit: not logged": (
-        Edit(_submit, "unit.log.append(TasksCreated(created, digest_rows(rows)))", "pass"),
+        Edit(
+            _submitted,
+            "unit.log.append(TasksCreated(self._created, digest_rows(self._rows)))",
+            "pass",
+        ),
     ),
     "submit: does not wait for others": (
-        Edit(_submit, "waits = dependents.register(unit, packed_seq, dependencies)", "waits = 0"),
+        Edit(_enqueue, "waits = dependents.register(unit, packed_seq, body.after)", "waits = 0"),
     ),
     "submit: after one that has failed": (
         Edit(_block, "status.state in (TaskState.FAILED, TaskState.DEAD)", "False"),

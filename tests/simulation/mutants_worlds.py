@@ -34,7 +34,11 @@ _STRANGE = "stop is None or not stop.given_up or stop.seq != item.seq"
 # Need runs with two code versions.
 VERSIONS: dict[str, tuple[Edit, ...]] = {
     "unknown: journaled as ignored": (
-        Edit(_prepare, "not self.world.definition.can_consume(ingress)", "False"),
+        Edit(
+            "world.host:CycleBuilder.run",
+            "not host.world.definition.can_consume(ingress)",
+            "False",
+        ),
     ),
     "unknown: given up too early": (
         Edit(
@@ -62,7 +66,7 @@ VERSIONS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "unknown: given up by any host": (
-        Edit(_prepare, _STRANGE, "False"),
+        Edit("world.host:WorldHost.must_stop_before", _STRANGE, "False"),
         Edit(_check, "now is None or not now.given_up or now.seq != failed.seq", "False"),
     ),
     "unknown: a key that waits answered as handled": (
@@ -197,9 +201,7 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
         Edit(_commit, "cycle.to_seq, len(cycle.carried))", "cycle.to_seq)"),
     ),
     "host: state kept after a reducer raised": (
-        Edit(
-            _prepare, "rollback_bytes = self._rollback_state(store, rollback_bytes, bodies)", "pass"
-        ),
+        Edit("world.host:CycleBuilder._add_step", "self._roll_back()", "pass"),
     ),
     "host: failed event not kept": (
         Edit(_commit, "for failed in cycle.failed:", "for failed in ():"),
@@ -267,8 +269,8 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
     "digest: of the state before": (
         Edit(
             _prepare,
-            "snapshot_bytes\n                or (rollback_bytes if check_each_step else None)\n"
-            "                or self._storable_bytes()",
+            "snapshot_bytes\n                or (builder.rollback_bytes if check_each_step else None)\n"
+            "                or self._state.storable_bytes()",
             "self.world.definition.dump_state(None)",
         ),
     ),

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+from holdfast.sim.actor import Actor
 from holdfast.sim.choice_tape import ChoiceTape
 from holdfast.sim.history import History
 from holdfast.sim.scheduler import SimThreadPool
-from holdfast.sim.settings import draw_settings
+from holdfast.sim.settings import SimulationSettings, draw_settings
 from holdfast.sim.simulation import Simulation
 from tests.simulation import mutants
 from tests.simulation.checkers import check_all
 from tests.simulation.coverage import count_coverage
 from tests.simulation.violation import Violation
-from tests.simulation.workloads import create_actors
+from tests.simulation.workload_dispatch import dispatch_actors, draw_dispatch_settings
+from tests.simulation.workloads import create_actors, fault_injectors
 
 
 @dataclass
@@ -63,10 +65,18 @@ def run_tape(
 ) -> SeedResult:
     planted = mutants.MUTANTS[mutant].planted() if mutant else nullcontext()
     with SimThreadPool() if threads is None else nullcontext(threads) as pool, planted:
-        settings = draw_settings(tape)
-        simulation = Simulation(tape, settings, create_actors(settings), pool, backend=backend)
+        settings, actors = _draw_run(tape, mutant)
+        simulation = Simulation(tape, settings, actors, pool, backend=backend)
         simulation.run()
     return check_simulation(simulation)
+
+
+def _draw_run(tape: ChoiceTape, mutant: str | None) -> tuple[SimulationSettings, list[Actor]]:
+    if not mutants.is_dispatch_bug(mutant):
+        settings = draw_settings(tape)
+        return settings, create_actors(settings)
+    settings = draw_dispatch_settings(tape)
+    return settings, [*dispatch_actors(settings), *fault_injectors(settings)]
 
 
 def check_simulation(simulation: Simulation) -> SeedResult:
@@ -76,13 +86,13 @@ def check_simulation(simulation: Simulation) -> SeedResult:
     ]
     violations += check_all(history)
     return SeedResult(
-        simulation.tape.seed,
-        history.hash(),
-        simulation.state_hash,
-        simulation.content_hash,
-        violations,
-        count_coverage(history, simulation.coverage),
-        simulation.scheduler.steps,
-        simulation.tape.choices,
-        history,
+        seed=simulation.tape.seed,
+        history_hash=history.hash(),
+        state_hash=simulation.state_hash,
+        content_hash=simulation.content_hash,
+        violations=violations,
+        coverage=count_coverage(history, simulation.coverage),
+        steps=simulation.scheduler.steps,
+        tape=simulation.tape.choices,
+        history=history,
     )

@@ -43,14 +43,17 @@ class Mutant(NamedTuple):
     @contextmanager
     def planted(self) -> Iterator[None]:
         swapped = [(resolve_function(where), code) for where, code in self.edited_code().items()]
-        genuine = [(fn, fn.__code__) for fn, _ in swapped]
+        # A bug may remember something in the attributes of its function, for this run only.
+        genuine = [(fn, fn.__code__, dict(fn.__dict__)) for fn, _ in swapped]
         try:
             for fn, code in swapped:
                 fn.__code__ = code
             yield
         finally:
-            for fn, code in genuine:
+            for fn, code, attributes in genuine:
                 fn.__code__ = code
+                fn.__dict__.clear()
+                fn.__dict__.update(attributes)
 
 
 def resolve_function(where: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.clock import SYSTEM, S
@@ -122,13 +123,22 @@ def map_parallel(work: Callable[[A], T], jobs_to_do: Iterable[A], *, jobs: int) 
 
 def _bounded_map(pool: Any, work: Callable[[A], T], todo: Iterator[A], jobs: int) -> Iterator[T]:
     """Submit jobs as results arrive, so that a deadline takes effect."""
-    running = []
+    ended: SimpleQueue[T | BaseException] = SimpleQueue()
+    running = 0
     for job in todo:
-        running.append(pool.apply_async(work, (job,)))
-        if len(running) >= 2 * jobs:
-            yield running.pop(0).get()
-    for result in running:
-        yield result.get()
+        pool.apply_async(work, (job,), callback=ended.put, error_callback=ended.put)
+        running += 1
+        if running >= 2 * jobs:
+            yield _result(ended.get())
+            running -= 1
+    for _ in range(running):
+        yield _result(ended.get())
+
+
+def _result(value: T | BaseException) -> T:
+    if isinstance(value, BaseException):
+        raise value
+    return value
 
 
 def deadline_ns(minutes: float | None) -> int | None:

@@ -63,8 +63,18 @@ def build_report(
     ]
     data = msgspec.msgpack.encode(results) if results else b""
     digest = hashlib.sha256(repr((epoch, n, done, begin, results)).encode()).digest()[:8]
-    lo = min((one.lo for one in done), default=0)
-    return SentReport(GrantReport(epoch, n, digest, done, begin, b"", lo, others, len(data)), data)
+    report = GrantReport(
+        epoch=epoch,
+        report_no=n,
+        digest=digest,
+        done=done,
+        begin=begin,
+        seqs=b"",
+        lo=min((one.lo for one in done), default=0),
+        resultless=others,
+        size=len(data),
+    )
+    return SentReport(report, data)
 
 
 class LedgerWorker(Actor):

@@ -26,7 +26,14 @@ from holdfast.store.api import Txn
 from holdfast.tasks import checkpoint
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.model import QueueLimits, TaskSpec, keys_of
-from holdfast.tasks.operations import AttemptOutcome, HeldLease, TaskGrant, TaskReport, TaskToSubmit
+from holdfast.tasks.operations import (
+    AttemptOutcome,
+    GrantRequest,
+    HeldLease,
+    TaskGrant,
+    TaskReport,
+    TaskToSubmit,
+)
 from holdfast.tasks.row_ranges import decode_range, load_expiry_batch
 
 STORE_ERRORS = (CommitUnknown, StoreFull, Conflict)
@@ -152,15 +159,15 @@ class TaskWorkerActor(Actor):
                 known = (
                     () if incarnation.faults_stopped or tape.chance(700) else (NAMES[tape.draw(2)],)
                 )
-                asked = [queues, 1 + tape.draw(5), alone, (), known]
+                request = GrantRequest(me, queues, 1 + tape.draw(5), alone, names=known)
                 if reports and tape.chance(300):
                     incarnation.store.transact(
                         tasks.apply_reports, UNIVERSE, me, generation, reports
                     )
                     reports = []
                 result = incarnation.store.transact(
-                    tasks.report_and_lease, UNIVERSE, me, generation, reports, *asked
-                )  # fmt: skip
+                    tasks.report_and_lease, UNIVERSE, generation, reports, request
+                )
                 reports = []
                 grants = result.leased.grants
                 alone = result.leased.suspects or tape.chance(200)

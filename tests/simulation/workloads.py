@@ -27,7 +27,11 @@ def create_actors(settings: SimulationSettings) -> list[Actor]:
         from tests.simulation.workload_ledger import ledger_actors
 
         actors += ledger_actors(settings)
-    return [*actors, *([FaultInjector("fate")] if settings.environment_faults else [])]
+    return [*actors, *fault_injectors(settings)]
+
+
+def fault_injectors(settings: SimulationSettings) -> list[Actor]:
+    return [FaultInjector("fate")] if settings.environment_faults else []
 
 
 def _primitive_actors(settings: SimulationSettings) -> list[Actor]:

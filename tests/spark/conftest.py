@@ -1,11 +1,13 @@
-"""Shared fixtures of the Spark tests: one local session per module, and workers that can import the tests.
+"""Shared fixtures of the Spark tests: one session per process, and workers that can import the tests.
 
 A missing dependency is a failure, never a skip: the error names the command that installs it. A process
-has one SparkContext, so a module uses the `spark` fixture, or a cluster, or Connect, not two of them.
+has one SparkContext, so a module uses `spark`, `cluster_spark` or `connected`, not two of them. The modules of a
+process share the session, the cluster and the Connect server. Each of them starts for the first test that needs it.
 """
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,21 @@ from pyspark.sql import SparkSession
 
 from holdfast.spark.session import session
 from tests.processes import ROOT
-from tests.spark.clusters import JVM_OPTIONS, connect_server
+from tests.spark.clusters import (
+    JVM_OPTIONS,
+    ConnectServer,
+    SparkCluster,
+    cluster,
+    connect_server,
+)
 
 JDBC_JAR = "/usr/share/java/postgresql.jar"
 LOCAL = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
+    # Within a pool, jobs run in order of submission. Tests with pools of their own need the fair scheduler.
+    "spark.scheduler.mode": "FAIR",
     # The tables are small: compiling a query takes longer than interpreting it.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -58,21 +68,79 @@ def _importable_tests() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """A classic session on two cores of this machine."""
-    spark_session = session("local[2]", app="tests", config=LOCAL)
-    yield spark_session
-    spark_session.stop()
+class SessionSlot:
+    """The Spark session of this process. A session of another kind replaces it."""
+
+    def __init__(self) -> None:
+        self._kind = ""
+        self._resources = contextlib.ExitStack()
+        self._session: SparkSession | None = None
+
+    def use(self, kind: str, start: Callable[[], SparkSession]) -> SparkSession:
+        """Return the session of this kind. Start it if the slot has another kind or none."""
+        if self._session is None or self._kind != kind:
+            self.stop()
+            self._session, self._kind = start(), kind
+            self._resources.callback(self._session.stop)
+        return self._session
+
+    def patch_environment(self) -> pytest.MonkeyPatch:
+        """A patch of the environment that ends with the session."""
+        return self._resources.enter_context(pytest.MonkeyPatch.context())
+
+    def stop(self) -> None:
+        self._resources.close()
+        self._session = None
+
+
+@pytest.fixture(scope="session")
+def session_slot() -> Iterator[SessionSlot]:
+    slot = SessionSlot()
+    yield slot
+    slot.stop()
 
 
 @pytest.fixture(scope="module")
-def connected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A Connect session on a separate server, on two cores of this machine."""
-    directory: Path = tmp_path_factory.mktemp("connect")
-    with connect_server(directory) as server, pytest.MonkeyPatch.context() as patch:
-        # PySpark marks the whole process as remote. The patch resets this for modules with a classic session.
-        patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-        spark_session = session(connect=server.url, app="tests")
-        yield spark_session
-        spark_session.stop()
+def spark(session_slot: SessionSlot) -> SparkSession:
+    """A classic session on two cores of this machine. The modules of a process share it."""
+    return session_slot.use("local", lambda: session("local[2]", app="tests", config=LOCAL))
+
+
+@pytest.fixture
+def no_session(session_slot: SessionSlot) -> None:
+    """The process has no Spark session."""
+    session_slot.stop()
+
+
+@pytest.fixture(scope="session")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """A cluster of two Workers. The modules of a process share it."""
+    with cluster(tmp_path_factory.mktemp("cluster")) as spark_cluster:
+        yield spark_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster_spark(session_slot: SessionSlot, two_workers: SparkCluster) -> SparkSession:
+    """A classic session on the cluster."""
+    return session_slot.use(
+        "cluster", lambda: session(two_workers.url, app="tests", config=two_workers.config)
+    )
+
+
+@pytest.fixture(scope="session")
+def remote_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """A Connect server on two cores of this machine. The modules of a process share it."""
+    with connect_server(tmp_path_factory.mktemp("connect")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def connected(session_slot: SessionSlot, remote_server: ConnectServer) -> SparkSession:
+    """A Connect session on the server."""
+
+    def start() -> SparkSession:
+        # PySpark marks the whole process as remote. The end of the patch resets this for classic sessions.
+        session_slot.patch_environment().setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+        return session(connect=remote_server.url, app="tests")
+
+    return session_slot.use("connect", start)

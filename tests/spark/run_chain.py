@@ -140,7 +140,7 @@ class RunChain:
                 names=["id", "text", *HASH_COLUMNS],
             )
             stored.append(
-                (self.requests.put_block(memoryview(encode_stream(table))).number, len(piece))
+                (self.requests.blocks.put(memoryview(encode_stream(table))).number, len(piece))
             )
         return ledger_protocol.SealInput(
             stored, False, [], encode_schema(INPUT), "hash", "plan", [], self.match

@@ -23,7 +23,7 @@ def count_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @pytest.mark.deep
 def test_cluster_runs_a_job_on_both_workers_and_lists_its_processes(
-    tmp_path: Path,
+    no_session: None, tmp_path: Path
 ) -> None:
     with cluster(tmp_path) as two_workers:
         spark = session(two_workers.url, app="tests", config=two_workers.config)
@@ -47,6 +47,7 @@ def test_cluster_runs_a_job_on_both_workers_and_lists_its_processes(
     assert two_workers.executors() == []
 
 
+@pytest.mark.xdist_group("connect")
 def test_connect_server_runs_a_job(connected: SparkSession) -> None:
     rows = connected.range(0, 1000, 1, 2).mapInArrow(count_rows, COUNTS).collect()
     assert [row.total for row in rows] == [500, 500]

@@ -15,7 +15,6 @@ from holdfast.spark import Retry, stage_run_record
 from holdfast.spark.session import session
 from tests.processes import TIMEOUT_S
 from tests.spark.clusters import cluster
-from tests.spark.conftest import LOCAL
 from tests.spark.test_stage import RunThread, StageRig, append_line, wait_until_blocked
 
 CHILDREN = 4
@@ -25,7 +24,7 @@ RETRY_AFTER_S = 5
 
 @pytest.mark.deep
 @pytest.mark.timeout(240)
-def test_dynamically_allocated_executors_take_rows(tmp_path: Path) -> None:
+def test_dynamically_allocated_executors_take_rows(no_session: None, tmp_path: Path) -> None:
     place = StageRig(tmp_path)
     met = tmp_path / "met"
     met.mkdir()
@@ -64,31 +63,27 @@ def test_dynamically_allocated_executors_take_rows(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_dynamic_tasks_release_their_slots_after_a_time_slice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage_run_record, "TIME_SLICE_S", 0.2)
     place = StageRig(tmp_path)
     work = fail_until_go(place)
-    spark = session("local[2]", app="tests", config={**LOCAL, "spark.scheduler.mode": "FAIR"})
-    try:
-        stage = place.stage(work, tasks="dynamic", attempts=200)
-        run = RunThread(lambda: _run_in_pool(spark, "stages", lambda: stage.run(spark.range(4))))
-        wait_until_blocked(place)
-        other = RunThread(lambda: _run_in_pool(spark, "others", spark.range(0, 100, 1, 2).count))
-        other.join(2 * TIMEOUT_S)
-        assert not other.is_alive()
-        assert run.is_alive()
-        (tmp_path / "go").touch()
-        run.join(2 * TIMEOUT_S)
-        assert not run.is_alive()
-        assert (run.error, other.error) == (None, None)
-    finally:
-        spark.stop()
+    stage = place.stage(work, tasks="dynamic", attempts=200)
+    run = RunThread(lambda: _run_in_pool(spark, "stages", lambda: stage.run(spark.range(4))))
+    wait_until_blocked(place)
+    other = RunThread(lambda: _run_in_pool(spark, "others", spark.range(0, 100, 1, 2).count))
+    other.join(2 * TIMEOUT_S)
+    assert not other.is_alive()
+    assert run.is_alive()
+    (tmp_path / "go").touch()
+    run.join(2 * TIMEOUT_S)
+    assert not run.is_alive()
+    assert (run.error, other.error) == (None, None)
 
 
 @pytest.mark.timeout(120)
 def test_idle_tasks_release_their_slots_while_rows_are_in_backoff(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage_run_record, "IDLE_RELEASE_S", 0.2)
     place = StageRig(tmp_path)
@@ -100,21 +95,17 @@ def test_idle_tasks_release_their_slots_while_rows_are_in_backoff(
         except TimeoutError:
             return Retry("later", after_s=RETRY_AFTER_S)
 
-    spark = session("local[2]", app="tests", config={**LOCAL, "spark.scheduler.mode": "FAIR"})
-    try:
-        stage = place.stage(work, attempts=200)
-        run = RunThread(lambda: _run_in_pool(spark, "stages", lambda: stage.run(spark.range(4))))
-        wait_until_blocked(place)
-        other = RunThread(lambda: _run_in_pool(spark, "others", spark.range(0, 100, 1, 2).count))
-        other.join(2 * TIMEOUT_S)
-        assert not other.is_alive()
-        assert run.is_alive()
-        (tmp_path / "go").touch()
-        run.join(2 * TIMEOUT_S)
-        assert not run.is_alive()
-        assert (run.error, other.error) == (None, None)
-    finally:
-        spark.stop()
+    stage = place.stage(work, attempts=200)
+    run = RunThread(lambda: _run_in_pool(spark, "stages", lambda: stage.run(spark.range(4))))
+    wait_until_blocked(place)
+    other = RunThread(lambda: _run_in_pool(spark, "others", spark.range(0, 100, 1, 2).count))
+    other.join(2 * TIMEOUT_S)
+    assert not other.is_alive()
+    assert run.is_alive()
+    (tmp_path / "go").touch()
+    run.join(2 * TIMEOUT_S)
+    assert not run.is_alive()
+    assert (run.error, other.error) == (None, None)
 
 
 def fail_until_go(place: StageRig) -> Callable[[Any], Any]:

@@ -17,7 +17,7 @@ import pytest
 import holdfast
 from holdfast.errors import HoldfastError, from_wire, to_wire
 from holdfast.spark import executor_probe, function_pickle
-from holdfast.spark.child_job import ChildJob
+from holdfast.spark.child_job import ChildJob, ProbeRequest
 from holdfast.spark.errors import (
     ExecutorUnfit,
     HoldfastDiffers,
@@ -34,8 +34,18 @@ HERE = list(sys.version_info[:2])
 OTHER = [3, 8]
 # No process listens on this port.
 PROBE_JOB = ChildJob(
-    ServiceAddress("127.0.0.1", 9, "token"), "run", 0, -1, "{}", 1, 1, 0, False, 1.0, probe=True
-)  # fmt: skip
+    address=ServiceAddress("127.0.0.1", 9, "token"),
+    run_id="run",
+    lo=0,
+    hi=-1,
+    schema="{}",
+    concurrency=1,
+    flush_rows=1,
+    batch_rows=0,
+    rate=False,
+    timeout_s=1.0,
+    probe=ProbeRequest(),
+)
 HEADER = msgspec.msgpack.encode(PROBE_JOB)
 
 # --- errors of a failed probe job ---------------------------------------------------------------

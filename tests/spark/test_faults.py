@@ -24,9 +24,8 @@ from bench.spark.faults import Driver, Line, Seen, check_answers, output_of, par
 from bench.spark.speed import Figure
 from holdfast.spark import Stage
 from holdfast.spark.run import Run
-from holdfast.spark.session import session
 from tests.process.watch import os_process, until
-from tests.spark.clusters import SparkCluster, cluster, service_pid
+from tests.spark.clusters import SparkCluster, service_pid
 from tests.spark.conftest import LOCAL
 
 ROWS = 800
@@ -42,20 +41,12 @@ LEASE_S = 2.0
 RUN_S = 100.0
 
 # The time-out includes the start of sessions and clusters, which is most of the time on a busy machine.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("cluster")]
 
 
 @pytest.fixture(scope="module")
-def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    with cluster(tmp_path_factory.mktemp("cluster")) as spark_cluster:
-        yield spark_cluster
-
-
-@pytest.fixture(scope="module")
-def spark(two_workers: SparkCluster) -> Iterator[SparkSession]:
-    spark_session = session(two_workers.url, app="tests", config=two_workers.config)
-    yield spark_session
-    spark_session.stop()
+def spark(cluster_spark: SparkSession) -> SparkSession:
+    return cluster_spark
 
 
 @pytest.fixture(scope="module")

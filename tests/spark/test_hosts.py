@@ -11,6 +11,8 @@ from tests.spark.host_driver import DriverError, HostDriver, driver_on
 from tests.spark.hosts import NEEDS_ROOT, NamespaceHost, assert_isolated, hosts
 from tests.spark.test_service_tls import TlsFiles
 
+pytestmark = pytest.mark.xdist_group("hosts")
+
 SHARED = "/mnt/shared"
 LEDGER_NAME = "ledger.example"
 

@@ -17,7 +17,12 @@ from tests.spark.host_driver import DriverError, driver_on
 from tests.spark.hosts import PYTHON, NamespaceHost, assert_isolated, hosts
 
 # Two hosts, a cluster and two drivers take over a minute: `make chaos`.
-pytestmark = [pytest.mark.timeout(400), pytest.mark.deep, pytest.mark.postgresql]
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.deep,
+    pytest.mark.postgresql,
+    pytest.mark.xdist_group("hosts"),
+]
 
 SOCKET = "/mnt/postgresql"
 SECRET = "wJalrXUtnFEMI-bPxRfiCYEXAMPLEKEY"

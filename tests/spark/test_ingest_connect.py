@@ -10,6 +10,8 @@ from holdfast.spark import fingerprint
 from holdfast.spark.ingest import KeyMissing, ingest
 from tests.spark.test_ingest import BlockFolder, plan_fingerprints
 
+pytestmark = pytest.mark.xdist_group("connect")
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> BlockFolder:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +16,22 @@ from pyspark.sql import SparkSession
 
 from holdfast.cli import main
 from holdfast.spark import Stage
-from holdfast.spark.session import session
 from holdfast.store.postgres.server import ServerDenied
 from tests.postgres import fresh_url, role_url
 from tests.process.watch import until
-from tests.spark.clusters import SparkCluster, cluster, service_pids
+from tests.spark.clusters import SparkCluster, service_pids
 from tests.spark.test_stage import StageRig, append_line
 
 # A cluster takes half a minute, so this runs in `make chaos`. `test_postgres_local` covers a local session.
-pytestmark = [pytest.mark.timeout(200), pytest.mark.deep]
+pytestmark = [pytest.mark.timeout(200), pytest.mark.deep, pytest.mark.xdist_group("cluster")]
 
 SECRET = "sw0rdfish"
 ROWS = 60
 
 
 @pytest.fixture(scope="module")
-def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    with cluster(tmp_path_factory.mktemp("cluster")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def spark(two_workers: SparkCluster) -> Iterator[SparkSession]:
-    made = session(two_workers.url, app="tests", config=two_workers.config)
-    yield made
-    made.stop()
+def spark(cluster_spark: SparkSession) -> SparkSession:
+    return cluster_spark
 
 
 @pytest.fixture

@@ -520,8 +520,8 @@ def test_window_under_a_rate_limit_is_the_concurrency(
         )
         with LedgerClient(job.address, "child") as client:
             executor = RowExecutor(job, caller, client)
-            executor._window_rows = 100
-            assert executor._window_size() == most
+            executor._window.rows = 100
+            assert executor._window.size() == most
             assert executor.run() == "over"
 
 
@@ -533,9 +533,9 @@ def test_window_is_small_after_child_deaths_and_grows_again(tmp_path: Path) -> N
         )
         with LedgerClient(job.address, "child") as client:
             executor = RowExecutor(job, caller, client)
-            assert executor._window_size() == 2
+            assert executor._window.size() == 2
             assert executor.run() == "over"
-            assert executor._window_size() > 100
+            assert executor._window.size() > 100
 
 
 def test_orphaned_executor_reports_begun_calls_and_begins_no_more(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from holdfast.errors import IllegalTransition, Invalid
 from holdfast.ledger import runs
 from holdfast.ledger.log import RunLog, open_run
 from holdfast.ledger.run_policy import RunPolicy
-from holdfast.spark import ledger_protocol, service_requests
+from holdfast.spark import input_blocks, ledger_protocol
 from holdfast.spark.arrow_rows import encode_stream
 from holdfast.spark.run_data import encode_schema
 from holdfast.spark.service_log_writer import ServiceLogWriter
@@ -58,7 +58,7 @@ class ServiceRequestsRig:
         self.requests = ServiceRequests(self.store, self.log_writer, record, 0.0, self.clock)
         if not sealed:
             return
-        block = self.requests.put_block(memoryview(encode_stream(input_table(0, ROWS))))
+        block = self.requests.blocks.put(memoryview(encode_stream(input_table(0, ROWS))))
         self.requests.seal(seal_request([(block.number, ROWS)]))
 
     def record(self) -> runs.RunRecord:
@@ -162,9 +162,9 @@ def test_put_block_stops_unordered_blocks_above_the_merge_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     block = memoryview(encode_stream(input_table(0, ROWS)))
-    monkeypatch.setattr(service_requests, "UNORDERED_BYTES_MAX", 3 * len(block))
+    monkeypatch.setattr(input_blocks, "UNORDERED_BYTES_MAX", 3 * len(block))
     rig = ServiceRequestsRig(sealed=False)
-    assert [rig.requests.put_block(block, in_order=False).number for _ in range(5)] == [
+    assert [rig.requests.blocks.put(block, in_order=False).number for _ in range(5)] == [
         0,
         1,
         2,
@@ -175,7 +175,7 @@ def test_put_block_stops_unordered_blocks_above_the_merge_size(
     rig.requests.drop_input()
     assert rig.requests.status().input_bytes == 0
     assert rig.store.read(runs.get_block, "r-1", 0) is None
-    assert [rig.requests.put_block(block).number for _ in range(5)] == [3, 4, 5, 6, 7]
+    assert [rig.requests.blocks.put(block).number for _ in range(5)] == [3, 4, 5, 6, 7]
     rig.requests.seal(seal_request([(5, ROWS)]))
     assert rig.record().blocks == [(5, ROWS)]
     with pytest.raises(Invalid):
@@ -185,15 +185,15 @@ def test_put_block_stops_unordered_blocks_above_the_merge_size(
 def test_put_block_refuses_first_pass_blocks_after_the_sort_began() -> None:
     block = memoryview(encode_stream(input_table(0, ROWS)))
     rig = ServiceRequestsRig(sealed=False)
-    assert rig.requests.put_block(block, sorted=False).number == 0
+    assert rig.requests.blocks.put(block, sorted=False).number == 0
     rig.requests.drop_input()
-    assert rig.requests.put_block(block, in_order=False, sorted=False).number == -1
-    assert rig.requests.put_block(block, sorted=True).number == 1
+    assert rig.requests.blocks.put(block, in_order=False, sorted=False).number == -1
+    assert rig.requests.blocks.put(block, sorted=True).number == 1
     assert not rig.requests.status().needs_sort
     # A restarted service learns about the sort from the first sorted block.
     restarted = ServiceRequestsRig(sealed=False).requests
-    assert restarted.put_block(block, sorted=True).number == 0
-    assert restarted.put_block(block, sorted=False).number == -1
+    assert restarted.blocks.put(block, sorted=True).number == 0
+    assert restarted.blocks.put(block, sorted=False).number == -1
 
 
 def test_waiting_claim_gets_rows_freed_by_a_disconnect(requests_rig: ServiceRequestsRig) -> None:

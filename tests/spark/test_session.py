@@ -107,7 +107,7 @@ def test_find_java_refuses_a_missing_java_home(tmp_path: Path) -> None:
 
 
 def test_session_refuses_a_wrong_java_home_before_it_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_java_of_version(tmp_path, "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -288,6 +288,7 @@ def test_pyspark_missing_error_names_the_install_command(
 
 
 def test_unreachable_connect_server_raises_server_unreachable(
+    no_session: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("urllib.request.getproxies", dict)

@@ -32,7 +32,7 @@ from tests.spark.test_stage import (
     wait_until_blocked,
 )
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.xdist_group("connect")]
 
 
 @pytest.fixture

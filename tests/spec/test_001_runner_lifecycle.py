@@ -846,7 +846,7 @@ def test_replay_step_frame_is_immutable_bytes(rig: RunnerRig) -> None:
     "001",
     "Deterministic replay hook (optional)",
     "what was recorded can be run again",
-    module=("holdfast.runner.recording", "holdfast.runner.replay"),
+    module=("holdfast.runner.recorder", "holdfast.runner.replay"),
 )
 def test_recorded_steps_can_be_replayed_from_a_file(rig: RunnerRig, tmp_path: Path) -> None:
     def handler(work: WorkItem) -> None:

@@ -42,7 +42,7 @@ MODULES = (
     "holdfast.world.messaging.outbox",
     "holdfast.world.intents",
     "holdfast.workers.mail.delivery",
-    "holdfast.workers.mail.routing",
+    "holdfast.workers.mail.router",
     "holdfast.app.builtin_effects.fabric",
 )
 
@@ -414,7 +414,16 @@ def test_repeated_fabric_send_is_enqueued_once(
         schema=schema,
         value_cbor=value,
     )
-    intent = Intent("north", north.id(ada), b"i" * 32, FABRIC_SEND, codec.pack(mail), "ada", b"", 0)
+    intent = Intent(
+        universe_id="north",
+        world_id=north.id(ada),
+        intent_hash=b"i" * 32,
+        effect_kind=FABRIC_SEND,
+        params=codec.pack(mail),
+        origin_name="ada",
+        policy_context_hash=b"",
+        enqueued_at_ns=0,
+    )
     pool = north.pool(stores={"east": east.store})
     for _ in range(5):
         north.store.transact(intents.publish, [intent])
@@ -438,7 +447,16 @@ def test_repeated_fabric_send_is_answered_already_enqueued(north: UniverseRig) -
     )
     statuses = []
     for n in range(5):
-        intent = Intent("north", "w", bytes([n]) * 32, FABRIC_SEND, codec.pack(mail), "w", b"", 0)
+        intent = Intent(
+            universe_id="north",
+            world_id="w",
+            intent_hash=bytes([n]) * 32,
+            effect_kind=FABRIC_SEND,
+            params=codec.pack(mail),
+            origin_name="w",
+            policy_context_hash=b"",
+            enqueued_at_ns=0,
+        )
         [receipt] = north.store.transact(delivery.accept_many, [(intent, north.store.now_ns())])
         statuses.append((receipt.status, receipt.seq))
     assert statuses == [("ok", 1), *[("already_enqueued", 1)] * 4]

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
-from holdfast.ops import catalog_queries, consistency, verify
+from holdfast.ops import catalog_queries, verify, world_replay
 from holdfast.ops.decode_errors import as_corrupt
 from holdfast.store import schema
 from holdfast.store.admin.raw_access import is_backend_row
@@ -71,12 +71,14 @@ def first_verify_finding(backend: LmdbBackend, engine: StoreEngine) -> str:
             store = OpenEngineStore(backend, engine)
             with as_corrupt("catalog"):
                 universes = store.read(catalog_queries.universes)
-                targets = [one for name in universes for one in store.read(verify.targets, name)]
+                targets = [
+                    one for name in universes for one in store.read(world_replay.targets, name)
+                ]
                 for target in targets:
-                    finding = verify.check_world(store, None, target)
+                    finding = world_replay.check_world(store, None, target)
                     if finding.code:
                         return str(finding)
-                for difference in store.read(consistency.find_differences):
+                for difference in store.read(verify.find_differences):
                     return str(difference)
             return ""
     except HoldfastError as error:

@@ -15,7 +15,7 @@ from holdfast.config import WriterLimits
 from holdfast.durable import lease, queue
 from holdfast.store.admin.raw_access import is_backend_row
 from holdfast.store.api import Txn
-from tests.process.watch import assert_no_process_left, writer_of
+from tests.process.watch import assert_no_client_left, writer_of
 from tests.store.corruption import ROWS
 
 LIMITS = WriterLimits(idle_exit_s=0.2, reader_check_s=0.2)
@@ -98,7 +98,7 @@ def put_user_row(txn: Txn, n: int) -> None:
 def main(home: Path, state: str) -> None:
     fill(str(home))
     submit_pending_work(str(home))
-    assert_no_process_left(home, WriterLimits().idle_exit_s)
+    assert_no_client_left(home)
     store = stores.open(home, limits=LIMITS)
     for n in range(150):
         store.transact(put_user_row, n)
@@ -115,7 +115,7 @@ def main(home: Path, state: str) -> None:
         (home / "writer.sock").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     store.close()
-    assert_no_process_left(home, LIMITS.idle_exit_s)
+    assert_no_client_left(home, LIMITS.idle_exit_s)
 
 
 if __name__ == "__main__":

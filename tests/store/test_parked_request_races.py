@@ -25,7 +25,7 @@ from holdfast.store.parked_requests import UNPARK_TRIES_MAX
 from holdfast.store.requests import PARKED, CommitRequest
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.model import EXECUTOR_KINDS, TaskSpec, keys_of, pack_int
-from holdfast.tasks.operations import TaskToSubmit
+from holdfast.tasks.operations import GrantRequest, TaskToSubmit
 from holdfast.tasks.row_ranges import get_status
 from holdfast.tasks.states import TaskState
 from tests.conformance.conftest import open_store
@@ -39,6 +39,7 @@ MODULES = (
 WITHIN_S = 30.0
 KEYS = keys_of("main")
 TOPIC = KEYS.queue_topic("default")
+LEASE_REQUEST = GrantRequest("w", ["default"], 1, free_slots=(1,) * len(EXECUTOR_KINDS))
 
 
 @pytest.fixture
@@ -49,10 +50,8 @@ def lmdb(tmp_path: Path) -> Iterator[LmdbStore]:
 
 
 def park_lease_request(store: Store, *, limit: int = 1) -> ParkedTransaction:
-    limits_by_kind = (limit,) * len(EXECUTOR_KINDS)
-    parked = store.submit_when(
-        [TOPIC], tasks.lease_or_park, "main", "w", ["default"], limit, limits_by_kind, (), 0
-    )
+    request = GrantRequest("w", ["default"], limit, free_slots=(limit,) * len(EXECUTOR_KINDS))
+    parked = store.submit_when([TOPIC], tasks.lease_or_park, "main", request, 0)
     assert parked is not None
     return parked
 
@@ -182,7 +181,7 @@ def test_parked_request_cancelled_in_a_broken_batch_is_removed(tmp_path: Path) -
     backend = MemoryBackend()
     engine = StoreEngine(backend, SimClock())
     client = b"client"
-    args = ("main", "w", ["default"], 1, (1,) * len(EXECUTOR_KINDS), (), 0)
+    args = ("main", LEASE_REQUEST, 0)
     lease = (tasks.lease_or_park.name, msgspec.Raw(codec.pack(list(args))))
     parked = CommitRequest(1, client, 0, calls=[lease], park_topics=[TOPIC])
     assert engine.commit([parked]) == [PARKED]
@@ -199,7 +198,7 @@ def test_parked_request_cancelled_before_its_retry_is_not_retried(tmp_path: Path
     """A commit retries UNPARK_TRIES_MAX requests. The broken batch cancels one of the remaining requests."""
     engine = StoreEngine(MemoryBackend(), SimClock())
     client = b"client"
-    args = ("main", "w", ["default"], 1, (1,) * len(EXECUTOR_KINDS), (), 0)
+    args = ("main", LEASE_REQUEST, 0)
     lease = (tasks.lease_or_park.name, msgspec.Raw(codec.pack(args)))
     for no in range(1, UNPARK_TRIES_MAX + 3):
         engine.commit([CommitRequest(no, client, 0, calls=[lease], park_topics=[TOPIC])])

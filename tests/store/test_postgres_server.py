@@ -33,7 +33,7 @@ DEADLINE_S = 60.0
 
 @pytest.fixture
 def url() -> str:
-    return fresh_url()
+    return fresh_url(empty=True)
 
 
 @pytest.fixture

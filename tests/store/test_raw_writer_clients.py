@@ -26,7 +26,7 @@ from holdfast.store.lmdb.writer_process import connect
 from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.model import EXECUTOR_KINDS, TaskSpec, keys_of, pack_int
-from holdfast.tasks.operations import TaskToSubmit
+from holdfast.tasks.operations import GrantRequest, TaskToSubmit
 from holdfast.tasks.row_ranges import get_status
 from holdfast.tasks.states import TaskState
 from tests.conformance.conftest import open_store
@@ -37,7 +37,8 @@ TOPIC = KEYS.queue_topic("default")
 HELLO_FRAME = encode_frame(encode(ClientHello(PROTOCOL, os.getpid(), __version__)))
 CLIENT_ID = b"client01"
 SUBMIT_ARGS = ("main", TaskSpec(name="t", queue="default"), [TaskToSubmit(b"x")])
-LEASE_ARGS = ("main", "w", ["default"], 1, (1,) * len(EXECUTOR_KINDS), (), 0)
+LEASE_REQUEST = GrantRequest("w", ["default"], 1, free_slots=(1,) * len(EXECUTOR_KINDS))
+LEASE_ARGS = ("main", LEASE_REQUEST, 0)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.fixture
 def url() -> str:
     """The URL of a 0.2 store in PostgreSQL that has commits."""
-    url = fresh_url()
+    url = fresh_url(empty=True)
     with PostgresStore(url) as store:
         put(store, b"a")
         put(store, b"b")
@@ -287,7 +287,7 @@ def test_a_restored_backup_keeps_its_version_until_it_is_opened(
 def test_a_copy_has_the_current_version(
     home: Path, tmp_path: Path, to: str, keep_source: bool
 ) -> None:
-    target_url = str(tmp_path / "target") if to == "lmdb" else fresh_url()
+    target_url = str(tmp_path / "target") if to == "lmdb" else fresh_url(empty=True)
     with (
         closing(raw_access.open_source(str(home))) as source,
         closing(raw_access.open_target(target_url)) as target,

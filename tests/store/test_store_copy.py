@@ -55,7 +55,9 @@ def make_url(tmp_path: Path) -> MakeUrl:
     made = iter(range(100))
 
     def make_url(kind: str) -> str:
-        return fresh_url() if kind == "postgres" else str(tmp_path / f"store-{next(made)}")
+        return (
+            fresh_url(empty=True) if kind == "postgres" else str(tmp_path / f"store-{next(made)}")
+        )
 
     return make_url
 

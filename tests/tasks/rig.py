@@ -8,7 +8,9 @@ from typing import Any
 
 from holdfast.clock import S, SimClock
 from holdfast.durable import journal
+from holdfast.durable.difference import Difference
 from holdfast.store.api import Store, Txn
+from holdfast.store.prefix_scan import iter_rows
 from holdfast.tasks import consistency, events, replay_check
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.events import TaskLogEntry, TaskRecord
@@ -27,6 +29,7 @@ from holdfast.tasks.model import (
 )
 from holdfast.tasks.operations import (
     AttemptOutcome,
+    GrantRequest,
     HeldLease,
     LeaseResult,
     ReportAnswer,
@@ -81,8 +84,8 @@ class TaskOperationsRig:
         alone: bool = False,
         names: Sequence[str] = (),
     ) -> LeaseResult:
-        lease_args = (worker, list(queues), limit, alone, (), tuple(names))
-        leased: LeaseResult = self.transact(tasks.lease, *lease_args)
+        request = GrantRequest(worker, list(queues), limit, alone, names=tuple(names))
+        leased: LeaseResult = self.transact(tasks.lease, request)
         return leased
 
     def lease(self, limit: int = 100, **options: Any) -> list[TaskGrant]:
@@ -208,18 +211,17 @@ def _read_entries(txn: Txn) -> list[TaskLogEntry]:
 
 def _read_statuses(txn: Txn) -> dict[int, TaskStatusRow]:
     rows = {
-        unpack_seq(key[len(KEYS.bodies) :]): NEW_STATUS
-        for key, _ in replay_check.scan_prefix(txn, KEYS.bodies)
+        unpack_seq(key[len(KEYS.bodies) :]): NEW_STATUS for key, _ in iter_rows(txn, KEYS.bodies)
     }
     rows |= range_lease_statuses(txn, KEYS, 0, SEQ_END)
-    for key, row in replay_check.scan_prefix(txn, KEYS.statuses):
+    for key, row in iter_rows(txn, KEYS.statuses):
         rows[unpack_seq(key[len(KEYS.statuses) :])] = decode_status(row)
     return rows
 
 
 def _read_and_check(
     txn: Txn,
-) -> tuple[list[replay_check.TaskDifference], int, dict[int, TaskStatusRow]]:
+) -> tuple[list[Difference], int, dict[int, TaskStatusRow]]:
     differences = [
         *replay_check.find_differences(txn, UNIVERSE),
         *consistency.find_differences(txn, UNIVERSE),

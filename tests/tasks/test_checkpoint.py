@@ -11,12 +11,13 @@ import pytest
 from holdfast import store as stores
 from holdfast.clock import S
 from holdfast.durable import journal
+from holdfast.durable.difference import Difference
 from holdfast.store.api import Txn
 from holdfast.tasks import checkpoint, consistency, replay_check
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.checkpoint import STALLED_NS, CheckpointChunk
 from holdfast.tasks.model import TaskSpec, pack
-from holdfast.tasks.operations import AttemptOutcome, TaskReport, TaskToSubmit
+from holdfast.tasks.operations import AttemptOutcome, GrantRequest, TaskReport, TaskToSubmit
 from tests.tasks.rig import KEYS, LEASE_NS, UNIVERSE, TaskOperationsRig
 
 
@@ -193,7 +194,7 @@ def test_concurrent_checkpoint_creators_and_a_worker_stay_consistent(tmp_path: P
         try:
             for _ in range(100):
                 store.transact(tasks.submit, UNIVERSE, TaskSpec("work"), [TaskToSubmit(b"x")] * 5)
-                leased = store.transact(tasks.lease, UNIVERSE, "w", ["default"], 4)
+                leased = store.transact(tasks.lease, UNIVERSE, GrantRequest("w", ["default"], 4))
                 reports = [TaskReport(grant.seq, grant.lease) for grant in leased.grants]
                 store.transact(tasks.apply_reports, UNIVERSE, "w", store.generation, reports)
         finally:
@@ -201,7 +202,7 @@ def test_concurrent_checkpoint_creators_and_a_worker_stay_consistent(tmp_path: P
             for creator in creators:
                 creator.join()
 
-        def find_differences(txn: Txn) -> list[replay_check.TaskDifference]:
+        def find_differences(txn: Txn) -> list[Difference]:
             return [
                 *replay_check.find_differences(txn, UNIVERSE),
                 *consistency.find_differences(txn, UNIVERSE),

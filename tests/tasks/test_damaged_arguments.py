@@ -9,7 +9,7 @@ from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.tasks import operations
 from holdfast.tasks.model import TaskSpec
-from holdfast.tasks.operations import TaskToSubmit
+from holdfast.tasks.operations import GrantRequest, TaskToSubmit
 
 MODULES = ("holdfast.tasks.grants",)
 
@@ -30,5 +30,5 @@ def test_task_with_damaged_arguments_does_not_block_other_leases() -> None:
             txn.put(key, b"y" + data[1:])
 
         store.transact(damage)
-        grants = store.transact(operations.lease, "bank", "worker", ["default"], 10)
+        grants = store.transact(operations.lease, "bank", GrantRequest("worker", ["default"], 10))
         assert sorted(grant.args for grant in grants.grants) == [b"", b"\x90"]

@@ -11,6 +11,7 @@ from holdfast.tasks import operations as tasks
 from holdfast.tasks.model import TaskCounts
 from holdfast.tasks.operations import (
     AttemptOutcome,
+    GrantRequest,
     HeldLease,
     LeaseResult,
     ReportAnswer,
@@ -155,13 +156,15 @@ def test_unroutable_task_does_not_hold_its_limit_key(rig: TaskOperationsRig) -> 
 def test_lease_grants_each_kind_up_to_its_free_slots(rig: TaskOperationsRig) -> None:
     for kind in (0, 1, 2):
         rig.submit(*[b"x"] * 3, kind=kind)
-    leased: LeaseResult = rig.transact(tasks.lease, "w", ["default"], 10, False, (1, 0, 2))
+    leased: LeaseResult = rig.transact(
+        tasks.lease, GrantRequest("w", ["default"], 10, free_slots=(1, 0, 2))
+    )
     assert [grant.seq for grant in leased.grants] == [1, 7, 8]
 
 
 def test_lease_with_free_slots_for_some_kinds_only_is_invalid(rig: TaskOperationsRig) -> None:
     with pytest.raises(Invalid):
-        rig.transact(tasks.lease, "w", ["default"], 10, False, (1, 2))
+        rig.transact(tasks.lease, GrantRequest("w", ["default"], 10, free_slots=(1, 2)))
 
 
 # -- expiry --------------------------------------------------------------------------------------
@@ -368,7 +371,7 @@ def test_report_and_lease_reuses_the_concurrency_slot_of_its_report(rig: TaskOpe
     [grant] = rig.lease()
     report = TaskReport(grant.seq, grant.lease)
     result = rig.transact(
-        tasks.report_and_lease, "w", rig.store.generation, [report], ["default"], 5
+        tasks.report_and_lease, rig.store.generation, [report], GrantRequest("w", ["default"], 5)
     )
     assert result.answers == [ReportAnswer.COMMITTED]
     assert [grant.seq for grant in result.leased.grants] == [2]

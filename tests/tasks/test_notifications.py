@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.clock import S
 from holdfast.tasks import operations as tasks
-from holdfast.tasks.operations import AttemptOutcome, TaskReport, TaskToSubmit
+from holdfast.tasks.operations import AttemptOutcome, GrantRequest, TaskReport, TaskToSubmit
 from tests.tasks.rig import KEYS, LEASE_NS, TaskOperationsRig
 
 
@@ -139,4 +139,6 @@ def test_completion_without_new_work_does_not_notify(rig: TaskOperationsRig) -> 
 
 def test_lease_does_not_notify(rig: TaskOperationsRig) -> None:
     rig.submit_one()
-    assert not notifies_queue(rig, lambda: rig.transact(tasks.lease, "w", ["default"], 5))
+    assert not notifies_queue(
+        rig, lambda: rig.transact(tasks.lease, GrantRequest("w", ["default"], 5))
+    )

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.durable import journal
+from holdfast.durable.difference import Difference
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.tasks import checkpoint, consistency, events, replay_check, status_fold
@@ -31,8 +32,8 @@ from tests.tasks.rig import KEYS, UNIVERSE, TaskOperationsRig
 Change = Callable[[Txn], None]
 
 
-def find_differences(rig: TaskOperationsRig) -> list[replay_check.TaskDifference]:
-    def look(txn: Txn) -> list[replay_check.TaskDifference]:
+def find_differences(rig: TaskOperationsRig) -> list[Difference]:
+    def look(txn: Txn) -> list[Difference]:
         return [
             *replay_check.find_differences(txn, UNIVERSE),
             *consistency.find_differences(txn, UNIVERSE),
@@ -118,7 +119,7 @@ def test_changed_status_field_is_reported_with_task_and_height(
     ]
     populated_rig.store.transact(change_status(1, **{field: value}))
     first = find_differences(populated_rig)[0]
-    assert (first.task, first.height, first.field) == (1, heights[-1], field)
+    assert (first.where, first.height, first.what) == (f"{UNIVERSE}/1-1", heights[-1], field)
 
 
 def test_replay_check_compares_every_status_field() -> None:
@@ -189,7 +190,7 @@ def test_row_changed_outside_the_log_is_reported(
 ) -> None:
     change, field = CORRUPTIONS[what]
     populated_rig.store.transact(change)
-    assert field in [difference.field for difference in find_differences(populated_rig)]
+    assert field in [difference.what for difference in find_differences(populated_rig)]
 
 
 def test_changed_log_entry_is_reported_at_its_height(populated_rig: TaskOperationsRig) -> None:
@@ -202,7 +203,7 @@ def test_changed_log_entry_is_reported_at_its_height(populated_rig: TaskOperatio
 
     populated_rig.store.transact(change)
     first = find_differences(populated_rig)[0]
-    assert (first.field, first.height) == ("log", 3)
+    assert (first.what, first.height) == ("log", 3)
 
 
 def test_illegal_log_record_is_reported(populated_rig: TaskOperationsRig) -> None:
@@ -216,7 +217,7 @@ def test_illegal_log_record_is_reported(populated_rig: TaskOperationsRig) -> Non
     populated_rig.store.transact(append)
     height = len(populated_rig.entries())
     first = find_differences(populated_rig)[0]
-    assert (first.task, first.height, first.field) == (4, height, "TaskCompleted")
+    assert (first.where, first.height, first.what) == (f"{UNIVERSE}/1-4", height, "TaskCompleted")
 
 
 def test_checkpoint_that_differs_from_the_log_is_reported(
@@ -236,13 +237,13 @@ def test_checkpoint_that_differs_from_the_log_is_reported(
     checkpoint.create(populated_rig.store, UNIVERSE)
     monkeypatch.setattr(checkpoint, "logged_part", original)
     first = find_differences(populated_rig)[0]
-    assert (first.task, first.field) == (2, "checkpoint")
+    assert (first.where, first.what) == (f"{UNIVERSE}/1-2", "checkpoint")
 
 
 def test_missing_checkpoint_chunk_is_reported(populated_rig: TaskOperationsRig) -> None:
     checkpoint.create(populated_rig.store, UNIVERSE)
     populated_rig.store.transact(delete_first_row(KEYS.checkpoints + tuples.pack(("c",))))
-    assert "chunks" in [difference.field for difference in find_differences(populated_rig)]
+    assert "chunks" in [difference.what for difference in find_differences(populated_rig)]
 
 
 def test_log_replay_equals_the_fold_of_the_complete_log(populated_rig: TaskOperationsRig) -> None:

@@ -8,7 +8,13 @@ from holdfast.clock import S
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.leases import EXPIRIES_EXHAUSTED
 from holdfast.tasks.model import TaskCounts
-from holdfast.tasks.operations import AttemptOutcome, ReportAnswer, TaskGrant, TaskReport
+from holdfast.tasks.operations import (
+    AttemptOutcome,
+    GrantRequest,
+    ReportAnswer,
+    TaskGrant,
+    TaskReport,
+)
 from holdfast.tasks.queries import list_queues
 from tests.tasks.rig import LEASE_NS, UNIVERSE, TaskOperationsRig
 
@@ -183,7 +189,7 @@ def test_report_and_lease_is_one_log_entry(rig: TaskOperationsRig) -> None:
     height = len(rig.entries())
     reports = [TaskReport(grant.seq, grant.lease) for grant in grants]
     result = rig.transact(
-        tasks.report_and_lease, "w", rig.store.generation, reports, ["default"], 2
+        tasks.report_and_lease, rig.store.generation, reports, GrantRequest("w", ["default"], 2)
     )
     assert result.answers == [ReportAnswer.COMMITTED] * 2
     assert [grant.seq for grant in result.leased.grants] == [3, 4]

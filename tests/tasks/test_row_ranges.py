@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.errors import Invalid
 from holdfast.store.api import Txn
+from holdfast.store.prefix_scan import iter_rows
 from holdfast.tasks import grants as tasks_grants
 from holdfast.tasks import leases as leases
 from holdfast.tasks import operations as tasks
@@ -23,7 +24,6 @@ from holdfast.tasks.operations import (
     TaskReport,
     TaskToSubmit,
 )
-from holdfast.tasks.replay_check import scan_prefix
 from holdfast.tasks.row_ranges import (
     OpenRangeLease,
     RangeLease,
@@ -37,7 +37,7 @@ from tests.tasks.rig import KEYS, LEASE_NS, UNIVERSE, TaskOperationsRig
 
 def count_rows(rig: TaskOperationsRig, space: bytes) -> int:
     def count(txn: Txn) -> int:
-        return len(list(scan_prefix(txn, space)))
+        return len(list(iter_rows(txn, space)))
 
     found: int = rig.store.read(count)
     return found
@@ -45,7 +45,7 @@ def count_rows(rig: TaskOperationsRig, space: bytes) -> int:
 
 def ready_ranges(rig: TaskOperationsRig) -> list[tuple[int, int]]:
     def look(txn: Txn) -> list[tuple[int, int]]:
-        return [decode_range(row) for _, row in scan_prefix(txn, KEYS.ready)]
+        return [decode_range(row) for _, row in iter_rows(txn, KEYS.ready)]
 
     return rig.store.read(look)
 
@@ -377,7 +377,7 @@ def test_former_release_cannot_decode_a_range_expiry_batch(rig: TaskOperationsRi
     rig.submit(b"a", b"b")
     rig.lease()
     rig.submit_one(after=(1,))
-    [(_, row)] = rig.store.read(lambda txn: list(scan_prefix(txn, KEYS.expiries)))
+    [(_, row)] = rig.store.read(lambda txn: list(iter_rows(txn, KEYS.expiries)))
     before = tuple[int, str, list[int]]
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(row, type=before)

@@ -10,7 +10,7 @@ from holdfast.clock import S
 from holdfast.errors import Invalid
 from holdfast.tasks import operations, task_list
 from holdfast.tasks.model import pack_int
-from holdfast.tasks.operations import AttemptOutcome
+from holdfast.tasks.operations import AttemptOutcome, GrantRequest
 from holdfast.tasks.queries import TaskRow, get_row
 from holdfast.tasks.states import TaskState
 from tests.tasks.rig import KEYS, LEASE_NS, UNIVERSE, TaskOperationsRig
@@ -68,8 +68,9 @@ def create_random_tasks(rig: TaskOperationsRig, seed: int, steps: int = 45) -> i
             )
         elif choice < 0.85:
             names = rng.choice([(), ("x",)])
-            lease_args = (["a", "b"], rng.randint(1, 3), rng.random() < 0.3, (), names)
-            for grant in rig.transact(operations.lease, "w", *lease_args).grants:
+            limit, alone = rng.randint(1, 3), rng.random() < 0.3
+            request = GrantRequest("w", ["a", "b"], limit, alone, names=names)
+            for grant in rig.transact(operations.lease, request).grants:
                 ending = rng.random()
                 if ending < 0.3:
                     rig.complete(grant)

@@ -91,8 +91,9 @@ class TaskRig:
                 worker.step()
             except Crash:
                 # A parked request belongs to a connection and ends with it.
-                if worker._parked is not None:
-                    worker._parked.cancel()
+                parked = worker._parked._parked
+                if parked is not None:
+                    parked.cancel()
                 raise
 
     def stop(self, worker: TaskWorker) -> None:

@@ -24,7 +24,11 @@ from tests.workers.shop import Buyer, Dropped, Ordered
 memory_store_only = pytest.mark.parametrize("rig", ["memory"], indirect=True)
 
 
-MODULES = ("holdfast.world.intents", "holdfast.world.fork_pending", "holdfast.runner.settlement")
+MODULES = (
+    "holdfast.world.intents",
+    "holdfast.world.fork_inheritance",
+    "holdfast.runner.settlement",
+)
 
 
 class Go(hf.Event):

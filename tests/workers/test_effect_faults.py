@@ -549,7 +549,16 @@ def test_late_receipt_of_a_pool_is_dropped(
     """`deliver_receipt` joins an ack. It must neither raise nor deliver."""
     world, receipt = case(rig)
     told = list(world.state().told)
-    intent = Intent("shop", rig.id(world), receipt.intent_hash, "pay", b"", "ada", b"", 0)
+    intent = Intent(
+        universe_id="shop",
+        world_id=rig.id(world),
+        intent_hash=receipt.intent_hash,
+        effect_kind="pay",
+        params=b"",
+        origin_name="ada",
+        policy_context_hash=b"",
+        enqueued_at_ns=0,
+    )
     before = rows(rig)
     rig.store.transact(receipts.deliver_receipt, intent, receipt)
     assert rows(rig) == before

@@ -392,7 +392,18 @@ def enqueue_intents(rig: WorkerRig, world_id: str, n: int) -> None:
     """Enqueue `n` intents of one world in the same way as its world worker."""
     for start in range(0, n, BATCH_MAX):
         payloads = [
-            codec.pack(Intent("shop", world_id, b"%d" % i, "pay", b"", "crowd", b"", 0))
+            codec.pack(
+                Intent(
+                    universe_id="shop",
+                    world_id=world_id,
+                    intent_hash=b"%d" % i,
+                    effect_kind="pay",
+                    params=b"",
+                    origin_name="crowd",
+                    policy_context_hash=b"",
+                    enqueued_at_ns=0,
+                )
+            )
             for i in range(start, min(start + BATCH_MAX, n))
         ]
         rig.store.transact(queue.put_many, PAY, payloads, 0, 0, world_id, intents.ON_DEAD_OPERATION)

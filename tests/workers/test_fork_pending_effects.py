@@ -16,7 +16,7 @@ from tests.workers.rig import WorkerRig
 from tests.workers.shop import Buyer, Dropped, Ordered, Repeated, Slept, Unset, Woken
 
 MODULES = (
-    "holdfast.world.fork_pending",
+    "holdfast.world.fork_inheritance",
     "holdfast.world.fork",
     "holdfast.world.synthetic_receipts",
 )

@@ -89,7 +89,14 @@ def test_delivered_mail_is_deduplicated(rig: WorkerRig) -> None:
     schema, value = rig.app.encode_event(Woken("hello"))
     mail = FabricSendParams(dest_world=WorldName("Buyer", "bob"), schema=schema, value_cbor=value)
     before = Intent(
-        "shop", rig.id(carl), mail_id(rig, carl), FABRIC_SEND, codec.pack(mail), "carl", b"", 0
+        universe_id="shop",
+        world_id=rig.id(carl),
+        intent_hash=mail_id(rig, carl),
+        effect_kind=FABRIC_SEND,
+        params=codec.pack(mail),
+        origin_name="carl",
+        policy_context_hash=b"",
+        enqueued_at_ns=0,
     )
     [put] = rig.store.transact(delivery.accept_many, [(before, rig.store.now_ns())])
     carl.send(Wrote("bob", "hello"))

@@ -55,7 +55,7 @@ MODULES = (
     "holdfast.world.messaging.delivery",
     "holdfast.world.messaging.outbox",
     "holdfast.workers.mail.delivery",
-    "holdfast.workers.mail.routing",
+    "holdfast.workers.mail.router",
 )
 
 WAIT_S = 20.0
@@ -571,7 +571,7 @@ def test_mail_without_route_delays_no_other_mail(north: UniverseRig, south: Univ
 def test_routing_retry_interval_grows_with_the_amount_of_unrouted_mail(
     north: UniverseRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.workers.mail.routing.ROUTE_LOOKUP_PAUSE_PER_MESSAGE_NS", 10 * S)
+    monkeypatch.setattr("holdfast.workers.mail.router.ROUTE_LOOKUP_PAUSE_PER_MESSAGE_NS", 10 * S)
     north.office("ada", *[Write("bob", "hi", universe="atlantis") for _ in range(5)])
     runner = routing_runner(north.pool())
     runner.tick()

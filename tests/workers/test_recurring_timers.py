@@ -19,7 +19,11 @@ from tests.workers.shop import Repeated, Slept, Unset, Woken
 from tests.world.rig import FAULTS, Crash
 from tests.world.test_ingress import fill_inbox
 
-MODULES = ("holdfast.world.recurring", "holdfast.world.context", "holdfast.workers.timers.delivery")
+MODULES = (
+    "holdfast.world.recurring_timers",
+    "holdfast.world.context",
+    "holdfast.workers.timers.delivery",
+)
 
 HOURLY = "0 * * * *"
 

@@ -100,7 +100,7 @@ def test_failed_worker_cancels_its_parked_lease_request(
         transact = rig.store.transact
 
         def refuse(fn: Any, *args: Any, **kwargs: Any) -> Any:
-            if fn is not operations.report_and_lease or worker._parked is None:
+            if fn is not operations.report_and_lease or not worker._parked.is_open:
                 return transact(fn, *args, **kwargs)
             if granted:
                 late.append(rig.rt.submit(work, 2))
@@ -128,7 +128,7 @@ def test_task_leased_while_a_report_is_in_doubt_runs_once(kind: str, more: bool)
         rig.step_until(lambda: ran, "the first", worker)
         # From here every commit fails or has an unknown outcome, until the plan is reset.
         rig.backend.arm(dict.fromkeys(range(1, 1_000), fault(kind)))
-        rig.step_until(lambda: worker._parked is not None, "the report", worker)
+        rig.step_until(lambda: worker._parked.is_open, "the report", worker)
         rig.backend.arm({})
         if more:
             handles.append(rig.rt.submit(work, 2))

@@ -19,7 +19,7 @@ from holdfast.store.memory_backend import MemoryBackend
 from holdfast.store.schema import Space
 from holdfast.tasks import checkpoint, operations
 from holdfast.tasks.model import TaskCounts, TaskSpec, get_counts, keys_of
-from holdfast.tasks.operations import AttemptOutcome, TaskReport, TaskToSubmit
+from holdfast.tasks.operations import AttemptOutcome, GrantRequest, TaskReport, TaskToSubmit
 from holdfast.workers.orchestrator import Orchestrator
 from holdfast.workers.tasks import upkeep
 from tests.postgres import drop_databases, fresh_url
@@ -51,7 +51,9 @@ def make_ended_tasks(
     store.transact(operations.submit, universe, spec, [TaskToSubmit(b"")] * count)
     grants = []
     while len(grants) < count:
-        grants += store.transact(operations.lease, universe, "w", ["elsewhere"], 1_000).grants
+        grants += store.transact(
+            operations.lease, universe, GrantRequest("w", ["elsewhere"], 1_000)
+        ).grants
     end = AttemptOutcome.REFUSED if error else AttemptOutcome.OK
     for grant in grants:
         report = TaskReport(grant.seq, grant.lease, end, b"", "bad", error)

@@ -14,7 +14,7 @@ from holdfast.clock import MS, S
 from holdfast.errors import Invalid, StoreBusy
 from holdfast.tasks import leases, operations
 from holdfast.tasks.model import QueueLimits
-from holdfast.tasks.operations import ReportAnswer
+from holdfast.tasks.operations import GrantRequest, ReportAnswer
 from holdfast.workers.tasks.worker import RETRY_PAUSE_S, ExecutorExhausted
 from tests.workers.task_rig import TIMEOUT_S, TaskGates, TaskRig, open_task_rig
 
@@ -164,9 +164,9 @@ def test_bounded_lease_returns_the_oldest_tasks_of_any_kind() -> None:
     with open_task_rig(plain, other) as rig:
         for n in range(10):
             rig.rt.submit((plain, other)[n % 2], n)
-        leased = rig.store.transact(operations.lease, "jobs", "w", ["default"], 6)
+        leased = rig.store.transact(operations.lease, "jobs", GrantRequest("w", ["default"], 6))
         assert [grant.seq for grant in leased.grants] == [1, 2, 3, 4, 5, 6]
-        rest = rig.store.transact(operations.lease, "jobs", "w", ["default"], 100)
+        rest = rig.store.transact(operations.lease, "jobs", GrantRequest("w", ["default"], 100))
         assert sorted(grant.seq for grant in rest.grants) == [7, 8, 9, 10]
 
 
@@ -255,7 +255,7 @@ def test_single_task_runs_in_the_leader_thread_and_delays_no_other_task() -> Non
         worker = rig.worker()
         worker.start()
         rig.step_until(
-            lambda: worker._parked is not None and worker._handoff.has_standby, "that it waits"
+            lambda: worker._parked.is_open and worker._handoff.has_standby, "that it waits"
         )
         lone = [rig.rt.submit(work, 0)]
         rig.step_until(lambda: 0 in gates.running, "its beginning")
@@ -292,7 +292,7 @@ def test_single_task_runs_in_the_executor_of_its_kind() -> None:
         for _ in range(5):
             for task in (looping, plain):
                 rig.step_until(
-                    lambda: worker._parked is not None and worker._handoff.has_standby,
+                    lambda: worker._parked.is_open and worker._handoff.has_standby,
                     "that it waits",
                 )
                 handle = rig.rt.submit(task)
@@ -313,7 +313,7 @@ def test_task_in_the_leader_thread_can_be_cancelled() -> None:
         worker = rig.worker(concurrency=1)
         worker.start()
         rig.step_until(
-            lambda: worker._parked is not None and worker._handoff.has_standby, "that it waits"
+            lambda: worker._parked.is_open and worker._handoff.has_standby, "that it waits"
         )
         lone = rig.rt.submit(work, 0)
         rig.step_until(lambda: 0 in gates.running, "its beginning")
@@ -828,7 +828,7 @@ def test_worker_does_not_park_for_an_outdated_due_time() -> None:
         rig.pass_time(0.5, worker)
         rig.clock.advance(1 * S)
         rig.step_until(lambda: rig.counts("nobody's").ready, "the sweep", worker)
-        assert worker._parked is None
+        assert not worker._parked.is_open
 
 
 def test_worker_leases_tasks_after_all_overdue_leases_expired(
@@ -846,7 +846,7 @@ def test_worker_leases_tasks_after_all_overdue_leases_expired(
         for _ in range(2):
             handles = rig.rt.submit_many(work, [(n,) for n in range(20)])
             for _ in range(10):
-                rig.store.transact(operations.lease, "jobs", "dead", ["default"], 2)
+                rig.store.transact(operations.lease, "jobs", GrantRequest("dead", ["default"], 2))
             rig.clock.advance(2 * S)
             rig.step_until(lambda made=handles: all_in(made, "COMPLETED"), "all are done", worker)
             assert {handle.status().attempt for handle in handles} == {2}

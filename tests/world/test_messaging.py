@@ -234,14 +234,14 @@ def test_send_to_an_unknown_world_type_of_the_own_universe_is_invalid(cx: Contex
 
 def mail_intent(number: int = 0, /, universe: str = "bank", **fields: Any) -> Intent:
     return Intent(
-        universe,
-        "w1",
-        bytes([number]) * 32,
-        FABRIC_SEND,
-        codec.pack(params(**fields)),
-        "ada",
-        b"",
-        0,
+        universe_id=universe,
+        world_id="w1",
+        intent_hash=bytes([number]) * 32,
+        effect_kind=FABRIC_SEND,
+        params=codec.pack(params(**fields)),
+        origin_name="ada",
+        policy_context_hash=b"",
+        enqueued_at_ns=0,
         from_height=7,
     )
 

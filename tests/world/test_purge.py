@@ -16,8 +16,8 @@ from holdfast.config import BLOB_GRACE_NS, DELETED_RETENTION_NS
 from holdfast.durable import queue
 from holdfast.errors import Fenced, Invalid, NotFound
 from holdfast.messages import event_ingress
-from holdfast.ops.consistency import find_differences
 from holdfast.ops.erasure import world_purge
+from holdfast.ops.verify import find_differences
 from holdfast.store import blobs, schema, tuples
 from holdfast.workers.orchestrator import Orchestrator
 from holdfast.world import catalog, history, intents, purge, redrive

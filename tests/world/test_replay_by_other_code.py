@@ -17,7 +17,7 @@ from holdfast.app.world_handle import WorldHandle
 from holdfast.clock import S
 from holdfast.durable import lease, snapshot
 from holdfast.errors import ReplayDiverged
-from holdfast.ops import consistency
+from holdfast.ops import verify
 from holdfast.workers.readiness import ReadinessReason
 from holdfast.workers.readiness_facts import read_readiness
 from holdfast.world import catalog, journal_entry, restore
@@ -183,7 +183,7 @@ def test_rollback_of_a_deploy_that_added_a_field_parks_nothing(till_rig: TillRig
     assert held.state is lease.LeaseState.FREE
     assert till_rig.read(catalog.find_assignment, "till", till_rig.id(till)) is None
     assert (till_rig.runnable("A"), till_rig.runnable(catalog.UNASSIGNED)) == ([], [])
-    assert till_rig.read(consistency.find_differences) == []
+    assert till_rig.read(verify.find_differences) == []
     # A worker with the code of the entries continues and handles the waiting event.
     till_rig.start_worker("C", WITH_TIPS)
     assert till.state().total == 111
@@ -240,7 +240,7 @@ def test_code_missing_times_out_and_parks_the_world() -> None:
     till_rig.advance_with_heartbeats(120)
     assert (till_rig.status, till_rig.blocker_code) == (WorldStatus.PARKED, ("replay_diverged", 2))
     assert till_rig.record(till_rig.till()).unknown is None
-    assert till_rig.read(consistency.find_differences) == []
+    assert till_rig.read(verify.find_differences) == []
     till_rig.start_worker("C", WITH_TIPS)
     assert till_rig.status is WorldStatus.PARKED
     till_rig.till().resume()
@@ -307,7 +307,7 @@ def test_send_with_a_repeated_key_reports_the_missing_code() -> None:
 def test_deleted_world_does_not_wait_for_code() -> None:
     till_rig = rig_after_kill(FIRST, WITH_TIPS)
     till_rig.till().delete()
-    assert till_rig.read(consistency.find_differences) == []
+    assert till_rig.read(verify.find_differences) == []
     till_rig.start_worker("C", WITH_TIPS)
 
 
@@ -324,7 +324,7 @@ def test_changed_handlers_park_the_world_when_no_worker_has_its_code() -> None:
     assert (till_rig.status, till_rig.blocker_code) == (WorldStatus.PARKED, ("replay_diverged", 1))
     assert worker.hosted == []
     assert till_rig.entry_versions == ["1"]
-    assert till_rig.read(consistency.find_differences) == []
+    assert till_rig.read(verify.find_differences) == []
 
 
 def test_changed_handlers_move_the_world_to_a_worker_with_its_code() -> None:

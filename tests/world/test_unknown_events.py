@@ -524,7 +524,17 @@ def test_duplicate_mail_receipt_reports_a_dead_letter(memory_rig: TwoVersionRig)
         dest_world=memory_rig.id(desk), schema="New", value_cbor=new.app.encode_event(New("1"))[1]
     )
     packed = codec.pack(params)
-    intent = Intent("desk", "w", b"i" * 32, FABRIC_SEND, packed, "w", b"", 0, from_height=1)
+    intent = Intent(
+        universe_id="desk",
+        world_id="w",
+        intent_hash=b"i" * 32,
+        effect_kind=FABRIC_SEND,
+        params=packed,
+        origin_name="w",
+        policy_context_hash=b"",
+        enqueued_at_ns=0,
+        from_height=1,
+    )
 
     def accept() -> DeliveryResult:
         [found] = memory_rig.store.transact(accept_many, [(intent, 0)])

@@ -136,17 +136,22 @@ class HttpClient:
         forwarded = _FORWARDED_HEADERS.union(name.lower() for name in parsed.follow)
         if not _METHOD.fullmatch(method) or method in ("CONNECT", "TRACE"):
             raise Invalid(what="method", found=method[:40])
-        connection = _import_connection()
+        try:
+            from holdfast.adapters import pinned_connection
+        except ImportError as error:
+            raise NotInstalled(what="httpx", why=str(error)) from None
         host = ""
         try:
             async with asyncio.timeout(parsed.timeout_s):
                 target = self._check_url(url)
                 host = target.host
                 for _ in range(parsed.redirects_max + 1):
-                    backend = connection.PinnedBackend(self._guard, self._resolve, self._connector)
+                    backend = pinned_connection.PinnedBackend(
+                        self._guard, self._resolve, self._connector
+                    )
                     trusted = _tls_context_for(target.scheme, self._guard.reach.ca_file)
                     async with (
-                        connection.client(trusted, backend) as client,
+                        pinned_connection.client(trusted, backend) as client,
                         client.stream(method, target, headers=headers, content=content) as response,
                     ):
                         redirect = (
@@ -169,7 +174,7 @@ class HttpClient:
         except HoldfastError:
             raise
         except Exception as error:
-            raise connection.to_adapter_error(error, host, parsed.timeout_s) from error
+            raise pinned_connection.to_adapter_error(error, host, parsed.timeout_s) from error
         raise BadResponse(why="too many redirects", max=parsed.redirects_max)
 
     def _check_url(self, url: str | httpx.URL) -> httpx.URL:
@@ -208,7 +213,9 @@ class HttpClient:
     async def _response(
         self, answer: httpx.Response, target: httpx.URL, wanted: Options
     ) -> Response:
-        body = await _import_connection().read_body(answer, wanted.bytes_max)
+        from holdfast.adapters import pinned_connection
+
+        body = await pinned_connection.read_body(answer, wanted.bytes_max)
         return Response(answer.status_code, str(target), dict(answer.headers), body)
 
 
@@ -298,15 +305,8 @@ def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
 
 
 def _tls_context_for(scheme: str, ca_file: str | None) -> ssl.SSLContext | None:
-    context: ssl.SSLContext | None = None
-    if scheme == "https":
-        context = _import_connection().tls_context(ca_file)
-    return context
+    if scheme != "https":
+        return None
+    from holdfast.adapters import pinned_connection
 
-
-def _import_connection() -> Any:
-    try:
-        from holdfast.adapters import pinned_connection
-    except ImportError as error:
-        raise NotInstalled(what="httpx", why=str(error)) from None
-    return pinned_connection
+    return pinned_connection.tls_context(ca_file)

@@ -20,7 +20,7 @@ from holdfast.world.catalog import ForkLineage, WorldRecord, subject_of
 from holdfast.world.catalog import WorldEvent as Change
 from holdfast.world.cycle import entries_topic
 from holdfast.world.fork import create_fork, find_existing_fork, plan_fork
-from holdfast.world.fork_pending import check_policies
+from holdfast.world.fork_inheritance import check_policies
 from holdfast.world.ingress import IngressResult, WorldAddress
 from holdfast.world.journal_entry import JournalStep, StepOutcome
 from holdfast.world.redrive import failed_events_queue

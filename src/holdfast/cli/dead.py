@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from holdfast import codec
 from holdfast.cli import EXIT_OK, EXIT_USAGE, effects
 from holdfast.cli.attempts import attempts_document, attempts_text, error_text
-from holdfast.cli.output import emit, field_lines, payload_document, payload_text, table, time_text
-from holdfast.cli.redrive import (
+from holdfast.cli.dead_letter_selection import (
     add_conditions,
     add_selection,
+    dry_run,
+    print_result,
     redrive_selected,
     selected_letters,
     selection_of,
     usage_error,
 )
+from holdfast.cli.output import emit, field_lines, payload_document, payload_text, table, time_text
 from holdfast.cli.store_option import add_options, open_existing
 from holdfast.durable import queue
 from holdfast.durable.queue import DeadLetter
@@ -111,8 +113,8 @@ def _list(store: Store, args: argparse.Namespace) -> None:
     counts = store.read(queue.counts, args.queue)
     selection = selection_of(store, args)
     if any(selection):
-        pages = selected_letters(store, args.queue, selection, after=args.after)
-        letters = list(islice(chain.from_iterable(pages), args.limit))
+        matching = selected_letters(store, args.queue, selection, after=args.after)
+        letters = list(islice(matching, args.limit))
     else:
         letters = store.read(queue.list_dead, args.queue, args.after, args.limit)
     events = store.read(_failed_events, letters)
@@ -178,7 +180,7 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
         return effects.redrive(store, *effect_queue, args)
     selection = selection_of(store, args)
     if args.dry_run:
-        return effects.dry_run(store, args.queue, args, selection)
+        return dry_run(store, args.queue, args, selection)
 
     def again(seqs: list[int]) -> list[int]:
         made: list[int] = store.transact(queue.redrive, args.queue, seqs)
@@ -188,13 +190,13 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
     documents = [{"dead": old, "item": new} for old, new in result.made]
     lines = [f"{old} → {new}" for old, new in result.made]
     document = {"queue": args.queue, "redriven": documents}
-    return effects.print_result(args, args.queue, result, document, lines)
+    return print_result(args, args.queue, result, document, lines)
 
 
 def _drop(store: Store, args: argparse.Namespace) -> int:
     selection = selection_of(store, args)
     if args.dry_run:
-        return effects.dry_run(store, args.queue, args, selection, key="would_drop", verb="dropped")
+        return dry_run(store, args.queue, args, selection, key="would_drop", verb="dropped")
 
     def drop(seqs: list[int]) -> list[int]:
         dropped: list[int] = store.transact(receipts.delete_dead_letters, args.queue, seqs)
@@ -203,9 +205,7 @@ def _drop(store: Store, args: argparse.Namespace) -> int:
     result = redrive_selected(store, args.queue, args, drop, selection=selection, verb="dropped")
     dropped = [seq for seq, _ in result.made]
     lines = [f"{seq} dropped" for seq in dropped]
-    return effects.print_result(
-        args, args.queue, result, {"queue": args.queue, "dropped": dropped}, lines
-    )
+    return print_result(args, args.queue, result, {"queue": args.queue, "dropped": dropped}, lines)
 
 
 def _find_letter(txn: Txn, name: str, seq: int) -> tuple[DeadLetter, bytes]:

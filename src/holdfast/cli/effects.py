@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from holdfast.cli import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from holdfast.cli import EXIT_OK, EXIT_USAGE
 from holdfast.cli.attempts import attempts_document, attempts_text, error_text
-from holdfast.cli.output import emit, field_lines, table, time_text
-from holdfast.cli.redrive import (
-    LetterSelection,
-    RedriveResult,
+from holdfast.cli.dead_letter_selection import (
     add_selection,
+    dry_run,
+    print_result,
     redrive_selected,
-    selected_letters,
     selection_of,
     usage_error,
 )
+from holdfast.cli.output import emit, field_lines, table, time_text
 from holdfast.cli.store_option import add_options, open_existing
 from holdfast.errors import Invalid, NotFound
 from holdfast.ops import pending_work
@@ -94,44 +93,6 @@ def redrive(store: Store, universe: str, kind: str, args: argparse.Namespace) ->
     documents = [{"dead": old, "intent": new.hex()} for old, new in result.made]
     lines = [f"{old} → {new.hex()}" for old, new in result.made]
     return print_result(args, name, result, {"kind": kind, "redriven": documents}, lines)
-
-
-def dry_run(
-    store: Store,
-    name: str,
-    args: argparse.Namespace,
-    selection: LetterSelection,
-    *,
-    key: str = "would_redrive",
-    verb: str = "redriven",
-) -> int:
-    """Print which dead letters would be processed, without processing them (dry run)."""
-    seqs = list(args.seqs)
-    if not seqs:
-        pages = selected_letters(store, name, selection)
-        seqs = [letter.seq for page in pages for letter in page][: args.limit]
-    text = "\n".join([*map(str, seqs), f"{len(seqs):,} would be {verb} (dry run)"])
-    emit(args, {"queue": name, key: seqs}, text)
-    return EXIT_OK
-
-
-def print_result(
-    args: argparse.Namespace,
-    name: str,
-    result: RedriveResult[Any],
-    document: dict[str, Any],
-    lines: list[str],
-) -> int:
-    """Print the redriven and the rejected dead letters, and whether Ctrl-C stopped the command."""
-    lines += [f"{seq} stays dead: {why}" for seq, why in result.refused]
-    if result.stopped:
-        lines.append("stopped: letters not listed are still dead; repeat the command to continue")
-    document |= {
-        "refused": [{"dead": seq, "why": why} for seq, why in result.refused],
-        "stopped": result.stopped,
-    }
-    emit(args, document, "\n".join(lines) or f"no dead letters in {name}")
-    return EXIT_INTERRUPTED if result.stopped else EXIT_OK
 
 
 # -- inside --------------------------------------------------------------------------------------

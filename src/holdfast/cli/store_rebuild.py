@@ -26,16 +26,12 @@ def run(args: argparse.Namespace) -> int:
     document = {
         "universe": args.universe,
         "dry_run": args.dry_run,
-        "differences": [difference._asdict() for difference in done.differences],
+        "differences": [difference.document() for difference in done.differences],
         "rows": done.rows,
         "written": done.written,
     }
-    lines = [
-        printable(
-            f"{difference.kind} {difference.where}: {difference.what}: {difference.found}, expected {difference.expected}"
-        )
-        for difference in done.differences
-    ]
+    line = "{kind} {where}: {what}: {found}, expected {expected}"
+    lines = [printable(line.format(**difference.document())) for difference in done.differences]
     if not done.differences:
         lines.append("all rows match their logs; nothing was written")
     elif done.written:

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.cli import EXIT_OK, EXIT_USAGE
 from holdfast.cli.attempts import error_text
 from holdfast.cli.output import emit, field_lines, table, time_text
-from holdfast.cli.redrive import RATE_PER_S
+from holdfast.cli.selection import add_rate, check_rate
 from holdfast.cli.store_option import add_options, open_existing
 from holdfast.cli.task_selection import (
     ENDED_STATES,
@@ -24,9 +24,9 @@ from holdfast.cli.task_selection import (
 )
 from holdfast.config import BATCH_MAX
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops import catalog_queries
 from holdfast.ops.task_documents import queue_summary, task_details, task_summary
 from holdfast.store.api import Store, Txn
+from holdfast.store.prefix_scan import iter_names
 from holdfast.store.schema import Space
 from holdfast.tasks import operations, queries, task_list
 from holdfast.tasks.ids import TaskId, parse_task_id
@@ -82,13 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "redrive", help="submit failed and dead tasks again, as new tasks"
     )
     add_selection(redriven, ENDED_STATES)
-    redriven.add_argument(
-        "--rate",
-        metavar="N",
-        type=float,
-        default=RATE_PER_S,
-        help=f"process at most N tasks per second (default {RATE_PER_S:g})",
-    )
+    add_rate(redriven, "tasks")
     _add_store(redriven)
 
     limited = actions.add_parser(
@@ -263,19 +257,16 @@ def _cancel(store: Store, args: argparse.Namespace) -> int:
 
     result = for_each(store, universe, args, OPEN_STATES, cancel, BATCH_MAX)
     lines = [
-        f"{task} {'cancelled' if cancelled else 'had ended'}" for task, cancelled in result.results
+        f"{task} {'cancelled' if cancelled else 'had ended'}" for task, cancelled in result.made
     ]
     document = {
-        "cancelled": [
-            {"id": str(task), "cancelled": cancelled} for task, cancelled in result.results
-        ]
+        "cancelled": [{"id": str(task), "cancelled": cancelled} for task, cancelled in result.made]
     }
     return print_result(args, result, document, lines)
 
 
 def _redrive(store: Store, args: argparse.Namespace) -> int:
-    if not 0 < args.rate <= BATCH_MAX:
-        raise Invalid(what="--rate", found=args.rate, min=0, max=BATCH_MAX)
+    check_rate(args)
     universe = _universe_of(store, args)
     if args.dry_run:
         return dry_run(store, universe, args, ENDED_STATES)
@@ -285,8 +276,8 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
         return store.read(queries.task_ids, universe, seqs)
 
     result = for_each(store, universe, args, ENDED_STATES, redrive, args.rate)
-    lines = [f"{task} → {new}" for task, new in result.results]
-    document = {"redriven": [{"id": str(task), "task": str(new)} for task, new in result.results]}
+    lines = [f"{task} → {new}" for task, new in result.made]
+    document = {"redriven": [{"id": str(task), "task": str(new)} for task, new in result.made]}
     return print_result(args, result, document, lines)
 
 
@@ -321,7 +312,7 @@ def _universe_of(store: Store, args: argparse.Namespace) -> str:
     """Return the given universe, or the only universe that has tasks."""
 
     def names(txn: Txn) -> list[str]:
-        return list(catalog_queries.names_after(txn, (int(Space.TASK),)))
+        return list(iter_names(txn, (int(Space.TASK),)))
 
     universes: list[str] = store.read(names)
     if args.universe:

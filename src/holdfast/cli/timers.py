@@ -9,10 +9,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from holdfast.cli import EXIT_OK, EXIT_USAGE, effects
+from holdfast.cli import EXIT_OK, EXIT_USAGE
+from holdfast.cli.dead_letter_selection import (
+    add_selection,
+    dry_run,
+    print_result,
+    redrive_selected,
+    selection_of,
+    usage_error,
+)
 from holdfast.cli.effects import add_universe
 from holdfast.cli.output import emit, field_lines, table, time_text
-from holdfast.cli.redrive import add_selection, redrive_selected, selection_of, usage_error
 from holdfast.cli.store_option import open_existing
 from holdfast.durable import queue
 from holdfast.errors import Invalid, NotFound
@@ -103,7 +110,7 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
         return EXIT_OK
     selection = selection_of(store, args)
     if args.dry_run:
-        return effects.dry_run(store, name, args, selection)
+        return dry_run(store, name, args, selection)
 
     def again(seqs: list[int]) -> list[int]:
         made: list[int] = store.transact(queue.redrive, name, seqs)
@@ -112,7 +119,7 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
     result = redrive_selected(store, name, args, again, selection=selection)
     documents = [{"dead": old, "item": new} for old, new in result.made]
     lines = [f"{old} → {new}" for old, new in result.made]
-    return effects.print_result(args, name, result, {"queue": name, "redriven": documents}, lines)
+    return print_result(args, name, result, {"queue": name, "redriven": documents}, lines)
 
 
 def _queue_of(store: Store, args: argparse.Namespace) -> str | None:

@@ -15,10 +15,10 @@ from holdfast.cli import EXIT_FAILED, EXIT_OK
 from holdfast.cli.app_argument import add_app_option, app_errors_are_usage
 from holdfast.cli.output import emit, printable, waiting
 from holdfast.cli.store_option import add_options, directory_of, is_embedded, open_existing
-from holdfast.ops import catalog_queries, consistency, verify
-from holdfast.ops.consistency import StoreDifference
+from holdfast.durable.difference import Difference
+from holdfast.ops import catalog_queries, verify, world_replay
 from holdfast.ops.decode_errors import as_corrupt
-from holdfast.ops.verify import WorldFinding, WorldTarget
+from holdfast.ops.world_replay import WorldFinding, WorldTarget
 from holdfast.store.api import Txn
 from holdfast.store.lmdb.integrity_check import check_integrity
 
@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> int:
         with as_corrupt("catalog"):
             targets = store.read(_targets, args.universe)
         progress = VerifyProgress(len(targets))
-        findings = verify.verify(
+        findings = world_replay.verify_worlds(
             store, targets, app=args.app, jobs=args.jobs, progress=progress.show
         )
         progress.end()
         with waiting("checking derived rows"), as_corrupt("row"):
-            differences = store.read(consistency.find_differences)
+            differences = store.read(verify.find_differences)
     wrong = [finding for finding in findings if finding.code]
     sound = not wrong and not differences
     document = {
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         "compared": sum(finding.compared for finding in findings),
         "not_compared": sum(finding.not_compared for finding in findings),
         "findings": [finding._asdict() for finding in wrong],
-        "differences": [difference._asdict() for difference in differences],
+        "differences": [difference.document() for difference in differences],
     }
     emit(args, document, _report_text(args, findings, wrong, differences))
     return EXIT_OK if sound else EXIT_FAILED
@@ -88,14 +88,14 @@ class VerifyProgress:
 
 def _targets(txn: Txn, universe: str | None) -> list[WorldTarget]:
     names = catalog_queries.universes(txn) if universe is None else [universe]
-    return [target for name in names for target in verify.targets(txn, name)]
+    return [target for name in names for target in world_replay.targets(txn, name)]
 
 
 def _report_text(
     args: argparse.Namespace,
     findings: list[WorldFinding],
     wrong: list[WorldFinding],
-    differences: list[StoreDifference],
+    differences: list[Difference],
 ) -> str:
     lines = [_finding_line(finding) for finding in wrong] + [
         _difference_line(difference) for difference in differences
@@ -130,7 +130,6 @@ def _finding_line(finding: WorldFinding) -> str:
     return printable(f"{finding.universe}/{finding.world}{height}: {finding.code}: {finding.text}")
 
 
-def _difference_line(difference: StoreDifference) -> str:
-    return printable(
-        f"{difference.kind} {difference.where}: {difference.what}: found {difference.found}, expected {difference.expected}"
-    )
+def _difference_line(difference: Difference) -> str:
+    line = "{kind} {where}: {what}: found {found}, expected {expected}"
+    return printable(line.format(**difference.document()))

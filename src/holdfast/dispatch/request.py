@@ -171,15 +171,15 @@ def make_request_event(
 ) -> DispatchEvent:
     """Make the first event of a request."""
     return DispatchEvent(
-        event_id(request_id, 0),
-        request_id,
-        target,
-        None,
-        DISPATCH.initial,
-        at_ns,
-        "",
-        metadata,
-        digest,
+        event_id=event_id(request_id, 0),
+        request_id=request_id,
+        target=target,
+        transition=None,
+        status=DISPATCH.initial,
+        at_ns=at_ns,
+        reason="",
+        metadata=metadata,
+        digest=digest,
     )
 
 

@@ -214,15 +214,15 @@ def _log(
 ) -> None:
     subject = resource(universe)
     event = LeaderLeaseEvent(
-        kind,
-        about.owner,
-        about.incarnation,
-        about.lease_id,
-        about.generation,
-        about.epoch,
-        txn.now_ns,
-        about.leased_until_ns,
-        reason[:ERROR_TEXT_CHARS_MAX],
+        kind=kind,
+        owner=about.owner,
+        incarnation=about.incarnation,
+        lease_id=about.lease_id,
+        generation=about.generation,
+        epoch=about.epoch,
+        decided_ns=txn.now_ns,
+        leased_until_ns=about.leased_until_ns,
+        reason=reason[:ERROR_TEXT_CHARS_MAX],
     )
     was = journal.head(txn, subject)
     head = journal.append(txn, subject, [codec.pack(event)], expected_head=was.height)

@@ -80,15 +80,15 @@ def heartbeat(
             raise Invalid(what=what, why="negative", found=found)
     was = find(txn, universe, worker)
     now = WorkerRecord(
-        worker,
-        incarnation,
-        tuple(roles),
-        txn.now_ns,
-        leader_lease.epoch(txn, universe),
-        was is not None and was.draining,
-        worlds,
-        leases,
-        code if code and declarations.is_stored(txn, universe, code) else "",
+        worker=worker,
+        incarnation=incarnation,
+        roles=tuple(roles),
+        heartbeat_ns=txn.now_ns,
+        authority_epoch=leader_lease.epoch(txn, universe),
+        draining=was is not None and was.draining,
+        worlds=worlds,
+        leases=leases,
+        code=code if code and declarations.is_stored(txn, universe, code) else "",
     )
     txn.put(key, codec.pack(now))
     if was is None or _placement_fields(was) != _placement_fields(now):

@@ -482,7 +482,7 @@ class RunScheduler(RunState):
             self.policy.stop_rules,
             tally,
             [
-                (self.stop_errors.get(error, 0) + rows, text)
+                (self.stop_counts.errors.get(error, 0) + rows, text)
                 for error, (rows, text) in by_error.items()
             ],
         )
@@ -508,7 +508,7 @@ class RunScheduler(RunState):
         if self.policy.stop_rules.same_error:
             entries.append(self._apply_new(StopCountsAdded(now_ns, 0.0, [(error, rows)])))
         return entries + self._check_stop_rules(
-            [(self.stop_errors.get(error, 0), LOST_ROW_ERROR)], now_ns
+            [(self.stop_counts.errors.get(error, 0), LOST_ROW_ERROR)], now_ns
         )
 
     def _check_stop_rules(self, error_counts: Sequence[tuple[int, str]], now_ns: int) -> LogEntries:

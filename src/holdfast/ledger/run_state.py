@@ -48,7 +48,7 @@ from holdfast.ledger.replies import ReportAccepted
 from holdfast.ledger.run_policy import ErrorClass, RunPolicy
 from holdfast.ledger.seq_ledger import SeqLedger
 from holdfast.ledger.states import EVENT_BY_REPORTED_CODE, RowEvent
-from holdfast.ledger.stop_rules import StopTally, add_errors
+from holdfast.ledger.stop_rules import StopCounts, StopTally
 
 # Replies kept for repeated requests: per grant, and for finished grants.
 REPLIES_KEPT = 16
@@ -164,11 +164,7 @@ class RunState:
         self.grace_ends_ns = 0
         self.halted: LedgerHalted | None = None
         self.stopped: StopRuleReached | None = None
-        # Rows failed and finished when the stop rules started counting; cost and error counts since
-        # then.
-        self._stop_base = (0, 0)
-        self._stop_cost = 0.0
-        self.stop_errors: dict[int, int] = {}
+        self.stop_counts = StopCounts()
         # The time of the last entry. Time never runs backwards in a log.
         self.decided_ns = 0
 
@@ -188,10 +184,7 @@ class RunState:
 
     def stop_tally(self) -> StopTally:
         """The current inputs of the stop rules."""
-        failed, ended = self._stop_base
-        return StopTally(
-            self.ledger.ended[2] - failed, sum(self.ledger.ended) - ended, self._stop_cost
-        )
+        return self.stop_counts.tally(self.ledger.ended[2], sum(self.ledger.ended))
 
     # -- the fold ------------------------------------------------------------------------------
 
@@ -225,14 +218,12 @@ class RunState:
             case PolicyChanged():
                 self.policy = entry.policy
             case StopCountsAdded():
-                self._stop_cost += entry.cost
-                self.stop_errors = add_errors(self.stop_errors, entry.errors)
+                self.stop_counts.add(entry.cost, entry.errors)
             case StopRuleReached():
                 self.stopped = entry
             case RunResumed():
                 self.stopped = None
-                self._stop_base = (self.ledger.ended[2], sum(self.ledger.ended))
-                self._stop_cost, self.stop_errors = 0.0, {}
+                self.stop_counts.restart(self.ledger.ended[2], sum(self.ledger.ended))
             case LedgerHalted():
                 self.halted = entry
             case RunOpened():
@@ -254,11 +245,7 @@ class RunState:
                 adopted.lo, adopted.hi, EVENT_BY_REPORTED_CODE[adopted.code], grant, epoch=entry.epoch,
                 reason=adopted.error_class,
             )  # fmt: skip
-        # Adopted outcomes do not count towards stop rules.
-        self._stop_base = (
-            self._stop_base[0] + self.ledger.ended[2] - failed,
-            self._stop_base[1] + sum(self.ledger.ended) - ended,
-        )
+        self.stop_counts.exclude(self.ledger.ended[2] - failed, sum(self.ledger.ended) - ended)
 
     def _apply_granted(self, entry: RowsGranted) -> None:
         grant = self.grants[entry.epoch] = OpenGrant(entry.epoch, entry.owner, entry.isolated)
@@ -382,20 +369,20 @@ class RunState:
         """Encode the whole state as range records. Equal states have equal bytes."""
         return codec.pack(
             RunCheckpoint(
-                self.size,
-                self.policy,
-                self.decided_ns,
-                self.epoch,
-                self.retries,
-                self.reclaims,
-                self.next_commit,
-                self.version,
-                self.grace_ends_ns,
-                self.cancelling,
-                self.halted,
-                sorted(self.backoff_heap),
-                list(self.suspects),
-                [
+                size=self.size,
+                policy=self.policy,
+                decided_ns=self.decided_ns,
+                epoch=self.epoch,
+                retries=self.retries,
+                reclaims=self.reclaims,
+                next_commit=self.next_commit,
+                version=self.version,
+                grace_ends_ns=self.grace_ends_ns,
+                cancelling=self.cancelling,
+                halted=self.halted,
+                backoff=sorted(self.backoff_heap),
+                suspects=list(self.suspects),
+                grants=[
                     GrantSnapshot(
                         grant.epoch,
                         grant.owner,
@@ -407,13 +394,13 @@ class RunState:
                     )
                     for grant in self.grants.values()
                 ],
-                list(self.finished_grants.values()),
-                self.ledger.encode_pages(),
-                self.ledger.ended,
-                self.stopped,
-                self._stop_base,
-                self._stop_cost,
-                sorted(self.stop_errors.items()),
+                finished_grants=list(self.finished_grants.values()),
+                pages=self.ledger.encode_pages(),
+                ended=self.ledger.ended,
+                stopped=self.stopped,
+                stop_base=self.stop_counts.base,
+                stop_cost=self.stop_counts.cost,
+                stop_errors=sorted(self.stop_counts.errors.items()),
             )
         )
 
@@ -436,9 +423,9 @@ class RunState:
         self.cancelling = checkpoint.cancelling
         self.halted = checkpoint.halted
         self.stopped = checkpoint.stopped
-        self._stop_base = checkpoint.stop_base
-        self._stop_cost = checkpoint.stop_cost
-        self.stop_errors = dict(checkpoint.stop_errors)
+        self.stop_counts.base = checkpoint.stop_base
+        self.stop_counts.cost = checkpoint.stop_cost
+        self.stop_counts.errors = dict(checkpoint.stop_errors)
         # A sorted list is a valid heap.
         self.backoff_heap = list(checkpoint.backoff)
         for finished in checkpoint.finished_grants:

@@ -55,6 +55,35 @@ class StopTally(NamedTuple):
     cost: float
 
 
+class StopCounts:
+    """Counts for the stop rules since the run started or resumed. A part of the run state."""
+
+    __slots__ = ("base", "cost", "errors")
+
+    def __init__(self) -> None:
+        # Rows failed and finished when counting started.
+        self.base = (0, 0)
+        self.cost = 0.0
+        # Failed rows by `error_id`.
+        self.errors: dict[int, int] = {}
+
+    def add(self, cost: float, errors: Iterable[tuple[int, int]]) -> None:
+        self.cost += cost
+        self.errors = add_errors(self.errors, errors)
+
+    def restart(self, failed: int, ended: int) -> None:
+        self.base = (failed, ended)
+        self.cost, self.errors = 0.0, {}
+
+    def exclude(self, failed: int, ended: int) -> None:
+        """Exclude finished rows from the counts: adopted outcomes do not count towards stop rules."""
+        self.base = (self.base[0] + failed, self.base[1] + ended)
+
+    def tally(self, failed: int, ended: int) -> StopTally:
+        """The current inputs of the stop rules, for these totals of the run."""
+        return StopTally(failed - self.base[0], ended - self.base[1], self.cost)
+
+
 def add_errors(counts: dict[int, int], errors: Iterable[tuple[int, int]]) -> dict[int, int]:
     """Add error counts. The result is bounded and deterministic for the same sequence of errors."""
     for error, rows in errors:

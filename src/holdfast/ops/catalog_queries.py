@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from holdfast.config import SCAN_PAGE
 from holdfast.durable import inbox, journal
 from holdfast.durable import lease as leases
 from holdfast.errors import Invalid, NotFound
 from holdfast.leadership import leader_lease, worker_registry
 from holdfast.leadership.worker_registry import WorkerRecord
 from holdfast.store import schema, tuples
-from holdfast.store.api import Row, Txn
+from holdfast.store.api import Txn
+from holdfast.store.prefix_scan import iter_names
 from holdfast.store.schema import Space
 from holdfast.world import catalog
 from holdfast.world.catalog import WorldRecord, subject_of
@@ -42,13 +41,13 @@ class WorkerRow(NamedTuple):
 def universes(txn: Txn) -> list[str]:
     """Return the names of all universes that have worlds, workers or tasks, sorted."""
     spaces = (Space.WORLD, Space.WORKER, Space.TASK)
-    names = {name for space in spaces for name in names_after(txn, (int(space),))}
+    names = {name for space in spaces for name in iter_names(txn, (int(space),))}
     return sorted(names)
 
 
 def types(txn: Txn, universe: str) -> list[str]:
     """Return the types of all worlds that are not deleted."""
-    return list(names_after(txn, (int(Space.WORLD), universe, "n")))
+    return list(iter_names(txn, (int(Space.WORLD), universe, "n")))
 
 
 def worlds(txn: Txn, universe: str, type: str, after: str = "", limit: int = 100) -> list[WorldRow]:
@@ -121,21 +120,3 @@ def worker_rows(txn: Txn, ttl_ns: int = worker_registry.TTL_NS) -> list[WorkerRo
             assigned = len(catalog.list_assigned(txn, universe, record.worker))
             rows.append(WorkerRow(universe, record, live, assigned))
     return rows
-
-
-def names_after(txn: Txn, path: tuples.Key) -> Iterator[str]:
-    """Yield the distinct names that follow a key path, with one seek per name."""
-    prefix = tuples.pack(path)
-    at, end = prefix, tuples.prefix_end(prefix)
-    while rows := txn.scan(at, end, 1):
-        name = str(tuples.unpack(rows[0][0])[len(path)])
-        yield name
-        at = tuples.prefix_end(prefix + tuples.pack((name,)))
-
-
-def rows_of(txn: Txn, prefix: bytes) -> Iterator[Row]:
-    """Yield all rows below a prefix, read in pages."""
-    at, end = prefix, tuples.prefix_end(prefix)
-    while page := txn.scan(at, end, SCAN_PAGE):
-        yield from page
-        at = page[-1][0] + b"\x00"

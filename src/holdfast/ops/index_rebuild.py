@@ -19,10 +19,10 @@ from holdfast.config import BATCH_MAX
 from holdfast.dispatch import log
 from holdfast.dispatch.request import DispatchRecord, mark_of
 from holdfast.durable import dead_letters, item
-from holdfast.ops.catalog_queries import rows_of
 from holdfast.store import schema, tuples
+from holdfast.store.prefix_scan import iter_rows
 from holdfast.store.txn import ApplyTxn
-from holdfast.tasks import consistency as tasks_recount
+from holdfast.tasks import consistency as task_consistency
 from holdfast.tasks import model as task_rows
 from holdfast.tasks import row_ranges
 from holdfast.tasks.consistency import StoredTask
@@ -31,7 +31,7 @@ from holdfast.tasks.states import TaskState
 
 def replace_rows(txn: ApplyTxn, prefix: bytes, right: Mapping[bytes, bytes]) -> None:
     """Make the rows below a prefix equal to these."""
-    for key, _ in list(rows_of(txn, prefix)):
+    for key, _ in list(iter_rows(txn, prefix)):
         if key not in right:
             txn.delete(key)
     for key, row in right.items():
@@ -45,7 +45,7 @@ def rebuild_queue(txn: ApplyTxn, name: str) -> None:
     keys = item.keys_of(name)
     letters = {
         key[len(keys.dead) :]: codec.unpack_as(dead_letters.DeadLetter, row)
-        for key, row in rows_of(txn, keys.dead)
+        for key, row in iter_rows(txn, keys.dead)
     }
     _set_index_rows(
         txn,
@@ -56,10 +56,12 @@ def rebuild_queue(txn: ApplyTxn, name: str) -> None:
         },
         letters,
     )
-    items = {key[len(keys.items) :]: item.decode_item(row) for key, row in rows_of(txn, keys.items)}
+    items = {
+        key[len(keys.items) :]: item.decode_item(row) for key, row in iter_rows(txn, keys.items)
+    }
     claims = {
         key[len(keys.claim_rows) :]: item.decode_claim_row(row)
-        for key, row in rows_of(txn, keys.claim_rows)
+        for key, row in iter_rows(txn, keys.claim_rows)
     }
     # Only the claim row has the claim number, so an item whose claim row is lost is left unchanged.
     indexed = _indexed_seqs(txn, keys.by_expiry) | _indexed_seqs(txn, keys.by_owner)
@@ -101,7 +103,7 @@ def rebuild_queue(txn: ApplyTxn, name: str) -> None:
 
 def _indexed_seqs(txn: ApplyTxn, prefix: bytes) -> set[bytes]:
     """Return the items that index rows name, without rows whose key and value disagree."""
-    return {row for key, row in rows_of(txn, prefix) if key.endswith(row)}
+    return {row for key, row in iter_rows(txn, prefix) if key.endswith(row)}
 
 
 def _set_index_rows(
@@ -109,7 +111,7 @@ def _set_index_rows(
 ) -> None:
     """Make the index rows of the items in `about` equal to `right`. Rows of other items stay."""
     right_keys, own_seqs = set(key_by_seq.values()), set(about)
-    for key, row in list(rows_of(txn, prefix)):
+    for key, row in list(iter_rows(txn, prefix)):
         # A row whose key and value name different items is invalid.
         if key not in right_keys and (row in own_seqs or not key.endswith(row)):
             txn.delete(key)
@@ -122,7 +124,7 @@ def _set_index_rows(
 
 def rebuild_dispatches(txn: ApplyTxn, universe: str) -> None:
     keys = log.keys_of(universe)
-    records = [codec.unpack_as(DispatchRecord, row) for _, row in rows_of(txn, keys.records)]
+    records = [codec.unpack_as(DispatchRecord, row) for _, row in iter_rows(txn, keys.records)]
     counted = Counter(record.status for record in records)
     for status, prefix in keys.states.items():
         right = {
@@ -160,7 +162,7 @@ class _WaitIndexRow(NamedTuple):
 def rebuild_wait_states(txn: ApplyTxn, universe: str) -> None:
     """Put every waiting task into exactly one wait-state index, and remove all other tasks from them."""
     keys = task_rows.keys_of(universe)
-    tasks = tasks_recount.load_tasks(txn, keys)
+    tasks = task_consistency.load_tasks(txn, keys)
     index_rows = _wait_index_rows(txn, keys)
     times_indexed = Counter(seq for index_row in index_rows for _, seq in index_row.members)
     correct: set[int] = set()
@@ -181,7 +183,7 @@ def rebuild_wait_states(txn: ApplyTxn, universe: str) -> None:
     ]
     for first, last in _group_ranges(txn, keys, tasks, sorted(unindexed)):
         task = tasks[first]
-        right = tasks_recount.expected_keys(txn, keys, first, task)
+        right = task_consistency.expected_keys(txn, keys, first, task)
         wait_state = next(name for name in ("delayed", "suspect", "ready") if name in right)
         row = (
             _ready_key(keys, first, task)
@@ -194,19 +196,19 @@ def rebuild_wait_states(txn: ApplyTxn, universe: str) -> None:
 def rebuild_keys(txn: ApplyTxn, universe: str) -> None:
     """Point each key at the task that has it, or at the last redrive of that task."""
     keys = task_rows.keys_of(universe)
-    tasks = tasks_recount.load_tasks(txn, keys)
+    tasks = task_consistency.load_tasks(txn, keys)
     right: dict[bytes, bytes] = {}
     for seq, task in tasks.items():
         if task.body.key:
             key = keys.idempotency_keys + tuples.pack((task.spec.name, task.body.key))
-            right[key] = task_rows.pack_int(tasks_recount.last_redrive_of(tasks, seq))
+            right[key] = task_rows.pack_int(task_consistency.last_redrive_of(tasks, seq))
     replace_rows(txn, keys.idempotency_keys, right)
 
 
 def _wait_index_rows(txn: ApplyTxn, keys: task_rows.TaskKeys) -> list[_WaitIndexRow]:
     index_rows: list[_WaitIndexRow] = []
-    for wait_state, prefix in tasks_recount.wait_state_prefixes(keys):
-        for key, row in rows_of(txn, prefix):
+    for wait_state, prefix in task_consistency.wait_state_prefixes(keys):
+        for key, row in iter_rows(txn, prefix):
             if wait_state == "delayed":
                 members = [(key, int(tuples.unpack(key)[-1]))]
             else:
@@ -225,7 +227,7 @@ def _is_correct(
 ) -> bool:
     if task.status.state != TaskState.WAITING:
         return False
-    if tasks_recount.expected_keys(txn, keys, seq, task).get(index_row.wait_state) != single_key:
+    if task_consistency.expected_keys(txn, keys, seq, task).get(index_row.wait_state) != single_key:
         return False
     if index_row.wait_state == "delayed":
         return index_row.row == _ready_key(keys, seq, task)

@@ -14,6 +14,7 @@ from holdfast.messages import Intent, TimerSet
 from holdfast.ops import catalog_queries
 from holdfast.store import tuples
 from holdfast.store.api import Txn
+from holdfast.store.prefix_scan import iter_names
 from holdfast.store.schema import Space
 from holdfast.world import catalog
 from holdfast.world import intents as world_intents
@@ -75,7 +76,7 @@ def kinds(
     With `lanes`, a kind also matches its peer queues: mail in transit to another store.
     """
     rows = []
-    for name in catalog_queries.names_after(txn, (int(Space.QUEUE),)):
+    for name in iter_names(txn, (int(Space.QUEUE),)):
         queue_universe, _, queue_kind = name.partition("/effects/")
         accepted_kinds = (
             (None, queue_kind, queue_kind.partition(">")[0]) if lanes else (None, queue_kind)
@@ -87,7 +88,7 @@ def kinds(
 
 def queues(txn: Txn) -> list[tuple[str, queue.QueueCounts]]:
     """Return all queues by name, with one seek per queue."""
-    names = catalog_queries.names_after(txn, (int(Space.QUEUE),))
+    names = iter_names(txn, (int(Space.QUEUE),))
     return [(name, queue.counts(txn, name)) for name in names]
 
 
@@ -203,29 +204,38 @@ def _item_row(txn: Txn, universe: str, keys: items.QueueKeys, packed: bytes) -> 
     item = items.load_with_claim(txn, keys, packed)
     intent = codec.unpack_as(Intent, queue.payload_of(txn, item))
     return IntentRow(
-        seq_of(packed),
-        intent,
-        _world_name(txn, universe, intent.world_id),
-        item.expires_ns or item.not_before_ns or item.enqueued_ns,
-        item.failures + item.expiries,
-        item.owner,
-        item.code,
-        item.error,
+        seq=seq_of(packed),
+        intent=intent,
+        world=_world_name(txn, universe, intent.world_id),
+        time_ns=item.expires_ns or item.not_before_ns or item.enqueued_ns,
+        attempts=item.failures + item.expiries,
+        owner=item.owner,
+        code=item.code,
+        error=item.error,
     )
 
 
 def _letter_row(txn: Txn, universe: str, letter: queue.DeadLetter) -> IntentRow:
-    unknown = Intent(universe, letter.group, b"", "", b"", "", b"", letter.enqueued_ns)
+    unknown = Intent(
+        universe_id=universe,
+        world_id=letter.group,
+        intent_hash=b"",
+        effect_kind="",
+        params=b"",
+        origin_name="",
+        policy_context_hash=b"",
+        enqueued_at_ns=letter.enqueued_ns,
+    )
     intent = intent_of(txn, letter) or unknown
     return IntentRow(
-        letter.seq,
-        intent,
-        _world_name(txn, universe, intent.world_id),
-        letter.died_ns,
-        letter.failures + letter.expiries,
-        letter.owner,
-        letter.code,
-        letter.error,
+        seq=letter.seq,
+        intent=intent,
+        world=_world_name(txn, universe, intent.world_id),
+        time_ns=letter.died_ns,
+        attempts=letter.failures + letter.expiries,
+        owner=letter.owner,
+        code=letter.code,
+        error=letter.error,
     )
 
 

@@ -23,22 +23,25 @@ from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.config import WriterLimits
+from holdfast.durable import consistency as durable_consistency
 from holdfast.durable import inbox, item, journal
 from holdfast.durable import lease as leases
+from holdfast.durable.difference import Difference
 from holdfast.errors import NotFound, StoreCorrupt
 from holdfast.leadership import leader_lease
-from holdfast.ops import catalog_queries, consistency, decode_errors, index_rebuild, store_copy
-from holdfast.ops.consistency import StoreDifference
+from holdfast.ops import catalog_queries, decode_errors, index_rebuild, store_copy, verify
 from holdfast.store import schema, tuples
 from holdfast.store.admin import raw_access
+from holdfast.store.prefix_scan import iter_names, iter_rows
 from holdfast.store.schema import Space
 from holdfast.store.txn import ApplyTxn
-from holdfast.tasks import consistency as tasks_recount
+from holdfast.tasks import consistency as task_consistency
 from holdfast.tasks import model as task_rows
-from holdfast.tasks import replay_check as tasks_verify
+from holdfast.tasks import replay_check
 from holdfast.tasks.row_ranges import SEQ_END, range_lease_statuses
 from holdfast.tasks.states import TaskState
 from holdfast.world import catalog
+from holdfast.world import consistency as world_consistency
 from holdfast.world.catalog import WorldStatus, subject_of
 from holdfast.world.code_requirement import CodeRequirement
 
@@ -60,7 +63,7 @@ class NotRebuilt(StoreCorrupt):
 class RebuildResult(NamedTuple):
     """The differences before the rebuild, the number of changed rows, and whether they were written."""
 
-    differences: list[StoreDifference]
+    differences: list[Difference]
     rows: int
     written: bool
 
@@ -85,7 +88,7 @@ def rebuild(url: str, universe: str, *, dry_run: bool = False) -> RebuildResult:
             remaining = _differences(txn, universe)
             if remaining:
                 shown = [
-                    f"{difference.kind} {difference.where}: {difference.what}"
+                    "{kind} {where}: {what}".format(**difference.document())
                     for difference in remaining[:SHOWN_MAX]
                 ]
                 raise NotRebuilt(universe=universe, differences=len(remaining), first=shown)
@@ -99,7 +102,7 @@ def rebuild(url: str, universe: str, *, dry_run: bool = False) -> RebuildResult:
 
 
 def _universes(txn: ApplyTxn) -> set[str]:
-    return {*catalog_queries.universes(txn), *catalog_queries.names_after(txn, (int(Space.TASK),))}
+    return {*catalog_queries.universes(txn), *iter_names(txn, (int(Space.TASK),))}
 
 
 def _verify_logs(txn: ApplyTxn, universe: str) -> None:
@@ -113,15 +116,15 @@ def _verify_logs(txn: ApplyTxn, universe: str) -> None:
             raise LogBroken(**{**error.fields, "log": log}) from None
         except codec.DECODE_ERRORS as error:
             raise LogBroken(log=log, subject=subject, why=str(error)) from None
-    replay = tasks_verify.LogReplay(txn, universe)
+    replay = replay_check.LogReplay(txn, universe)
     for difference in replay.run():
         raise LogBroken(
-            log="tasks", height=difference.height, why=f"{difference.field}: {difference.found}"
+            log="tasks", height=difference.height, why=f"{difference.what}: {difference.found}"
         )
 
 
-def _differences(txn: ApplyTxn, universe: str) -> list[StoreDifference]:
-    differences = consistency.find_differences(txn)
+def _differences(txn: ApplyTxn, universe: str) -> list[Difference]:
+    differences = verify.find_differences(txn)
     prefixes = (universe, f"{universe}/")
     return [
         difference
@@ -149,7 +152,7 @@ def _build_rows(txn: ApplyTxn, universe: str, differences: int) -> None:
 def _catalog(txn: ApplyTxn, universe: str) -> None:
     names: dict[bytes, bytes] = {}
     counted: Counter[str] = Counter()
-    for record in consistency.records_of(txn, universe):
+    for record in world_consistency.iter_records(txn, universe):
         counted[record.status.value] += 1
         if record.status is not WorldStatus.DELETED:
             key = schema.key_prefix(Space.WORLD, universe, "n", record.type, record.name)
@@ -163,7 +166,7 @@ def _catalog(txn: ApplyTxn, universe: str) -> None:
 
 def _assignments(txn: ApplyTxn, universe: str) -> None:
     index: dict[bytes, bytes] = {}
-    for record in consistency.records_of(txn, universe):
+    for record in world_consistency.iter_records(txn, universe):
         assignment = catalog.find_assignment(txn, universe, record.world_id)
         if assignment is not None:
             worker = assignment.desired_worker_id or ""
@@ -184,7 +187,7 @@ def _assignments(txn: ApplyTxn, universe: str) -> None:
 
 def _leases(txn: ApplyTxn, universe: str) -> None:
     prefix = f"{universe}/"
-    for resource, logged in consistency.logged_leases(txn).items():
+    for resource, logged in durable_consistency.logged_leases(txn).items():
         if not resource.startswith(prefix):
             continue
         fence, expiry = (
@@ -198,11 +201,11 @@ def _leases(txn: ApplyTxn, universe: str) -> None:
             txn.put(expiry, schema.encode_int(logged.expires_ns))
     right = {
         (fence.worker, resource)
-        for resource, fence in consistency.fences(txn)
+        for resource, fence in durable_consistency.iter_fences(txn)
         if fence.state is leases.LeaseState.HELD
     }
     for worker, resource in (
-        consistency.worker_pairs(txn, schema.key_prefix(Space.LEASE, "by")) | right
+        durable_consistency.worker_pairs(txn, schema.key_prefix(Space.LEASE, "by")) | right
     ):
         if resource.startswith(prefix):
             key = schema.key_prefix(Space.LEASE, "by", worker, resource)
@@ -213,13 +216,13 @@ def _leases(txn: ApplyTxn, universe: str) -> None:
 
 
 def _queues(txn: ApplyTxn, universe: str) -> None:
-    for name in catalog_queries.names_after(txn, (int(Space.QUEUE),)):
+    for name in iter_names(txn, (int(Space.QUEUE),)):
         if not name.startswith(f"{universe}/"):
             continue
         index_rebuild.rebuild_queue(txn, name)
         keys = item.keys_of(name)
         ready, delayed, claimed, dead = (
-            sum(1 for _ in catalog_queries.rows_of(txn, prefix))
+            sum(1 for _ in iter_rows(txn, prefix))
             for prefix in (keys.ready, keys.delayed, keys.by_expiry, keys.dead)
         )
         counts = item.counts_of(txn, keys)
@@ -230,11 +233,11 @@ def _queues(txn: ApplyTxn, universe: str) -> None:
 
 def _tasks(txn: ApplyTxn, universe: str) -> None:
     keys = task_rows.keys_of(universe)
-    replay = tasks_verify.LogReplay(txn, universe)
+    replay = replay_check.LogReplay(txn, universe)
     for _ in replay.run():
         pass
     leased = range_lease_statuses(txn, keys, 0, SEQ_END)
-    for key, _ in list(catalog_queries.rows_of(txn, keys.bodies)):
+    for key, _ in list(iter_rows(txn, keys.bodies)):
         packed = key[len(keys.bodies) :]
         replayed = replay.tasks.get(task_rows.unpack_seq(packed))
         row = txn.get(keys.statuses + packed)
@@ -247,7 +250,7 @@ def _tasks(txn: ApplyTxn, universe: str) -> None:
         if row is None and replayed.state == TaskState.COMPLETED:
             # The result was in the lost status row and cannot be restored.
             continue
-        fields = {name: getattr(replayed, name) for name in tasks_verify.LOGGED_FIELDS}
+        fields = {name: getattr(replayed, name) for name in replay_check.LOGGED_FIELDS}
         right = replace(status, **fields)
         if right != status:
             txn.put(keys.statuses + packed, codec.pack(right))
@@ -258,15 +261,15 @@ def _tasks(txn: ApplyTxn, universe: str) -> None:
 
 def _task_counts(txn: ApplyTxn, universe: str) -> None:
     keys = task_rows.keys_of(universe)
-    counted, running = tasks_recount.count_tasks(txn, keys)
-    queues = {str(tuples.unpack(key)[-1]) for key, _ in catalog_queries.rows_of(txn, keys.counts)}
+    counted, running = task_consistency.count_tasks(txn, keys)
+    queues = {str(tuples.unpack(key)[-1]) for key, _ in iter_rows(txn, keys.counts)}
     for queue in queues | set(counted):
         right = task_rows.TaskCounts(
             **{name: counted[queue][name] for name in task_rows.TaskCounts.__struct_fields__}
         )
         if task_rows.get_counts(txn, keys, queue) != right:
             txn.put(keys.counts + task_rows.pack_text(queue), codec.pack(right))
-    stored_pairs = consistency.worker_pairs(txn, keys.leased_per_limit)
+    stored_pairs = durable_consistency.worker_pairs(txn, keys.leased_per_limit)
     for pair in {*stored_pairs, *running}:
         key = keys.leased_per_limit + tuples.pack(pair)
         if txn.count(key) != running[pair]:

@@ -9,7 +9,7 @@ loop              repeats ticks, sleeps, start, stop   error_policy   error clas
 boot              checks before the first tick         counters       metrics
 claimer           claims items                         tick_stats     counts of one tick
 claim_ops         operations of the claimer            hooks          log and replay events
-executor          handlers in threads or an event loop recording      steps in a file
+executor          handlers in threads or an event loop recorder       steps in a file
 claim_supervisor  extends claims, enforces timeouts    replay         runs recorded steps again
 settlement        commits outcomes                     frames         LMSG and LINT formats
 commit_handoff    outcomes in another's commit         frame_handler  handler for LMSG frames
@@ -24,7 +24,7 @@ from holdfast.runner.error_policy import ErrorKind, ErrorPolicy, Refused
 from holdfast.runner.frame_handler import FrameHandler, Misrouted, Undecodable
 from holdfast.runner.hooks import LogEvent, LogKind, RecordedStep, StepKind
 from holdfast.runner.policy import RunnerPolicy
-from holdfast.runner.recording import Recorder, RecordingDamaged, read_steps
+from holdfast.runner.recorder import Recorder, RecordingDamaged, read_steps
 from holdfast.runner.replay import ReplayReport, replay, replay_file
 from holdfast.runner.runner import Runner
 from holdfast.runner.tick_lock import TickLock, TickLockClosed

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from holdfast.durable.queue import Claim
 from holdfast.runner.error_policy import code_of
 from holdfast.runner.hooks import RecordedStep, StepKind
-from holdfast.runner.recording import RecordingDamaged, read_steps
+from holdfast.runner.recorder import RecordingDamaged, read_steps
 from holdfast.runner.work import WorkHandler, WorkItem, WorkKind
 
 _ATTEMPTS: dict[StepKind, WorkKind] = {

@@ -86,9 +86,18 @@ class History:
         commit_no: int = 0,
         txn_no: int = 0,
     ) -> HistoryEvent:
-        i = len(self.events)
         event = HistoryEvent(
-            i, at_ns, actor, incarnation, op, args or {}, result, value, epoch, commit_no, txn_no
+            i=len(self.events),
+            at_ns=at_ns,
+            actor=actor,
+            incarnation=incarnation,
+            op=op,
+            args=args or {},
+            result=result,
+            value=value,
+            epoch=epoch,
+            commit_no=commit_no,
+            txn_no=txn_no,
         )
         self.events.append(event)
         self._store_lives = self.lease_lives = None

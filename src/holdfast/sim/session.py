@@ -39,7 +39,7 @@ from holdfast.sim.scheduler import SimThread, SimThreadPool
 from holdfast.sim.settings import LEASE_NS, SimulationSettings
 from holdfast.sim.simulation import Simulation
 from holdfast.store.subscription import Subscription
-from holdfast.workers.mail.routing import NoMailRoute
+from holdfast.workers.mail.router import NoMailRoute
 from holdfast.workers.world.worker import WorldWorkerPolicy
 from holdfast.world import intents
 from holdfast.world.host import SnapshotPolicy

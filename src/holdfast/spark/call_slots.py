@@ -18,7 +18,7 @@ import tempfile
 import threading
 from typing import IO
 
-# The maximum concurrency of a stage (`stage.CONCURRENCY_MAX`).
+# The maximum concurrency of a stage (`stage_settings.CONCURRENCY_MAX`).
 SLOTS_MAX = 10_000
 _HEADER_CELLS = 2
 _CELLS = _HEADER_CELLS + 2 * SLOTS_MAX

@@ -30,7 +30,7 @@ from holdfast.spark import function_pickle, ledger_protocol
 from holdfast.spark.arrow_rows import ResultEncoder
 from holdfast.spark.call_slots import CallSlots
 from holdfast.spark.caller import FunctionCaller
-from holdfast.spark.child_job import ChildJob, HungCall
+from holdfast.spark.child_job import ChildJob, HungCall, ProbeRequest
 from holdfast.spark.ledger_client import LedgerClient
 from holdfast.spark.row_executor import RowExecutor
 
@@ -97,8 +97,8 @@ def _run_job(
         fn, retry_on, tokens = function_pickle.load_function(function)
     except function_pickle.NotLoadable as error:
         return ChildResult.failed(error)
-    if job.probe:
-        return _run_probe(job, fn)
+    if job.probe is not None:
+        return _run_probe(job, job.probe, fn)
     from pyspark.sql.types import StructType  # after the imports of the function
 
     _freeze_modules()
@@ -128,11 +128,11 @@ def _freeze_modules() -> None:
     gc.freeze()
 
 
-def _run_probe(job: ChildJob, fn: Callable[..., Any]) -> ChildResult:
+def _run_probe(job: ChildJob, probe: ProbeRequest, fn: Callable[..., Any]) -> ChildResult:
     from holdfast.spark.executor_probe import probe_in_child  # once a run
 
     try:
-        probe_in_child(job, fn)
+        probe_in_child(job, probe, fn)
     except HoldfastError as error:
         return ChildResult.failed(error)
     return ChildResult("probed", 0)

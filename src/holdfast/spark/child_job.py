@@ -8,6 +8,22 @@ from holdfast.spark.ledger_client import ServiceAddress
 from holdfast.spark.spool_access import SpoolAccess
 
 
+class SlotRelease(msgspec.Struct, frozen=True):
+    """When a task frees its Spark slot before the run is over. 0: never."""
+
+    # Time slice. After it no row is begun.
+    time_slice_s: float = 0.0
+    # Idle time, if other tasks suffice for the rest.
+    idle_s: float = 0.0
+
+
+class ProbeRequest(msgspec.Struct, frozen=True):
+    """Only load the function and connect to the ledger. No row is claimed."""
+
+    # An object that the driver has put into the spool.
+    spool_marker: bytes = b""
+
+
 class ChildJob(msgspec.Struct, frozen=True):
     """The job of a child: run, rows, concurrency."""
 
@@ -25,13 +41,8 @@ class ChildJob(msgspec.Struct, frozen=True):
     deaths: int = 0
     # Module search path of the Spark worker: it includes files of addPyFile.
     paths: list[str] = []
-    # Only load the function and connect to the ledger. No row is claimed.
-    probe: bool = False
-    # Time slice: then no row is begun and the task frees its slot. 0: until the end of the run.
-    time_slice_s: float = 0.0
-    # Idle time after which the task frees its slot, if other tasks suffice for the rest. 0: until
-    # the end of the run.
-    idle_s: float = 0.0
+    probe: ProbeRequest | None = None
+    slot_release: SlotRelease = SlotRelease()
     lease_s: float = 15.0
     # Owner name at the ledger. A successor uses the same name and inherits the grants.
     owner: str = ""
@@ -41,8 +52,6 @@ class ChildJob(msgspec.Struct, frozen=True):
     token_limited: bool = False
     # The spool of blocks and results, if the run has one.
     spool: SpoolAccess | None = None
-    # For a probe: an object that the driver has put into the spool.
-    spool_marker: bytes = b""
 
 
 class HungCall(Exception):

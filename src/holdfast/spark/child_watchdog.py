@@ -19,8 +19,8 @@ from holdfast.errors import HoldfastError
 from holdfast.spark import ledger_protocol
 from holdfast.spark.call_slots import CallSlots, StallDetector, decode_seq
 from holdfast.spark.child_job import ChildJob
+from holdfast.spark.hung_calls import CANCEL_S
 from holdfast.spark.ledger_client import LedgerClient
-from holdfast.spark.row_executor import CANCEL_S
 
 CHECK_INTERVAL_S_MAX = 0.5
 # Startup timeout of a child.

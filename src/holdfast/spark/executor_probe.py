@@ -25,7 +25,7 @@ from holdfast import __version__
 from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError, from_wire, to_wire
 from holdfast.spark import function_pickle, spark_jobs
-from holdfast.spark.child_job import ChildJob
+from holdfast.spark.child_job import ChildJob, ProbeRequest
 from holdfast.spark.errors import (
     ExecutorUnfit,
     HoldfastDiffers,
@@ -76,8 +76,8 @@ def check_local_imports(function: Callable[..., Any]) -> None:
 def run_probe_job(
     spark: SparkSession, job: ChildJob, function: bytes, marker: str, tasks: int
 ) -> list[list[Any]]:
-    """Run the probe job. Return the errors of the tasks in wire form."""
-    header = msgspec.msgpack.encode(msgspec.structs.replace(job, probe=True))
+    """Run the probe job, whose `job.probe` is set. Return the errors of the tasks in wire form."""
+    header = msgspec.msgpack.encode(job)
     python = list(sys.version_info[:2])
     body = probe_body(__version__, python, header, function, marker)
     count = min(tasks, TASKS_MAX)
@@ -198,7 +198,7 @@ def _probe_child(job: ChildJob, function: bytes) -> None:
         raise from_wire(result.wire_error)
 
 
-def probe_in_child(job: ChildJob, fn: Callable[..., Any]) -> None:
+def probe_in_child(job: ChildJob, probe: ProbeRequest, fn: Callable[..., Any]) -> None:
     """Check the imports of the loaded function, the ledger and the spool, in the child."""
     missing = function_pickle.find_missing_import(fn)
     if missing:
@@ -210,7 +210,7 @@ def probe_in_child(job: ChildJob, fn: Callable[..., Any]) -> None:
     if job.spool is not None:
         from holdfast.spark.spool import check_executor_access
 
-        check_executor_access(job.spool, job.run_id, job.spool_marker)
+        check_executor_access(job.spool, job.run_id, probe.spool_marker)
 
 
 def _is_marker_visible(marker: str) -> bool:

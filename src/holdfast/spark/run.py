@@ -30,7 +30,7 @@ from holdfast.ledger.failures import list_failed_rows as failed_rows
 from holdfast.ledger.log import count_rows as counts_of
 from holdfast.ledger.states import RowState
 from holdfast.spark import changed_input, driver_writes, executor_probe, ledger_protocol, spark_jobs
-from holdfast.spark.child_job import ChildJob
+from holdfast.spark.child_job import ChildJob, ProbeRequest
 from holdfast.spark.errors import (
     JobCancelled,
     NotAStage,
@@ -133,7 +133,7 @@ class RunDriver:
             return
         record = self.record()
         with executor_probe.output_marker(record.sink) as marker, spool_marker(record) as marked:
-            job_spec = msgspec.structs.replace(job_spec, spool_marker=marked)
+            job_spec = msgspec.structs.replace(job_spec, probe=ProbeRequest(marked))
             job = self._job = spark_jobs.SparkJob(
                 self.spark,
                 f"{self.tag}:probe",

@@ -440,7 +440,7 @@ class LedgerService:
         if isinstance(request, ledger_protocol.AcquireTokens):
             return requests.acquire_tokens(request), b""
         if isinstance(request, ledger_protocol.PutBlock):
-            return requests.put_block(
+            return requests.blocks.put(
                 data, request.in_order, request.spool_block, request.sorted
             ), b""
         if isinstance(request, ledger_protocol.DropInput):

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.clock import SYSTEM, Clock, iso_time
-from holdfast.config import VALUE_BYTES_MAX
 from holdfast.errors import (
     CommitUnknown,
     Conflict,
@@ -37,14 +36,13 @@ from holdfast.ledger.service.handlers import GRANT_BYTES_MAX, ServiceDecision
 from holdfast.ledger.service.metrics import RunMetrics
 from holdfast.ledger.service.rate_limits import RunRateLimits
 from holdfast.spark import (
-    block_merge,
     ledger_protocol,
     outcome_bundles,
     run_transactions,
-    spool_maintenance,
     spool_validation,
 )
 from holdfast.spark.arrow_rows import encode_stream
+from holdfast.spark.input_blocks import InputBlocks
 from holdfast.spark.ledger_client import ServiceLost
 from holdfast.spark.outcome_reuse import adopt_outcomes
 from holdfast.spark.part_assignments import WAIT_MS_MIN, PartAssignments
@@ -56,10 +54,7 @@ from holdfast.store.api import Store
 
 # How long a successor waits until the connection of its predecessor has closed.
 PREDECESSOR_WAIT_NS = 5_000_000_000
-DELETE_BLOCKS = 100
 TIMER_MIN_NS = 10_000_000
-# Unordered input above the memory of a merge is sorted by Spark.
-UNORDERED_BYTES_MAX = block_merge.MEMORY_BYTES
 # After these errors a new process takes over from the log.
 SUCCESSION_ERRORS = (Fenced, HeadMoved, CommitUnknown)
 
@@ -99,12 +94,7 @@ class ServiceRequests:
         self._input: RunInput | None = None
         self._outcomes: RunOutcomes | None = None
         self._ancestry: RunLineage | None = None
-        self._block_count = 0
-        # Bytes of all stored blocks, and of the blocks with unordered rows.
-        self._input_bytes = 0
-        self._unordered_bytes = 0
-        # The current pass reads the input that Spark sorted.
-        self._is_sorted_pass = False
+        self.blocks = InputBlocks(store, log_writer, record)
         self._reused_rows = 0
         self._served_intervals: set[int] = set()
         last_progress = None
@@ -119,50 +109,11 @@ class ServiceRequests:
         self.service.limits = RunRateLimits(rate_per_s, tokens_per_min, now_ns, token_state)
         if record.status is not runs.RunLifecycle.INGESTING:
             self._open_input()
-        else:
-            self._block_count = store.read(runs.next_block, record.run_id)
 
     # --- the input --------------------------------------------------------------------------
 
-    def put_block(
-        self,
-        data: memoryview,
-        in_order: bool = True,
-        at: runs.SpoolBlock | None = None,
-        sorted: bool | None = None,
-    ) -> ledger_protocol.BlockStored:
-        """Store a block. Reply `STOP_INGEST` if the unordered input exceeds the memory of a merge,
-        or if the block comes from the first pass after that pass has ended.
-        """
-        if len(data) > VALUE_BYTES_MAX:
-            # Blocks are cut at rows, so this is a single row.
-            raise ValueTooLarge(what="input row", bytes=len(data), max=VALUE_BYTES_MAX)
-        size, value = spool_validation.checked_block_value(self.record, data, at)
-        with self.log_writer.lock:
-            if self.log_writer.has_scheduler:
-                raise Invalid(what="input", why="the run has its input already")
-            # A restarted service learns it from the first block of the second pass.
-            self._is_sorted_pass = self._is_sorted_pass or bool(sorted)
-            if sorted is False and self._is_sorted_pass:
-                return ledger_protocol.BlockStored(ledger_protocol.STOP_INGEST)
-            self._unordered_bytes += 0 if in_order else size
-            if self._unordered_bytes > UNORDERED_BYTES_MAX:
-                return ledger_protocol.BlockStored(ledger_protocol.STOP_INGEST)
-            self._input_bytes += size
-            n = self._block_count
-            self._block_count += 1
-            ticket = self.log_writer.enqueue((), [(runs.block_key(self.record.run_id, n), value)])
-        ticket.wait()
-        return ledger_protocol.BlockStored(n)
-
     def drop_input(self) -> ledger_protocol.Ok:
-        """Remove the blocks of a pass that was aborted because the input is unordered."""
-        with self.log_writer.lock:
-            if self.log_writer.has_scheduler:
-                raise Invalid(what="input", why="the run has its input already")
-            self._unordered_bytes = self._input_bytes = 0
-            self._is_sorted_pass = True
-        self._delete_unused_blocks(set())
+        self.blocks.drop()
         return ledger_protocol.Ok()
 
     def seal(self, seal: ledger_protocol.SealInput) -> ledger_protocol.InputSealed:
@@ -173,15 +124,7 @@ class ServiceRequests:
         """
         if self.record.status is not runs.RunLifecycle.INGESTING:
             return ledger_protocol.InputSealed(self.record.size)
-        blocks = list(seal.blocks)
-        if seal.merge:
-            merged = block_merge.merge_blocks(
-                [block_merge.StagedBlock(*staged) for staged in seal.staged],
-                self.record.key,
-                self._read_block,
-                self._write_block,
-            )
-            blocks = merged.blocks
+        blocks = self.blocks.merge(seal.staged) if seal.merge else list(seal.blocks)
         size = sum(rows for _, rows in blocks)
         entries: LogEntries = []
         if self.log_writer.height:
@@ -207,7 +150,7 @@ class ServiceRequests:
         if self.record.base_run:
             adopt_outcomes(self.store, self.log_writer, replace(self.record, **sealed))
         self.change_status(runs.RunEvent.SEAL, **sealed)
-        self._delete_unused_blocks({n for n, _ in blocks})
+        self.blocks.delete_unused({n for n, _ in blocks})
         self._open_input()
         return ledger_protocol.InputSealed(size)
 
@@ -220,25 +163,6 @@ class ServiceRequests:
             event,
             changes,
         )
-
-    def _read_block(self, n: int) -> bytes:
-        data = self.store.read(runs.get_block, self.record.run_id, n)
-        assert data is not None
-        return bytes(data)
-
-    def _write_block(self, data: bytes) -> int:
-        return self.put_block(memoryview(data)).number
-
-    def _delete_unused_blocks(self, kept: set[int]) -> None:
-        """Delete unreferenced blocks: from duplicate tasks, or merged into others."""
-        spare = [n for n in range(self._block_count) if n not in kept]
-        for at in range(0, len(spare), DELETE_BLOCKS):
-            some = spare[at : at + DELETE_BLOCKS]
-            objects = spool_maintenance.list_block_objects(self.store, self.record, some)
-            self.store.transact(
-                run_transactions.delete_blocks, self.log_writer.log.lease, self.record.run_id, some
-            )
-            spool_maintenance.delete_objects(self.record, objects)
 
     def _open_input(self) -> None:
         self._input = RunInput(self.store, self.record)
@@ -645,17 +569,17 @@ class ServiceRequests:
                 # This process is about to exit. Its successor takes over.
                 raise ServiceLost(why=str(self.log_writer.error))
             return ledger_protocol.RunStatusReply(
-                self.record.status.value,
-                self.record.halted,
-                self.is_over,
-                ledger_protocol.error_reply(error).error if error is not None else None,
-                codec.pack(self.progress()),
-                self._progress_position(),
-                self._input_bytes,
-                self._stop_reason(),
-                self._is_claim_answerable(),
-                self.part_assignments is not None and not self.part_assignments.closed,
-                self._unordered_bytes > UNORDERED_BYTES_MAX,
+                status=self.record.status.value,
+                halted=self.record.halted,
+                over=self.is_over,
+                error=ledger_protocol.error_reply(error).error if error is not None else None,
+                progress=codec.pack(self.progress()),
+                position=self._progress_position(),
+                input_bytes=self.blocks.total_bytes,
+                stopped=self._stop_reason(),
+                claim_ready=self._is_claim_answerable(),
+                writing=self.part_assignments is not None and not self.part_assignments.closed,
+                needs_sort=self.blocks.needs_sort,
             )
 
     def _progress_position(self) -> bytes:

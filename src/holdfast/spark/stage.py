@@ -24,9 +24,7 @@ import msgspec
 
 from holdfast.errors import Invalid, NotFound
 from holdfast.ledger import run_deletion, runs
-from holdfast.ledger.run_policy import ATTEMPTS_MAX, PAGE_ROWS, RunPolicy
-from holdfast.ledger.run_scheduler import CLAIM_ROWS_MAX
-from holdfast.ledger.stop_rules import StopRules
+from holdfast.ledger.run_policy import PAGE_ROWS
 from holdfast.spark import (
     changed_input,
     driver_writes,
@@ -36,8 +34,9 @@ from holdfast.spark import (
     spark_jobs,
 )
 from holdfast.spark.arrow_rows import ResultEncoder
-from holdfast.spark.carried_columns import check_carry, encode_carry
+from holdfast.spark.carried_columns import check_carry
 from holdfast.spark.changed_input import Changes, ExtendOptions
+from holdfast.spark.child_job import SlotRelease
 from holdfast.spark.column_types import check_input_types, check_result_types
 from holdfast.spark.errors import InputChanged, RunCancelled, RunHalted
 from holdfast.spark.exception_rules import RetryRule, transient
@@ -51,12 +50,11 @@ from holdfast.spark.remap_run import FailedRowIndex, make_remap_work
 from holdfast.spark.retention import retain
 from holdfast.spark.run import PreparedStage, Run, RunDriver, as_sink
 from holdfast.spark.run_plan import RunPlan
-from holdfast.spark.service_host import checked_host
 from holdfast.spark.service_supervisor import ServiceSupervisor, prestart_service
 from holdfast.spark.sinks import Sink
 from holdfast.spark.spool import register_spool
 from holdfast.spark.spool_maintenance import SpoolDeletion
-from holdfast.spark.stage_arguments import checked_int, checked_key, checked_number
+from holdfast.spark.stage_arguments import checked_int, checked_key
 from holdfast.spark.stage_comparison import compare_new_input
 from holdfast.spark.stage_options import (
     check_config,
@@ -64,14 +62,19 @@ from holdfast.spark.stage_options import (
     check_output,
     check_stage,
     checked_result_schema,
-    checked_retry_rules,
-    checked_tokens,
     default_session,
     open_run_store,
     resumable_run,
 )
 from holdfast.spark.stage_run_record import child_job_of, new_run_record, outcome_settings
 from holdfast.spark.stage_service_config import service_config_of
+from holdfast.spark.stage_settings import (
+    CallSettings,
+    ListenSettings,
+    OutputSettings,
+    StageSettings,
+    checked_policy,
+)
 from holdfast.spark.stop import Stop
 from holdfast.spark.tls import Tls
 from holdfast.store.api import Store
@@ -83,9 +86,6 @@ if TYPE_CHECKING:
 BATCH_ROWS = 16_384
 FLUSH_ROWS = 100
 FILE_ROWS = 4 * PAGE_ROWS
-CONCURRENCY_MAX = 10_000
-TTL_S_MAX = 30 * 24 * 3600
-PORT_MAX = 65_535
 # Configuration of how rows are cut. It does not affect the meaning of outcomes.
 _CUT_OPTIONS = ("batch_rows", "file_rows", "file_bytes")
 
@@ -93,7 +93,7 @@ _CUT_OPTIONS = ("batch_rows", "file_rows", "file_bytes")
 _lazy_services: dict[tuple[str, str], ServiceSupervisor] = {}
 
 
-class Stage:
+class Stage(StageSettings):
     def __init__(
         self,
         name: str,
@@ -138,44 +138,36 @@ class Stage:
         self.key = checked_key(key)
         self.schema = schema
         self.store = store
-        self.retry_on = checked_retry_rules(retry_on)
-        self.concurrency = checked_int("concurrency", concurrency, 1, CONCURRENCY_MAX)
-        self.rate_per_s = checked_number("rate_per_s", rate_per_s, 0)
-        self.tokens_per_min = checked_number("tokens_per_min", tokens_per_min, 0)
-        self.tokens = checked_tokens(tokens_per_min, tokens)
-        self.timeout_s = checked_number("timeout_s", timeout_s, 0.001)
-        self.batch_rows = checked_int("batch_rows", batch_rows, 1, CLAIM_ROWS_MAX) if batch else 0
-        self.flush_rows = checked_int("flush_rows", flush_rows, 1, 100_000)
-        self.file_rows = checked_int("file_rows", file_rows, 1)
-        self.file_bytes = checked_int("file_bytes", file_bytes, 1)
-        self.carry = encode_carry(carry)
-        self.on_fail = on_fail or "keep"
-        # The lazy form omits failed rows only on request.
-        self.lazily_strict = on_fail == "raise" or (on_fail is None and not meta)
-        self.meta = meta
+        self.calls = CallSettings.checked(
+            retry_on=retry_on,
+            concurrency=concurrency,
+            rate_per_s=rate_per_s,
+            tokens_per_min=tokens_per_min,
+            tokens=tokens,
+            timeout_s=timeout_s,
+            batch_rows=batch_rows if batch else None,
+            flush_rows=flush_rows,
+        )
+        self.outputs = OutputSettings.checked(
+            carry=carry, file_rows=file_rows, file_bytes=file_bytes, on_fail=on_fail, meta=meta
+        )
         self.version = version
         self.dynamic = tasks == "dynamic"
         self.tasks = 0 if tasks == "dynamic" else checked_int("tasks", tasks, 0)
-        self.ledger_host = checked_host(ledger_host)
-        self.ledger_port = checked_int("ledger_port", ledger_port, 0, PORT_MAX)
-        self.bind = bind
-        self.tls = tls
+        self.listen = ListenSettings.checked(ledger_host, ledger_port, bind, tls)
         self.spool = register_spool(spool, storage_options)
         self.keep_runs = checked_int("keep_runs", keep_runs, 0)
         self.progress = progress
         check_stage(name, fn, on_fail, version, tls, progress, stop_after)
-        # A page consists of whole batches.
-        pages = self.batch_rows * max(PAGE_ROWS // self.batch_rows, 1) if batch else PAGE_ROWS
-        self.policy = RunPolicy(
-            attempts_max=checked_int("attempts", attempts, 1, ATTEMPTS_MAX),
-            retries_max=checked_int("retry_budget", retry_budget, 0),
-            lease_ns=int(checked_number("lease_s", lease_s, 0.1, TTL_S_MAX) * 1e9),
-            grace_ns=int(checked_number("grace_s", grace_s, 0, TTL_S_MAX) * 1e9),
-            page_rows=pages,
+        self.policy = checked_policy(
+            attempts=attempts,
+            retry_budget=retry_budget,
+            lease_s=lease_s,
+            grace_s=grace_s,
+            ahead_rows=ahead_rows,
+            file_rows=self.file_rows,
             batch_rows=self.batch_rows,
-            # The commit advances by whole files, so it may lag by one file.
-            ahead_rows_max=ahead_rows and checked_int("ahead_rows", ahead_rows, 0) + self.file_rows,
-            stop_rules=stop_after.rules() if stop_after is not None else StopRules(),
+            stop_after=stop_after,
         )
 
     # --- public API -------------------------------------------------------------------------
@@ -226,7 +218,14 @@ class Stage:
                 sink.check_vacant()
                 check_output(sink, df, self.key, prepared.schema, self.carry)
             return self._run_input(
-                run_store, spark, df, record, prepared, sink, latest_run_id, extend_options.match
+                run_store,
+                spark,
+                df,
+                record,
+                prepared,
+                sink,
+                latest_run_id,
+                match=extend_options.match,
             )
         except BaseException:
             run_store.close()
@@ -379,11 +378,11 @@ class Stage:
             run_store.close()
         # A task of the lazy form waits for its rows, because it yields them.
         job = msgspec.structs.replace(
-            child_job_of(self, supervisor, record, prepared), time_slice_s=0.0, idle_s=0.0
+            child_job_of(self, supervisor, record, prepared), slot_release=SlotRelease()
         )
         return make_lazy_frame(spark, record, job, prepared.function,
                       tasks=self.tasks or spark_jobs.parallelism(spark), meta=self.meta,
-                      strict=self.lazily_strict)  # fmt: skip
+                      strict=self.outputs.lazily_strict)  # fmt: skip
 
     # --- internals --------------------------------------------------------------------------
 
@@ -482,6 +481,7 @@ class Stage:
         prepared: PreparedStage,
         sink: Sink | None,
         latest_run_id: str,
+        *,
         match: Sequence[str] | None = None,
     ) -> Run:
         def take(drive: RunDriver, meanwhile: Callable[[], None]) -> None:
@@ -613,8 +613,7 @@ class Stage:
                     batch_rows=0,
                     rate=False,
                     token_limited=False,
-                    time_slice_s=0.0,
-                    idle_s=0.0,
+                    slot_release=SlotRelease(),
                 )
                 driver.run_in_driver(make_remap_work(job, *mapped, ResultEncoder(prepared.schema)))
                 ended = driver.record()

@@ -8,7 +8,7 @@ from holdfast import codec
 from holdfast.clock import SYSTEM
 from holdfast.ledger import runs
 from holdfast.spark.arrow_rows import to_arrow
-from holdfast.spark.child_job import ChildJob
+from holdfast.spark.child_job import ChildJob, SlotRelease
 from holdfast.spark.run_data import encode_schema
 from holdfast.spark.spool import make_spool_access
 from holdfast.store.api import Store
@@ -73,8 +73,7 @@ def child_job_of(
         rate=bool(stage.rate_per_s or stage.tokens_per_min),
         token_limited=bool(stage.tokens_per_min),
         timeout_s=stage.timeout_s,
-        time_slice_s=TIME_SLICE_S if stage.dynamic else 0.0,
-        idle_s=IDLE_RELEASE_S,
+        slot_release=SlotRelease(TIME_SLICE_S if stage.dynamic else 0.0, IDLE_RELEASE_S),
         lease_s=record.policy.lease_ns / 1e9,
         spool=make_spool_access(record),
     )

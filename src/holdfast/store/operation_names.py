@@ -25,7 +25,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "holdfast.workers.effects.admission",
     ),
     "events": ("holdfast.world.redrive",),
-    "fork": ("holdfast.world.fork_pending",),
+    "fork": ("holdfast.world.fork_inheritance",),
     "history": ("holdfast.world.history",),
     "hosting_lease": ("holdfast.world.hosting_lease",),
     "inbox": ("holdfast.durable.inbox",),

@@ -1,11 +1,15 @@
-"""The consistency check of derived rows: recompute them from bodies and statuses and compare.
+"""Consistency checks of tasks: derived rows, recomputed from bodies and statuses and compared.
 
-wait states  a waiting task has one row, in the index of its wait state; other tasks have none
-ranges       a task of a range has no status; a range lease is found by its number and by its first
-task expiries     every lease has an expiry row at or before the end of the lease counts       the
-counters of each queue, and the leased tasks of each limit keys         an idempotency key names a
-task with this key; the key of every stored task is indexed dependents   a blocked task has one row
-for each task it waits for redrives     the old task and its replacement name each other
+    wait states  a waiting task has one row, in the index of its wait state; other tasks have none
+    ranges       a task of a range has no status; a range lease is found by its number and by its first task
+    expiries     every lease has an expiry row at or before the end of the lease
+    counts       the counters of each queue, and the leased tasks of each limit
+    keys         an idempotency key names a task with this key; the key of every stored task is indexed
+    dependents   a blocked task has one row for each task it waits for
+    redrives     the old task and its replacement name each other
+    specs        the hash in the key of a spec, from the spec
+
+`replay_check` compares the statuses with the task log.
 """
 
 from __future__ import annotations
@@ -15,8 +19,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from holdfast import codec
+from holdfast.durable.difference import Difference
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
+from holdfast.store.prefix_scan import iter_rows
 from holdfast.tasks.model import (
     NEW_STATUS,
     TaskBodyRow,
@@ -32,9 +38,10 @@ from holdfast.tasks.model import (
     is_quarantined,
     keys_of,
     pack_int,
+    spec_hash,
     unpack_seq,
 )
-from holdfast.tasks.replay_check import TaskDifference, scan_prefix
+from holdfast.tasks.replay_check import task_difference
 from holdfast.tasks.row_ranges import (
     SEQ_END,
     RangeLease,
@@ -53,7 +60,7 @@ class StoredTask(NamedTuple):
     status: TaskStatusRow
 
 
-def find_differences(txn: Txn, universe: str) -> Iterator[TaskDifference]:
+def find_differences(txn: Txn, universe: str) -> Iterator[Difference]:
     keys = keys_of(universe)
     tasks = load_tasks(txn, keys)
     yield from _check_wait_states(txn, keys, tasks)
@@ -62,13 +69,21 @@ def find_differences(txn: Txn, universe: str) -> Iterator[TaskDifference]:
     yield from _check_counts(txn, keys, tasks)
     yield from _check_idempotency_keys(txn, keys, tasks)
     yield from _check_dependents(txn, keys, tasks)
-    yield from _check_redrives(tasks)
+    yield from _check_redrives(txn, keys, tasks)
+
+
+def check_specs(txn: Txn, universe: str) -> Iterator[Difference]:
+    for key, row in iter_rows(txn, keys_of(universe).specs):
+        name = tuples.unpack(key)[-1]
+        actual = spec_hash(codec.unpack_as(TaskSpec, row))
+        if actual != name:
+            yield Difference("task", universe, "hash of a spec", actual, name)
 
 
 def load_tasks(txn: Txn, keys: TaskKeys) -> dict[int, StoredTask]:
     tasks: dict[int, StoredTask] = {}
     leased_in_ranges = range_lease_statuses(txn, keys, 0, SEQ_END)
-    for key, row in scan_prefix(txn, keys.bodies):
+    for key, row in iter_rows(txn, keys.bodies):
         packed_seq = key[len(keys.bodies) :]
         seq = unpack_seq(packed_seq)
         status_row = txn.get(keys.statuses + packed_seq)
@@ -107,7 +122,7 @@ def expected_keys(txn: Txn, keys: TaskKeys, seq: int, task: StoredTask) -> dict[
 
 def _check_wait_states(
     txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask]
-) -> Iterator[TaskDifference]:
+) -> Iterator[Difference]:
     rows_by_task: dict[int, list[tuple[str, bytes, bytes]]] = defaultdict(list)
     for place, key, row, seq in _iter_waiting_rows(txn, keys):
         rows_by_task[seq].append((place, key, row))
@@ -119,22 +134,26 @@ def _check_wait_states(
         if len(found) != min(len(expected), 1) or any(
             expected.get(p) != key for p, key, _ in found
         ):
-            yield TaskDifference(seq, 0, "place", names or "none", sorted(expected) or "none")
+            yield task_difference(
+                txn, keys, seq, 0, "place", names or "none", sorted(expected) or "none"
+            )
         for place, _, row in found:
             if place == "delayed":
                 suspect = is_quarantined(task.spec, task.status)
                 lane = keys.quarantined if suspect else keys.ready
                 then = lane + index_key(task.spec, pack_int(seq))
                 if row != then:
-                    yield TaskDifference(seq, 0, "place after its delay", row, then)
+                    yield task_difference(txn, keys, seq, 0, "place after its delay", row, then)
     for seq, found in rows_by_task.items():
-        yield TaskDifference(seq, 0, "place", [place for place, _, _ in found], "no such task")
+        yield task_difference(
+            txn, keys, seq, 0, "place", [place for place, _, _ in found], "no such task"
+        )
 
 
 def _iter_waiting_rows(txn: Txn, keys: TaskKeys) -> Iterator[tuple[str, bytes, bytes, int]]:
     """Yield (wait state, key, row, seq) for every waiting task. Ranges are expanded."""
     for place, prefix in wait_state_prefixes(keys):
-        for key, row in scan_prefix(txn, prefix):
+        for key, row in iter_rows(txn, prefix):
             if place == "delayed":
                 yield place, key, row, _last_int(key)
             else:
@@ -144,40 +163,44 @@ def _iter_waiting_rows(txn: Txn, keys: TaskKeys) -> Iterator[tuple[str, bytes, b
 
 def _check_range_leases(
     txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask]
-) -> Iterator[TaskDifference]:
-    for key, row in scan_prefix(txn, keys.ready):
+) -> Iterator[Difference]:
+    for key, row in iter_rows(txn, keys.ready):
         first, last = decode_range(row)
         if key != index_prefix_of(key, row) + pack_int(first):
-            yield TaskDifference(first, 0, "run", key, "a key that ends with its first task")
+            yield task_difference(
+                txn, keys, first, 0, "run", key, "a key that ends with its first task"
+            )
         if first < last:
             lane = index_prefix_of(key, row)
             for own, seq in iter_range(lane, row):
                 if txn.get(keys.statuses + pack_int(seq)) is not None:
-                    yield TaskDifference(seq, 0, "run", own, "no status")
+                    yield task_difference(txn, keys, seq, 0, "run", own, "no status")
     named = {
         unpack_seq(key[len(keys.range_lease_starts) :]): unpack_seq(row)
-        for key, row in scan_prefix(txn, keys.range_lease_starts)
+        for key, row in iter_rows(txn, keys.range_lease_starts)
     }
-    for key, row in scan_prefix(txn, keys.range_leases):
+    for key, row in iter_rows(txn, keys.range_leases):
         lease, held = unpack_seq(key[len(keys.range_leases) :]), codec.unpack_as(RangeLease, row)
         if not held.ranges or lease % 2:
-            yield TaskDifference(
-                0, 0, f"lease {lease} of runs", held.ranges, "an even one of tasks"
+            yield task_difference(
+                txn, keys, 0, 0, f"lease {lease} of runs", held.ranges, "an even one of tasks"
             )
         for first in held.firsts:
             if named.pop(first, 0) != lease:
-                yield TaskDifference(
-                    first, 0, "run of a lease", "not found by its first task", lease
+                yield task_difference(
+                    txn, keys, first, 0, "run of a lease", "not found by its first task", lease
                 )
         for first, last, spec in held.ranges:
             for seq in range(first, last + 1):
                 task = tasks.get(seq)
                 if task is None or task.body.spec != spec:
-                    yield TaskDifference(seq, 0, "run of a lease", "another task", lease)
+                    yield task_difference(
+                        txn, keys, seq, 0, "run of a lease", "another task", lease
+                    )
                 if txn.get(keys.statuses + pack_int(seq)) is not None:
-                    yield TaskDifference(seq, 0, "run of a lease", lease, "no status")
+                    yield task_difference(txn, keys, seq, 0, "run of a lease", lease, "no status")
     for first, lease in named.items():
-        yield TaskDifference(first, 0, "run of a lease", lease, "no such lease")
+        yield task_difference(txn, keys, first, 0, "run of a lease", lease, "no such lease")
 
 
 def wait_state_prefixes(keys: TaskKeys) -> list[tuple[str, bytes]]:
@@ -190,11 +213,9 @@ def wait_state_prefixes(keys: TaskKeys) -> list[tuple[str, bytes]]:
     ]
 
 
-def _check_expiries(
-    txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask]
-) -> Iterator[TaskDifference]:
+def _check_expiries(txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask]) -> Iterator[Difference]:
     scheduled_ns: dict[tuple[int, int], int] = {}
-    for key, row in scan_prefix(txn, keys.expiries):
+    for key, row in iter_rows(txn, keys.expiries):
         batch, seqs = load_expiry_batch(txn, keys, key, row)
         at_ns = int(tuples.unpack(key)[-2])
         for seq in seqs:
@@ -206,9 +227,13 @@ def _check_expiries(
             continue
         at = scheduled_ns.get((seq, status.lease))
         if at is None or at > status.expires_ns:
-            yield TaskDifference(seq, 0, "looked at when its lease is over", at, status.expires_ns)
+            yield task_difference(
+                txn, keys, seq, 0, "looked at when its lease is over", at, status.expires_ns
+            )
         if status.lease > leases_granted:
-            yield TaskDifference(seq, 0, "lease", status.lease, f"{leases_granted} given")
+            yield task_difference(
+                txn, keys, seq, 0, "lease", status.lease, f"{leases_granted} given"
+            )
 
 
 def count_tasks(
@@ -233,46 +258,52 @@ def count_tasks(
     return expected, leased_per_limit
 
 
-def _check_counts(
-    txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask]
-) -> Iterator[TaskDifference]:
+def _check_counts(txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask]) -> Iterator[Difference]:
     expected, running = count_tasks(txn, keys, tasks)
-    queues = {str(tuples.unpack(key)[-1]) for key, _ in scan_prefix(txn, keys.counts)}
+    queues = {str(tuples.unpack(key)[-1]) for key, _ in iter_rows(txn, keys.counts)}
     for queue in sorted(queues | set(expected)):
         stored_counts = get_counts(txn, keys, queue)
         for counter in TaskCounts.__struct_fields__:
             if getattr(stored_counts, counter) != expected[queue][counter]:
                 where = f"count of {counter} in {queue}"
-                yield TaskDifference(
-                    0, 0, where, getattr(stored_counts, counter), expected[queue][counter]
+                yield task_difference(
+                    txn,
+                    keys,
+                    0,
+                    0,
+                    where,
+                    getattr(stored_counts, counter),
+                    expected[queue][counter],
                 )
     stored = {
         (str(queue), str(limit)): schema.decode_int(row)
-        for key, row in scan_prefix(txn, keys.leased_per_limit)
+        for key, row in iter_rows(txn, keys.leased_per_limit)
         for queue, limit in [tuples.unpack(key)[-2:]]
     }
     for pair in sorted({*stored, *running}):
         if stored.get(pair, 0) != running[pair]:
             where = f"leases of limit {pair[1]} in {pair[0]}"
-            yield TaskDifference(0, 0, where, stored.get(pair, 0), running[pair])
+            yield task_difference(txn, keys, 0, 0, where, stored.get(pair, 0), running[pair])
 
 
 def _check_idempotency_keys(
     txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask]
-) -> Iterator[TaskDifference]:
+) -> Iterator[Difference]:
     indexed: dict[tuple[str, str], int] = {}
-    for key, row in scan_prefix(txn, keys.idempotency_keys):
+    for key, row in iter_rows(txn, keys.idempotency_keys):
         name, task_key = (str(part) for part in tuples.unpack(key)[-2:])
         seq = indexed[name, task_key] = unpack_seq(row)
         task = tasks.get(seq)
         if task is None or (task.spec.name, task.body.key) != (name, task_key):
-            yield TaskDifference(seq, 0, "key", f"{name} {task_key}", "a task that has this key")
+            yield task_difference(
+                txn, keys, seq, 0, "key", f"{name} {task_key}", "a task that has this key"
+            )
     for seq, task in tasks.items():
         if not task.body.key:
             continue
         named, last = indexed.get((task.spec.name, task.body.key)), last_redrive_of(tasks, seq)
         if named != last:
-            yield TaskDifference(seq, 0, f"key {task.body.key}", named, last)
+            yield task_difference(txn, keys, seq, 0, f"key {task.body.key}", named, last)
 
 
 def last_redrive_of(tasks: dict[int, StoredTask], seq: int) -> int:
@@ -284,32 +315,36 @@ def last_redrive_of(tasks: dict[int, StoredTask], seq: int) -> int:
 
 def _check_dependents(
     txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask]
-) -> Iterator[TaskDifference]:
+) -> Iterator[Difference]:
     open_dependencies: Counter[int] = Counter()
-    for key, row in scan_prefix(txn, keys.dependents):
+    for key, row in iter_rows(txn, keys.dependents):
         other, seq = int(tuples.unpack(key)[-2]), unpack_seq(row)
         open_dependencies[seq] += 1
         first = tasks.get(other)
         ended = first is None or first.status.state not in (TaskState.WAITING, TaskState.LEASED)
         if ended and txn.get(keys.pending_releases + pack_int(other)) is None:
-            yield TaskDifference(seq, 0, f"told when {other} ends", "never", "it has ended")
+            yield task_difference(
+                txn, keys, seq, 0, f"told when {other} ends", "never", "it has ended"
+            )
         if first is not None and not ended and not first.status.awaited:
-            yield TaskDifference(other, 0, "awaited", False, True)
+            yield task_difference(txn, keys, other, 0, "awaited", False, True)
     for seq, task in tasks.items():
         status = task.status
         if status.state == TaskState.WAITING and status.waits != open_dependencies[seq]:
-            yield TaskDifference(seq, 0, "waits", status.waits, open_dependencies[seq])
+            yield task_difference(txn, keys, seq, 0, "waits", status.waits, open_dependencies[seq])
         if status.waits and status.state != TaskState.WAITING:
-            yield TaskDifference(seq, 0, "waits", status.waits, 0)
+            yield task_difference(txn, keys, seq, 0, "waits", status.waits, 0)
 
 
-def _check_redrives(tasks: dict[int, StoredTask]) -> Iterator[TaskDifference]:
+def _check_redrives(txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask]) -> Iterator[Difference]:
     for seq, task in tasks.items():
         old, new = task.body.redrive_of, task.status.redriven_by
         if old in tasks and tasks[old].status.redriven_by != seq:
-            yield TaskDifference(old, 0, "redriven by", tasks[old].status.redriven_by, seq)
+            yield task_difference(
+                txn, keys, old, 0, "redriven by", tasks[old].status.redriven_by, seq
+            )
         if new and (new not in tasks or tasks[new].body.redrive_of != seq):
-            yield TaskDifference(seq, 0, "redriven by", new, "a task in its place")
+            yield task_difference(txn, keys, seq, 0, "redriven by", new, "a task in its place")
 
 
 def _last_int(key: bytes) -> int:

@@ -75,52 +75,38 @@ class LeaseResult(Record, frozen=True):
     overdue: bool = False
 
 
-@operation("tasks.lease")
-def lease(
-    txn: Txn,
-    universe: str,
-    worker: str,
-    queues: list[str],
-    limit: int,
-    alone: bool = False,
-    free_slots: tuple[int, ...] = (),
-    names: tuple[str, ...] = (),
-) -> LeaseResult:
-    """Grant up to `limit` tasks by priority and age, from the queues in their order.
+class GrantRequest(Record, frozen=True):
+    """A worker's request: at most `limit` tasks by priority and age, from the queues in their order.
 
     `free_slots` bounds the tasks of each executor kind. `names` restricts the tasks to these names.
     With `alone` a quarantined task may be granted, and then it is the only grant.
     """
+
+    worker: str
+    queues: list[str]
+    limit: int
+    alone: bool = False
+    free_slots: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+@operation("tasks.lease")
+def lease(txn: Txn, universe: str, request: GrantRequest) -> LeaseResult:
+    """Grant the tasks of a request."""
     unit = UnitOfWork(txn, universe)
-    granted = grant_tasks(unit, worker, queues, limit, alone, free_slots, frozenset(names))
+    granted = grant_tasks(unit, request)
     unit.close()
     return granted
 
 
-def grant_tasks(
-    unit: UnitOfWork,
-    worker: str,
-    queues: list[str],
-    limit: int,
-    quarantine: bool,
-    free_slots: tuple[int, ...],
-    task_names: frozenset[str],
-    *,
-    swept: bool = False,
-) -> LeaseResult:
+def grant_tasks(unit: UnitOfWork, request: GrantRequest, *, swept: bool = False) -> LeaseResult:
     """Grant tasks within a unit of work. `swept` means the caller found nothing overdue or due."""
-    check_name("worker", worker)
-    check_limit(limit)
-    limit = min(limit, LEASE_BATCH_MAX)
-    for queue in queues:
+    check_name("worker", request.worker)
+    check_limit(request.limit)
+    limit = min(request.limit, LEASE_BATCH_MAX)
+    for queue in request.queues:
         check_name("queue", queue)
-    slots_left = list(free_slots) or [limit] * len(EXECUTOR_KINDS)
-    if len(slots_left) != len(EXECUTOR_KINDS):
-        raise Invalid(
-            what="rooms",
-            found=list(free_slots),
-            why="expected one number per executor kind, or none",
-        )
+    granter = _Granter(unit, request, limit)
     if not swept:
         _expire_leases(unit, EXPIRED_MAX)
         if _next_overdue(unit):
@@ -129,75 +115,142 @@ def grant_tasks(
         unit.promote_due(limit + PROMOTED_EXTRA)
         dependents.release(unit)
     unit.unthrottle()
-    grants: list[TaskGrant] = []
+    for queue in request.queues:
+        unit.restore_routable(queue, granter.task_names, limit)
+    if request.alone and limit:
+        granter.grant_quarantined()
+    if not granter.grants:
+        granter.grant_ready()
     suspects = False
-    for queue in queues:
-        unit.restore_routable(queue, task_names, limit)
-    if quarantine and limit:
-        for queue, kind in product(queues, EXECUTOR_KINDS):
-            _grant_from(unit, worker, queue, kind, 1, grants, task_names, quarantined=True)
-            if grants:
-                break
-    if not grants:
-        for queue in queues:
-            for kind, room, first_only in _split_capacity(unit, queue, limit, slots_left, grants):
-                granted_before = len(grants)
-                _grant_from(
-                    unit,
-                    worker,
-                    queue,
-                    kind,
-                    room,
-                    grants,
-                    task_names,
-                    quarantined=False,
-                    first_only=first_only,
-                )
-                slots_left[kind] -= len(grants) - granted_before
-    if not quarantine:
+    if not request.alone:
         # A queue at its concurrency limit has no capacity for a quarantined task either.
         suspects = any(
             unit.counts.current(queue, "suspect") and _queue_capacity(unit, queue, 1)
-            for queue in queues
+            for queue in request.queues
         )
-    return LeaseResult(grants, suspects, unit.txn.count(unit.keys.revocations))
+    return LeaseResult(granter.grants, suspects, unit.txn.count(unit.keys.revocations))
 
 
-def _split_capacity(
-    unit: UnitOfWork, queue: str, limit: int, slots_left: list[int], grants: list[TaskGrant]
-) -> Iterator[tuple[int, int, bool]]:
-    """Yield (executor kind, number of tasks, only the first task) in grant order.
+class _Granter:
+    """Collects the grants of one request, within its limit and its free slots."""
 
-    Kinds are independent while the capacity covers all free slots. Otherwise priority and age
-    decide, task by task.
-    """
-    kinds = [kind for kind in EXECUTOR_KINDS if slots_left[kind] > 0]
-    count = unit.counts.current
-    size, skipped_before = 0, unit.skipped
-    while kinds and size < LEASE_BYTES_MAX:
-        total = sum(slots_left[kind] for kind in kinds)
-        room = _queue_capacity(unit, queue, min(limit - len(grants), total))
-        if room <= 0:
-            return
-        if room >= total or len(kinds) == 1:
-            for kind in kinds:
-                if count(queue, "ready"):
-                    yield kind, min(room, slots_left[kind]), False
-            return
-        firsts = {kind: first for kind in kinds if (first := _head_position(unit, queue, kind))}
-        kinds = sorted(firsts, key=lambda kind: firsts[kind])
-        if len(kinds) > 1:
-            granted_before, skipped = len(grants), unit.skipped
-            yield kinds[0], 1, True
-            size += sum(len(grant.args) for grant in grants[granted_before:])
-            if unit.skipped - skipped_before >= SKIPPED_MAX:
-                unit.notify_queue(queue)
+    __slots__ = ("_limit", "_request", "_slots_left", "_unit", "grants", "task_names")
+
+    def __init__(self, unit: UnitOfWork, request: GrantRequest, limit: int) -> None:
+        self._unit = unit
+        self._request = request
+        self._limit = limit
+        self._slots_left = list(request.free_slots) or [limit] * len(EXECUTOR_KINDS)
+        if len(self._slots_left) != len(EXECUTOR_KINDS):
+            raise Invalid(
+                what="rooms",
+                found=list(request.free_slots),
+                why="expected one number per executor kind, or none",
+            )
+        self.task_names = frozenset(request.names)
+        self.grants: list[TaskGrant] = []
+
+    def grant_quarantined(self) -> None:
+        """Grant one quarantined task."""
+        for queue, kind in product(self._request.queues, EXECUTOR_KINDS):
+            self._grant_from(queue, kind, 1, quarantined=True)
+            if self.grants:
                 return
-            # A skipped task makes way for the next one of any kind.
-            if (len(grants) == granted_before and unit.skipped == skipped) or not slots_left[
-                kinds[0]
-            ]:
-                del kinds[0]
+
+    def grant_ready(self) -> None:
+        slots_left, grants = self._slots_left, self.grants
+        for queue in self._request.queues:
+            for kind, room, first_only in self._split_capacity(queue):
+                granted_before = len(grants)
+                self._grant_from(queue, kind, room, quarantined=False, first_only=first_only)
+                slots_left[kind] -= len(grants) - granted_before
+
+    def _split_capacity(self, queue: str) -> Iterator[tuple[int, int, bool]]:
+        """Yield (executor kind, number of tasks, only the first task) in grant order.
+
+        Kinds are independent while the capacity covers all free slots. Otherwise priority and age
+        decide, task by task.
+        """
+        unit, slots_left, grants = self._unit, self._slots_left, self.grants
+        kinds = [kind for kind in EXECUTOR_KINDS if slots_left[kind] > 0]
+        count = unit.counts.current
+        size, skipped_before = 0, unit.skipped
+        while kinds and size < LEASE_BYTES_MAX:
+            total = sum(slots_left[kind] for kind in kinds)
+            room = _queue_capacity(unit, queue, min(self._limit - len(grants), total))
+            if room <= 0:
+                return
+            if room >= total or len(kinds) == 1:
+                for kind in kinds:
+                    if count(queue, "ready"):
+                        yield kind, min(room, slots_left[kind]), False
+                return
+            firsts = {kind: first for kind in kinds if (first := _head_position(unit, queue, kind))}
+            kinds = sorted(firsts, key=lambda kind: firsts[kind])
+            if len(kinds) > 1:
+                granted_before, skipped = len(grants), unit.skipped
+                yield kinds[0], 1, True
+                size += sum(len(grant.args) for grant in grants[granted_before:])
+                if unit.skipped - skipped_before >= SKIPPED_MAX:
+                    unit.notify_queue(queue)
+                    return
+                # A skipped task makes way for the next one of any kind.
+                if (len(grants) == granted_before and unit.skipped == skipped) or not slots_left[
+                    kinds[0]
+                ]:
+                    del kinds[0]
+
+    def _grant_from(
+        self, queue: str, kind: int, limit: int, *, quarantined: bool, first_only: bool = False
+    ) -> None:
+        """Grant tasks from one queue index. With `first_only`, consider only its first task."""
+        unit, task_names = self._unit, self.task_names
+        txn, keys = unit.txn, unit.keys
+        limit = _queue_capacity(unit, queue, limit)
+        if limit <= 0:
+            return
+        per_key = unit.limits(queue).per_key
+        wait_state = "suspect" if quarantined else "ready"
+        index_prefix = (
+            (keys.quarantined if quarantined else keys.ready) + pack_text(queue) + pack_int(kind)
+        )
+        builder = GrantBuilder(unit, self._request.worker, queue, wait_state, self.grants)
+        skipped = 0
+        start, more, page_size = index_prefix, True, min(limit, ROWS_FIRST)
+        while (
+            more
+            and builder.has_room(limit)
+            and skipped < SKIPPED_MAX
+            and not (first_only and skipped)
+        ):
+            page = txn.scan(start, tuples.prefix_end(index_prefix), page_size)
+            more = len(page) == page_size
+            for key, row, first, last in _decode_ranges(txn, keys, page):
+                if not builder.has_room(limit) or skipped >= SKIPPED_MAX:
+                    break
+                bodies = _head_bodies(
+                    txn, keys, row, first, last, limit - builder.count, builder.size
+                )
+                spec = get_spec(txn, keys, bodies[0].spec)
+                if task_names and spec.name not in task_names:
+                    count = min(last + 1 - first, SKIPPED_MAX - skipped)
+                    _shrink_range(txn, key, row, first, last, count)
+                    for seq in range(first, first + count):
+                        unit.set_unroutable(pack_int(seq), bodies[0], spec, wait_state)
+                    skipped += count
+                elif bodies[0].limit and not unit.acquire_limit_slot(
+                    spec, bodies[0].limit, per_key
+                ):
+                    unit.throttle(key, row, bodies[0], spec, wait_state)
+                    skipped += 1
+                else:
+                    _shrink_range(txn, key, row, first, last, len(bodies))
+                    builder.add(first, bodies, spec, fresh=first < last)
+            if more:
+                start, page_size = page[-1][0] + b"\x00", limit - builder.count
+        if skipped >= SKIPPED_MAX:
+            unit.notify_queue(queue)
+        builder.save()
 
 
 def _head_position(unit: UnitOfWork, queue: str, kind: int) -> bytes:
@@ -205,60 +258,6 @@ def _head_position(unit: UnitOfWork, queue: str, kind: int) -> bytes:
     prefix = unit.keys.ready + pack_text(queue) + pack_int(kind)
     head = unit.txn.scan(prefix, tuples.prefix_end(prefix), 1)
     return head[0][0][len(prefix) :] if head else b""
-
-
-def _grant_from(
-    unit: UnitOfWork,
-    worker: str,
-    queue: str,
-    kind: int,
-    limit: int,
-    grants: list[TaskGrant],
-    task_names: frozenset[str],
-    *,
-    quarantined: bool,
-    first_only: bool = False,
-) -> None:
-    """Grant tasks from one queue index. With `first_only`, consider only its first task."""
-    txn, keys = unit.txn, unit.keys
-    limit = _queue_capacity(unit, queue, limit)
-    if limit <= 0:
-        return
-    per_key = unit.limits(queue).per_key
-    wait_state = "suspect" if quarantined else "ready"
-    index_prefix = (
-        (keys.quarantined if quarantined else keys.ready) + pack_text(queue) + pack_int(kind)
-    )
-    builder = GrantBuilder(unit, worker, queue, wait_state, grants)
-    skipped = 0
-    start, more, page_size = index_prefix, True, min(limit, ROWS_FIRST)
-    while (
-        more and builder.has_room(limit) and skipped < SKIPPED_MAX and not (first_only and skipped)
-    ):
-        page = txn.scan(start, tuples.prefix_end(index_prefix), page_size)
-        more = len(page) == page_size
-        for key, row, first, last in _decode_ranges(txn, keys, page):
-            if not builder.has_room(limit) or skipped >= SKIPPED_MAX:
-                break
-            bodies = _head_bodies(txn, keys, row, first, last, limit - builder.count, builder.size)
-            spec = get_spec(txn, keys, bodies[0].spec)
-            if task_names and spec.name not in task_names:
-                count = min(last + 1 - first, SKIPPED_MAX - skipped)
-                _shrink_range(txn, key, row, first, last, count)
-                for seq in range(first, first + count):
-                    unit.set_unroutable(pack_int(seq), bodies[0], spec, wait_state)
-                skipped += count
-            elif bodies[0].limit and not unit.acquire_limit_slot(spec, bodies[0].limit, per_key):
-                unit.throttle(key, row, bodies[0], spec, wait_state)
-                skipped += 1
-            else:
-                _shrink_range(txn, key, row, first, last, len(bodies))
-                builder.add(first, bodies, spec, fresh=first < last)
-        if more:
-            start, page_size = page[-1][0] + b"\x00", limit - builder.count
-    if skipped >= SKIPPED_MAX:
-        unit.notify_queue(queue)
-    builder.save()
 
 
 def _decode_ranges(

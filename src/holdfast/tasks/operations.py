@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from holdfast.tasks.admin import cancel, maintain, redrive, report_progress, set_limits
 from holdfast.tasks.grants import TaskGrant
-from holdfast.tasks.leases import HeldLease, LeaseResult, extend, lease
+from holdfast.tasks.leases import GrantRequest, HeldLease, LeaseResult, extend, lease
 from holdfast.tasks.parked_lease import lease_or_park
 from holdfast.tasks.reports import (
     AttemptOutcome,
@@ -43,6 +43,7 @@ from holdfast.tasks.submit import (
 __all__ = [
     "AttemptOutcome",
     "CyclicDependency",
+    "GrantRequest",
     "HeldLease",
     "LeaseResult",
     "ReportAndLeaseResult",

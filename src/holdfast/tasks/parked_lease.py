@@ -10,7 +10,7 @@ from __future__ import annotations
 from holdfast.clock import S
 from holdfast.errors import NothingToDo
 from holdfast.store.api import Txn, operation
-from holdfast.tasks.leases import LeaseResult, grant_tasks, next_due_ns
+from holdfast.tasks.leases import GrantRequest, LeaseResult, grant_tasks, next_due_ns
 from holdfast.tasks.unit_of_work import UnitOfWork
 
 # A parked request ignores due times later than this, because its worker polls more often.
@@ -18,16 +18,7 @@ SOON_NS = 5 * S
 
 
 @operation("tasks.lease_or_park")
-def lease_or_park(
-    txn: Txn,
-    universe: str,
-    worker: str,
-    queues: list[str],
-    limit: int,
-    free_slots: tuple[int, ...],
-    names: tuple[str, ...],
-    due_ns: int,
-) -> LeaseResult:
+def lease_or_park(txn: Txn, universe: str, request: GrantRequest, due_ns: int) -> LeaseResult:
     """Lease tasks, or stay parked while there is nothing to grant.
 
     The request also returns when a due time that the worker does not know is near. The worker polls
@@ -37,14 +28,12 @@ def lease_or_park(
     soon_ns = txn.now_ns + SOON_NS
     due = next_ns is not None and next_ns < (min(soon_ns, due_ns) if due_ns else soon_ns)
     unit = UnitOfWork(txn, universe)
-    if not due and not any(_may_grant(unit, queue) for queue in queues):
-        raise NothingToDo(what="task", worker=worker)
+    if not due and not any(_may_grant(unit, queue) for queue in request.queues):
+        raise NothingToDo(what="task", worker=request.worker)
     swept = next_ns is None or next_ns > txn.now_ns
-    granted = grant_tasks(
-        unit, worker, queues, limit, False, free_slots, frozenset(names), swept=swept
-    )
+    granted = grant_tasks(unit, request, swept=swept)
     if not due and not granted.grants and not granted.suspects and not unit.skipped:
-        raise NothingToDo(what="task", worker=worker)
+        raise NothingToDo(what="task", worker=request.worker)
     unit.close()
     return granted
 

@@ -15,14 +15,15 @@ each difference with the task, the height of its last record and the field.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from holdfast import codec
 from holdfast.config import SCAN_PAGE
 from holdfast.durable import journal
+from holdfast.durable.difference import Difference
 from holdfast.errors import HoldfastError, StoreCorrupt
-from holdfast.store import blobs, tuples
-from holdfast.store.api import Row, Txn
+from holdfast.store import blobs
+from holdfast.store.api import Txn
+from holdfast.store.prefix_scan import iter_rows
 from holdfast.tasks import checkpoint, events, status_fold
 from holdfast.tasks.checkpoint import CheckpointChunk
 from holdfast.tasks.model import (
@@ -32,6 +33,7 @@ from holdfast.tasks.model import (
     TaskStatusRow,
     decode_body,
     decode_status,
+    get_body,
     keys_of,
     pack_int,
     unpack_seq,
@@ -46,23 +48,15 @@ LOGGED_FIELDS = (
 )  # fmt: skip
 
 
-class TaskDifference(NamedTuple):
-    """A difference between stored and expected state. Task 0 or height 0 means none in particular."""
-
-    task: int
-    height: int
-    field: str
-    found: object
-    expected: object
-
-
-def find_differences(txn: Txn, universe: str) -> Iterator[TaskDifference]:
+def find_differences(txn: Txn, universe: str) -> Iterator[Difference]:
     keys = keys_of(universe)
     try:
         journal.verify(txn, keys.subject)
     except StoreCorrupt as error:
         height = error.fields.get("height", 0)
-        yield TaskDifference(0, int(height), "log", error.fields.get("why"), "an unbroken chain")
+        yield task_difference(
+            txn, keys, 0, int(height), "log", error.fields.get("why"), "an unbroken chain"
+        )
         return
     replay = LogReplay(txn, universe)
     yield from replay.run()
@@ -85,7 +79,7 @@ class LogReplay:
         self._base_chunks: list[CheckpointChunk] = []
         self._base_height = 0
 
-    def run(self, upto: int | None = None) -> Iterator[TaskDifference]:
+    def run(self, upto: int | None = None) -> Iterator[Difference]:
         """Replay the log up to a height, by default to the head."""
         txn, checkpoints = self._txn, checkpoint.read_index(self._txn, self._universe)
         head = journal.head(txn, self._keys.subject)
@@ -97,7 +91,7 @@ class LogReplay:
         yield from self._load_base(base)
         due = list(checkpoint.read_chunks(txn, self._universe, checkpoints.latest))
         if len(due) != checkpoints.latest.chunks:
-            yield TaskDifference(
+            yield self._difference(
                 0, checkpoints.latest.height, "chunks", len(due), checkpoints.latest.chunks
             )
         due.sort(key=lambda chunk: -chunk.height)
@@ -116,11 +110,16 @@ class LogReplay:
                 lo = log_row.height + 1
         yield from self._check_chunks_at(due, top)
 
-    def _load_base(self, base: checkpoint.TaskCheckpoint) -> Iterator[TaskDifference]:
+    def _difference(
+        self, task: int, height: int, what: str, found: object, expected: object
+    ) -> Difference:
+        return task_difference(self._txn, self._keys, task, height, what, found, expected)
+
+    def _load_base(self, base: checkpoint.TaskCheckpoint) -> Iterator[Difference]:
         self._base_height, end = base.height, 0
         for chunk in checkpoint.read_chunks(self._txn, self._universe, base):
             if chunk.lo != end:
-                yield TaskDifference(0, chunk.height, "chunk", chunk.lo, end)
+                yield self._difference(0, chunk.height, "chunk", chunk.lo, end)
             end = chunk.hi
             self._base_chunks.append(chunk)
             for task in chunk.fresh:
@@ -146,7 +145,7 @@ class LogReplay:
                 hi = middle
         return self._base_chunks[lo].height
 
-    def _apply_entry(self, height: int, entry: events.TaskLogEntry) -> Iterator[TaskDifference]:
+    def _apply_entry(self, height: int, entry: events.TaskLogEntry) -> Iterator[Difference]:
         for record in events.iter_records(entry, lambda task: None):
             task = record.task_id
             if height <= self._height_covered(task):
@@ -154,13 +153,13 @@ class LogReplay:
             prior = self.tasks.get(task)
             if isinstance(record, events.TaskCreated):
                 if prior is not None:
-                    yield TaskDifference(task, height, "created", "twice", "once")
+                    yield self._difference(task, height, "created", "twice", "once")
                     return
                 self._set(task, NEW_STATUS, height)
             elif prior is None:
                 # A report on a removed task is answered CANCELLED, and that answer is logged.
                 if not isinstance(record, events.TaskCancelled):
-                    yield TaskDifference(
+                    yield self._difference(
                         task, height, type(record).__name__, "no such task", "a task"
                     )
                     return
@@ -168,36 +167,38 @@ class LogReplay:
                 try:
                     self._set(task, status_fold.apply_record(prior, record), height)
                 except HoldfastError as error:
-                    yield TaskDifference(
+                    yield self._difference(
                         task, height, type(record).__name__, str(error), "a legal one"
                     )
                     return
 
     def _check_digests(
         self, height: int, entry: events.TaskLogEntry, stored: events.StoredRecord
-    ) -> Iterator[TaskDifference]:
+    ) -> Iterator[Difference]:
         txn, keys = self._txn, self._keys
         if isinstance(stored, events.TasksCreated):
             bodies = [txn.get(keys.bodies + pack_int(task)) for task in stored.tasks]
             kept = [row for row in bodies if row is not None]
             if len(kept) == len(bodies) and events.digest_rows(kept) != stored.digest:
-                yield TaskDifference(stored.tasks[0], height, "bodies", "another hash", "the log's")
+                yield self._difference(
+                    stored.tasks[0], height, "bodies", "another hash", "the log's"
+                )
             for task, row in zip(stored.tasks, bodies, strict=True):
                 body = None if row is None else decode_body(row)
                 made = (entry.decided_ns, entry.generation)
                 if body is not None and (body.created_ns, body.generation) != made:
                     found = (body.created_ns, body.generation)
-                    yield TaskDifference(task, height, "created", found, made)
+                    yield self._difference(task, height, "created", found, made)
         elif isinstance(stored, events.TasksCompleted):
             rows = [txn.get(keys.statuses + pack_int(task)) for task in stored.tasks]
             results = [_load_result(txn, decode_status(row)) for row in rows if row is not None]
             whole = len(results) == len(rows)
             if whole and events.digest_rows(results) != stored.digest:
-                yield TaskDifference(
+                yield self._difference(
                     stored.tasks[0], height, "results", "another hash", "the log's"
                 )
 
-    def _check_chunks_at(self, due: list[CheckpointChunk], height: int) -> Iterator[TaskDifference]:
+    def _check_chunks_at(self, due: list[CheckpointChunk], height: int) -> Iterator[Difference]:
         """Check the chunks of the latest checkpoint that were read at or below this height."""
         while due and due[-1].height <= height:
             chunk = due.pop()
@@ -206,22 +207,24 @@ class LogReplay:
             for task, status in sorted(expected.items()):
                 replayed = self.tasks.get(task)
                 if replayed is None or checkpoint.logged_part(replayed) != status:
-                    yield TaskDifference(task, chunk.height, "checkpoint", status, replayed)
+                    yield self._difference(task, chunk.height, "checkpoint", status, replayed)
             for task in self.tasks:
                 if chunk.lo <= task < chunk.hi and task not in expected:
                     if self.tasks[task].state not in TASK_TRANSITIONS.terminal:
-                        yield TaskDifference(
+                        yield self._difference(
                             task, chunk.height, "checkpoint", None, self.tasks[task]
                         )
             yield from _check_bodies(self._txn, self._keys, chunk)
 
 
-def _check_bodies(txn: Txn, keys: TaskKeys, chunk: CheckpointChunk) -> Iterator[TaskDifference]:
+def _check_bodies(txn: Txn, keys: TaskKeys, chunk: CheckpointChunk) -> Iterator[Difference]:
     tasks = sorted([*chunk.fresh, *(task for task, _ in chunk.tasks)])
     rows = [txn.get(keys.bodies + pack_int(task)) for task in tasks]
     kept = [row for row in rows if row is not None]
     if len(kept) == len(rows) and events.digest_rows(kept) != chunk.digest:
-        yield TaskDifference(tasks[0], chunk.height, "bodies", "another hash", "the checkpoint's")
+        yield task_difference(
+            txn, keys, tasks[0], chunk.height, "bodies", "another hash", "the checkpoint's"
+        )
 
 
 def _load_result(txn: Txn, status: TaskStatusRow) -> bytes:
@@ -231,26 +234,32 @@ def _load_result(txn: Txn, status: TaskStatusRow) -> bytes:
 # -- rows ----------------------------------------------------------------------------------------
 
 
-def _compare_rows(txn: Txn, keys: TaskKeys, replay: LogReplay) -> Iterator[TaskDifference]:
+def _compare_rows(txn: Txn, keys: TaskKeys, replay: LogReplay) -> Iterator[Difference]:
     retained = retention_counts(txn, keys)
     leased_in_ranges = range_lease_statuses(txn, keys, 0, SEQ_END)
     unmatched = dict(replay.tasks)
-    for key, row in scan_prefix(txn, keys.bodies):
+    for key, row in iter_rows(txn, keys.bodies):
         seq = unpack_seq(key[len(keys.bodies) :])
         height = replay.heights.get(seq, 0)
         replayed = unmatched.pop(seq, None)
         if replayed is None:
-            yield TaskDifference(seq, 0, "task", "a body", "nothing: the log has no such task")
+            yield task_difference(
+                txn, keys, seq, 0, "task", "a body", "nothing: the log has no such task"
+            )
             continue
         body: TaskBodyRow = decode_body(row)
         if body.blob and not blobs.is_intact(txn, body.blob):
-            yield TaskDifference(seq, height, "arguments", "not what they were", body.blob.hex())
+            yield task_difference(
+                txn, keys, seq, height, "arguments", "not what they were", body.blob.hex()
+            )
         kept = txn.get(keys.statuses + pack_int(seq))
         status = leased_in_ranges.get(seq, NEW_STATUS) if kept is None else decode_status(kept)
         for field in LOGGED_FIELDS:
             found, expected = getattr(status, field), getattr(replayed, field)
             if found != expected:
-                yield TaskDifference(
+                yield task_difference(
+                    txn,
+                    keys,
                     seq,
                     height,
                     field,
@@ -258,42 +267,56 @@ def _compare_rows(txn: Txn, keys: TaskKeys, replay: LogReplay) -> Iterator[TaskD
                     _display_value(field, expected),
                 )
         if status.blob and not blobs.is_intact(txn, status.blob):
-            yield TaskDifference(seq, height, "result", "not what it was", status.blob.hex())
+            yield task_difference(
+                txn, keys, seq, height, "result", "not what it was", status.blob.hex()
+            )
         if retained.get(seq, 0) != (status.state in TASK_TRANSITIONS.terminal):
             times, right = retained.get(seq, 0), int(status.state in TASK_TRANSITIONS.terminal)
-            yield TaskDifference(seq, height, "retention", f"listed {times} times", right)
+            yield task_difference(
+                txn, keys, seq, height, "retention", f"listed {times} times", right
+            )
     for seq, status in unmatched.items():
         height = replay.heights[seq]
         if status.state not in TASK_TRANSITIONS.terminal:
-            yield TaskDifference(seq, height, "task", "nothing", TaskState(status.state).name)
+            yield task_difference(
+                txn, keys, seq, height, "task", "nothing", TaskState(status.state).name
+            )
         elif seq in retained:
-            yield TaskDifference(seq, height, "task", "nothing", "kept until its retention is over")
-    for key, _ in scan_prefix(txn, keys.statuses):
+            yield task_difference(
+                txn, keys, seq, height, "task", "nothing", "kept until its retention is over"
+            )
+    for key, _ in iter_rows(txn, keys.statuses):
         seq = unpack_seq(key[len(keys.statuses) :])
         if seq not in replay.tasks:
-            yield TaskDifference(seq, 0, "task", "a status", "nothing: the log has no such task")
+            yield task_difference(
+                txn, keys, seq, 0, "task", "a status", "nothing: the log has no such task"
+            )
     seqs_assigned = txn.count(keys.seq_counter)
     top = max(replay.tasks, default=0)
     if top > seqs_assigned:
-        yield TaskDifference(
-            top, replay.heights[top], "seq", f"{seqs_assigned} given", f"{top} or more"
+        yield task_difference(
+            txn, keys, top, replay.heights[top], "seq", f"{seqs_assigned} given", f"{top} or more"
         )
 
 
 def retention_counts(txn: Txn, keys: TaskKeys) -> dict[int, int]:
     """Count the entries of each task in the retention index."""
     counts: dict[int, int] = {}
-    for _, row in scan_prefix(txn, keys.retained):
+    for _, row in iter_rows(txn, keys.retained):
         for seq in codec.unpack_as(list[int], row):
             counts[seq] = counts.get(seq, 0) + 1
     return counts
 
 
-def scan_prefix(txn: Txn, prefix: bytes) -> Iterator[Row]:
-    at, end = prefix, tuples.prefix_end(prefix)
-    while page := txn.scan(at, end, SCAN_PAGE):
-        yield from page
-        at = page[-1][0] + b"\x00"
+def task_difference(
+    txn: Txn, keys: TaskKeys, task: int, height: int, what: str, found: object, expected: object
+) -> Difference:
+    """Return a difference of one task. Task 0 means the universe, height 0 means no log record."""
+    location = keys.universe
+    if task:
+        body = get_body(txn, keys, pack_int(task))
+        location += f"/{task}" if body is None else f"/{body.generation}-{task}"
+    return Difference("task", location, what, found, expected, height)
 
 
 def _display_value(field: str, value: object) -> object:

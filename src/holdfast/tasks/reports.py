@@ -9,7 +9,7 @@ the first answer.
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
 
 from holdfast.codec import Record
 from holdfast.config import (
@@ -24,7 +24,14 @@ from holdfast.store import blobs
 from holdfast.store.api import Txn, operation
 from holdfast.tasks import dependents, status_fold
 from holdfast.tasks.events import AttemptFailed, StaleReport, TasksCompleted, digest_rows
-from holdfast.tasks.leases import EXPIRIES_EXHAUSTED, LeaseResult, grant_tasks, is_live, mark_dead
+from holdfast.tasks.leases import (
+    EXPIRIES_EXHAUSTED,
+    GrantRequest,
+    LeaseResult,
+    grant_tasks,
+    is_live,
+    mark_dead,
+)
 from holdfast.tasks.model import (
     NEW_STATUS,
     TaskBodyRow,
@@ -34,6 +41,7 @@ from holdfast.tasks.model import (
     pack,
     pack_int,
 )
+from holdfast.tasks.row_ranges import OpenRangeLease
 from holdfast.tasks.states import TaskState
 from holdfast.tasks.unit_of_work import UnitOfWork
 
@@ -94,21 +102,12 @@ class ReportAndLeaseResult(Record, frozen=True):
 
 @operation("tasks.report_and_lease")
 def report_and_lease(
-    txn: Txn,
-    universe: str,
-    worker: str,
-    generation: int,
-    reports: list[TaskReport],
-    queues: list[str],
-    limit: int,
-    alone: bool = False,
-    free_slots: tuple[int, ...] = (),
-    names: tuple[str, ...] = (),
+    txn: Txn, universe: str, generation: int, reports: list[TaskReport], request: GrantRequest
 ) -> ReportAndLeaseResult:
-    """Apply reports and lease tasks in one commit."""
+    """Apply the reports of the requesting worker and lease tasks in one commit."""
     unit = UnitOfWork(txn, universe)
-    answers = _apply_reports(unit, worker, generation, reports)
-    granted = grant_tasks(unit, worker, queues, limit, alone, free_slots, frozenset(names))
+    answers = _apply_reports(unit, request.worker, generation, reports)
+    granted = grant_tasks(unit, request)
     unit.close()
     return ReportAndLeaseResult(answers, granted)
 
@@ -118,94 +117,167 @@ def _apply_reports(
 ) -> list[int]:
     check_limit(len(reports), "reports")
     check_name("worker", worker)
-    txn, keys, now_ns = unit.txn, unit.keys, unit.now_ns
-    get, put, statuses = txn.get, txn.put, keys.statuses
-    if generation > txn.generation:
+    if generation > unit.txn.generation:
         return [ReportAnswer.REJECTED] * len(reports)  # no lease of a later generation exists
-    leases_given = txn.count(keys.lease_counter)
-    current = generation == txn.generation
+    batch = _ReportBatch(unit, worker, current=generation == unit.txn.generation)
     answers: list[int] = []
-    tasks: list[int] = []
-    leases: list[int] = []
-    results: list[bytes] = []
-    # Tasks completed under range leases, by spec hash. They have no status row to read.
-    finished: dict[bytes, list[int]] = {}
-    lease, range_lease, range_is_live = 0, None, False
-    last, row = None, b""
     fetched = False
     for index, report in enumerate(reports):
-        if report.lease != lease:
-            lease, last = report.lease, None
-            range_lease = unit.leases.get(lease) if current else None
-            range_is_live = range_lease is not None and now_ns < range_lease.stored.expires_ns
-        result = report.result
-        if (
-            range_is_live
-            and report.end == AttemptOutcome.OK
-            and len(result) <= BLOB_THRESHOLD_BYTES
-        ):
-            assert range_lease is not None
-            spec_hash = range_lease.remove(report.seq)
-            if spec_hash is not None:
-                if result != last:
-                    last, row = (
-                        result,
-                        pack(status_fold.apply_completion(range_lease.status, now_ns, result)),
-                    )
-                put(statuses + pack_int(report.seq), row)
-                answers.append(ReportAnswer.COMMITTED)
-                finished.setdefault(spec_hash, []).append(report.seq)
-                tasks.append(report.seq)
-                leases.append(lease)
-                results.append(result)
-                continue
+        if batch.complete_in_range(report):
+            answers.append(ReportAnswer.COMMITTED)
+            continue
         if not fetched:
             _prefetch_rows(unit, reports[index:])
             fetched = True
+        answers.append(batch.apply_single(report))
+    batch.save()
+    return answers
+
+
+class _Verdict(Enum):
+    """The judgement of one report, before anything is written."""
+
+    # Never granted, or removed after retention: the lease is unknown.
+    UNKNOWN = auto()
+    # The same of a lease of an earlier generation, whose task exists.
+    OUTDATED = auto()
+    # The lease was lost.
+    STALE = auto()
+    # The completion was committed before.
+    REPEATED = auto()
+    MALFORMED = auto()
+    COMPLETED = auto()
+    FAILED = auto()
+
+
+_ANSWERS = {
+    _Verdict.UNKNOWN: ReportAnswer.REJECTED,
+    _Verdict.OUTDATED: ReportAnswer.CANCELLED,
+    _Verdict.STALE: ReportAnswer.CANCELLED,
+    _Verdict.REPEATED: ReportAnswer.COMMITTED,
+    _Verdict.MALFORMED: ReportAnswer.REJECTED,
+    _Verdict.COMPLETED: ReportAnswer.COMMITTED,
+    _Verdict.FAILED: ReportAnswer.COMMITTED,
+}
+
+
+class _ReportBatch:
+    """Applies the reports of one operation and collects the completions for the log."""
+
+    __slots__ = (
+        "_completed", "_completed_row", "_current", "_finished", "_lease", "_leases", "_leases_given",
+        "_put", "_range_lease", "_results", "_statuses", "_tasks", "_unit", "_worker",
+    )  # fmt: skip
+
+    def __init__(self, unit: UnitOfWork, worker: str, *, current: bool) -> None:
+        """`current` means that the reports are of the store's present generation."""
+        self._unit = unit
+        self._worker = worker
+        self._current = current
+        self._leases_given = unit.txn.count(unit.keys.lease_counter)
+        self._put, self._statuses = unit.txn.put, unit.keys.statuses
+        self._tasks: list[int] = []
+        self._leases: list[int] = []
+        self._results: list[bytes] = []
+        # Tasks completed under range leases, by spec hash. They have no status row to read.
+        self._finished: dict[bytes, list[int]] = {}
+        # The lease of the last report, its range lease if it is live, and its last status row.
+        self._lease = 0
+        self._range_lease: OpenRangeLease | None = None
+        self._completed: bytes | None = None
+        self._completed_row = b""
+
+    def complete_in_range(self, report: TaskReport) -> bool:
+        """Complete a task of a live range lease. Returns False for every other report."""
+        lease, result = report.lease, report.result
+        if lease != self._lease:
+            self._open_lease(lease)
+        range_lease = self._range_lease
+        if (
+            range_lease is None
+            or report.end != AttemptOutcome.OK
+            or len(result) > BLOB_THRESHOLD_BYTES
+        ):
+            return False
+        spec_hash = range_lease.remove(report.seq)
+        if spec_hash is None:
+            return False
+        if result != self._completed:
+            now_ns = self._unit.now_ns
+            completed = status_fold.apply_completion(range_lease.status, now_ns, result)
+            self._completed, self._completed_row = result, pack(completed)
+        self._put(self._statuses + pack_int(report.seq), self._completed_row)
+        self._finished.setdefault(spec_hash, []).append(report.seq)
+        self._tasks.append(report.seq)
+        self._leases.append(lease)
+        self._results.append(result)
+        return True
+
+    def _open_lease(self, lease: int) -> None:
+        self._lease, self._completed = lease, None
+        found = self._unit.leases.get(lease) if self._current else None
+        is_live = found is not None and self._unit.now_ns < found.stored.expires_ns
+        self._range_lease = found if is_live else None
+
+    def apply_single(self, report: TaskReport) -> ReportAnswer:
+        """Judge a report by the task's status row and apply it."""
+        unit = self._unit
         packed_seq = pack_int(report.seq)
         prior = unit.status(packed_seq)
-        if prior is NEW_STATUS or (not 0 < report.lease <= leases_given and current):
-            # Never granted, or removed after retention: the lease is unknown.
-            known = prior is not NEW_STATUS or get(keys.bodies + packed_seq) is not None
-            answers.append(
-                ReportAnswer.REJECTED if current or not known else ReportAnswer.CANCELLED
+        verdict = self._judge(report, packed_seq, prior)
+        if verdict is _Verdict.STALE:
+            unit.log.append(StaleReport(report.seq, report.lease, self._worker))
+        elif verdict is _Verdict.COMPLETED:
+            self._complete(report, packed_seq, prior)
+        elif verdict is _Verdict.FAILED:
+            body, spec = unit.body_and_spec(packed_seq)
+            unit.on_lease_end(spec, body.limit)
+            _apply_failure(unit, report, packed_seq, body, spec, prior)
+        return _ANSWERS[verdict]
+
+    def _judge(self, report: TaskReport, packed_seq: bytes, prior: TaskStatusRow) -> _Verdict:
+        unit, current = self._unit, self._current
+        if prior is NEW_STATUS or (not 0 < report.lease <= self._leases_given and current):
+            exists = (
+                prior is not NEW_STATUS or unit.txn.get(unit.keys.bodies + packed_seq) is not None
             )
-            continue
-        if not current or not is_live(prior, report.lease, now_ns):
+            return _Verdict.UNKNOWN if current or not exists else _Verdict.OUTDATED
+        if not current or not is_live(prior, report.lease, unit.now_ns):
             is_repeat = (
                 report.end == AttemptOutcome.OK
                 and prior.state == TaskState.COMPLETED
                 and prior.lease == report.lease
                 and current
             )
-            if not is_repeat:
-                unit.log.append(StaleReport(report.seq, report.lease, worker))
-            answers.append(ReportAnswer.COMMITTED if is_repeat else ReportAnswer.CANCELLED)
-            continue
-        if len(result) > MESSAGE_BYTES_MAX or report.end not in _OUTCOMES:
-            answers.append(ReportAnswer.REJECTED)
-            continue
-        answers.append(ReportAnswer.COMMITTED)
+            return _Verdict.REPEATED if is_repeat else _Verdict.STALE
+        if len(report.result) > MESSAGE_BYTES_MAX or report.end not in _OUTCOMES:
+            return _Verdict.MALFORMED
+        return _Verdict.COMPLETED if report.end == AttemptOutcome.OK else _Verdict.FAILED
+
+    def _complete(self, report: TaskReport, packed_seq: bytes, prior: TaskStatusRow) -> None:
+        unit = self._unit
         body, spec = unit.body_and_spec(packed_seq)
         unit.on_lease_end(spec, body.limit)
-        if report.end != AttemptOutcome.OK:
-            _apply_failure(unit, report, packed_seq, body, spec, prior)
-            continue
-        blob = b""
+        result, blob = report.result, b""
         if len(result) > BLOB_THRESHOLD_BYTES:
-            result, blob = b"", blobs.put(txn, result)
-        unit.write_status(packed_seq, status_fold.apply_completion(prior, now_ns, result, blob))
+            result, blob = b"", blobs.put(unit.txn, result)
+        completed = status_fold.apply_completion(prior, unit.now_ns, result, blob)
+        unit.write_status(packed_seq, completed)
         unit.finish(report.seq, spec, "completed", awaited=prior.awaited)
-        tasks.append(report.seq)
-        leases.append(report.lease)
-        results.append(report.result)
-    for spec_hash, seqs in finished.items():
-        spec = get_spec(txn, keys, spec_hash)
-        unit.on_lease_end(spec, count=len(seqs))
-        unit.finish_many(seqs, spec, "completed")
-    if tasks:
-        unit.log.append(TasksCompleted(tasks, leases, digest_rows(results)))
-    return answers
+        self._tasks.append(report.seq)
+        self._leases.append(report.lease)
+        self._results.append(report.result)
+
+    def save(self) -> None:
+        """Write the counters of the completed ranges and the log record."""
+        unit = self._unit
+        for spec_hash, seqs in self._finished.items():
+            spec = get_spec(unit.txn, unit.keys, spec_hash)
+            unit.on_lease_end(spec, count=len(seqs))
+            unit.finish_many(seqs, spec, "completed")
+        if self._tasks:
+            digest = digest_rows(self._results)
+            unit.log.append(TasksCompleted(self._tasks, self._leases, digest))
 
 
 def _prefetch_rows(unit: UnitOfWork, reports: list[TaskReport]) -> None:

@@ -142,105 +142,154 @@ def _create_tasks(
 ) -> list[int]:
     check_limit(len(new), "tasks")
     unit = UnitOfWork(txn, universe)
-    keys, now_ns, generation = unit.keys, unit.now_ns, txn.generation
-    spec_rows = [_spec_row(keys, spec) for spec in specs]
+    spec_rows = [_spec_row(unit.keys, spec) for spec in specs]
     for index, (spec_no, new_task) in enumerate(zip(spec_of_each, new, strict=True)):
-        _check_new_task(keys, specs[spec_no], new_task, index)
-    put, bodies = txn.put, keys.bodies
+        _check_new_task(unit.keys, specs[spec_no], new_task, index)
     for spec_row in spec_rows:
         if txn.get(spec_row.key) is None:
-            put(spec_row.key, spec_row.row)
-    spec_hashes = [spec_row.spec_hash for spec_row in spec_rows]
-    # The common case: a task without key, limit, delay or dependencies is ready at once.
-    ready_prefixes = [spec_row.ready_prefix for spec_row in spec_rows]
-    seq = txn.count(keys.seq_counter)
-    seqs: list[int] = []
-    created: list[int] = []
-    rows: list[bytes] = []
-    dead_on_arrival: list[tuple[int, TaskSpec]] = []
-    batchable_counts = [0] * len(specs)
-    # The open range: its spec, its first and its last seq.
-    range_spec_no, first, end = 0, 0, -1
+            txn.put(spec_row.key, spec_row.row)
+    batch = _TaskBatch(unit, specs, spec_rows)
     for spec_no, new_task in zip(spec_of_each, new, strict=True):
         args, blob = new_task.args, b""
         if len(args) > BLOB_THRESHOLD_BYTES:
             args, blob = b"", blobs.put(txn, args)
+        # The common case: a task without key, limit, delay or dependencies is ready at once.
         if not (new_task.key or new_task.limit or new_task.after or new_task.delay_ns or blob):
-            seq += 1
-            packed_seq = pack_int(seq)
-            row = pack(TaskBodyRow(spec_hashes[spec_no], args, now_ns, generation))
-            put(bodies + packed_seq, row)
-            if seq != end + 1 or spec_no != range_spec_no:
-                if first:
-                    put(ready_prefixes[range_spec_no] + pack_int(first), encode_range(first, end))
-                range_spec_no, first = spec_no, seq
-            end = seq
-            batchable_counts[spec_no] += 1
-            created.append(seq)
-            rows.append(row)
-            seqs.append(seq)
-            continue
-        if first:
-            # Close the range: this task may depend on one of its tasks, which then splits off.
-            put(ready_prefixes[range_spec_no] + pack_int(first), encode_range(first, end))
-            first, end = 0, -1
-        spec = specs[spec_no]
-        existing = _find_by_key(unit, new_task, spec_hashes[spec_no], spec)
+            batch.add_ready(spec_no, args)
+        else:
+            batch.add(spec_no, new_task, args, blob)
+    batch.save()
+    unit.close()
+    return batch.seqs
+
+
+class _TaskBatch:
+    """Writes the rows of new tasks and collects their log record. `seqs` has the seq of each
+    submitted task, the existing one for a known key.
+    """
+
+    __slots__ = (
+        "_bodies", "_created", "_dead_on_arrival", "_generation", "_put", "_ranges", "_rows", "_seq",
+        "_spec_rows", "_specs", "_unit", "seqs",
+    )  # fmt: skip
+
+    def __init__(self, unit: UnitOfWork, specs: list[TaskSpec], spec_rows: list[_SpecRow]) -> None:
+        self._unit = unit
+        self._specs = specs
+        self._spec_rows = spec_rows
+        self._put, self._bodies = unit.txn.put, unit.keys.bodies
+        self._generation = unit.txn.generation
+        self._seq = unit.txn.count(unit.keys.seq_counter)
+        self._ranges = _ReadyRanges(unit, [spec_row.ready_prefix for spec_row in spec_rows])
+        self._created: list[int] = []
+        self._rows: list[bytes] = []
+        self._dead_on_arrival: list[tuple[int, TaskSpec]] = []
+        self.seqs: list[int] = []
+
+    def add_ready(self, spec_no: int, args: bytes) -> None:
+        """Create a task without options. It joins the open range."""
+        self._seq = seq = self._seq + 1
+        spec_hash = self._spec_rows[spec_no].spec_hash
+        row = pack(TaskBodyRow(spec_hash, args, self._unit.now_ns, self._generation))
+        self._put(self._bodies + pack_int(seq), row)
+        self._ranges.add(spec_no, seq)
+        self._created.append(seq)
+        self._rows.append(row)
+        self.seqs.append(seq)
+
+    def add(self, spec_no: int, new_task: TaskToSubmit, args: bytes, blob: bytes) -> None:
+        """Create a task with options, or find the task of its key."""
+        # Close the range: this task may depend on one of its tasks, which then splits off.
+        self._ranges.flush()
+        unit, spec, spec_hash = self._unit, self._specs[spec_no], self._spec_rows[spec_no].spec_hash
+        existing = _find_by_key(unit, new_task, spec_hash, spec)
         if existing:
             if blob:
-                blobs.release.fn(txn, blob)
-            seqs.append(existing)
-            continue
-        seq += 1
+                blobs.release.fn(unit.txn, blob)
+            self.seqs.append(existing)
+            return
+        self._seq = seq = self._seq + 1
         packed_seq = pack_int(seq)
-        named = (after if after > 0 else seqs[-after - 1] for after in new_task.after)
+        named = (after if after > 0 else self.seqs[-after - 1] for after in new_task.after)
         dependencies = tuple(dict.fromkeys(named))
         _check_dependencies(unit, seq, dependencies)
         body = TaskBodyRow(
-            spec_hashes[spec_no],
+            spec_hash,
             args,
-            now_ns,
-            generation,
-            now_ns + new_task.delay_ns if new_task.delay_ns else 0,
-            new_task.key,
-            new_task.limit,
-            dependencies,
-            0,
-            blob,
+            unit.now_ns,
+            self._generation,
+            unit.now_ns + new_task.delay_ns if new_task.delay_ns else 0,
+            key=new_task.key,
+            limit=new_task.limit,
+            after=dependencies,
+            blob=blob,
         )
         row = pack(body)
-        put(bodies + packed_seq, row)
+        self._put(self._bodies + packed_seq, row)
         if new_task.key:
-            put(keys.idempotency_keys + tuples.pack((spec.name, new_task.key)), packed_seq)
-        waits = dependents.register(unit, packed_seq, dependencies)
+            index_key = unit.keys.idempotency_keys + tuples.pack((spec.name, new_task.key))
+            self._put(index_key, packed_seq)
+        self._enqueue(seq, packed_seq, body, spec)
+        self._created.append(seq)
+        self._rows.append(row)
+        self.seqs.append(seq)
+
+    def _enqueue(self, seq: int, packed_seq: bytes, body: TaskBodyRow, spec: TaskSpec) -> None:
+        """Put a task into its wait state. A task whose dependency has failed is dead on arrival."""
+        unit = self._unit
+        waits = dependents.register(unit, packed_seq, body.after)
+        if waits is None:
+            self._dead_on_arrival.append((seq, spec))
+            dead = status_fold.apply_death(NEW_STATUS, dependents.DEPENDENCY_FAILED, unit.now_ns)
+            unit.write_status(packed_seq, dead)
+            return
         status = NEW_STATUS if not waits else TaskStatusRow(waits=waits)
         if waits:
             unit.write_status(packed_seq, status)
-        if waits is None:
-            dead_on_arrival.append((seq, spec))
-            unit.write_status(
-                packed_seq,
-                status_fold.apply_death(NEW_STATUS, dependents.DEPENDENCY_FAILED, now_ns),
-            )
-        else:
-            unit.enqueue(packed_seq, body, spec, status)
-        created.append(seq)
-        rows.append(row)
-        seqs.append(seq)
-    if first:
-        put(ready_prefixes[range_spec_no] + pack_int(first), encode_range(first, end))
-    for spec, count in zip(specs, batchable_counts, strict=True):
-        if count:
-            unit.counts.add(spec.queue, "ready", count)
-            unit.notify_queue(spec.queue)
-    if created:
-        put(keys.seq_counter, encode_int(seq))
-        unit.log.append(TasksCreated(created, digest_rows(rows)))
-    for dead, spec in dead_on_arrival:
-        unit.log.append(TasksDead([dead], dependents.DEPENDENCY_FAILED))
-        unit.finish(dead, spec, "dead", awaited=False)
-    unit.close()
-    return seqs
+        unit.enqueue(packed_seq, body, spec, status)
+
+    def save(self) -> None:
+        """Write the counters and the log record."""
+        unit = self._unit
+        self._ranges.flush()
+        for spec, count in zip(self._specs, self._ranges.counts, strict=True):
+            if count:
+                unit.counts.add(spec.queue, "ready", count)
+                unit.notify_queue(spec.queue)
+        if self._created:
+            self._put(unit.keys.seq_counter, encode_int(self._seq))
+            unit.log.append(TasksCreated(self._created, digest_rows(self._rows)))
+        for dead, spec in self._dead_on_arrival:
+            unit.log.append(TasksDead([dead], dependents.DEPENDENCY_FAILED))
+            unit.finish(dead, spec, "dead", awaited=False)
+
+
+class _ReadyRanges:
+    """Writes one index row for consecutive ready tasks of a spec. `counts` has the tasks by spec."""
+
+    __slots__ = ("_first", "_last", "_prefixes", "_spec_no", "_unit", "counts")
+
+    def __init__(self, unit: UnitOfWork, prefixes: list[bytes]) -> None:
+        self._unit = unit
+        self._prefixes = prefixes
+        # The open range: its spec, its first and its last seq.
+        self._spec_no, self._first, self._last = 0, 0, -1
+        self.counts = [0] * len(prefixes)
+
+    def add(self, spec_no: int, seq: int) -> None:
+        if seq != self._last + 1 or spec_no != self._spec_no:
+            self.flush()
+            self._spec_no, self._first = spec_no, seq
+        self._last = seq
+        self.counts[spec_no] += 1
+
+    def flush(self) -> None:
+        """Write the row of the open range and close the range."""
+        first = self._first
+        if first:
+            row_key = self._prefixes[self._spec_no] + pack_int(first)
+            self._unit.txn.put(row_key, encode_range(first, self._last))
+            self._first, self._last = 0, -1
 
 
 @lru_cache(1024)

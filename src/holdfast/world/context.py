@@ -2,7 +2,7 @@
 
 All values derive from the journal entry of the step: the time, the random numbers, and the
 identities of intents. So a replay returns the same values. The methods about other worlds are in
-`messaging.sending`.
+`messaging.sender`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from holdfast.messages import (
     intent_hash,
     keyed_hash,
 )
-from holdfast.world import recurring
+from holdfast.world import recurring_timers
 from holdfast.world.catalog import check_text
 from holdfast.world.definition import Cause
-from holdfast.world.messaging.sending import MessagingContext
+from holdfast.world.messaging.sender import MessagingContext
 from holdfast.world.step_inputs import (
     EffectCall,
     ReducerInputs,
@@ -187,7 +187,7 @@ class Context(MessagingContext):
         `missed` is the policy for times at which no worker ran: `skip` delivers none of them, `one`
         delivers a single event for all of them, `all` delivers each.
         """
-        recurring.check_rule(cron, missed, zone)
+        recurring_timers.check_rule(cron, missed, zone)
         return self._set_timer(event, key, cron=cron, missed=missed, zone=zone)
 
     def cancel_timer(self, key: str) -> Intent:

@@ -2,7 +2,7 @@
 
 The child's baseline is the parent's state after entry `at`, its head is that height, and its inbox
 is empty. Pending effects and timers of the parent are not inherited, unless `effects` and `timers`
-request it (`world.fork_pending`). A state without a snapshot is restored by replay and saved as the
+request it (`world.fork_inheritance`). A state without a snapshot is restored by replay and saved as the
 child's snapshot.
 
 `plan_fork` reads, `create_fork` writes. The state at a height never changes, so the two need not be
@@ -18,7 +18,7 @@ from holdfast.errors import Invalid, NotFound
 from holdfast.store.api import Txn
 from holdfast.world import catalog
 from holdfast.world.catalog import ForkLineage, WorldRecord, WorldStatus, subject_of
-from holdfast.world.fork_pending import (
+from holdfast.world.fork_inheritance import (
     PendingAtHeight,
     check_policies,
     copy_to_child,

@@ -79,12 +79,11 @@ class WorldHost:
         self.world = world
         self.lease = lease
         self.clock = clock
-        self._budgets = budgets
+        self.budgets = budgets
         self._policy = policy
         self._subject = subject_of(world.universe, world.world_id)
-        self._recipients = RecipientTypes(world.universe, world.world_id, world.definition.type)
-        self.limit = min(budgets.max_inbox_batch, budgets.max_tick_steps_per_cycle)
-        self._state: Any = None
+        self.recipients = RecipientTypes(world.universe, world.world_id, world.definition.type)
+        self._state = HostedState(world)
         # The state digest after `height`, if its entry has one, and the digest after the prepared
         # cycle.
         self._digest: bytes | None = None
@@ -112,7 +111,7 @@ class WorldHost:
     def load(self, txn: Txn) -> None:
         """Restore the state from the store."""
         restored = restore(txn, self.world)
-        self._state = restored.state
+        self._state.value = restored.state
         self.height = restored.height
         self.cursor = restored.cursor
         self._snapshot_height = restored.snapshot_height
@@ -153,7 +152,7 @@ class WorldHost:
         except BadState:
             if not waiting:
                 raise
-        self._state = store.read(restore, self.world, at=self.height).state
+        self._state.restore(store, self.height)
         self._tail_bytes = tail_bytes
         return self._prepare(store, waiting, applied_inline, limit, check_each_step=True)
 
@@ -166,93 +165,25 @@ class WorldHost:
         *,
         check_each_step: bool = False,
     ) -> Cycle | None:
-        bodies: list[bytes] = []
-        intents: list[Intent] = []
-        failed: list[FailedEvent] = []
         self.loaded = False
         self.stop_request = None
-        size = 0
-        height, seq = self.height, self.cursor
-        stop_ns = self.clock.mono_ns() + self._budgets.max_cycle_wall_ms * 1_000_000
-        wall_ns = self.clock.wall_ns()
-        emitted_ns = store.now_ns()
-        rollback_bytes = self._storable_bytes() if check_each_step else None
-        for item in waiting:
-            ingress = _ingress_of(item)
-            if not self.world.definition.can_consume(ingress):
-                stop = self._stop
-                if stop is None or not stop.given_up or stop.seq != item.seq:
-                    need = requirement_of(self.world.definition.type, ingress)
-                    self.stop_request = need, item.seq, self._waits_since(need, item.at_ns)
-                    break
-                height, seq = height + 1, item.seq
-                step = reducer.make_unknown_step(
-                    self.world,
-                    ingress,
-                    seq=seq,
-                    wall_ns=wall_ns,
-                    generation=self.lease.generation,
-                    base=self._snapshot_height,
-                )
-                bodies.append(journal_entry.pack(step))
-                given_up = FailedEvent(
-                    seq, item.body, step.error, UNKNOWN_EVENT, ingress.type, item.key or ""
-                )
-                failed.append(given_up)
-                continue
-            height, seq = height + 1, item.seq
-            self.current_seq = seq
-            result = reducer.run_step(
-                self.world,
-                self._state,
-                ingress,
-                seq=seq,
-                height=height,
-                wall_ns=wall_ns,
-                entropy=self.clock.entropy(16),
-                generation=self.lease.generation,
-                base=self._snapshot_height,
-            )
-            if result.mail_by_id:
-                result = self._check_recipients(store, result)
-            next_rollback_bytes = rollback_bytes
-            if check_each_step and not result.state_dirty:
-                result, next_rollback_bytes = self._check_storable(result)
-            body = journal_entry.pack(result.step)
-            bodies.append(body)
-            size += len(body)
-            if result.state_dirty:
-                failed.append(FailedEvent(seq, item.body, result.step.error, key=item.key or ""))
-                rollback_bytes = self._rollback_state(store, rollback_bytes, bodies)
-            else:
-                intents += result.intents
-                size += sum(len(intent.params) for intent in result.intents)
-                if rollback_bytes is not None:
-                    rollback_bytes = (
-                        next_rollback_bytes
-                        if check_each_step
-                        else self.world.definition.dump_state(self._state)
-                    )
-            if (
-                len(intents) >= self._budgets.max_effects_per_cycle
-                or size >= CYCLE_BYTES_MAX
-                or self.clock.mono_ns() >= stop_ns
-            ):
-                break
+        builder = CycleBuilder(self, self._state, store, check_each_step=check_each_step)
+        builder.run(waiting)
         self.current_seq = 0
+        bodies = builder.bodies
         if not bodies and not self.snapshot_due:
-            # It stops before the first: the state is as it was.
+            # The cycle stops before the first item: the state is unchanged.
             self.loaded = True
             return None
         inbox_count = len(waiting) - len(applied_inline)
         self._tail_bytes += sum(map(len, bodies))
-        snapshot_bytes = self._roundtrip_state() if self._is_snapshot_due(height) else None
+        snapshot_bytes = self._state.roundtrip() if self._is_snapshot_due(builder.height) else None
         if bodies:
-            # Of every cycle: what a replay makes of it is compared with this.
+            # The entry of every cycle has the digest. A replay compares its state with it.
             state_bytes = (
                 snapshot_bytes
-                or (rollback_bytes if check_each_step else None)
-                or self._storable_bytes()
+                or (builder.rollback_bytes if check_each_step else None)
+                or self._state.storable_bytes()
             )
             self._next_digest = sha256(state_bytes).digest()
             bodies[-1] = journal_entry.with_state_digest(bodies[-1], self._next_digest)
@@ -261,17 +192,24 @@ class WorldHost:
             if snapshot_bytes is None:
                 self.invalidate()
                 return None
+        # Items that bypass the inbox leave no runnable hint.
+        from_inbox = inbox_count > 0 or not applied_inline
         return self._make_cycle(
-            seq,
-            bodies,
-            intents,
-            failed,
+            builder,
             snapshot_bytes,
-            # What came by no inbox has left no hint.
-            drained=len(bodies) == len(waiting) < limit and (inbox_count > 0 or not applied_inline),
-            wanted_ns=emitted_ns,
+            drained=len(bodies) == len(waiting) < limit and from_inbox,
             applied_inline=applied_inline[: max(len(bodies) - inbox_count, 0)],
         )
+
+    def must_stop_before(self, item: inbox.InboxEntry, ingress: Ingress) -> bool:
+        """Whether the cycle ends before an item that the code does not declare. Then
+        `stop_request` names it. A given-up item becomes a dead letter."""
+        stop = self._stop
+        if stop is None or not stop.given_up or stop.seq != item.seq:
+            need = requirement_of(self.world.definition.type, ingress)
+            self.stop_request = need, item.seq, self._waits_since(need, item.at_ns)
+            return True
+        return False
 
     def commit(self, txn: Txn, cycle: Cycle) -> None:
         """Commit a single cycle (see `cycle.commit` for many)."""
@@ -302,10 +240,10 @@ class WorldHost:
         snapshot."""
         if not self.loaded or self.height == self._snapshot_height:
             return None
-        state_bytes = self._bytes_matching_journal(self._roundtrip_state())
+        state_bytes = self._bytes_matching_journal(self._state.roundtrip())
         if state_bytes is None:
             return None
-        return self._make_cycle(self.cursor, [], [], [], state_bytes, drained=False)
+        return self._make_cycle(None, state_bytes, drained=False)
 
     def compact(self, txn: Txn) -> int:
         """Compact some entries below the baseline, under the lease. Return the number of
@@ -315,9 +253,18 @@ class WorldHost:
 
     def invalidate(self) -> None:
         """Invalidate the state in memory: the host restores it before the next cycle."""
-        self._state = None
+        self._state.value = None
         self.loaded = False
         self.current_seq = 0
+
+    @property
+    def limit(self) -> int:
+        """The number of inbox items that a cycle reads."""
+        return min(self.budgets.max_inbox_batch, self.budgets.max_tick_steps_per_cycle)
+
+    @property
+    def snapshot_height(self) -> int:
+        return self._snapshot_height
 
     @property
     def snapshot_due(self) -> bool:
@@ -327,31 +274,30 @@ class WorldHost:
 
     def _make_cycle(
         self,
-        to_seq: int,
-        bodies: list[bytes],
-        intents: list[Intent],
-        failed: list[FailedEvent],
-        state: bytes | None,
+        built: CycleBuilder | None,
+        snapshot: bytes | None,
         *,
         drained: bool,
-        wanted_ns: int = 0,
         applied_inline: Sequence[AppliedInline] = (),
     ) -> Cycle:
+        """Make the cycle of a builder, or one without steps."""
+        bodies = [] if built is None else built.bodies
+        to_seq = self.cursor if built is None else built.seq
         return Cycle(
-            self.world.universe,
-            self.world.world_id,
-            self.lease,
-            self.height,
-            to_seq,
-            bodies,
-            intents,
-            failed,
-            state,
-            self._policy.keep,
-            drained,
-            wanted_ns,
-            tuple(applied_inline),
-            self.world.definition.history,
+            universe=self.world.universe,
+            world_id=self.world.world_id,
+            lease=self.lease,
+            expected_head=self.height,
+            to_seq=to_seq,
+            bodies=bodies,
+            intents=[] if built is None else built.intents,
+            failed=[] if built is None else built.failed,
+            snapshot=snapshot,
+            snapshots_kept=self._policy.keep,
+            drained=drained,
+            wanted_ns=0 if built is None else built.emitted_ns,
+            carried=tuple(applied_inline),
+            history=self.world.definition.history,
             clears=self._stop is not None and bool(bodies) and to_seq >= self._stop.seq,
         )
 
@@ -369,28 +315,6 @@ class WorldHost:
             since > 0 and self._tail_bytes >= self._policy.bytes
         )
 
-    def _roundtrip_state(self) -> bytes:
-        """Encode the state and reload it, so that memory holds exactly the state that a restore
-        would give."""
-        self._state = self.world.definition.reload_state(self._state)
-        return self.world.definition.check_state_size(self.world.definition.dump_state(self._state))
-
-    def _storable_bytes(self) -> bytes:
-        return self.world.definition.storable_bytes(self._state)
-
-    def _check_recipients(self, store: Store, stepped: StepResult) -> StepResult:
-        """Fail the step if it sends mail by id that the recipient's type does not declare."""
-        refusal = self._recipients.find_refusal(store, self.world.registry, stepped.mail_by_id)
-        return stepped if refusal is None else reducer.fail_step(stepped, refusal)
-
-    def _check_storable(self, stepped: StepResult) -> tuple[StepResult, bytes | None]:
-        """Return the step and the encoded state after it. Fail the step if that state cannot be
-        stored."""
-        try:
-            return stepped, self._storable_bytes()
-        except BadState as error:
-            return reducer.fail_step(stepped, error), None
-
     def _bytes_matching_journal(self, saved: bytes) -> bytes | None:
         """Return the bytes of the state that matches the journal, or None if code outside of a step
         has changed the state, such as a thread that a reducer started. If older code made the
@@ -399,22 +323,168 @@ class WorldHost:
         if self._digest in (None, sha256(saved).digest()):
             return saved
         assert self._digest is not None
-        return self.world.definition.bytes_without_new_fields(self._state, saved, self._digest)
+        return self.world.definition.bytes_without_new_fields(
+            self._state.value, saved, self._digest
+        )
 
-    def _rollback_state(
-        self, store: Store, rollback_bytes: bytes | None, bodies: list[bytes]
-    ) -> bytes:
+
+class HostedState:
+    """The state of a world in memory."""
+
+    __slots__ = ("_world", "value")
+
+    def __init__(self, world: WorldSpec) -> None:
+        self._world = world
+        self.value: Any = None
+
+    def restore(self, store: Store, height: int) -> None:
+        """Restore the state after a height."""
+        self.value = store.read(restore, self._world, at=height).state
+
+    def roundtrip(self) -> bytes:
+        """Encode the state and reload it, so that memory holds exactly the state that a restore
+        would give."""
+        definition = self._world.definition
+        self.value = definition.reload_state(self.value)
+        return definition.check_state_size(definition.dump_state(self.value))
+
+    def storable_bytes(self) -> bytes:
+        return self._world.definition.storable_bytes(self.value)
+
+
+class CycleBuilder:
+    """Runs the reducers of one cycle and collects its entries, intents and failed events.
+
+    `height` and `seq` are those of the last entry. `rollback_bytes` encodes the state before the
+    next step, as soon as a step may have to be undone.
+    """
+
+    __slots__ = (
+        "_check_each_step", "_host", "_size", "_state", "_stop_ns", "_store", "_wall_ns", "bodies",
+        "emitted_ns", "failed", "height", "intents", "rollback_bytes", "seq",
+    )  # fmt: skip
+
+    def __init__(
+        self, host: WorldHost, state: HostedState, store: Store, *, check_each_step: bool
+    ) -> None:
+        self._host = host
+        self._state = state
+        self._store = store
+        self._check_each_step = check_each_step
+        self.bodies: list[bytes] = []
+        self.intents: list[Intent] = []
+        self.failed: list[FailedEvent] = []
+        self._size = 0
+        self.height, self.seq = host.height, host.cursor
+        self._stop_ns = host.clock.mono_ns() + host.budgets.max_cycle_wall_ms * 1_000_000
+        self._wall_ns = host.clock.wall_ns()
+        self.emitted_ns = store.now_ns()
+        self.rollback_bytes = state.storable_bytes() if check_each_step else None
+
+    def run(self, waiting: list[inbox.InboxEntry]) -> None:
+        """Handle the items in order, until the budgets are used or the host must stop."""
+        host = self._host
+        for item in waiting:
+            ingress = _ingress_of(item)
+            if not host.world.definition.can_consume(ingress):
+                if host.must_stop_before(item, ingress):
+                    return
+                self._add_given_up(item, ingress)
+                continue
+            self._add_step(item, ingress)
+            if self._is_full():
+                return
+
+    def _is_full(self) -> bool:
+        budgets, clock = self._host.budgets, self._host.clock
+        return (
+            len(self.intents) >= budgets.max_effects_per_cycle
+            or self._size >= CYCLE_BYTES_MAX
+            or clock.mono_ns() >= self._stop_ns
+        )
+
+    def _add_given_up(self, item: inbox.InboxEntry, ingress: Ingress) -> None:
+        """Add the entry of an item that no worker declares."""
+        host = self._host
+        self.height, self.seq = self.height + 1, item.seq
+        step = reducer.make_unknown_step(
+            host.world,
+            ingress,
+            seq=item.seq,
+            wall_ns=self._wall_ns,
+            generation=host.lease.generation,
+            base=host.snapshot_height,
+        )
+        self.bodies.append(journal_entry.pack(step))
+        self.failed.append(
+            FailedEvent(
+                item.seq, item.body, step.error, UNKNOWN_EVENT, ingress.type, item.key or ""
+            )
+        )
+
+    def _add_step(self, item: inbox.InboxEntry, ingress: Ingress) -> None:
+        host = self._host
+        self.height, self.seq = self.height + 1, item.seq
+        host.current_seq = item.seq
+        result = reducer.run_step(
+            host.world,
+            self._state.value,
+            ingress,
+            seq=item.seq,
+            height=self.height,
+            wall_ns=self._wall_ns,
+            entropy=host.clock.entropy(16),
+            generation=host.lease.generation,
+            base=host.snapshot_height,
+        )
+        if result.mail_by_id:
+            result = self._check_recipients(result)
+        next_rollback_bytes = self.rollback_bytes
+        if self._check_each_step and not result.state_dirty:
+            result, next_rollback_bytes = self._check_storable(result)
+        body = journal_entry.pack(result.step)
+        self.bodies.append(body)
+        self._size += len(body)
+        if result.state_dirty:
+            failed = FailedEvent(item.seq, item.body, result.step.error, key=item.key or "")
+            self.failed.append(failed)
+            self._roll_back()
+            return
+        self.intents += result.intents
+        self._size += sum(len(intent.params) for intent in result.intents)
+        if self._check_each_step:
+            self.rollback_bytes = next_rollback_bytes
+        elif self.rollback_bytes is not None:
+            self.rollback_bytes = host.world.definition.dump_state(self._state.value)
+
+    def _check_recipients(self, stepped: StepResult) -> StepResult:
+        """Fail the step if it sends mail by id that the recipient's type does not declare."""
+        host = self._host
+        mail = stepped.mail_by_id
+        refusal = host.recipients.find_refusal(self._store, host.world.registry, mail)
+        return stepped if refusal is None else reducer.fail_step(stepped, refusal)
+
+    def _check_storable(self, stepped: StepResult) -> tuple[StepResult, bytes | None]:
+        """Return the step and the encoded state after it. Fail the step if that state cannot be
+        stored."""
+        try:
+            return stepped, self._state.storable_bytes()
+        except BadState as error:
+            return reducer.fail_step(stepped, error), None
+
+    def _roll_back(self) -> None:
         """Restore the state before a reducer that raised. From then on each step keeps the bytes to
         roll back to."""
-        if rollback_bytes is None:
-            self._state = store.read(restore, self.world, at=self.height).state
-            for height, body in enumerate(bodies[:-1], start=self.height + 1):
-                self._state = reducer.replay_step(
-                    self.world, self._state, journal_entry.decode(body), height=height
-                )
-            return self._roundtrip_state()
-        self._state = self.world.definition.load_state(rollback_bytes)
-        return rollback_bytes
+        state, world = self._state, self._host.world
+        if self.rollback_bytes is not None:
+            state.value = world.definition.load_state(self.rollback_bytes)
+            return
+        base = self._host.height
+        state.restore(self._store, base)
+        for height, body in enumerate(self.bodies[:-1], start=base + 1):
+            entry = journal_entry.decode(body)
+            state.value = reducer.replay_step(world, state.value, entry, height=height)
+        self.rollback_bytes = state.roundtrip()
 
 
 def _ingress_of(item: inbox.InboxEntry) -> Ingress:

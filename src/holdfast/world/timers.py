@@ -21,7 +21,7 @@ from holdfast.durable.validation import TIME_NS_MAX
 from holdfast.messages import Intent, TimerSet
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
-from holdfast.world import recurring
+from holdfast.world import recurring_timers
 
 
 class TimerSlot(Record, frozen=True):
@@ -62,7 +62,7 @@ def set_timer(txn: Txn, intent: Intent, wanted_ns: int = 0) -> None:
     timer = codec.unpack_as(TimerSet, intent.params)
     clear_slot(txn, intent.universe_id, intent.world_id, timer.key)
     if timer.cron:
-        intent, at_ns = recurring.first_occurrence(intent, timer)
+        intent, at_ns = recurring_timers.first_occurrence(intent, timer)
         schedule(txn, intent, timer.key, at_ns, on_calendar=True)
     elif timer.wall_ns is not None:
         schedule(txn, intent, timer.key, timer.wall_ns, on_calendar=True)

@@ -18,7 +18,7 @@ from tests.process.watch import until
 @pytest.fixture
 def home() -> Iterator[str]:
     """The URL of a new database. At the end of the test it must have no client connections."""
-    url = fresh_url()
+    url = fresh_url(empty=True)
     yield url
     with psycopg.connect(url, autocommit=True) as connection:
         # The server detects the end of a killed process with a delay.

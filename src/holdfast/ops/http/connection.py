@@ -34,7 +34,7 @@ from holdfast.ops.http.problem import (
     internal_error_response,
     problem_response,
 )
-from holdfast.ops.http.routing import ClientDisconnect, HttpApi, Route, RouteCall, find_route
+from holdfast.ops.http.router import ClientDisconnect, HttpApi, Route, RouteCall, find_route
 
 if TYPE_CHECKING:
     from holdfast.ops.http.server import HttpServer

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from holdfast.errors import Invalid
 from holdfast.ops.http.auth import ListenAddress, RequestGuard
 from holdfast.ops.http.connection import ConnectionLimits, HttpConnection, HttpStreamReader
-from holdfast.ops.http.routing import HttpApi
+from holdfast.ops.http.router import HttpApi
 
 STOP_S = 5.0
 READER_THREADS = 4

@@ -30,12 +30,12 @@ from holdfast.errors import HoldfastError, Invalid
 from holdfast.ops.http.json_values import decode
 from holdfast.ops.http.problem import HttpResponse, encode_json
 from holdfast.ops.http.request_schemas import CancelBody, EmptyBody, NewTaskBody, SubmissionBody
-from holdfast.ops.http.routing import HttpApi, Route, RouteCall
+from holdfast.ops.http.router import HttpApi, Route, RouteCall
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.task_batch import DeclaredTask, build_batch, require_tasks
 from holdfast.ops.http.worker_routes import WorkerRoutes, check_wait
 from holdfast.ops.task_documents import queue_summary, task_details, task_summary
-from holdfast.store.api import Store
+from holdfast.store.api import Store, Txn
 from holdfast.tasks import operations as tasks
 from holdfast.tasks import queries, task_list
 from holdfast.tasks.ids import TaskId, parse_task_id
@@ -147,16 +147,19 @@ class TaskApi(HttpApi):
         limit = query.get("limit", "100")
         if not (limit.isascii() and limit.isdigit() and int(limit) <= LIST_MAX):
             raise Invalid(what="limit", found=limit[:64], min=0, max=LIST_MAX)
-        page = await self._server.run_in_thread(
-            self._store.read,
-            task_list.list_tasks,
-            self._universe,
-            query.get("state", "").lower(),
-            query.get("queue", ""),
-            query.get("name", ""),
-            query.get("cursor", ""),
-            int(limit),
-        )
+
+        def read_page(txn: Txn) -> task_list.TaskPage:
+            return task_list.list_tasks(
+                txn,
+                self._universe,
+                query.get("state", "").lower(),
+                query.get("queue", ""),
+                query.get("name", ""),
+                query.get("cursor", ""),
+                int(limit),
+            )
+
+        page = await self._server.run_in_thread(self._store.read, read_page)
         document = {
             "tasks": [task_summary(row) for row in page.rows],
             "cursor": page.cursor or None,

@@ -21,7 +21,7 @@ from holdfast.ops.http.json_values import arguments_to_json, decode, pack_json
 from holdfast.ops.http.long_poll import LongPoller
 from holdfast.ops.http.problem import HttpResponse, encode_json
 from holdfast.ops.http.request_schemas import CompletionBody, FailureBody, HeartbeatBody, LeaseBody
-from holdfast.ops.http.routing import ClientDisconnect, RouteCall
+from holdfast.ops.http.router import ClientDisconnect, RouteCall
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.worker_registry import HttpWorkerRegistry
 from holdfast.store.api import Deferred, Store, Txn
@@ -31,6 +31,7 @@ from holdfast.tasks.ids import LeaseId, TaskId, parse_lease_id
 from holdfast.tasks.leases import LEASE_BATCH_MAX
 from holdfast.tasks.operations import (
     AttemptOutcome,
+    GrantRequest,
     HeldLease,
     LeaseResult,
     ReportAnswer,
@@ -87,19 +88,13 @@ class WorkerRoutes:
             raise Invalid(what="limit", found=body.limit, min=1, max=LEASE_BATCH_MAX)
         check_wait(body.wait_s)
         store, universe = self._store, self._universe
+        request = GrantRequest(
+            body.worker, body.queues, body.limit, body.alone, names=tuple(body.names)
+        )
 
         async def attempt() -> LeaseResult:
             while True:
-                leased: LeaseResult = await store.submit(
-                    tasks.lease,
-                    universe,
-                    body.worker,
-                    body.queues,
-                    body.limit,
-                    body.alone,
-                    (),
-                    tuple(body.names),
-                )
+                leased: LeaseResult = await store.submit(tasks.lease, universe, request)
                 if not leased.overdue:
                     return leased
 

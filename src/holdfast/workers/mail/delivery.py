@@ -36,7 +36,7 @@ from holdfast.runner.error_policy import is_transient
 from holdfast.runner.tick_stats import TickStats
 from holdfast.store.api import Store, Txn
 from holdfast.workers.mail.peers import PeerStores, PeerUnreachable, VerifyPeer, open_existing
-from holdfast.workers.mail.routing import LocalRedelivery, MailRouter, has_peer_route, retry_routing
+from holdfast.workers.mail.router import LocalRedelivery, MailRouter, has_peer_route, retry_routing
 from holdfast.workers.runner_service import never_dead_letter
 from holdfast.world import intents
 from holdfast.world.catalog import check_universe

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.clock import MS, Clock, S
-from holdfast.runner.executor import AsyncExecutor, Executor, ThreadExecutor
+from holdfast.runner.executor import AsyncExecutor, AsyncRun, Executor, ThreadExecutor
 from holdfast.tasks.leases import LEASE_BATCH_MAX
 from holdfast.tasks.model import EXECUTOR_KINDS, LOOP, PROCESS, THREAD
 from holdfast.workers.tasks.attempt import (
@@ -55,32 +55,6 @@ class TaskExecutors:
         """`commit_report` commits one report in the executor's thread and returns whether it
         succeeded.
         """
-        reports_each = any(code.report == "each" for code in codes.values())
-        barrier = ReportBarrier()
-
-        def with_report(
-            do: Callable[[TaskAttempt], AttemptResult],
-        ) -> Callable[[TaskAttempt], AttemptResult]:
-            def done(run: TaskAttempt) -> AttemptResult:
-                if barrier.wait() and run.cancelled:
-                    return released_result(run)
-                ended = do(run)
-                if run.code.report == "each":
-                    with barrier.committing():
-                        ended.reported = commit_report(ended)
-                return ended
-
-            return done if reports_each else do
-
-        async def in_loop(run: TaskAttempt) -> AttemptResult:
-            if reports_each and await barrier.wait_async() and run.cancelled:
-                return released_result(run)
-            ended = await run_attempt_async(run, clock)
-            if run.code.report == "each":
-                with barrier.committing():
-                    ended.reported = await asyncio.to_thread(commit_report, ended)
-            return ended
-
         self._executors: dict[int, Executor] = {}
         self._clock = clock
         # Kinds whose tasks had to be released unstarted.
@@ -92,10 +66,12 @@ class TaskExecutors:
         self._thread_executor: ThreadExecutor | None = None
         self._kinds = {name: executor_kind(code) for name, code in codes.items()}
         kinds = set(self._kinds.values())
+        reports_each = any(code.report == "each" for code in codes.values())
+        runs = _AttemptRuns(clock, self._processes, commit_report if reports_each else None)
         if THREAD in kinds:
             self._thread_executor = self._executors[THREAD] = ThreadExecutor(
                 concurrency,
-                with_report(run_attempt),
+                runs.in_thread,
                 name="holdfast-task",
                 on_begin=None,
                 on_done=wake,
@@ -105,7 +81,7 @@ class TaskExecutors:
         if PROCESS in kinds:
             self._executors[PROCESS] = ThreadExecutor(
                 processes,
-                with_report(lambda run: self._processes.run_attempt(run, clock)),
+                runs.in_process,
                 name="holdfast-task-process",
                 on_begin=None,
                 on_done=wake,
@@ -113,21 +89,24 @@ class TaskExecutors:
                 prefetch_max=PREFETCH_MAX,
             )
         if LOOP in kinds:
-            self._loop = asyncio.new_event_loop()
-            self._loop_thread = threading.Thread(
-                target=self._loop.run_forever, name="holdfast-task-loop", daemon=True
-            )
-            self._loop_thread.start()
-            self._executors[LOOP] = AsyncExecutor(
-                COROUTINES,
-                in_loop,
-                self._loop,
-                on_begin=None,
-                on_done=wake,
-                clock=clock,
-                prefetch_max=PREFETCH_MAX,
-                make_failure=result_of_error,
-            )
+            self._executors[LOOP] = self._start_loop(runs.in_loop, wake)
+
+    def _start_loop(self, run: AsyncRun, wake: Callable[[], None]) -> AsyncExecutor:
+        self._loop = asyncio.new_event_loop()
+        self._loop_thread = threading.Thread(
+            target=self._loop.run_forever, name="holdfast-task-loop", daemon=True
+        )
+        self._loop_thread.start()
+        return AsyncExecutor(
+            COROUTINES,
+            run,
+            self._loop,
+            on_begin=None,
+            on_done=wake,
+            clock=self._clock,
+            prefetch_max=PREFETCH_MAX,
+            make_failure=result_of_error,
+        )
 
     @property
     def busy(self) -> bool:
@@ -265,6 +244,58 @@ class TaskExecutors:
             self._loop_thread.join(CANCEL_GRACE_S)
             if not self._loop_thread.is_alive():
                 self._loop.close()
+
+
+class _AttemptRuns:
+    """The functions that run an attempt, by executor kind. With `commit_report` they also commit the
+    outcome of a task with `report="each"`, under the report barrier.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        processes: TaskProcessPool,
+        commit_report: Callable[[AttemptResult], bool] | None,
+    ) -> None:
+        self._clock = clock
+        self._processes = processes
+        self._commit_report = commit_report
+        self._barrier = ReportBarrier()
+        self.in_thread = self._with_report(run_attempt)
+        self.in_process = self._with_report(self._run_in_process)
+
+    def _run_in_process(self, attempt: TaskAttempt) -> AttemptResult:
+        return self._processes.run_attempt(attempt, self._clock)
+
+    def _with_report(
+        self, run: Callable[[TaskAttempt], AttemptResult]
+    ) -> Callable[[TaskAttempt], AttemptResult]:
+        commit_report, barrier = self._commit_report, self._barrier
+        if commit_report is None:
+            return run
+
+        def run_and_report(attempt: TaskAttempt) -> AttemptResult:
+            if barrier.wait() and attempt.cancelled:
+                return released_result(attempt)
+            result = run(attempt)
+            if attempt.code.report == "each":
+                with barrier.committing():
+                    result.reported = commit_report(result)
+            return result
+
+        return run_and_report
+
+    async def in_loop(self, attempt: TaskAttempt) -> AttemptResult:
+        commit_report, barrier = self._commit_report, self._barrier
+        if commit_report is None:
+            return await run_attempt_async(attempt, self._clock)
+        if await barrier.wait_async() and attempt.cancelled:
+            return released_result(attempt)
+        result = await run_attempt_async(attempt, self._clock)
+        if attempt.code.report == "each":
+            with barrier.committing():
+                result.reported = await asyncio.to_thread(commit_report, result)
+        return result
 
 
 def _cancel_all_and_stop(loop: asyncio.AbstractEventLoop) -> None:

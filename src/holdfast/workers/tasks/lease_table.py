@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from holdfast.clock import MS, S
+from collections.abc import Mapping
+
+from holdfast.clock import MS, Clock, S
 from holdfast.store.api import Store, Txn, read_stale
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.leases import LEASE_BATCH_MAX, is_current_lease
 from holdfast.tasks.model import keys_of
-from holdfast.tasks.operations import HeldLease
+from holdfast.tasks.operations import HeldLease, TaskGrant
 from holdfast.tasks.parked_lease import SOON_NS
-from holdfast.workers.tasks.attempt import TaskAttempt
+from holdfast.workers.tasks.attempt import TaskAttempt, TaskDefinition
 from holdfast.workers.tasks.executors import TaskExecutors
 
 PROGRESS_NS = S
@@ -18,14 +20,51 @@ PROGRESS_NS = S
 class LeaseTable:
     """Attempts by lease token. `renew_ns` is the time of the next renewal."""
 
-    def __init__(self, store: Store, universe: str, executors: TaskExecutors) -> None:
+    def __init__(
+        self,
+        store: Store,
+        universe: str,
+        definitions: Mapping[str, TaskDefinition],
+        executors: TaskExecutors,
+        clock: Clock,
+    ) -> None:
         self.attempts: dict[tuple[int, int], TaskAttempt] = {}
         self.renew_ns = 0
         self._store = store
         self._universe = universe
+        self._definitions = definitions
         self._executors = executors
+        self._clock = clock
         self._progress_ns = 0
         self._revocations = 0
+        self._quarantined: TaskAttempt | None = None
+
+    @property
+    def quarantined_runs(self) -> bool:
+        """Whether a quarantined task is under lease."""
+        attempt = self._quarantined
+        return attempt is not None and self.attempts.get(attempt.token) is attempt
+
+    def add_grants(self, grants: list[TaskGrant]) -> list[TaskAttempt]:
+        """Create attempts for the grants and register their leases."""
+        taken_ns, now, definitions = self._clock.mono_ns(), self._store.now_ns, self._definitions
+        expires_ns = lease_ns = renew_ns = 0
+        attempts_by_token = self.attempts
+        attempts = []
+        for grant in grants:
+            # Tasks granted together usually share the expiry.
+            if grant.expires_ns != expires_ns or grant.lease_ns != lease_ns:
+                expires_ns, lease_ns = grant.expires_ns, grant.lease_ns
+                renew_ns = expires_ns - lease_ns + lease_ns // 3
+                if not attempts_by_token or renew_ns < self.renew_ns:
+                    self.renew_ns = renew_ns
+            attempt = TaskAttempt(grant, definitions[grant.name], taken_ns, renew_ns, now)
+            attempts_by_token[attempt.token] = attempt
+            attempts.append(attempt)
+        # A quarantined task is always the only grant.
+        if attempts and attempts[0].grant.suspect:
+            self._quarantined = attempts[0]
+        return attempts
 
     def supervise(self, now_ns: int) -> None:
         """Extend leases that are due, report progress, and abandon attempts with a revoked lease."""

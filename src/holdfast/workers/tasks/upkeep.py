@@ -7,6 +7,7 @@ few milliseconds. A round ends after `ROUND` tasks and checks whether a checkpoi
 backlog does not delay checkpoints.
 
 `TaskUpkeep` runs in a separate thread, because the worker must extend leases meanwhile.
+`WorkerHeartbeat` keeps a task worker in the worker registry.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import NamedTuple
 from holdfast.clock import S
 from holdfast.config import BLOB_GRACE_NS
 from holdfast.errors import HoldfastError
+from holdfast.leadership import worker_registry
 from holdfast.store import blobs
 from holdfast.store.api import Store, Txn
 from holdfast.tasks import checkpoint, queries
@@ -30,6 +32,7 @@ ROUND = 50_000
 # The check interval while tasks reach the end of their retention, and while none does.
 ACTIVE_INTERVAL_NS = 1 * S
 IDLE_INTERVAL_NS = 10 * S
+HEARTBEAT_NS = 3 * S
 # How long `close` waits for a commit in progress.
 STOP_S = 2.0
 
@@ -130,3 +133,33 @@ class TaskUpkeep:
                 and self._should_continue()
             ):
                 pass
+
+
+class WorkerHeartbeat:
+    """The entry of a task worker in the worker registry. `next_ns` is the time of the next beat."""
+
+    def __init__(self, store: Store, universe: str, worker: str, incarnation: str) -> None:
+        self.next_ns = 0
+        self._store = store
+        self._universe = universe
+        self._worker = worker
+        self._incarnation = incarnation
+
+    def send_if_due(self, now_ns: int, leased_count: int) -> None:
+        if now_ns < self.next_ns:
+            return
+        self._store.transact(
+            worker_registry.heartbeat,
+            self._universe,
+            self._worker,
+            self._incarnation,
+            roles=("task",),
+            leases=leased_count,
+        )
+        self.next_ns = now_ns + HEARTBEAT_NS
+
+    def remove(self) -> None:
+        """Remove the worker from the registry."""
+        self._store.transact(
+            worker_registry.remove, self._universe, self._worker, self._incarnation
+        )

@@ -12,7 +12,7 @@ from holdfast.durable import delayed
 from holdfast.errors import NotFound, Overloaded
 from holdfast.messages import Ingress, IngressKind, Intent, TimerSet
 from holdfast.store.api import Txn, operation
-from holdfast.world import catalog, recurring, timers
+from holdfast.world import catalog, recurring_timers, timers
 from holdfast.world.ingress import put_ingress
 
 # Missed occurrences of one recurring timer that one commit delivers.
@@ -52,7 +52,7 @@ def deliver_timer(txn: Txn, payload: bytes, wall_ns: int) -> None:
 def _deliver_recurring(txn: Txn, intent: Intent, timer: TimerSet, wall_ns: int) -> None:
     """Deliver the due occurrences that the policy asks for, and schedule the next one."""
     for _ in range(CATCH_UP_MAX):
-        occurrence = recurring.next_occurrence(intent, timer, wall_ns)
+        occurrence = recurring_timers.next_occurrence(intent, timer, wall_ns)
         if occurrence.deliver and not _try_deliver(txn, intent, timer):
             _retry_when_inbox_full(txn, intent, timer, wall_ns, timer.wall_ns or 0)
             return

@@ -12,7 +12,7 @@ from holdfast import store as stores
 from holdfast.clock import SimClock
 from holdfast.config import BLOB_THRESHOLD_BYTES
 from holdfast.durable import inbox, item, journal, lease, snapshot
-from holdfast.ops.consistency import find_differences
+from holdfast.ops.verify import find_differences
 from holdfast.store import schema
 from holdfast.store.api import Store, Txn
 from holdfast.store.schema import Space
@@ -23,7 +23,7 @@ from holdfast.world import catalog, intents
 from tests.ops.account_rig import AccountRig
 from tests.ops.app import Asked
 
-MODULES = ("holdfast.ops.record_checks",)
+MODULES = ("holdfast.ops.verify", "holdfast.durable.consistency", "holdfast.world.consistency")
 
 UNIVERSE = "bank"
 SUBJECT = "a journal of its own"

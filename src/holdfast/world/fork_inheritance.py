@@ -43,7 +43,14 @@ from holdfast.messages import (
 )
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
-from holdfast.world import catalog, intents, journal_entry, recurring, reducer, synthetic_receipts
+from holdfast.world import (
+    catalog,
+    intents,
+    journal_entry,
+    recurring_timers,
+    reducer,
+    synthetic_receipts,
+)
 from holdfast.world import timers as slots
 from holdfast.world.catalog import subject_of
 from holdfast.world.ingress import put_ingress
@@ -126,7 +133,7 @@ def copy_to_child(
         pending, due_ns, on_calendar = _current_schedule(txn, intent, timer)
         reissued = _reissue(txn, pending, child_id, name)
         slots.schedule(txn, reissued, timer.key, due_ns, on_calendar=on_calendar)
-        # A delay counts from when it was set, whoever asks when it was due.
+        # The delay counts from the time at which the parent set the timer.
         set_ns = due_ns - (timer.delay_ns or 0)
         inherited.append(
             InheritedItem(reissued if on_calendar else replace(reissued, enqueued_at_ns=set_ns))
@@ -264,7 +271,7 @@ def _reissue(txn: Txn, intent: Intent, child_id: str, name: str) -> Intent:
         origin_name=name,
         intent_hash=identity,
         enqueued_at_ns=txn.now_ns,
-        # By what its state may know it: that of whoever wanted it first.
+        # The child's state knows the effect by its first intent hash.
         redrive_of=intent.redrive_of or intent.intent_hash,
     )
 
@@ -284,7 +291,7 @@ def _current_schedule(txn: Txn, intent: Intent, timer: TimerSet) -> tuple[Intent
             if _origin_of(stored) == _origin_of(intent):
                 return stored, item.not_before_ns, held.calendar
     if timer.cron:
-        intent, at_ns = recurring.first_occurrence(
+        intent, at_ns = recurring_timers.first_occurrence(
             replace(intent, enqueued_at_ns=txn.now_ns), timer
         )
         return intent, at_ns, True
