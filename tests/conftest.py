@@ -17,6 +17,8 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 TESTS = Path(__file__).parent
+# Every writer process that a test starts loads the operations of the test suite.
+os.environ["HOLDFAST_TEST_OPERATIONS"] = str(TESTS / "probe_operations.py")
 # `make test` runs seeds below this bound on PostgreSQL, `make chaos` runs all of them.
 SEEDS_ON_POSTGRESQL = 2
 # Tests of these directories run on PostgreSQL in `make chaos` only; `make test` runs their specs and histories there.

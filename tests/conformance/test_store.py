@@ -19,9 +19,10 @@ from holdfast.errors import (
     ValueTooLarge,
 )
 from holdfast.store import engine as engines
-from holdfast.store import probe, schema, tuples
+from holdfast.store import schema, tuples
 from holdfast.store.api import LeaseGuard, Store, Txn
 from holdfast.store.postgres import notifications as pg_topics
+from tests import probe_operations as probe
 
 MODULES = ("holdfast.store",)
 

@@ -40,8 +40,8 @@ from holdfast.errors import (
     Held,
     HoldfastError,
 )
-from holdfast.store import probe
 from holdfast.store.api import Store, Txn
+from tests import probe_operations
 
 LIMITS = WriterLimits(idle_exit_s=1.0)
 RESOURCES = ("north", "south", "east")
@@ -208,7 +208,7 @@ def guarded(txn: Txn, id: str, granted: lease.Lease, height: int) -> LoggedResul
     txn.require_live(granted)
     body = json.dumps([id, granted.epoch, granted.worker, granted.incarnation]).encode()
     now = journal.append(txn, granted.resource, [body], expected_head=height)
-    return now.height, {"height": now.height, "at_ns": probe.now(txn)}
+    return now.height, {"height": now.height, "at_ns": probe_operations.now(txn)}
 
 
 def put(txn: Txn, id: str, priority: int) -> LoggedResult:

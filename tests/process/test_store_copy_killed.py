@@ -14,8 +14,8 @@ import pytest
 
 from holdfast import store as stores
 from holdfast.errors import CopyUnfinished, StoreMoved
-from holdfast.store.probe import now
 from tests.postgres import fresh_url
+from tests.probe_operations import now
 from tests.process.conftest import LIMITS
 from tests.process.test_store_files import small_disk
 from tests.process.watch import OsProcess, until, writer_of

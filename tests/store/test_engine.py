@@ -17,6 +17,7 @@ from holdfast.store.api import Row
 from holdfast.store.engine import StoreEngine
 from holdfast.store.memory_backend import MemoryBackend, MemoryTxn
 from holdfast.store.requests import CommitAnswer, CommitRequest
+from tests import probe_operations
 
 MODULES = ("holdfast.store.engine",)
 
@@ -87,7 +88,7 @@ def test_snapshot_older_than_the_recent_commits_conflicts(engine: StoreEngine) -
 def test_refused_transaction_does_not_fail_its_batch(
     engine: StoreEngine, backend: MemoryBackend
 ) -> None:
-    unknown = [("holdfast.store.probe:missing", msgspec.Raw(codec.pack([])))]
+    unknown = [("probe.missing", msgspec.Raw(codec.pack([])))]
     batch = [
         request(engine, 1, puts={b"a": b"1"}),
         request(engine, 2, puts={b"b": b"1"}, calls=unknown),
@@ -108,7 +109,7 @@ def test_call_of_a_name_that_is_no_holdfast_operation_is_invalid(
 
 
 def test_arguments_of_the_wrong_type_for_an_operation_are_invalid(engine: StoreEngine) -> None:
-    call = [("probe.twice", msgspec.Raw(codec.pack(["three", []])))]
+    call = [(probe_operations.twice.name, msgspec.Raw(codec.pack(["three", []])))]
     assert error_codes(engine.commit([request(engine, 1, calls=call)])) == ["invalid"]
 
 
@@ -268,7 +269,7 @@ def test_resent_request_with_a_too_large_answer_is_commit_unknown(
 ) -> None:
     monkeypatch.setattr(engines, "OUTCOME_BYTES_MAX", 10)
     names = ["a" * 20]
-    call = [("probe.twice", msgspec.Raw(codec.pack([1, names])))]
+    call = [(probe_operations.twice.name, msgspec.Raw(codec.pack([1, names])))]
     original = request(engine, 7, calls=call)
     assert error_codes(engine.commit([original])) == [None]
     assert error_codes(engine.commit([as_resent(original)])) == ["commit_unknown"]

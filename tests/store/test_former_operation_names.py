@@ -15,9 +15,12 @@ from holdfast.durable import queue
 from holdfast.durable.queue import DeadLetter
 from holdfast.errors import Invalid
 from holdfast.store import api
+from holdfast.store import open as open_store
 from holdfast.store.api import Store, find_operation
+from holdfast.store.lmdb.writer import TEST_OPERATIONS_VARIABLE
 from holdfast.store.operation_names import FORMER_NAMES, MODULES
 from holdfast.world.intents import effect_queue
+from tests import probe_operations
 from tests.data import make_store_0_2 as former
 from tests.store.former_store import CLOSED, KILLED, data_lines, unpack_store
 
@@ -132,3 +135,19 @@ def test_an_unknown_name_imports_nothing(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.stdout.strip() == "nothing", ran.stderr
+
+
+def test_writer_knows_test_operations_only_from_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(tmp_path / "known") as store:
+        assert store.transact(probe_operations.now) > 0
+    monkeypatch.delenv(TEST_OPERATIONS_VARIABLE)
+    with open_store(tmp_path / "unknown") as store, pytest.raises(Invalid) as raised:
+        store.transact(probe_operations.now)
+    assert raised.value.fields["name"] == "probe.now"
+
+
+def test_shipped_package_has_no_test_operations() -> None:
+    assert "probe" not in MODULES
+    assert not [name for name in FORMER_NAMES.values() if name.startswith("probe.")]

@@ -33,8 +33,8 @@ from holdfast.store.engine import check_schema
 from holdfast.store.postgres import presence
 from holdfast.store.postgres.presence import StoreBeingCopied
 from holdfast.store.postgres.store import PostgresStore
-from holdfast.store.probe import now
 from tests.postgres import fresh_url
+from tests.probe_operations import now
 
 pytestmark = pytest.mark.timeout(120)
 

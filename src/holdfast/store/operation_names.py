@@ -39,7 +39,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "notifications": ("holdfast.dispatch.notifications",),
     "orchestrator": ("holdfast.workers.orchestrator",),
     "outbox": ("holdfast.world.messaging.outbox",),
-    "probe": ("holdfast.store.probe",),
     "purge": ("holdfast.world.purge",),
     "queue": (
         "holdfast.durable.queue",
@@ -140,9 +139,6 @@ FORMER_NAMES: dict[str, str] = {
     "holdfast.store.blobs:release": "blobs.release",
     "holdfast.store.blobs:retain": "blobs.retain",
     "holdfast.store.blobs:wipe": "blobs.erase_idle",
-    "holdfast.store.probe:now": "probe.now",
-    "holdfast.store.probe:refuse": "probe.refuse",
-    "holdfast.store.probe:twice": "probe.twice",
     "holdfast.tasks.checkpoint:add": "tasks_checkpoint.add_chunk",
     "holdfast.tasks.checkpoint:begin": "tasks_checkpoint.begin",
     "holdfast.tasks.checkpoint:install": "tasks_checkpoint.install",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import importlib
+import importlib.util
 import os
 import resource
 import select
@@ -77,6 +77,8 @@ _PRELOADED_MODULES = (
     "holdfast.world.cycle", "holdfast.workers.orchestrator",
 )  # fmt: skip
 _PRELOAD_POLL_S = 0.001
+# A file with operations of a test suite.
+TEST_OPERATIONS_VARIABLE = "HOLDFAST_TEST_OPERATIONS"
 # How often the writer checks the identity of all files.
 _DIRECTORY_CHECK_NS = S
 # After this long without a batch, the writer checks the data file before the next batch.
@@ -360,14 +362,14 @@ class Writer:
 
     def _welcome(self, error: list[Any] | None) -> WriterWelcome:
         return WriterWelcome(
-            self._engine.store_id,
-            self._engine.generation,
-            self._engine.commit_no,
-            self._engine.anchor.offset_ns,
-            self._engine.anchor.boot_id,
-            os.getpid(),
-            os.stat(self._path / "data.mdb").st_ino,
-            error,
+            store_id=self._engine.store_id,
+            generation=self._engine.generation,
+            commit_no=self._engine.commit_no,
+            offset_ns=self._engine.anchor.offset_ns,
+            boot_id=self._engine.anchor.boot_id,
+            pid=os.getpid(),
+            inode=os.stat(self._path / "data.mdb").st_ino,
+            error=error,
         )
 
     def _reply(self, connection: ClientConnection) -> None:
@@ -506,9 +508,23 @@ def open_engine(path: Path, *, bootstrap: bool) -> tuple[LmdbBackend, StoreEngin
         raise
 
 
+def _load_test_operations() -> None:
+    """Load the operations of a test suite. Only the environment of the process that starts the writer names the file:
+    no request does."""
+    path = os.environ.get(TEST_OPERATIONS_VARIABLE)
+    if path:
+        # Named as an import names it: a test may run the writer in a process that has imported the module.
+        name = f"{Path(path).parent.name}.{Path(path).stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
 def main(argv: list[str]) -> int:
     arguments = msgspec.json.decode(argv[0], type=WriterArguments)
     path = Path(arguments.path)
+    _load_test_operations()
     limits = WriterLimits(
         idle_exit_s=arguments.linger_s,
         backlog_bytes=arguments.backlog_bytes,

@@ -1,6 +1,6 @@
-"""Three test operations for the conformance suite of stores.
+"""Three test operations for the conformance suite of stores. They use only keys below ("probe",).
 
-They use only keys below ("probe",).
+A writer process loads this file because `tests/conftest.py` names it in the environment.
 """
 
 from __future__ import annotations
