@@ -62,6 +62,8 @@ class InlineWakeSignal:
         self._rig = rig
 
     def set(self) -> None:
+        if not self._rig.committer._timer_batches:
+            return  # The answer of a commit sets the signal, too.
         meanwhile, self.before_commit = self.before_commit, None
         if meanwhile is not None:
             meanwhile()
