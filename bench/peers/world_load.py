@@ -24,14 +24,14 @@ from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
 from holdfast.world import catalog, journal_entry, reducer
 from holdfast.world.catalog import subject_of
 from holdfast.world.cycle import entries_topic
-from holdfast.world.host import WorldHost
+from holdfast.world.host import HostedState
 
 POLL_S = 0.002
 # Latency is polled more often than a rate.
 LATENCY_POLL_S = 0.0002
 WAIT_S = 1.0
 APPEND_BATCH = 5_000
-STORABLE = WorldHost._storable_bytes
+STORABLE = HostedState.storable_bytes
 
 
 class LoadDeposit(hf.Event):
@@ -86,8 +86,10 @@ class Worker:
         return {"ms": took, "leases": len(held_leases)}
 
     def digest(self, on: bool) -> dict[str, Any]:
-        """Switch the encoding, decoding and hashing of the state. Without them a restore of the worlds is rejected."""
-        setattr(WorldHost, "_storable_bytes", STORABLE if on else lambda host: b"")  # noqa: B010
+        """Turn the state digest on or off. Without it the worker does not encode, decode or hash the state, and the worlds
+        cannot be restored.
+        """
+        setattr(HostedState, "storable_bytes", STORABLE if on else lambda state: b"")  # noqa: B010
         return {}
 
     def collect(self) -> dict[str, Any]:

@@ -70,8 +70,8 @@ LEDGER: dict[str, tuple[Edit, ...]] = {
     "report: begin not logged": (
         Edit(
             _advance,
-            "entry = RowsReported(now_ns, epoch, report_no, digest, final, retried, begun, stop)",
-            "entry = RowsReported(now_ns, epoch, report_no, digest, final, retried, [], stop)",
+            "            begun=begun,",
+            "            begun=[],",
         ),
     ),
     "report: sent again, counted twice": (

@@ -18,7 +18,7 @@ from holdfast.spark import raw_values
 
 pytestmark = pytest.mark.timeout(30)
 
-NOW = dt.datetime(2024, 2, 29, 12, 30, 1, 5, dt.UTC)
+NOW = dt.datetime(2024, 2, 29, 12, 30, 1, microsecond=5, tzinfo=dt.UTC)
 
 ROUND_TRIP_VALUES = [
     None, True, 5, 1 << 90, 1.5, "\U0001f600", "\udcff", [1, [2]], {"a": {"b": None}},
