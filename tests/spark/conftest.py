@@ -59,8 +59,8 @@ def _start_order(item: pytest.Item) -> int:
     )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _importable_tests() -> Iterator[None]:
+@contextlib.contextmanager
+def spark_environment() -> Iterator[None]:
     """Let Spark workers import functions of the tests by name, from the paths of this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src")]))
@@ -69,6 +69,13 @@ def _importable_tests() -> Iterator[None]:
         patch.setenv("SPARK_DIST_CLASSPATH", JDBC_JAR)
         # A JVM that lives for minutes gains nothing from its second compiler.
         patch.setenv("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable_tests() -> Iterator[None]:
+    """The environment ends with the module: the same process also runs tests of other directories."""
+    with spark_environment():
         yield
 
 
@@ -132,7 +139,10 @@ def no_session(session_slot: SessionSlot) -> None:
 @pytest.fixture(scope="session")
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
     """A cluster of two Workers. The modules of a process share it."""
-    with cluster(tmp_path_factory.mktemp("cluster")) as spark_cluster:
+    with contextlib.ExitStack() as stack:
+        # A session fixture starts before the fixtures of its module.
+        with spark_environment():
+            spark_cluster = stack.enter_context(cluster(tmp_path_factory.mktemp("cluster")))
         yield spark_cluster
 
 
@@ -148,7 +158,11 @@ def cluster_spark(session_slot: SessionSlot, two_workers: SparkCluster) -> Spark
 @pytest.fixture(scope="session")
 def remote_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
     """A Connect server on two cores of this machine. The modules of a process share it."""
-    with connect_server(tmp_path_factory.mktemp("connect"), config=INTERPRETED) as server:
+    with contextlib.ExitStack() as stack:
+        with spark_environment():
+            server = stack.enter_context(
+                connect_server(tmp_path_factory.mktemp("connect"), config=INTERPRETED)
+            )
         yield server
 
 
