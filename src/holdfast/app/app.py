@@ -296,14 +296,14 @@ def _mail_handler(inbox: Inbox, method: Callable[..., None]) -> Handler:
         except msgspec.MsgspecError as error:
             raise Invalid(what="payload", inbox=inbox.name, why=str(error)) from None
         mail = Mail(
-            inbox.name,
-            payload,
-            cx.headers,
-            cx.from_universe or "",
-            cx.from_world or "",
-            cx.from_height or 0,
-            cx.message_id or b"",
-            cx.correlation_id,
+            inbox=inbox.name,
+            payload=payload,
+            headers=cx.headers,
+            from_universe=cx.from_universe or "",
+            from_world=cx.from_world or "",
+            from_height=cx.from_height or 0,
+            message_id=cx.message_id or b"",
+            correlation_id=cx.correlation_id,
         )
         method(state, mail, cx)
 

@@ -270,15 +270,15 @@ class Effect(Generic[P, T]):
         if stored.status is ReceiptStatus.OK and stored.value:
             value = _convert(self.returns, codec.unpack(stored.value))
         return Receipt(
-            stored.status.value,
-            value,
-            stored.code,
-            stored.error,
-            stored.attempts,
-            stored.tag,
-            stored.cost,
-            stored.intent_hash,
-            stored.redrive_of,
+            status=stored.status.value,
+            value=value,
+            code=stored.code,
+            error=stored.error,
+            attempts=stored.attempts,
+            tag=stored.tag,
+            cost=stored.cost,
+            intent_hash=stored.intent_hash,
+            redrive_of=stored.redrive_of,
         )
 
     def _decode_arguments(self, params: bytes) -> list[Any]:

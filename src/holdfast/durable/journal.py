@@ -145,7 +145,9 @@ def verify(txn: Txn, subject: str) -> None:
                 raise StoreCorrupt(subject=subject, height=height, why="the entry is missing")
             if entry_row.blob and not blobs.is_intact(txn, entry_row.blob):
                 raise StoreCorrupt(
-                    subject=subject, height=height, why="the blob is not what it was"
+                    subject=subject,
+                    height=height,
+                    why="the content of the blob does not match its hash",
                 )
             last_hash = _chain_hash(
                 last_hash, height, entry_row.at_ns, entry_row.body, entry_row.blob
