@@ -2,8 +2,8 @@
 
 Each collected test and each report appends one byte to the file of `HOLDFAST_SUITE_PROGRESS`. A growing file shows
 that a run makes progress. A run is ended when the size has not changed for minutes, not after a total time.
-Each failed test appends a line with its id to the file of `HOLDFAST_SUITE_FAILED`. The first word says whether it may
-run a second time: `final` for a test that crashed its process, else `retried`.
+Each failed test appends a line with its id to the file of `HOLDFAST_SUITE_FAILED`. The first word is `final` for a
+test that crashed its process, and `retried` for a test that may run a second time.
 """
 
 import os
