@@ -101,14 +101,14 @@ def test_details_of_a_task_in_a_full_queue_name_the_limit(rig: TaskOperationsRig
     rig.set_limits(concurrency=1)
     first, second = rig.submit_one(), rig.submit_one()
     rig.lease_one(first)
-    assert "as many as may" in get_details(rig, second).why
+    assert "the limit allows no more" in get_details(rig, second).why
 
 
 def test_details_show_an_expired_lease_and_then_quarantine(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
     rig.lease_one(seq)
     rig.advance(LEASE_NS)
-    assert "is over" in get_details(rig, seq).why
+    assert "is overdue" in get_details(rig, seq).why
     rig.maintain()
     assert get_details(rig, seq).row.where == "suspect"
 
