@@ -17,14 +17,22 @@ FAILED = "HOLDFAST_SUITE_FAILED"
 CRASHED = "crashed while running"
 
 
+# The process that starts the workers gets every report a second time.
+_is_worker = False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _is_worker
+    _is_worker = hasattr(config, "workerinput")
+
+
 def pytest_itemcollected() -> None:
     _append(PROGRESS, ".")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _append(PROGRESS, ".")
-    # The process that starts the workers gets every report a second time.
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+    if report.failed and not _is_worker:
         first_word = "final" if CRASHED in report.longreprtext else "retried"
         _append(FAILED, f"{first_word} {report.nodeid}\n")
 
