@@ -17,8 +17,6 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 TESTS = Path(__file__).parent
-# Every writer process that a test starts loads the operations of the test suite.
-os.environ["HOLDFAST_TEST_OPERATIONS"] = str(TESTS / "probe_operations.py")
 # `make test` runs seeds below this bound on PostgreSQL, `make chaos` runs all of them.
 SEEDS_ON_POSTGRESQL = 2
 # Tests of these directories run on PostgreSQL in `make chaos` only; `make test` runs their specs and histories there.
@@ -124,6 +122,16 @@ def _rotate_stores(items: list[pytest.Item]) -> int:
                 by_store[store].add_marker("deep")
                 rotated += 1
     return rotated
+
+
+@pytest.fixture
+def probe_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writers that this process starts know the probe operations. Other tests start the writer as shipped."""
+    # Imported late: most tests start no writer.
+    from holdfast.store.lmdb import writer_process
+    from tests.probe_writer import PROBE_WRITER_CODE
+
+    monkeypatch.setattr(writer_process, "WRITER_CODE", PROBE_WRITER_CODE)
 
 
 @pytest.hookimpl(wrapper=True)
