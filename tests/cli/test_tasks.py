@@ -124,11 +124,11 @@ def test_tasks_show_prints_the_state_and_its_cause(
     expected = {
         "completed": '{"n": 3}',
         "failed": "    at line 3",
-        "leased": "worker has it, attempt 1",
-        "dead": "it was given up: changed our mind",
+        "leased": "worker holds its lease, attempt 1",
+        "dead": "it is dead, reason: changed our mind",
         "ready": "priority 3",
         "delayed": "not before",
-        "blocked": f"others have to complete first: {shop['leased']}",
+        "blocked": f"it waits until these tasks complete: {shop['leased']}",
     }
     for state, word in expected.items():
         text = run("tasks", "show", shop[state], "--store", path).out

@@ -45,12 +45,14 @@ _EVENT_FIELDS = (("event", "type"), ("key", "key"), ("world", "world"), ("inbox 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    listed = actions.add_parser("list", help="list dead letters, or the queues that have any")
+    listed = actions.add_parser(
+        "list", help="list the queues with dead letters, or the dead letters of one queue"
+    )
     listed.add_argument(
         "queue",
         metavar="QUEUE",
         nargs="?",
-        help="list its dead letters by seq; omit to list queues",
+        help="list the dead letters of this queue by seq; omit to list queues",
     )
     listed.add_argument(
         "--after", metavar="SEQ", type=int, default=0, help="list only dead letters after SEQ"

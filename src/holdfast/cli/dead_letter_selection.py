@@ -62,10 +62,12 @@ def add_conditions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since",
         metavar="TIME",
-        help="only letters that died at or after TIME: 2h or 30m ago, or a UTC time",
+        help="only dead letters since TIME, which is an age such as 2h or 30m, or a UTC time",
     )
     parser.add_argument(
-        "--until", metavar="TIME", help="only letters that died before TIME: 2h ago, or a UTC time"
+        "--until",
+        metavar="TIME",
+        help="only dead letters before TIME, which is an age such as 2h, or a UTC time",
     )
 
 
