@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from holdfast import codec
@@ -115,8 +115,8 @@ def _list(store: Store, args: argparse.Namespace) -> None:
     counts = store.read(queue.counts, args.queue)
     selection = selection_of(store, args)
     if any(selection):
-        matching = selected_letters(store, args.queue, selection, after=args.after)
-        letters = list(islice(matching, args.limit))
+        pages = selected_letters(store, args.queue, selection, after=args.after)
+        letters = list(islice(chain.from_iterable(pages), args.limit))
     else:
         letters = store.read(queue.list_dead, args.queue, args.after, args.limit)
     events = store.read(_failed_events, letters)
