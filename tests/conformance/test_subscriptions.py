@@ -16,7 +16,7 @@ import pytest
 from holdfast.errors import Invalid, StoreClosed, StoreForked
 from holdfast.store.api import Store, Txn
 from holdfast.store.in_process import InProcessStore
-from holdfast.store.subscription import Subscription
+from holdfast.store.subscription import Subscription, wait_once
 from tests.process.watch import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -237,6 +237,17 @@ def test_close_ends_a_waiting_subscription_with_store_closed(store: Store) -> No
     subscription.cancel()
 
 
+def test_wait_reports_an_earlier_notification_after_the_store_was_closed(store: Store) -> None:
+    notify(store, "t")
+    last = store.wait("t", 0, LONG_S)
+    source = store.subscribe("t")._source
+    store.close()
+    assert wait_once(source, ("t",), 0, LONG_S) == last
+    if isinstance(store, InProcessStore):
+        assert store.wait("t", 0, LONG_S) == last
+        assert store.wait("t", last, LONG_S) == last
+
+
 @pytest.mark.parametrize("topics", [5, None, [5], b"t", "\ud800", ["t", "t\udcff"]])
 def test_subscribe_to_a_topic_that_is_no_text_raises_invalid(store: Store, topics: Any) -> None:
     with pytest.raises(Invalid):
@@ -262,6 +273,30 @@ def test_notification_before_the_coroutine_waits_is_not_lost(store: Store) -> No
     notify(store, "t")
     assert asyncio.run(subscription.wait_async(LONG_S)) is True
     assert asyncio.run(subscription.wait_async(0.05)) is False
+
+
+def test_coroutine_notified_before_each_wait_does_not_starve_the_event_loop(store: Store) -> None:
+    async def wait_repeatedly() -> int:
+        subscription = drained(store, "t")
+        turns_of_another = 0
+
+        async def count_turns() -> None:
+            nonlocal turns_of_another
+            while True:
+                await asyncio.sleep(0)
+                turns_of_another += 1
+
+        counting = asyncio.ensure_future(count_turns())
+        for _ in range(20):
+            notify(store, "t")
+            assert await subscription.wait_async(LONG_S)
+        subscription.cancel()
+        for _ in range(20):
+            assert not await subscription.wait_async(LONG_S)
+        counting.cancel()
+        return turns_of_another
+
+    assert asyncio.run(wait_repeatedly()) >= 38
 
 
 def test_cancel_and_wake_end_the_wait_of_a_coroutine(store: Store) -> None:

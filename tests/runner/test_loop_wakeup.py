@@ -103,6 +103,27 @@ def test_item_put_during_a_tick_wakes_the_runner_loop(
         done.clear()
 
 
+@pytest.mark.parametrize("error", [OSError("no more files"), RuntimeError("no more threads")])
+def test_error_of_a_wait_does_not_end_the_runner_loop(
+    store: Store,
+    runner: TickCountingRunner,
+    done: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    until_asleep(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "sleep", fail)
+        runner._loop.wake()
+        before = runner.ticks
+        until(lambda: runner.ticks > before + 1, "a tick after the error")
+    put(store)
+    assert done.wait(WAIT_S)
+
+
 def test_stop_wakes_a_sleeping_runner_loop(runner: TickCountingRunner) -> None:
     until(lambda: runner.ticks > 0, "its first tick")
     assert runner.shutdown(WAIT_S)

@@ -12,6 +12,7 @@ import holdfast.store
 from holdfast.config import IDLE_TOPICS_MAX, WriterLimits
 from holdfast.store.lmdb.store import LmdbStore
 from holdfast.store.lmdb.topic_subscriptions import TopicSubscriptions
+from holdfast.store.subscription import Sleepers, Subscription
 
 MODULES = ("holdfast.store.lmdb.topic_subscriptions", "holdfast.store.lmdb.writer_client")
 
@@ -64,6 +65,35 @@ def test_take_changes_returns_each_subscription_change_once() -> None:
     assert subscriptions.take_changes() == ([], [])
     watch, unwatch = subscriptions.take_changes(all_topics=True)
     assert (sorted(watch), unwatch) == (sorted([*others, "b"]), [])
+
+
+def test_signal_handler_can_wake_sleepers_while_its_thread_adds_a_sleeper(
+    store: LmdbStore,
+) -> None:
+    """A handler runs between two steps of the interrupted thread: here between two topics."""
+    sleepers = Sleepers()
+
+    class InterruptedTopics(tuple[str, ...]):
+        def __iter__(self) -> Iterator[str]:
+            for topic in super().__iter__():
+                sleepers.add(in_handler)
+                sleepers.wake_one_thread()
+                sleepers.remove(in_handler)
+                yield topic
+
+    in_handler = Subscription(store._client, ("a",), 0)
+    interrupted = Subscription(store._client, InterruptedTopics(("a", "b")), 0)
+
+    def add_and_remove() -> None:
+        sleepers.add(interrupted)
+        assert "a" in sleepers
+        sleepers.remove(interrupted)
+
+    thread = threading.Thread(target=add_and_remove, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not len(sleepers)
 
 
 def test_writer_client_keeps_a_bounded_number_of_topic_subscriptions(store: LmdbStore) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +19,7 @@ from holdfast.config import WriterLimits
 from holdfast.errors import StoreClosed
 from holdfast.store.api import Txn
 from holdfast.store.lmdb.store import LmdbStore
+from holdfast.store.subscription import Subscription
 from tests.process.watch import until
 
 MODULES = ("holdfast.store.lmdb.writer_client",)
@@ -206,7 +207,7 @@ def test_orphaned_sender_lock_is_detected_while_its_owner_reads(store: LmdbStore
 
 def test_orphaned_leader_lock_is_detected_while_its_owner_waits_for_it(store: LmdbStore) -> None:
     orphan_lock_of_main_thread(store, "_sender_lock")
-    store.wait("what nobody has watched yet", 0, 0.1)
+    assert store.wait("a new topic", -1, 20) != -1
     orphan_lock_of_main_thread(store, "_reader_lock")
     store.close()
 
@@ -293,3 +294,59 @@ def test_cancelled_subscription_leaves_no_waiter_at_the_client(store: LmdbStore)
             assert topics._waiter_counts == {f"a/{n}": 1, f"b/{n}": 1}
             subscription.wait(0.0)
     assert topics._waiter_counts == {}
+
+
+@pytest.mark.parametrize(
+    "subscribe",
+    [lambda store: store.wait("topic", -1, 20), lambda store: store.subscribe("topic")],
+    ids=["wait", "subscribe"],
+)
+def test_interrupted_subscription_leaves_no_waiter_at_the_client(
+    store: LmdbStore,
+    monkeypatch: pytest.MonkeyPatch,
+    subscribe: Callable[[LmdbStore], object],
+) -> None:
+    def interrupt(data: bytes) -> bool:
+        raise SignalInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._client._connection, "send", interrupt)
+        with pytest.raises(SignalInterrupt):
+            subscribe(store)
+    assert store._client.topics._waiter_counts == {}
+    # The interrupted send is repeated on a new connection.
+    assert store.wait("topic", -1, 20) != -1
+
+
+@pytest.mark.parametrize("step", ["connect", "send"])
+def test_subscribe_does_not_wait_for_a_reconnecting_thread(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The event loop of the HTTP server subscribes. `send`: the new writer has got all earlier topics."""
+    client = store._client
+    reached, may_continue = threading.Event(), threading.Event()
+    patched, name = (
+        (client._connection, "connect") if step == "connect" else (client, "_send_calls")
+    )
+    function = getattr(patched, name)
+
+    def run_late(*args: object) -> None:
+        reached.set()
+        may_continue.wait(60)
+        function(*args)
+
+    client.start_delivery()
+    monkeypatch.setattr(patched, name, run_late)
+    os.kill(client.welcome.pid, signal.SIGKILL)
+    assert reached.wait(30)
+    subscriptions: list[Subscription] = []
+    subscribing = threading.Thread(target=lambda: subscriptions.append(store.subscribe("topic")))
+    subscribing.start()
+    subscribing.join(10)
+    subscribed_in_time = len(subscriptions)
+    may_continue.set()
+    subscribing.join(30)
+    assert subscribed_in_time == 1
+    assert client.topics._waiter_counts == {"topic": 1}
+    store.transact(notify, "topic")
+    assert subscriptions[0].wait(30)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.errors import HoldfastError
 from holdfast.store.api import Store
 
 # After an error of the store a wait pauses this long at most.
@@ -29,8 +28,9 @@ class Wakeup:
             self._subscription.since = since
         try:
             self._subscription.wait(timeout_s)
-        except HoldfastError:
-            # The loop gets the same error from its next call and handles it.
+        except Exception:
+            # The loop gets the same error from its next call and handles it. OSError and RuntimeError: the waiting
+            # thread may start a writer process.
             self._subscription.wait_for_wake(min(timeout_s, ERROR_PAUSE_S))
 
     def wait_local(self, timeout_s: float) -> None:

@@ -114,22 +114,28 @@ class Subscription:
         while True:
             if self._parked is not None and self._parked.is_answered:
                 return False
-            # First: in a forked child another thread may hold the locks of the source.
-            source.check()
+            if self.is_shared:
+                # Another thread may hold the locks of the source in a forked child, which inherits a subscription.
+                source.check()
             last = source.last_notified(self.topics)
             if self._take_notification(last):
                 return True
+            source.check()
             left_s = (deadline_ns - source.mono_ns()) / S
             if self._take_wake_up() or left_s <= 0:
                 return False
             source.sleep(self, last, left_s)
 
     async def wait_async(self, timeout: float) -> bool:
-        """`wait` for a coroutine. It blocks no thread."""
+        """`wait` for a coroutine. It blocks no thread, and it suspends the coroutine at least once."""
         import asyncio
 
         source = self._source
+        # First: in a forked child another thread may hold the locks of the source.
+        source.check()
         source.start_delivery()
+        # A coroutine that is notified before each wait would starve the event loop.
+        await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout
         while True:
@@ -142,8 +148,8 @@ class Subscription:
                 return False
             waiter: asyncio.Future[None] = loop.create_future()
             self._loop_waiter = loop, waiter
-            source.sleepers.add(self)
             try:
+                source.sleepers.add(self)
                 # Check after registration: the notifying thread uses the opposite order.
                 if not self.is_due(last):
                     with contextlib.suppress(TimeoutError):
@@ -212,16 +218,20 @@ class Subscription:
         return True
 
     def _take_wake_up(self) -> bool:
-        was_woken = self._is_woken or self._is_cancelled
-        self._is_woken = False
-        return was_woken
+        if self._is_woken:
+            # Only if it was set: otherwise this would erase a wake-up after the check.
+            self._is_woken = False
+            return True
+        return self._is_cancelled
 
 
 class Sleepers:
     """The subscriptions whose threads or coroutines sleep, by topic."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler that uses the store may run in a thread that holds the lock. Lists are replaced,
+        # because the handler may also add and remove a sleeper.
+        self._lock = threading.RLock()
         self._by_topic: dict[str, list[Subscription]] = {}
 
     def __len__(self) -> int:
@@ -233,16 +243,16 @@ class Sleepers:
     def add(self, subscription: Subscription) -> None:
         with self._lock:
             for topic in subscription.topics:
-                self._by_topic.setdefault(topic, []).append(subscription)
+                self._by_topic[topic] = [*self._by_topic.get(topic, ()), subscription]
 
     def remove(self, subscription: Subscription) -> None:
         with self._lock:
             for topic in subscription.topics:
-                subscriptions = self._by_topic.get(topic, [])
-                if subscription in subscriptions:
-                    subscriptions.remove(subscription)
-                    if not subscriptions:
-                        del self._by_topic[topic]
+                others = [one for one in self._by_topic.get(topic, ()) if one is not subscription]
+                if others:
+                    self._by_topic[topic] = others
+                else:
+                    self._by_topic.pop(topic, None)
 
     def wake(self, topics: Iterable[str]) -> None:
         """Wake the sleepers of these topics. The commits of the topics are recorded before."""
@@ -270,8 +280,8 @@ def sleep_on_gate(
 ) -> None:
     """`TopicSource.sleep` of a store with its own notifying thread."""
     subscription.gate.acquire(blocking=False)
-    source.sleepers.add(subscription)
     try:
+        source.sleepers.add(subscription)
         # Check after registration: the notifying thread uses the opposite order.
         if not subscription.is_due(last):
             subscription.gate.acquire(timeout=timeout_s)

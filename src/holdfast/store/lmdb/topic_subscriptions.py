@@ -25,6 +25,8 @@ class TopicSubscriptions:
         self._idle: OrderedDict[str, None] = OrderedDict()
         # Changes not yet sent to the writer: whether a topic is subscribed.
         self._unsent_changes: dict[str, bool] = {}
+        # An unsubscription alone can wait for the next subscription.
+        self.has_unsent_subscription = False
         # The last commit that notified each topic, as far as the writer has reported it.
         self._commits: dict[str, int] = {}
         self.sleepers = Sleepers()
@@ -42,10 +44,10 @@ class TopicSubscriptions:
                 waits = self._waiter_counts.get(topic, 0)
                 if not waits and topic not in self._idle:
                     self._unsent_changes[topic] = True
+                    self.has_unsent_subscription = True
                 self._waiter_counts[topic] = waits + 1
                 self._idle.pop(topic, None)
-            # An unsubscription can wait for the next subscription.
-            return any(self._unsent_changes.values())
+            return self.has_unsent_subscription
 
     def remove_waiter(self, topics: Iterable[str]) -> None:
         """Remove a waiter of these topics and unsubscribe excess idle topics."""
@@ -79,6 +81,7 @@ class TopicSubscriptions:
         which knows none."""
         with self._lock:
             changes, self._unsent_changes = self._unsent_changes, {}
+            self.has_unsent_subscription = False
             if all_topics:
                 return [*self._waiter_counts, *self._idle], []
         return (

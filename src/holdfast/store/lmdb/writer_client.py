@@ -217,17 +217,24 @@ class WriterClient:
         self._connection.check()
 
     def flush(self, *, check_orphaned: bool = False) -> None:
-        """Send the outbox unless another thread is the sender."""
-        while self._outbox and not self._connection.is_broken:
+        """Send new subscriptions and the outbox unless another thread is the sender.
+
+        Never blocks on the sender: an event loop calls this method, and a reconnecting sender starts a writer."""
+        topics = self.topics
+        while (self._outbox or topics.has_unsent_subscription) and not self._connection.is_broken:
             if not self._sender_lock.try_acquire(check_orphaned=check_orphaned):
-                return  # the current sender checks the outbox again before it finishes
+                return  # the current sender checks both again after it has released the lock
             try:
-                self._send_outbox()
+                self._send_unsent()
             finally:
                 self._sender_lock.release()
 
-    def _send_outbox(self) -> None:
+    def _send_unsent(self) -> None:
         try:
+            if self.topics.has_unsent_subscription:
+                # A lost connection loses them: the next connection subscribes all topics.
+                watch, unwatch = self.topics.take_changes()
+                self._connection.send(encode_frame(encode([[], watch, unwatch])))
             calls = []
             try:
                 while True:
@@ -386,8 +393,10 @@ class WriterClient:
         self, topics: tuple[str, ...], since: int, timeout: float, call: PendingCall | None = None
     ) -> int:
         """Block until a topic is notified, the timeout ends, or the parked call is answered."""
-        self._add_waiter(topics)
+        is_new = self.topics.add_waiter(topics)
         try:
+            if is_new:
+                self.flush()
             return wait_once(self, topics, since, timeout, call)
         finally:
             if call is not None and call.answer is not None and (self._to_wake or self._outbox):
@@ -396,22 +405,21 @@ class WriterClient:
 
     def subscribe(self, topics: tuple[str, ...], since: int) -> Subscription:
         """Subscribe. A closed or forked client sends nothing, and every wait raises its error."""
-        if self._connection.end_error is None:
-            self._add_waiter(topics)
-        return Subscription(self, topics, since)
+        if self._connection.end_error is not None:
+            return Subscription(self, topics, since)
+        is_new = self.topics.add_waiter(topics)
+        try:
+            if is_new:
+                self.flush()
+            return Subscription(self, topics, since)
+        except BaseException:
+            self.topics.remove_waiter(topics)
+            raise
 
     def release(self, subscription: Subscription) -> None:
         # A forked child must not take the lock: a thread of the parent may hold it.
         if self._connection.end_error is None:
             self.topics.remove_waiter(subscription.topics)
-
-    def _add_waiter(self, topics: tuple[str, ...]) -> None:
-        if self.topics.add_waiter(topics):
-            with self._sender_lock:
-                watch, unwatch = self.topics.take_changes()
-                if watch or unwatch:
-                    self._connection.send(encode_frame(encode([[], watch, unwatch])))
-            self.flush()
 
     @property
     def sleepers(self) -> Sleepers:
@@ -434,8 +442,8 @@ class WriterClient:
             return
         subscription.gate.acquire(blocking=False)
         is_reader = False
-        self.sleepers.add(subscription)
         try:
+            self.sleepers.add(subscription)
             # Check after registration: the notifying and the promoting thread use the opposite order.
             if not subscription.is_due(last):
                 is_reader = self._reader_lock.try_acquire(check_orphaned=True)
@@ -486,6 +494,7 @@ class WriterClient:
         self._reader_lock = LeaderLock()
         self._reading_subscription = None
         self._outbox.clear()
+        self.topics.has_unsent_subscription = False
 
     def _fail_all(self, error: HoldfastError) -> None:
         for no in list(self._pending):
