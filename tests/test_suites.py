@@ -217,3 +217,16 @@ def test_every_part_has_its_directories() -> None:
     for directories in suites.PARTS.values():
         for directory in directories:
             assert any((suites.ROOT / "tests" / directory).glob("test_*.py")), directory
+
+
+def test_files_of_spark_alternate_with_other_files_longest_first() -> None:
+    seconds = {
+        "tests/spark/a.py": 4.0,
+        "tests/spark/b.py": 2.0,
+        "c.py": 3.0,
+        "d.py": 2.0,
+        "e.py": 1.0,
+    }
+    assert file_order.ordered(seconds) == [
+        "tests/spark/a.py", "c.py", "d.py", "tests/spark/b.py", "e.py",
+    ]  # fmt: skip
