@@ -28,7 +28,7 @@ def selected_stores(
         for n in range(COUNT)
     ]
     # This plugin collects garbage several times at the end of a session.
-    options = ("-p", "no:unraisableexception")
+    options = ("-p", "no:unraisableexception", "-o", "markers=deep")
     module = pytester.getmodulecol("\n".join(["import pytest", *tests]), configargs=options)
     items = pytester.genitems([module])
     rotated = conftest._rotate_stores(items)
