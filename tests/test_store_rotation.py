@@ -27,7 +27,10 @@ def selected_stores(
         f'@pytest.mark.parametrize("store", [{params}])\ndef test_{n}(store): ...\n'
         for n in range(COUNT)
     ]
-    items = pytester.getitems("\n".join(["import pytest", *tests]))
+    # This plugin collects garbage several times at the end of a session.
+    options = ("-p", "no:unraisableexception", "-o", "markers=deep")
+    module = pytester.getmodulecol("\n".join(["import pytest", *tests]), configargs=options)
+    items = pytester.genitems([module])
     rotated = conftest._rotate_stores(items)
     selected = [item for item in items if not item.get_closest_marker("deep")]
     assert rotated == len(items) - COUNT
