@@ -17,8 +17,6 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 TESTS = Path(__file__).parent
-# Every writer process that a test starts loads the operations of the test suite.
-os.environ["HOLDFAST_TEST_OPERATIONS"] = str(TESTS / "probe_operations.py")
 # `make test` runs seeds below this bound on PostgreSQL, `make chaos` runs all of them.
 SEEDS_ON_POSTGRESQL = 2
 # Tests of these directories run on PostgreSQL in `make chaos` only; `make test` runs their specs and histories there.
@@ -99,7 +97,8 @@ def pytest_terminal_summary(
 
 def _rotate_stores(items: list[pytest.Item]) -> int:
     """Mark each test `deep` on all of its stores but one, and return the number of marked tests. A hash of the test
-    and its other parameters selects the store, so that every run selects the same one."""
+    and its other parameters selects the store, so that every run selects the same one. A variant with a skip marker
+    is not selected."""
     by_test: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in EVERY_STORE or not hasattr(item, "callspec"):
@@ -118,12 +117,27 @@ def _rotate_stores(items: list[pytest.Item]) -> int:
     rotated = 0
     for name, by_store in by_test.items():
         stores = sorted(by_store)
-        selected = stores[zlib.crc32(name.encode()) % len(stores)]
+        run_stores = [store for store in stores if not _has_skip_marker(by_store[store])] or stores
+        selected = run_stores[zlib.crc32(name.encode()) % len(run_stores)]
         for store in stores:
             if store != selected:
                 by_store[store].add_marker("deep")
                 rotated += 1
     return rotated
+
+
+def _has_skip_marker(item: pytest.Item) -> bool:
+    return any(marker.name in ("skip", "skipif") for marker in item.iter_markers())
+
+
+@pytest.fixture
+def probe_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writers that this process starts know the probe operations. Other tests start the writer as shipped."""
+    # Imported late: most tests start no writer.
+    from holdfast.store.lmdb import writer_process
+    from tests.probe_writer import PROBE_WRITER_CODE
+
+    monkeypatch.setattr(writer_process, "WRITER_CODE", PROBE_WRITER_CODE)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools import mutation
-from tools.mutation import Marked, Mutation, Server, mutations
+from tools.mutation import Marked, Mutation, MutationServer, mutations
 
 SOURCE = '''"""Text."""
 LIMIT = 3
@@ -128,7 +128,7 @@ def test_strict_test_detects_a_mutation_of_an_executed_line(
             ("test_other", "holdfast.other"),
         )
     )
-    with Server(tree, "pytest") as server:
+    with MutationServer(tree, "pytest") as server:
         results = list(mutation.planted([strict, other, blind], 3, 1, tree, server))
     assert [
         (result["test"], result["where"], result["kind"], result["noticed"]) for result in results

@@ -41,6 +41,11 @@ def test_fails_once(number):
 def test_always_fails(number):
     raise AssertionError
 
+@pytest.mark.parametrize("number", range({crashing}))
+def test_crashes(number):
+    import os
+    os._exit(1)
+
 def test_passes():
     pass
 """
@@ -126,13 +131,15 @@ def other_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def retried(root: Path, *, once: int, always: int) -> tuple[Outcome, list[str]]:
+def retried(
+    root: Path, *options: str, once: int = 0, always: int = 0, crashing: int = 0
+) -> tuple[Outcome, list[str]]:
     """Run tests that fail, then retry them; return the outcome and the unstable tests."""
     (root / "test_failing.py").write_text(
-        FAILING.format(once=once, always=always, directory=str(root))
+        FAILING.format(once=once, always=always, crashing=crashing, directory=str(root))
     )
     reports = root / "reports"
-    outcome = suites.run("fake", ["test_failing.py"], 600, root=root, reports=reports)
+    outcome = suites.run("fake", ["test_failing.py", *options], 600, root=root, reports=reports)
     assert outcome is not None
     return outcome, suites.retry_failed(outcome, 600, root=root, reports=reports)
 
@@ -146,8 +153,26 @@ def test_failed_test_is_unstable_if_it_passes_alone_and_fails_the_run_otherwise(
     assert (other_root / "reports" / "unstable.txt").read_text() == f"{unstable[0]}\n"
 
 
+def test_test_that_crashes_its_process_is_not_retried(other_root: Path) -> None:
+    outcome, unstable = retried(other_root, "-n", "1", once=1, crashing=1)
+    assert (outcome.failed, unstable) == (2, [])
+
+
+def test_second_run_without_a_report_makes_no_test_unstable(tmp_path: Path) -> None:
+    hanging = tmp_path / "test_hanging.py"
+    hanging.write_text("import os\ndef test_hangs():\n    os._exit(1)\n")
+    options = [*plain_pytest(tmp_path), "-p", "no:xdist", str(hanging)]
+    outcome = Outcome(1.0, failed=1, exit_code=1, failed_ids=["x"], retried_ids=["x"])
+    second = suites.run("second-run", options, 600, reports=tmp_path / "reports")
+    assert second is not None
+    assert (second.exit_code, second.failed_ids) == (1, [])
+    outcome.retried_ids = outcome.failed_ids = options[-1:]
+    assert suites.retry_failed(outcome, 600, reports=tmp_path / "reports") == []
+    assert outcome.failed == 1
+
+
 def test_more_failed_tests_than_the_bound_are_not_retried(other_root: Path) -> None:
-    outcome, unstable = retried(other_root, once=suites.RETRIED_MAX + 1, always=0)
+    outcome, unstable = retried(other_root, once=suites.RETRIED_MAX + 1)
     assert (outcome.failed, unstable) == (suites.RETRIED_MAX + 1, [])
 
 
@@ -192,3 +217,16 @@ def test_every_part_has_its_directories() -> None:
     for directories in suites.PARTS.values():
         for directory in directories:
             assert any((suites.ROOT / "tests" / directory).glob("test_*.py")), directory
+
+
+def test_files_of_spark_alternate_with_other_files_longest_first() -> None:
+    seconds = {
+        "tests/spark/a.py": 4.0,
+        "tests/spark/b.py": 2.0,
+        "c.py": 3.0,
+        "d.py": 2.0,
+        "e.py": 1.0,
+    }
+    assert file_order.ordered(seconds) == [
+        "tests/spark/a.py", "c.py", "d.py", "tests/spark/b.py", "e.py",
+    ]  # fmt: skip

@@ -98,7 +98,10 @@ class Module:
         return names
 
     def dotted(self, node: ast.expr) -> str:
-        """Return the imported dotted name of `node`: `dt.now` → `datetime.datetime.now`; '' if unknown."""
+        """Return the dotted name of `node` with import aliases resolved: `dt.now` → `datetime.datetime.now`.
+
+        Return '' if the expression does not start with a name.
+        """
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -416,7 +419,7 @@ _LISTED = re.compile(r"^- \[[^\]]*\]\(([^)\s]+)\)", re.MULTILINE)
 
 
 def missing_part_breaches(text: str, root: Path = ROOT, page: str = "ARCHITECTURE.md") -> list[str]:
-    """Report paths of a page that do not exist: in code font, or `directory/module` in its flows.
+    """Report the paths on a page that do not exist: paths in backticks, and `directory/module` without backticks.
 
     A path is below the root, the package or the tests, or below the directory of the path before it
     on the same line: `store/pg/engine.py`, `session.py`.

@@ -2,7 +2,8 @@
 
 Each collected test and each report appends one byte to the file of `HOLDFAST_SUITE_PROGRESS`. A growing file shows
 that a run makes progress. A run is ended when the size has not changed for minutes, not after a total time.
-Each failed test appends its id to the file of `HOLDFAST_SUITE_FAILED`.
+Each failed test appends a line with its id to the file of `HOLDFAST_SUITE_FAILED`. The first word is `final` for a
+test that crashed its process, and `retried` for a test that may run a second time.
 """
 
 import os
@@ -12,6 +13,17 @@ import pytest
 
 PROGRESS = "HOLDFAST_SUITE_PROGRESS"
 FAILED = "HOLDFAST_SUITE_FAILED"
+# The text of pytest-xdist for a crashed process.
+CRASHED = "crashed while running"
+
+
+# The process that starts the workers gets every report a second time.
+_is_worker = False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _is_worker
+    _is_worker = hasattr(config, "workerinput")
 
 
 def pytest_itemcollected() -> None:
@@ -20,9 +32,9 @@ def pytest_itemcollected() -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _append(PROGRESS, ".")
-    # The process that starts the workers gets every report a second time.
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        _append(FAILED, f"{report.nodeid}\n")
+    if report.failed and not _is_worker:
+        first_word = "final" if CRASHED in report.longreprtext else "retried"
+        _append(FAILED, f"{first_word} {report.nodeid}\n")
 
 
 def _append(variable: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Run the tests in one pytest session on two worker processes; print the time of each part and one line for all.
+"""Run the tests in one pytest session on three worker processes; print the time of each part and one line for all.
 
     python tools/suites.py                   every test of `make test`
     python tools/suites.py simulator spark   the tests of the named parts
@@ -7,9 +7,9 @@
 A free worker takes the next file, and the files with the longest stored time come first (tools/file_order.py).
 A file stays in one worker, so its module fixtures are set up once.
 
-A failed test runs a second time, alone, when at most `RETRIED_MAX` tests failed: a machine that is too busy for a
-limit of one test does not fail the run. Each such test is listed as unstable, in the output and in
-.reports/unstable.txt. A test that fails twice fails the run.
+A failed test runs a second time, alone, when at most `RETRIED_MAX` tests failed and every collected test was reported:
+a machine that is too busy for a limit of one test does not fail the run. A test that passes then is listed as
+unstable, in the output and in .reports/unstable.txt. A test that fails twice or crashed its process fails the run.
 
 The last line is `N passed, N failed`; a run that ends without a report counts as a failure. The run may take any
 time in all: a slow machine is no failure. It is ended when no test has been collected or finished for `--stalled-s`
@@ -35,18 +35,13 @@ REPORTS = ROOT / ".reports"
 DURATIONS = ROOT / "tests" / "durations.json"
 PROGRESS = "HOLDFAST_SUITE_PROGRESS"
 FAILED = "HOLDFAST_SUITE_FAILED"
+# The first word of a line in the file of failed tests (tools/suite_progress.py).
+RETRIED = "retried "
 
 SELECTED = ["-m", "not bench and not deep"]
+# One more than the cores that the tests are made for: half of the time they wait for processes and leases.
 # A worker that crashes is replaced, and its test fails.
-TWO_WORKERS = [
-    "-n",
-    "2",
-    "--dist",
-    "loadfile",
-    "--no-loadscope-reorder",
-    "--max-worker-restart",
-    "2",
-]
+WORKERS = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "2"]
 PLUGINS = ["-p", "tools.suite_progress", "-p", "tools.file_order"]
 
 # The parts of the report: directories below tests/. The part "unit" has all other tests.
@@ -65,6 +60,7 @@ END_S = 20
 SLOWEST = 15
 
 PYTEST_OK = 0
+PYTEST_TESTS_FAILED = 1
 PYTEST_NO_TESTS = 5
 
 
@@ -93,7 +89,10 @@ class Outcome:
     failed: int = 0
     skipped: int = 0
     tests: list[TestTime] = field(default_factory=list)
+    exit_code: int = PYTEST_OK
     failed_ids: list[str] = field(default_factory=list)
+    # The failed tests that may run again: without the tests of a crashed process.
+    retried_ids: list[str] = field(default_factory=list)
 
 
 def main() -> int:
@@ -114,7 +113,7 @@ def main() -> int:
 
     # The end of this process ends the run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    outcome = run("tests", [*selected_paths(args.parts), *SELECTED, *TWO_WORKERS], args.stalled_s)
+    outcome = run("tests", [*selected_paths(args.parts), *SELECTED, *WORKERS], args.stalled_s)
     if outcome is None:
         print("no tests were found", flush=True)
         return 1
@@ -178,16 +177,18 @@ def run(
                 # Each process dumps the stacks of its threads.
                 end(process, signal.SIGABRT)
                 print(f"=== {name}: ended, no test has finished for {stalled_s:g} s", flush=True)
-                return Outcome(clock() - started, failed=1)
+                return Outcome(clock() - started, failed=1, exit_code=-signal.SIGABRT)
     except BaseException:
         end(process, signal.SIGINT)
         raise
-    outcome = Outcome(clock() - started)
+    outcome = Outcome(clock() - started, exit_code=code)
     if code == PYTEST_NO_TESTS:
         return None
     if xml.exists():
         count(xml, outcome)
-    outcome.failed_ids = sorted(set(failed.read_text().splitlines()))
+    lines = sorted(set(failed.read_text().splitlines()))
+    outcome.failed_ids = [line.partition(" ")[2] for line in lines]
+    outcome.retried_ids = [line.partition(" ")[2] for line in lines if line.startswith(RETRIED)]
     if code != PYTEST_OK and not outcome.failed:
         outcome.failed = 1  # pytest failed without the report of a failed test
     return outcome
@@ -196,14 +197,20 @@ def run(
 def retry_failed(
     outcome: Outcome, stalled_s: float, *, root: Path = ROOT, reports: Path = REPORTS
 ) -> list[str]:
-    """Run the failed tests alone, and return those that pass now. They no longer count as failed."""
-    ids = outcome.failed_ids
+    """Run the failed tests alone, and return the ones that pass now. They no longer count as failed."""
+    ids = outcome.retried_ids
     unstable: list[str] = []
-    if ids and len(ids) == outcome.failed and len(ids) <= RETRIED_MAX:
+    # Another exit code: pytest was interrupted, or gave up after crashes, and some tests did not run.
+    is_complete = outcome.exit_code == PYTEST_TESTS_FAILED and outcome.failed_ids == ids
+    if ids and is_complete and len(ids) == outcome.failed <= RETRIED_MAX:
         print(f"\n=== second run of {len(ids)} failed tests, alone", flush=True)
         second = run("second-run", ids, stalled_s, root=root, reports=reports)
-        if second is not None and second.passed + second.failed == len(ids):
+        if second is not None and second.exit_code in (PYTEST_OK, PYTEST_TESTS_FAILED):
+            # A test counts as passed only with a report that it passed.
+            passed = len(second.tests) - second.failed - second.skipped
             unstable = [test for test in ids if test not in second.failed_ids]
+            if passed != len(unstable):
+                unstable = []
     outcome.failed -= len(unstable)
     outcome.passed += len(unstable)
     (reports / "unstable.txt").write_text("".join(f"{test}\n" for test in unstable))
@@ -245,7 +252,7 @@ def report(outcome: Outcome, unstable: list[str]) -> None:
     print("\n=== slowest tests")
     for test in slowest:
         print(f"{test.seconds:8.2f} s  {test.module}::{test.name}")
-    print("\n=== parts: seconds of both workers together")
+    print("\n=== parts: seconds of all workers together")
     total_s = sum(test.seconds for test in outcome.tests) or 1.0
     for part in (UNIT, *PARTS):
         tests = [test for test in outcome.tests if test.part == part]

@@ -234,9 +234,7 @@ class StoreForked(StoreError):
 
 class StoreReplaced(StoreError):
     code = "store_replaced"
-    hint = (
-        "another store is at this path now; nothing is committed to the former one; open it again"
-    )
+    hint = "another store is at this path now; the former store accepts no commit; open the store again"
 
 
 class StoreCorrupt(StoreError):
@@ -275,7 +273,7 @@ class SchemaMismatch(StoreError):
 
 class StoreMoved(StoreError):
     code = "store_moved"
-    hint = "this store was moved; use the one that it was moved to"
+    hint = "this store was moved; use it at its new URL"
 
 
 class CopyUnfinished(StoreError):

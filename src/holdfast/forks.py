@@ -24,7 +24,7 @@ fork_count = 0
 
 
 def exit_child(error: BaseException | None = None) -> NoReturn:
-    """Exit a forked child that has returned from a handler."""
+    """Exit a forked child after its handler has returned or raised, so that it does not continue as a worker."""
     status = 0
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)

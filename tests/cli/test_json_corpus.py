@@ -25,6 +25,7 @@ CORPUS: list[dict[str, Any]] = json.loads((DATA / "corpus.json").read_text("utf-
 BY_KEY = {
     "next": "sentences for operators, reworded",
     "text": "a sentence for operators, reworded",
+    "why": "a sentence for operators, reworded",
     "bytes": "stored operations have shorter names, and file sizes depend on the file system",
     "disk_bytes": "file sizes depend on the file system",
 }

@@ -13,7 +13,12 @@ import pytest
 from holdfast import codec
 from holdfast import store as stores
 from holdfast.app.runtime import Runtime
-from holdfast.cli.dead_letter_selection import LetterSelection, parse_time_ns, redrive_selected
+from holdfast.cli.dead_letter_selection import (
+    PAGE,
+    LetterSelection,
+    parse_time_ns,
+    redrive_selected,
+)
 from holdfast.clock import S, SimClock
 from holdfast.durable import queue
 from holdfast.errors import Invalid
@@ -278,6 +283,65 @@ def test_sigint_during_a_redrive_commit_stops_after_the_commit(letters: Store) -
     assert [old for old, _ in result.made] == [1, 2]
     assert letters.read(queue.counts, "mail") == queue.QueueCounts(ready=2, dead=38)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.fixture
+def pages_of_letters() -> Iterator[Store]:
+    """Dead letters on three pages. One letter of each page has the code `rare`."""
+    with stores.open("memory:", clock=SimClock()) as store:
+        for n in range(1, 2 * PAGE + 50):
+            code = "rare" if n % PAGE == 7 else "bad"
+            store.transact(queue.add_dead_letter, "mail", b"%d" % n, code, code)
+        yield store
+
+
+def test_redrive_processes_rare_letters_page_by_page(pages_of_letters: Store) -> None:
+    batches: list[list[int]] = []
+
+    def redrive_and_record(seqs: list[int]) -> list[int]:
+        batches.append(seqs)
+        new_seqs: list[int] = redrive_in(pages_of_letters)(seqs)
+        return new_seqs
+
+    def redrive(limit: int | None) -> None:
+        redrive_selected(
+            pages_of_letters,
+            "mail",
+            arguments(limit=limit),
+            redrive_and_record,
+            selection=LetterSelection(code="rare"),
+            clock=RecordingSimClock(),
+        )
+
+    redrive(limit=1)
+    assert batches == [[7]]
+    redrive(limit=None)
+    assert batches == [[7], [PAGE + 7], [2 * PAGE + 7]]
+
+
+def test_sigint_during_a_page_without_matches_stops_after_the_page(
+    pages_of_letters: Store,
+) -> None:
+    read: list[int] = []
+
+    class InterruptingSelection(LetterSelection):
+        def matches(self, letter: queue.DeadLetter) -> bool:
+            read.append(letter.seq)
+            if letter.seq == 5:
+                signal.raise_signal(signal.SIGINT)
+            return False
+
+    result = redrive_selected(
+        pages_of_letters,
+        "mail",
+        arguments(),
+        redrive_in(pages_of_letters),
+        selection=InterruptingSelection(),
+        clock=RecordingSimClock(),
+    )
+    assert result.stopped
+    assert result.made == []
+    assert read == list(range(1, PAGE + 1))
 
 
 def test_redrive_does_not_repeat_letters_that_die_again(letters: Store) -> None:

@@ -51,7 +51,7 @@ def test_replay_with_an_invalid_handler_name_is_refused(
     result = run("replay", recording, "--handler", name)
     assert result.code == 1
     assert result.error.startswith("invalid: what='handler'")
-    assert "give a function as module:function" in result.error
+    assert "give module:function" in result.error
 
 
 def test_replay_of_a_damaged_recording_stops_at_the_damage(

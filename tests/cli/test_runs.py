@@ -238,7 +238,7 @@ def test_runs_cancel_of_a_finished_run_is_refused(
 ) -> None:
     result = run("runs", "cancel", "labels", "--store", path)
     assert result.code == 1
-    assert "it is over" in result.error
+    assert "the run has ended" in result.error
 
 
 def test_runs_list_ignores_an_expired_driver_lease(
@@ -301,10 +301,10 @@ def test_runs_prune_keeps_the_newest_and_open_runs(
         "",
         "",
         "",
-        "one of the newest 2",
-        "one of the newest 2",
+        "it is one of the newest 2 runs",
+        "it is one of the newest 2 runs",
     ]
-    assert reasons[open_run.run_id] == "a driver is at work on it"
+    assert reasons[open_run.run_id] == "a driver runs it"
     records = [store.read(runs.get_record, run_id) for run_id in [*five_runs, open_run.run_id]]
     assert [record is not None for record in records] == [False, False, False, True, True, True]
 
@@ -315,7 +315,7 @@ def test_runs_prune_accepts_a_name_and_a_minimum_age(
     result = run("runs", "prune", "labels", "--keep", "1", "--older-than", "1", store=path)
     assert result.code == 0
     assert "0 deleted" in result.out
-    assert "younger than the bound" in result.out
+    assert "it is younger than the age limit" in result.out
     assert all(store.read(runs.get_record, run_id) for run_id in five_runs)
 
 

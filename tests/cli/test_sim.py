@@ -62,7 +62,7 @@ def test_sim_app_that_cannot_be_loaded_is_a_usage_error(run: RunCommand, app: st
 def test_sim_app_without_an_event_is_refused(run: RunCommand) -> None:
     result = run("sim", "--app", f"{APPS}:idle")
     assert result.code == 1
-    assert "no world type of it handles an event" in result.error
+    assert "no world of the app handles an event" in result.error
 
 
 @pytest.mark.parametrize("option", [["--mutants"], ["--exhaustive"], ["--backend", "lmdb"]])

@@ -44,7 +44,10 @@ def test_set_wakes_every_waiting_thread(stop_signal: StopSignal) -> None:
 
 
 def test_signal_during_wait_ends_the_wait(stop_signal: StopSignal) -> None:
-    """Repeated, so that the signal arrives at different points. A threading.Event might deadlock."""
+    """The signal arrives at a different point in each round.
+
+    `StopSignal` takes no lock: a handler that sets a `threading.Event` can deadlock.
+    """
     for _ in range(200):
         fresh_signal = StopSignal()
         signal.signal(signal.SIGUSR1, lambda *_, fresh_signal=fresh_signal: fresh_signal.set())  # type: ignore[misc]

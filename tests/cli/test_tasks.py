@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import codec
-from holdfast.cli import selection
+from holdfast.cli import selection, task_selection
 from holdfast.clock import S
 from holdfast.errors import NotFound
 from holdfast.store.api import Store
@@ -123,11 +124,11 @@ def test_tasks_show_prints_the_state_and_its_cause(
     expected = {
         "completed": '{"n": 3}',
         "failed": "    at line 3",
-        "leased": "worker has it, attempt 1",
-        "dead": "it was given up: changed our mind",
+        "leased": "worker holds its lease, attempt 1",
+        "dead": "it is dead, reason: changed our mind",
         "ready": "priority 3",
         "delayed": "not before",
-        "blocked": f"others have to complete first: {shop['leased']}",
+        "blocked": f"it waits until these tasks complete: {shop['leased']}",
     }
     for state, word in expected.items():
         text = run("tasks", "show", shop[state], "--store", path).out
@@ -273,6 +274,24 @@ def test_tasks_redrive_stopped_by_sigint_exits_with_130(
     assert last.startswith("stopped: ")
     rest = run("tasks", "redrive", "--all", "--store", path, "--json").document
     assert [task["id"] for task in rest["redriven"]] == [shop["dead"]]
+
+
+def test_tasks_are_processed_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_selection, "PAGE", 2)
+    new = [TaskToSubmit(codec.pack([[n], {}])) for n in range(5)]
+    store.transact(operations.submit, SHOP, TaskSpec("pay"), new)
+    args = argparse.Namespace(ids=[], limit=None, queue="", state="", name="", error="")
+    batches: list[int] = []
+
+    def record(tasks: list[TaskId]) -> list[None]:
+        batches.append(len(tasks))
+        return [None] * len(tasks)
+
+    result = task_selection.for_each(
+        store, SHOP, args, task_selection.OPEN_STATES, record, rate_per_s=1000.0
+    )
+    assert [task.seq for task, _ in result.made] == [1, 2, 3, 4, 5]
+    assert batches == [2, 2, 1]
 
 
 def test_process_batch_skips_selected_tasks_that_no_longer_exist(

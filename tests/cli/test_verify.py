@@ -317,13 +317,13 @@ def _change_leader_lease(rig: AccountRig) -> None:
     [
         (
             _change_entry,
-            "bank/QuotedAccount/ada at height 2: store_corrupt: why=the chain is broken",
+            "bank/QuotedAccount/ada at height 2: store_corrupt: why=the hash chain is broken",
         ),
         (
             _lose_entry,
             "bank/QuotedAccount/ada at height 2: store_corrupt: why=the entry is missing",
         ),
-        (_change_snapshot, "store_corrupt: why=the snapshot was changed"),
+        (_change_snapshot, "store_corrupt: why=the snapshot does not match its hash"),
         (_change_ready_counter, "queue mail: counter ready: found 3, expected 2"),
         (_change_done_counter, "queue mail: counter done: found 7, expected 4 items in all"),
         (_lose_ready_index, "queue mail: item 2 is indexed: found nowhere, expected one index"),

@@ -26,6 +26,8 @@ from tests import probe_operations as probe
 
 MODULES = ("holdfast.store",)
 
+pytestmark = pytest.mark.usefixtures("probe_writers")
+
 
 def put(txn: Txn, key: tuples.Key, value: bytes) -> None:
     txn.put(key, value)

@@ -179,8 +179,8 @@ def test_candidate_has_group_payload_and_attempt_counts(sim_store: Store, clock:
     clock.advance(TTL + S)
     claim_items(sim_store)
     assert set(candidate_batches[-1]) == {
-        Candidate(1, "g", b"take", 1, 1, 3, 0, 3),
-        Candidate(2, "g", LARGE, 0, 0, 1, 0, 2),
+        Candidate(1, "g", b"take", failures=1, expiries=1, claim=3, priority=0, fair_rank=3),
+        Candidate(2, "g", LARGE, failures=0, expiries=0, claim=1, priority=0, fair_rank=2),
     }
 
 

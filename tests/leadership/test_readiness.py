@@ -95,7 +95,7 @@ def test_blocker_keeps_the_code_and_text_of_the_observed_problem() -> None:
 
 def test_expired_lease_blocker_names_owner_and_age() -> None:
     [blocker] = derive_readiness(WELL, NOW + 2 * S).reasons
-    assert blocker.text == "the lease of a/1/1.7 ran out 2.000 s ago; nobody has marked it yet"
+    assert blocker.text == "the lease of a/1/1.7 expired 2.000 s ago and is not yet marked stale"
     assert blocker.since_ns == LIVE.leased_until_ns
 
 

@@ -107,8 +107,8 @@ def test_plan_retention_deletes_old_runs_that_no_kept_run_needs(
 def test_plan_retention_gives_a_reason_for_each_kept_run() -> None:
     verdicts = run_deletion.plan_retention(FIVE, keep=2, live=frozenset({"labels"}))
     assert [verdict.reason for verdict in verdicts] == [
-        "a driver is at work on it",
-        "one of the newest 2",
+        "a driver runs it",
+        "it is one of the newest 2 runs",
         "",
         "",
         "",

@@ -91,7 +91,7 @@ LOST = (
         (
             NO_MODULE,
             ExecutorUnfit,
-            {"module": "pyspark", "why": "the executor's Python does not have it"},
+            {"module": "pyspark", "why": "the executor's Python does not have this module"},
         ),
     ],
     ids=["another Python", "no Python", "no module"],

@@ -380,7 +380,10 @@ def exiting(row: Any) -> Any:
 
 
 def reading(row: Any) -> Any:
-    """Starts a program that reads its stdin. It must not consume the messages of the worker to the child."""
+    """The row function starts a program that reads stdin.
+
+    The program gets an empty stdin, not the pipe on which the executor sends messages to this child process.
+    """
     output = subprocess.run(["cat"], capture_output=True, check=True, timeout=30).stdout
     print("what is printed is not taken for an answer", flush=True)
     os.write(1, b"nor is this\n")

@@ -42,6 +42,7 @@ from holdfast.errors import (
 )
 from holdfast.store.api import Store, Txn
 from tests import probe_operations
+from tests.probe_writer import start_probe_writers
 
 LIMITS = WriterLimits(idle_exit_s=1.0)
 RESOURCES = ("north", "south", "east")
@@ -263,6 +264,7 @@ def run_load(load: TransactionLoad, ending: threading.Event) -> None:
 
 def main(argv: list[str]) -> int:
     path, log_path, name, seed = argv
+    start_probe_writers()
     try:
         store = stores.open(path, limits=LIMITS)
     except HoldfastError as error:

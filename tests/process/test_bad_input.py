@@ -352,6 +352,7 @@ def test_writer_survives_invalid_frames_on_its_socket(store: Store, home: Path) 
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.usefixtures("probe_writers")
 def test_writer_survives_random_bytes_after_the_hello_frame(store: Store, home: Path) -> None:
     """Random bytes, and requests with some changed bytes."""
     writer = writer_of(home)

@@ -103,6 +103,7 @@ def test_full_disk_fails_the_copy_and_leaves_the_source_unchanged(
             assert store.generation == 1
 
 
+@pytest.mark.usefixtures("probe_writers")
 def test_commit_to_a_copied_store_raises_store_moved(home: Path, there: str) -> None:
     with stores.open(home, limits=LIMITS) as store:
         store.transact(now)

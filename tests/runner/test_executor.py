@@ -332,7 +332,18 @@ class ExecutorRig:
         work_items = []
         for payload in payloads:
             self.seq += 1
-            claim = Claim(QUEUE, self.seq, 1, "w", 1 << 60, 0, 0, 0, 0, payload)
+            claim = Claim(
+                QUEUE,
+                self.seq,
+                1,
+                "w",
+                expires_ns=1 << 60,
+                priority=0,
+                failures=0,
+                expiries=0,
+                enqueued_ns=0,
+                payload=payload,
+            )
             work_items.append(WorkItem(claim, payload, "queue", lambda claim, ttl_ms: None))
             work_items[-1].taken_ns = self.clock.mono_ns()
         return work_items

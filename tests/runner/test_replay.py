@@ -43,7 +43,7 @@ def record(rig: RunnerRig, path: Path, *payloads: bytes) -> None:
 
 
 def step(seq: int, frame: bytes = b"f", kind: StepKind = StepKind.INBOX_ATTEMPT) -> RecordedStep:
-    return RecordedStep(kind, "w", seq, "", frame, "q", 1, 1)
+    return RecordedStep(kind, "w", seq, "", frame, queue="q", number=1, attempt=1)
 
 
 def test_recording_reads_back_the_steps_of_the_replay_hook(rig: RunnerRig, path: Path) -> None:
@@ -107,7 +107,10 @@ def test_replayed_handler_sees_kind_and_attempt_and_may_extend(rig: RunnerRig, p
 
 
 def test_replay_of_steps_without_a_file() -> None:
-    steps = [step(1), RecordedStep(StepKind.INBOX_RESULT, "w", 1, "ok", b"f", "q", 1, 1)]
+    steps = [
+        step(1),
+        RecordedStep(StepKind.INBOX_RESULT, "w", 1, "ok", b"f", queue="q", number=1, attempt=1),
+    ]
     assert replay(steps, lambda work: None).matched == 1
 
 

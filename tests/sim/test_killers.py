@@ -23,7 +23,7 @@ SURVIVORS = [name for name in KILLERS if name not in WITH_SEED and name not in W
 SURVIVORS_MAX = 0
 
 # Without NumPy no seed draws the ledger workload, so a seed has another run.
-pytestmark = pytest.mark.skipif(not HAS_LEDGER, reason="the stored seeds need NumPy")
+assert HAS_LEDGER, "the stored seeds need NumPy: run `make setup`"
 
 
 @pytest.fixture(scope="module")

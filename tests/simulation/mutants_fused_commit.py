@@ -38,7 +38,7 @@ FUSED_COMMIT: dict[str, tuple[Edit, ...]] = {
         Edit(
             "world.cycle:commit",
             "errors[index] = error\n",
-            "errors[index] = error\n            if error.fields.get('why') == 'others came first':\n                for one in cycle.carried:\n                    if one.alarm is not None:\n                        timers.complete(txn, cycle.universe, cycle.world_id, one.alarm)\n",
+            "errors[index] = error\n            if error.fields.get('why') == 'other items arrived first':\n                for one in cycle.carried:\n                    if one.alarm is not None:\n                        timers.complete(txn, cycle.universe, cycle.world_id, one.alarm)\n",
         ),
         _ENDED_ANYHOW,
     ),

@@ -112,7 +112,10 @@ def cluster(
     env: Mapping[str, str] | None = None,
     on: Sequence[NamespaceHost] = (),
 ) -> Iterator[SparkCluster]:
-    """A Master and its registered Workers. Their files are below `directory`, or on their hosts."""
+    """Start a Master and its Workers, and wait until they have registered.
+
+    Their files are below `directory`. With `on`, they are below `WORK` on each host.
+    """
     workers = len(on) or workers
     with contextlib.ExitStack() as stack:
         master = stack.enter_context(

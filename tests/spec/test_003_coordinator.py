@@ -399,8 +399,12 @@ RECORDS: dict[TaskEvent, TaskRecord] = {
     TaskEvent.EXTEND: LeaseExtended(1, DECIDED_AT, 7, 400, True),
     TaskEvent.EXPIRE: LeaseExpired(1, 200, 7),
     TaskEvent.COMPLETE: TaskCompleted(1, DECIDED_AT, 7),
-    TaskEvent.RETRY: TaskFailed(1, DECIDED_AT, 7, "failed", "e", "failure", False, 150),
-    TaskEvent.FAIL: TaskFailed(1, DECIDED_AT, 7, "failed", "e", "failure", True, 0),
+    TaskEvent.RETRY: TaskFailed(
+        1, DECIDED_AT, 7, "failed", "e", counts="failure", final=False, not_before=150
+    ),
+    TaskEvent.FAIL: TaskFailed(
+        1, DECIDED_AT, 7, "failed", "e", counts="failure", final=True, not_before=0
+    ),
     TaskEvent.BURY: TaskDead(1, DECIDED_AT, "cancelled"),
 }
 PAIRS = [(state, event) for state in TaskState for event in TaskEvent]

@@ -17,7 +17,6 @@ from holdfast.errors import Invalid
 from holdfast.store import api
 from holdfast.store import open as open_store
 from holdfast.store.api import Store, find_operation
-from holdfast.store.lmdb.writer import TEST_OPERATIONS_VARIABLE
 from holdfast.store.operation_names import FORMER_NAMES, MODULES
 from holdfast.world.intents import effect_queue
 from tests import probe_operations
@@ -137,15 +136,25 @@ def test_an_unknown_name_imports_nothing(tmp_path: Path) -> None:
     assert ran.stdout.strip() == "nothing", ran.stderr
 
 
-def test_writer_knows_test_operations_only_from_its_environment(
+@pytest.mark.usefixtures("probe_writers")
+def test_writer_started_with_probes_knows_the_probe_operations(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store:
+        assert store.transact(probe_operations.now) > 0
+
+
+def test_environment_cannot_add_operations_to_a_shipped_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open_store(tmp_path / "known") as store:
-        assert store.transact(probe_operations.now) > 0
-    monkeypatch.delenv(TEST_OPERATIONS_VARIABLE)
-    with open_store(tmp_path / "unknown") as store, pytest.raises(Invalid) as raised:
+    executed = tmp_path / "executed"
+    module = tmp_path / "probe_operations.py"
+    probes = Path(probe_operations.__file__).read_text()
+    module.write_text(f"{probes}\nopen({str(executed)!r}, 'w').close()\n")
+    # The variable by which a former writer loaded a file.
+    monkeypatch.setenv("HOLDFAST_TEST_OPERATIONS", str(module))
+    with open_store(tmp_path / "store") as store, pytest.raises(Invalid) as raised:
         store.transact(probe_operations.now)
     assert raised.value.fields["name"] == "probe.now"
+    assert not executed.exists()
 
 
 def test_shipped_package_has_no_test_operations() -> None:

@@ -188,9 +188,10 @@ def test_snapshot_id_is_the_commit_number_of_its_rows(
 def test_random_transfers_of_several_processes_keep_the_total(
     url: str, monkeypatch: pytest.MonkeyPatch, keys_named: int
 ) -> None:
-    """Transfers between accounts, by reading transactions and by operations, keep the total constant.
+    """Several processes transfer amounts between accounts. Every read sees the same total.
 
-    Every read sees the total. With few keys named per commit, processes often invalidate all their rows.
+    Some transactions read and write the rows, others use `txn.add`. A commit with more than `KEYS_NAMED_MAX` keys
+    does not list them, so other processes invalidate all cached rows.
     """
     with PostgresStore(url) as store:
         for account in range(ACCOUNTS):

@@ -38,7 +38,10 @@ class ClockRig:
         return self.boot_ns + self.store_clock.offset_ns
 
     def advance(self, ns: int, *, set_ns: int = 0, took_ns: int = 1 * MS) -> int:
-        """Advance both clocks by `ns`, step the server's by `set_ns`, observe, and return the move of store time."""
+        """Advance the server clock and the boot clock by `ns`, and step the server clock by `set_ns`.
+
+        The store clock observes both. Return how far store time moved.
+        """
         before_ns = self.now_ns
         self.boot_ns += ns
         self.server_ns += ns + set_ns

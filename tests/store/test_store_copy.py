@@ -36,7 +36,7 @@ from holdfast.store.postgres.store import PostgresStore
 from tests.postgres import fresh_url
 from tests.probe_operations import now
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("probe_writers")]
 
 LIMITS = WriterLimits(idle_exit_s=0.05, reader_check_s=0.05)
 KINDS = ("lmdb", "postgres")

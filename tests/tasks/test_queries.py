@@ -58,7 +58,7 @@ def test_details_show_wait_state_reason_and_lease(rig: TaskOperationsRig) -> Non
     assert (details.row.where, details.lease) == ("ready", None)
     grant = rig.lease_one(ready)
     details = get_details(rig, ready)
-    assert (details.row.where, details.why) == ("leased", "w has it, attempt 1")
+    assert (details.row.where, details.why) == ("leased", "w holds its lease, attempt 1")
     assert details.lease == LeaseId(1, grant.lease, ready)
     rig.complete(grant, b"\x03")
     details = get_details(rig, ready)
@@ -69,7 +69,7 @@ def test_details_of_a_delayed_task_show_its_due_time(rig: TaskOperationsRig) -> 
     seq = rig.submit_one(delay_ns=5 * S)
     assert (get_details(rig, seq).row.where, get_details(rig, seq).why) == (
         "delayed",
-        "its time has not come yet",
+        "it waits for its start time",
     )
     failed = rig.submit_one()
     rig.fail(rig.lease_one(failed))
@@ -101,14 +101,14 @@ def test_details_of_a_task_in_a_full_queue_name_the_limit(rig: TaskOperationsRig
     rig.set_limits(concurrency=1)
     first, second = rig.submit_one(), rig.submit_one()
     rig.lease_one(first)
-    assert "as many as may" in get_details(rig, second).why
+    assert "the limit allows no more" in get_details(rig, second).why
 
 
 def test_details_show_an_expired_lease_and_then_quarantine(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
     rig.lease_one(seq)
     rig.advance(LEASE_NS)
-    assert "is over" in get_details(rig, seq).why
+    assert "is overdue" in get_details(rig, seq).why
     rig.maintain()
     assert get_details(rig, seq).row.where == "suspect"
 

@@ -70,6 +70,19 @@ def die(how: str) -> str:
     return "alive"
 
 
+@hf.task(isolation="process", expiries_max=1)
+def write_to_pipe(data: bytes, path: str) -> None:
+    """Write to the pipe to the parent, as native code with a wrong descriptor does."""
+    Path(path).write_text(str(os.getpid()))
+    [pipe] = [
+        int(entry.name)
+        for entry in Path("/proc/self/fd").iterdir()
+        if entry.is_socket() and int(entry.name) > 2
+    ]
+    os.write(pipe, data)
+    time.sleep(3600)
+
+
 @hf.task(isolation="process", attempts=1)
 def leave(how: str) -> None:
     if how == "SystemExit":

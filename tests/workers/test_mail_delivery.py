@@ -163,7 +163,7 @@ def test_two_handlers_for_one_inbox_are_invalid() -> None:
         @hf.on(hf.inbox("a", Parcel))
         def two(self, mail: hf.Mail[Parcel], cx: hf.Context) -> None: ...
 
-    with pytest.raises(Invalid, match="handled twice"):
+    with pytest.raises(Invalid, match="two methods handle this inbox"):
         hf.App("x", worlds=[Twice])
 
 

@@ -12,12 +12,14 @@ import pytest
 import holdfast as hf
 from holdfast.clock import MS
 from holdfast.errors import Invalid
-from holdfast.workers.tasks.process import find_task
+from holdfast.workers.tasks.process import FRAMES, TaskProcess, find_task
 from tests.process.watch import os_process
 from tests.workers import task_jobs as jobs
 from tests.workers.task_rig import open_task_rig
 
 MODULES = ("holdfast.workers.tasks.process", "holdfast.workers.tasks.worker")
+
+OVERSIZE_FRAME = FRAMES.header(FRAMES.bytes_max + 1)
 
 
 def state(handle: hf.TaskHandle[Any]) -> str:
@@ -83,6 +85,36 @@ def test_task_that_kills_its_process_dies_and_affects_no_other_task(
         assert status.reason == "expiries_exhausted"
         assert "exit_code" in status.error
         assert {handle.status().attempt for handle in [beside, *others]} == {1}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [OVERSIZE_FRAME, FRAMES.encode(b"\xc1"), FRAMES.encode(b"\x90")],
+    ids=["oversize", "no msgpack", "no message"],
+)
+def test_invalid_frame_of_a_task_process_ends_the_attempt_as_exited(
+    tmp_path: Path, data: bytes
+) -> None:
+    path = tmp_path / "pid"
+    with open_task_rig(jobs.write_to_pipe, jobs.pid) as rig:
+        worker = rig.worker(processes=1)
+        handle = rig.rt.submit(jobs.write_to_pipe, data, str(path))
+        rig.step_until(lambda: state(handle) == "DEAD", "its death", worker)
+        status = handle.status()
+        assert (status.expiries, status.failures, status.reason) == (1, 0, "expiries_exhausted")
+        assert "exit_code" in status.error
+        assert not os_process(int(read_text(path))).alive
+        after = rig.rt.submit(jobs.pid)
+        rig.step_until(lambda: state(after) == "COMPLETED", "the next", worker)
+
+
+def test_invalid_frame_of_the_worker_ends_the_task_process() -> None:
+    child = TaskProcess()
+    try:
+        child._pipe._sock.sendall(OVERSIZE_FRAME)
+        assert child.process.wait(30) == 0
+    finally:
+        child.discard()
 
 
 @pytest.mark.parametrize("how", ["SystemExit", "KeyboardInterrupt"])

@@ -26,7 +26,16 @@ from tests.world.rig import WorldRig
 
 MODULES = ("holdfast.world.context",)
 
-INPUTS = ReducerInputs("bank", "w1", "ada", 7, 1_700_000_000_000_000_000, b"e" * 16, 1, "c-1")
+INPUTS = ReducerInputs(
+    "bank",
+    "w1",
+    "ada",
+    7,
+    wall_ns=1_700_000_000_000_000_000,
+    entropy=b"e" * 16,
+    generation=1,
+    correlation_id="c-1",
+)
 
 
 @pytest.fixture

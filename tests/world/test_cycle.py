@@ -235,7 +235,19 @@ def test_message_between_prepare_and_commit_keeps_the_runnable_mark(rig: WorldRi
 
 def cycle_of_size(world_id: str, size: int) -> tuple[str, Cycle]:
     held: Any = None
-    return world_id, Cycle("bank", world_id, held, 0, 1, [bytes(size)], [], [], None, 2, False)
+    return world_id, Cycle(
+        "bank",
+        world_id,
+        held,
+        expected_head=0,
+        to_seq=1,
+        bodies=[bytes(size)],
+        intents=[],
+        failed=[],
+        snapshot=None,
+        snapshots_kept=2,
+        drained=False,
+    )
 
 
 def test_cycle_size_counts_entries_parameters_and_snapshot(rig: WorldRig) -> None:

@@ -30,7 +30,16 @@ from tests.world.test_ingress import fill_inbox
 
 MODULES = ("holdfast.world.messaging.delivery", "holdfast.world.context", "holdfast.messages")
 
-INPUTS = ReducerInputs("bank", "w1", "ada", 7, 1_700_000_000_000_000_000, b"e" * 16, 1, "c-1")
+INPUTS = ReducerInputs(
+    "bank",
+    "w1",
+    "ada",
+    7,
+    wall_ns=1_700_000_000_000_000_000,
+    entropy=b"e" * 16,
+    generation=1,
+    correlation_id="c-1",
+)
 SEEN = b"\x01" + codec.pack({"amount": 3})
 
 

@@ -91,7 +91,7 @@ class AddressGuard:
         if scheme not in self.reach.schemes:
             raise ForbiddenAddress(scheme=scheme, expected=self.reach.schemes)
         if userinfo:
-            raise ForbiddenAddress(host=host, why="a URL with a user name or password in it")
+            raise ForbiddenAddress(host=host, why="the URL contains a user name or a password")
         self.admit_host(host, DEFAULT_PORTS[scheme] if port is None else port)
 
     def admit_host(self, host: str, port: int) -> None:
@@ -102,19 +102,19 @@ class AddressGuard:
         """Check resolved addresses and return them in order. They are not resolved again."""
         self.admit_host(host, port)
         if not resolved:
-            raise ForbiddenAddress(host=host, why="it has no address")
+            raise ForbiddenAddress(host=host, why="the host name resolves to no address")
         return [self._check_address(host, text) for text in dict.fromkeys(resolved)]
 
     def _check_port(self, host: str, port: int) -> None:
         if self.reach.ports and port not in self.reach.ports:
             raise ForbiddenAddress(host=host, port=port, expected=self.reach.ports)
         if not 0 < port < 65536:
-            raise ForbiddenAddress(host=host, port=port, why="no port")
+            raise ForbiddenAddress(host=host, port=port, why="not a port number")
 
     def _check_name(self, host: str) -> None:
         literal = parse_literal(host)
         if literal is None and not _NAME.fullmatch(host):
-            raise ForbiddenAddress(host=host[:100], why="neither a name nor an address")
+            raise ForbiddenAddress(host=host[:100], why="not a valid host name or address")
         if literal is None and _NUMERIC.fullmatch(host.rstrip(".").rpartition(".")[2]):
             raise ForbiddenAddress(
                 host=host, why="a numeric host that is not in dotted decimal notation"
@@ -129,7 +129,7 @@ class AddressGuard:
         except ValueError:
             raise ForbiddenAddress(host=host, address=text[:100], why="not an address") from None
         if getattr(address, "scope_id", None):
-            raise ForbiddenAddress(host=host, address=text, why="it has a zone")
+            raise ForbiddenAddress(host=host, address=text, why="the address has a zone id")
         if not any(address in network for network in self._allowed_networks) and not is_public(
             address
         ):

@@ -26,7 +26,7 @@ from holdfast.runner.error_policy import Refused
 
 class ForbiddenAddress(Refused):
     code = "forbidden_address"
-    hint = "an operator may allow it; see hf.http.Reach"
+    hint = "an operator can allow the address; see hf.http.Reach"
 
 
 class RejectedByServer(Refused):
@@ -48,7 +48,7 @@ class ResponseTooLarge(BadResponse):
 
 class OverBudget(Refused):
     code = "over_budget"
-    hint = "raise the limit of the budget it names, or wait until it is raised"
+    hint = "raise the limit of the named budget, or wait until an operator raises it"
 
 
 class NotConfigured(Refused):

@@ -45,16 +45,18 @@ def check_mail(mail: bytes, fields: Sequence[HeaderField], texts: Sequence[str])
     `fields` are names and texts in order. The MIME fields follow them.
     """
     if b"\n" in mail.replace(b"\r\n", b"") or b"\r" in mail.replace(b"\r\n", b""):
-        raise Invalid(what="mail", why="a line break that is not CRLF")
+        raise Invalid(what="mail", why="the mail contains a line break that is not CRLF")
     parsed = message_from_bytes(mail, policy=compat32)
     found = [(name, _decode_value(str(value))) for name, value in parsed.items()]
     rest = sorted(name for name, _ in found[len(fields) :])
     if found[: len(fields)] != list(fields) or rest not in (_MIME_PLAIN, _MIME_PARTS):
-        raise Invalid(what="header", why="the finished mail has other header fields")
+        raise Invalid(
+            what="header", why="the header fields of the composed mail differ from the given ones"
+        )
     if [_lines(_payload(part)) for part in _leaf_parts(parsed)] != [
         _lines(t.encode()) for t in texts
     ]:
-        raise Invalid(what="body", why="the finished mail has another text")
+        raise Invalid(what="body", why="the text of the composed mail differs from the given text")
 
 
 # -- inside --------------------------------------------------------------------------------------

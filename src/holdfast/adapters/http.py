@@ -206,7 +206,7 @@ class HttpClient:
             raise ForbiddenAddress(url=location[:100], why=str(error)) from None
         if target.scheme == "https" and redirect.scheme != "https":
             raise ForbiddenAddress(
-                url=str(redirect)[:100], why="a redirect from https to something else"
+                url=str(redirect)[:100], why="a redirect from https to another scheme"
             )
         return self._check_url(redirect)
 
@@ -292,7 +292,7 @@ def _headers(wanted: Options, key: str, sent: bytes | None) -> dict[str, str]:
         if not (_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)):
             raise Invalid(what="header", name=name[:100], why="invalid characters for a header")
         if low in _RESERVED_HEADERS or low.startswith("proxy-"):
-            raise Invalid(what="header", name=low, why="it is set by the adapter")
+            raise Invalid(what="header", name=low, why="the adapter sets this header")
         headers[low] = value
     if not _HEADER_VALUE.fullmatch(key):
         raise Invalid(what="idempotency key", why="invalid characters for a header")

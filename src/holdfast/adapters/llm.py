@@ -72,7 +72,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not (0 <= self.input < math.inf and 0 <= self.output < math.inf):
-            raise Invalid(what="price", found=[self.input, self.output], why="0 or more")
+            raise Invalid(what="price", found=[self.input, self.output], why="must be at least 0")
 
     def micros(self, usage: Usage) -> int:
         """Return the cost in millionths, rounded up. A price per million tokens is the number of
@@ -226,7 +226,10 @@ def check_bounded(messages: list[dict[str, Any]], options: ChatOptions) -> None:
     ]
     plain = all(isinstance(part, dict) and part.get("type") == "text" for part in parts)
     if not plain and options.input_tokens_max is None:
-        raise Invalid(what="input_tokens_max", why="a budget needs it for parts that are not text")
+        raise Invalid(
+            what="input_tokens_max",
+            why="required with a budget if a message has parts that are not text",
+        )
 
 
 def check_cost_known(messages: list[dict[str, Any]], options: ChatOptions) -> None:
@@ -240,7 +243,7 @@ def check_cost_known(messages: list[dict[str, Any]], options: ChatOptions) -> No
         raise Invalid(
             what="extra or tools",
             found=sorted(unbounded)[:20],
-            why="under a limit they need input_tokens_max and output_tokens_max",
+            why="with a budget, these require input_tokens_max and output_tokens_max",
         )
     if options.input_tokens_max is None:
         unbounded_fields = sorted(
@@ -250,7 +253,7 @@ def check_cost_known(messages: list[dict[str, Any]], options: ChatOptions) -> No
             raise Invalid(
                 what="messages",
                 found=unbounded_fields[:20],
-                why="under a limit it needs input_tokens_max",
+                why="with a budget, these fields require input_tokens_max",
             )
 
 
@@ -285,7 +288,9 @@ def parse_options(options: ChatOptions | Mapping[str, Any] | None) -> ChatOption
     taken = sorted(_RESERVED_PARAMETERS.intersection(wanted.extra))
     if taken:
         raise Invalid(
-            what="extra", found=taken, why="set by another option, or without a cost bound"
+            what="extra",
+            found=taken,
+            why="another option sets this parameter, or its cost has no bound",
         )
     return wanted
 
@@ -401,7 +406,7 @@ def _reply(text: bytes, model: str, usage_max: Usage) -> Reply:
     else:
         usage = None  # an incomplete usage is ignored
     if not completion.choices or min(counts) < 0 or max(counts) > USAGE_TOKENS_MAX:
-        raise BadResponse(model=model, why="no choice, or an impossible usage")
+        raise BadResponse(model=model, why="the response has no choice, or its usage is not valid")
     first = completion.choices[0]
     return Reply(
         _join_text(first.message.content),

@@ -171,7 +171,7 @@ class _PromptAttempt:
             self._submit()
         if self._wait(self._is_submitted, CONFIRM_TIMEOUT_S):
             return self._result(DispatchOutcomeReason.CONFIRMED, typed=typed)
-        why = "the pane does not show that it was taken"
+        why = "the pane does not show that the program accepted the prompt"
         return self._result(DispatchOutcomeReason.UNCONFIRMED, why, typed=typed)
 
     def _clear_draft(self) -> None:
@@ -271,7 +271,7 @@ def check_not_command(text: str, cli: WorkerCli) -> None:
         raise Invalid(
             what="text",
             found=start,
-            why=f"{cli.value} takes it for a command: begin with a word, or set the option commands",
+            why=f"{cli.value} would run it as a command; begin with a word, or set the option commands",
         )
 
 

@@ -181,7 +181,9 @@ async def read_body(response: httpx.Response, bytes_max: int) -> bytes:
     """Read and decode the body. Raise if it exceeds the limit, also after decompression."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "", "gzip", "deflate"):
-        raise BadResponse(why="an encoding that was not requested", found=encoding[:40])
+        raise BadResponse(
+            why="the server used an encoding that was not requested", found=encoding[:40]
+        )
     content_length = response.headers.get("content-length", "")
     if content_length.isdecimal() and int(content_length) > bytes_max:
         raise ResponseTooLarge(bytes=int(content_length), bytes_max=bytes_max)

@@ -164,7 +164,9 @@ def _connect(server: Server, timeout_s: float, deadline: _SessionDeadline) -> sm
             smtp.starttls(context=context)
         if server.user:
             if server.tls == "none":
-                raise NotConfigured(what="SMTP server", why="a password is not sent without TLS")
+                raise NotConfigured(
+                    what="SMTP server", why="the adapter sends no password without TLS"
+                )
             smtp.login(server.user, server.password)
     except BaseException:
         smtp.close()
@@ -187,12 +189,14 @@ def _to_adapter_error(
         codes = {to: code for to, (code, _) in error.recipients.items()}
         if all(400 <= code < 500 for code in codes.values()):
             return Unavailable(
-                host=server.host, why="recipients are refused temporarily", codes=codes
+                host=server.host, why="the server temporarily refused the recipients", codes=codes
             )
-        return RejectedByServer(host=server.host, why="no recipient is accepted", codes=codes)
+        return RejectedByServer(
+            host=server.host, why="the server accepted no recipient", codes=codes
+        )
     if isinstance(error, smtplib.SMTPAuthenticationError):
         return RejectedByServer(
-            host=server.host, status=error.smtp_code, why="the login is refused"
+            host=server.host, status=error.smtp_code, why="the server refused the login"
         )
     if isinstance(error, smtplib.SMTPResponseException):
         text = _response_text(error.smtp_error)

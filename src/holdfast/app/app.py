@@ -110,7 +110,10 @@ class App:
                     check_type("inbox", cause.name, "payload", cause.kind)
                 else:
                     raise Invalid(
-                        what="handler", world=world.__name__, cause=repr(cause), why="not an event"
+                        what="handler",
+                        world=world.__name__,
+                        cause=repr(cause),
+                        why="not an event class, an effect or an inbox",
                     )
         for kind in self._upcasts:
             if kind not in self._event_names:
@@ -164,7 +167,7 @@ class App:
         name = self._world_types.get(kind)
         if name is None:
             raise undeclared_error(
-                what="world", type=getattr(kind, "__name__", str(kind)), why="unknown"
+                what="world", type=getattr(kind, "__name__", str(kind)), why="unknown to the app"
             )
         return name
 
@@ -177,7 +180,7 @@ class App:
     def check_mail(self, mail: FabricSendParams) -> None:
         to = mail.dest_world
         if isinstance(to, WorldName) and to.type not in self.programs:
-            raise undeclared_error(what="world", type=to.type, why="unknown")
+            raise undeclared_error(what="world", type=to.type, why="unknown to the app")
         if mail.schema is not None:
             event = self.events.get(mail.schema)
             if event is None:
@@ -228,7 +231,9 @@ class App:
         if kind in self._event_names:
             return
         if not is_event(kind):
-            raise Invalid(what="event", found=repr(kind), why="an hf.Event class or a dataclass")
+            raise Invalid(
+                what="event", found=repr(kind), why="not an hf.Event class or a dataclass"
+            )
         name = kind.__name__
         if name in self.events:
             raise Invalid(what="event", type=name, why="two classes have this name")
@@ -257,7 +262,12 @@ class App:
                 handlers[("receipt", cause.kind)] = _receipt_handler(cause, method)
             elif isinstance(cause, Inbox):
                 if ("inbox", cause.name) in handlers:
-                    raise Invalid(what="inbox", world=name, name=cause.name, why="handled twice")
+                    raise Invalid(
+                        what="inbox",
+                        world=name,
+                        name=cause.name,
+                        why="two methods handle this inbox",
+                    )
                 handlers[("inbox", cause.name)] = _mail_handler(cause, method)
             else:
                 handlers[("event", self._event_names[cause])] = method
@@ -296,14 +306,14 @@ def _mail_handler(inbox: Inbox, method: Callable[..., None]) -> Handler:
         except msgspec.MsgspecError as error:
             raise Invalid(what="payload", inbox=inbox.name, why=str(error)) from None
         mail = Mail(
-            inbox.name,
-            payload,
-            cx.headers,
-            cx.from_universe or "",
-            cx.from_world or "",
-            cx.from_height or 0,
-            cx.message_id or b"",
-            cx.correlation_id,
+            inbox=inbox.name,
+            payload=payload,
+            headers=cx.headers,
+            from_universe=cx.from_universe or "",
+            from_world=cx.from_world or "",
+            from_height=cx.from_height or 0,
+            message_id=cx.message_id or b"",
+            correlation_id=cx.correlation_id,
         )
         method(state, mail, cx)
 
@@ -316,11 +326,18 @@ def _upcasts_by_event(
     by_event: dict[type[Any], dict[int, Upcast]] = {}
     for kind, version, fn in upcasts:
         if version in by_event.setdefault(kind, {}):
-            raise Invalid(what="upcasts", type=kind.__name__, version=version, why="two of them")
+            raise Invalid(
+                what="upcasts",
+                type=kind.__name__,
+                version=version,
+                why="two upcasts for this version",
+            )
         by_event[kind][version] = fn
     for kind, steps in by_event.items():
         if sorted(steps) != list(range(1, len(steps) + 1)):
-            raise Invalid(what="upcasts", type=kind.__name__, why="versions count from 1, no gap")
+            raise Invalid(
+                what="upcasts", type=kind.__name__, why="versions must start at 1 and have no gap"
+            )
     return by_event
 
 

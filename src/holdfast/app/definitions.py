@@ -262,7 +262,9 @@ class Effect(Generic[P, T]):
     def cost_of(self, result: Any) -> float:
         cost = result.cost if isinstance(result, Costed) else 0.0
         if not isinstance(cost, int | float) or not math.isfinite(cost):
-            raise _bad_result(kind=self.kind, why="a cost is a number", found=repr(cost)[:64])
+            raise _bad_result(
+                kind=self.kind, why="the cost must be a number", found=repr(cost)[:64]
+            )
         return float(cost)
 
     def receipt(self, stored: StoredReceipt) -> Receipt[Any]:
@@ -270,15 +272,15 @@ class Effect(Generic[P, T]):
         if stored.status is ReceiptStatus.OK and stored.value:
             value = _convert(self.returns, codec.unpack(stored.value))
         return Receipt(
-            stored.status.value,
-            value,
-            stored.code,
-            stored.error,
-            stored.attempts,
-            stored.tag,
-            stored.cost,
-            stored.intent_hash,
-            stored.redrive_of,
+            status=stored.status.value,
+            value=value,
+            code=stored.code,
+            error=stored.error,
+            attempts=stored.attempts,
+            tag=stored.tag,
+            cost=stored.cost,
+            intent_hash=stored.intent_hash,
+            redrive_of=stored.redrive_of,
         )
 
     def _decode_arguments(self, params: bytes) -> list[Any]:
@@ -356,7 +358,9 @@ def upcast(
     Versions start at 1. An event with n upcasts is at version n + 1. List the upcasts in `App(upcasts=…)`.
     """
     if not is_event(event):
-        raise Invalid(what="upcast", found=repr(event)[:64], why="an hf.Event class or a dataclass")
+        raise Invalid(
+            what="upcast", found=repr(event)[:64], why="not an hf.Event class or a dataclass"
+        )
     if type(version) is not int or not 1 <= version <= 254:
         raise Invalid(what="event version", type=event.__name__, found=version, min=1, max=254)
 
@@ -369,11 +373,13 @@ def upcast(
 def on(*causes: Any) -> Callable[[M], M]:
     """Mark a method as the handler of events (named by class), receipts (named by effect) or an inbox."""
     if not causes:
-        raise Invalid(what="on", why="names the events or effects that the method handles")
+        raise Invalid(what="on", why="name the events, effects or inbox that the method handles")
 
     for cause in causes:
         if not (is_event(cause) or isinstance(cause, Effect | Inbox)):
-            raise Invalid(what="on", found=repr(cause)[:64], why="neither an event nor an effect")
+            raise Invalid(
+                what="on", found=repr(cause)[:64], why="not an event class, an effect or an inbox"
+            )
 
     def mark(method: M) -> M:
         setattr(method, _CAUSES_ATTRIBUTE, (*getattr(method, _CAUSES_ATTRIBUTE, ()), *causes))
@@ -397,7 +403,10 @@ def handlers_of(world: type[World]) -> dict[Any, Callable[..., None]]:
                 )
             if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
                 raise Invalid(
-                    what="handler", world=world.__name__, name=name, why="reducers are not async"
+                    what="handler",
+                    world=world.__name__,
+                    name=name,
+                    why="a reducer must not be async",
                 )
             _check_reducer(world, name, method)
             handlers[cause] = typing.cast(Callable[..., None], method)

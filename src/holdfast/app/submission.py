@@ -278,7 +278,7 @@ def submit_many(runtime: Runtime, task: Any, many: Iterable[Any]) -> list[Any]:
     """Submit in atomic commits of up to SUBMIT_BATCH tasks, with several commits in flight."""
     call = to_call(runtime, task)
     if call.key:
-        raise Invalid(what="key", why="one key names one task; submit_many has many")
+        raise Invalid(what="key", why="a key names one task; submit_many submits several")
     after = tuple(_dependency_seq(runtime, item) for item in call.after)
     # Validate all arguments before the first commit.
     packed = [call.task.pack(*_check_arguments(item)) for item in many]

@@ -152,15 +152,15 @@ class TaskHandle(Generic[T]):
         row = details.row
         status = row.status
         return TaskStatus(
-            self.id,
-            row.spec.name,
-            row.spec.queue,
-            row.state.name,
-            row.where,
-            status.attempt,
-            status.failures,
-            status.expiries,
-            status.reason,
-            status.error,
-            codec.unpack(details.progress) if details.progress else None,
+            id=self.id,
+            name=row.spec.name,
+            queue=row.spec.queue,
+            state=row.state.name,
+            where=row.where,
+            attempt=status.attempt,
+            failures=status.failures,
+            expiries=status.expiries,
+            reason=status.reason,
+            error=status.error,
+            progress=codec.unpack(details.progress) if details.progress else None,
         )

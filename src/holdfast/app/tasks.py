@@ -74,7 +74,11 @@ class Task(Generic[P, T]):
         if isolation not in ISOLATIONS:
             raise Invalid(what="isolation", found=isolation, expected=list(ISOLATIONS))
         if self.asynchronous and isolation != "thread":
-            raise Invalid(what="isolation", task=self.name, why="coroutines run in one event loop")
+            raise Invalid(
+                what="isolation",
+                task=self.name,
+                why="a coroutine runs in the event loop of the worker, not in a process",
+            )
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise Invalid(what="task", name=self.name, why="a generator runs nothing when called")
         check_spec(spec)

@@ -319,14 +319,14 @@ class WorldHandle(Generic[W]):
             # This code does not know the event's type or version.
             event = step.ingress
         return JournalEntry(
-            stored_entry.height,
-            step.ingress.type,
-            event,
-            step.outcome.value,
-            step.error,
-            stored_entry.at_ns,
-            stored_entry.hash,
-            step,
+            height=stored_entry.height,
+            type=step.ingress.type,
+            event=event,
+            outcome=step.outcome.value,
+            error=step.error,
+            at_ns=stored_entry.at_ns,
+            hash=stored_entry.hash,
+            step=step,
         )
 
     def _lineage(self, txn: Txn) -> list[ForkLineage]:

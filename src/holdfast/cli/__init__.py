@@ -38,7 +38,7 @@ COMMANDS = {
     "authority": Command(
         "holdfast.cli.authority", "the leader lease: show, force-release, mark-stale"
     ),
-    "ready": Command("holdfast.cli.ready", "check readiness and list what blocks it"),
+    "ready": Command("holdfast.cli.ready", "check readiness and list the blockers"),
     "verify": Command("holdfast.cli.verify", "verify stored data; with --app also replay it"),
     "demo": Command("holdfast.cli.demo", "run a demo that kills workers and the store's writer"),
     "store": Command("holdfast.cli.store", "a store: info, copy, restored, rebuild"),

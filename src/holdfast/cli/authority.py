@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             reason = args.reason or REASON
             epoch: int = store.transact(leader_lease.force_release, args.universe, reason)
             changed = {"released": lease_before.owner or None, "epoch": epoch, "reason": reason}
-            message = f"released; the owner was {lease_before.owner or 'nobody'}\n"
+            message = f"released; the owner was {lease_before.owner or 'none'}\n"
         elif args.action == "mark-stale":
             marked: bool = store.transact(leader_lease.mark_stale, args.universe)
             changed = {"marked": marked}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from holdfast import codec
@@ -45,12 +45,14 @@ _EVENT_FIELDS = (("event", "type"), ("key", "key"), ("world", "world"), ("inbox 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    listed = actions.add_parser("list", help="list dead letters, or the queues that have any")
+    listed = actions.add_parser(
+        "list", help="list the queues with dead letters, or the dead letters of one queue"
+    )
     listed.add_argument(
         "queue",
         metavar="QUEUE",
         nargs="?",
-        help="list its dead letters by seq; omit to list queues",
+        help="list the dead letters of this queue by seq; omit to list queues",
     )
     listed.add_argument(
         "--after", metavar="SEQ", type=int, default=0, help="list only dead letters after SEQ"
@@ -113,8 +115,8 @@ def _list(store: Store, args: argparse.Namespace) -> None:
     counts = store.read(queue.counts, args.queue)
     selection = selection_of(store, args)
     if any(selection):
-        matching = selected_letters(store, args.queue, selection, after=args.after)
-        letters = list(islice(matching, args.limit))
+        pages = selected_letters(store, args.queue, selection, after=args.after)
+        letters = list(islice(chain.from_iterable(pages), args.limit))
     else:
         letters = store.read(queue.list_dead, args.queue, args.after, args.limit)
     events = store.read(_failed_events, letters)

@@ -9,7 +9,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.cli import EXIT_OK
@@ -62,10 +62,12 @@ def add_conditions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since",
         metavar="TIME",
-        help="only letters that died at or after TIME: 2h or 30m ago, or a UTC time",
+        help="only dead letters since TIME, which is an age such as 2h or 30m, or a UTC time",
     )
     parser.add_argument(
-        "--until", metavar="TIME", help="only letters that died before TIME: 2h ago, or a UTC time"
+        "--until",
+        metavar="TIME",
+        help="only dead letters before TIME, which is an age such as 2h, or a UTC time",
     )
 
 
@@ -127,15 +129,20 @@ def parse_time_ns(what: str, text: str, now_ns: int) -> int:
 
 def selected_letters(
     store: Store, name: str, conditions: LetterSelection, *, after: int = 0
-) -> Iterator[DeadLetter]:
-    """Yield the selected letters by seq: letters that were dead at the start and still are."""
+) -> Iterator[list[DeadLetter]]:
+    """Yield pages of the selected letters by seq: letters that were dead at the start and still are.
+
+    A page may be empty.
+    """
     began_ns, end = store.read(_time_and_last_seq, name)
     last = after
     while letters := store.read(queue.list_dead, name, last, PAGE):
         last = letters[-1].seq
-        for letter in letters:
-            if letter.died_ns <= began_ns and conditions.matches(letter):
-                yield letter
+        yield [
+            letter
+            for letter in letters
+            if letter.died_ns <= began_ns and conditions.matches(letter)
+        ]
         if last >= end:
             return
 
@@ -172,7 +179,7 @@ def dry_run(
     verb: str = "redriven",
 ) -> int:
     """Print the selected dead letters without processing them."""
-    seqs = list(_selected_seqs(store, name, args, conditions))
+    seqs = list(chain.from_iterable(_selected_seqs(store, name, args, conditions)))
     text = "\n".join([*map(str, seqs), f"{len(seqs):,} would be {verb} (dry run)"])
     emit(args, {"queue": name, key: seqs}, text)
     return EXIT_OK
@@ -199,10 +206,14 @@ def print_result(
 
 def _selected_seqs(
     store: Store, name: str, args: argparse.Namespace, conditions: LetterSelection
-) -> Iterator[int]:
-    if args.seqs:
-        return islice(args.seqs, args.limit)
-    return islice((letter.seq for letter in selected_letters(store, name, conditions)), args.limit)
+) -> Iterator[list[int]]:
+    """Yield pages of at most `--limit` selected seqs."""
+    pages = (
+        [args.seqs]
+        if args.seqs
+        else ([letter.seq for letter in page] for page in selected_letters(store, name, conditions))
+    )
+    return selections.limited(pages, args.limit)
 
 
 def _time_and_last_seq(txn: Txn, name: str) -> tuple[int, int]:

@@ -35,7 +35,9 @@ class NoPane(Invalid):
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    listed = actions.add_parser("list", help="count requests by status, or list those of a status")
+    listed = actions.add_parser(
+        "list", help="count requests by status, or list the requests with one status"
+    )
     states = [status.value for status in DispatchStatus]
     listed.add_argument(
         "--status", choices=states, help="list the requests with this status, oldest first"
@@ -58,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         subparser.add_argument("request", metavar="REQUEST", help="mark or id of the request")
         if action == "fail":
             subparser.add_argument(
-                "--reason", metavar="TEXT", required=True, help="why the agent rejected it"
+                "--reason", metavar="TEXT", required=True, help="reason of the rejection"
             )
         add_universe(subparser)
 
@@ -190,7 +192,7 @@ def _find_record(txn: Txn, universe: str, ref: str) -> DispatchRecord:
 def _current_pane() -> str:
     pane = os.environ.get("TMUX_PANE")
     if not pane:
-        raise NoPane(what="pane", found="here", why="this is not inside tmux")
+        raise NoPane(what="pane", found="here", why="this command does not run inside tmux")
     return pane
 
 

@@ -42,7 +42,7 @@ def add_http(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="additional host name that the Host header may have; repeatable",
+        help="accept this host name in the Host header, too; repeatable",
     )
 
 

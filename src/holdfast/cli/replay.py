@@ -26,7 +26,7 @@ class ReplayDiffers(HoldfastError):
 
 
 class NoHandler(Invalid):
-    hint = "give a function as module:function; modules in the current directory are found, too"
+    hint = "the handler could not be loaded; give module:function; the current directory is on the module path"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -82,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     pruned = actions.add_parser("prune", help="delete old runs from the store; outputs stay")
     pruned.add_argument("name", metavar="NAME", nargs="?", help="only runs of this stage")
     pruned.add_argument("--keep", metavar="N", type=int, default=run_deletion.KEEP_DEFAULT,
-                        help=f"keep the newest N runs of each name ({run_deletion.KEEP_DEFAULT})")  # fmt: skip
+                        help=f"keep the newest N runs of each name (default {run_deletion.KEEP_DEFAULT})")  # fmt: skip
     pruned.add_argument("--older-than", metavar="DAYS", type=float, dest="days",
                         help="delete only runs that ended more than DAYS days ago")  # fmt: skip
     pruned.add_argument(

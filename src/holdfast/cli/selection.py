@@ -3,8 +3,9 @@
 
 - Items are selected explicitly, by conditions, or with `--all`. All given conditions must hold.
 - `--dry-run` prints the selected items. `--limit` bounds their number.
-- The items are processed within a rate, in small commits. Each commit is atomic.
-- Ctrl-C stops between two commits and prints the result. The other items are unchanged, so repeating the
+- The items are read in pages and processed within a rate, in small commits. Each commit is atomic and holds
+  items of one page, so that rare items do not wait for each other.
+- Ctrl-C stops between two commits or two pages and prints the result. The other items are unchanged, so repeating the
   command continues.
 """
 
@@ -14,7 +15,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from holdfast.cli import EXIT_INTERRUPTED, EXIT_OK
@@ -102,11 +102,21 @@ def check_rate(args: argparse.Namespace) -> None:
         raise Invalid(what="--rate", found=args.rate, min=0, max=BATCH_MAX)
 
 
+def limited(pages: Iterable[list[Item]], limit: int | None) -> Iterator[list[Item]]:
+    """Yield at most `limit` items in total. No page is read after the last item."""
+    remaining = sys.maxsize if limit is None else limit
+    for page in pages:
+        yield page[:remaining]
+        remaining -= len(page)
+        if remaining <= 0:
+            return
+
+
 # -- processing ------------------------------------------------------------------------------------
 
 
 def process_selected(
-    items: Iterable[Item],
+    pages: Iterable[list[Item]],
     operation: Callable[[list[Item]], list[Made]],
     *,
     rate_per_s: float,
@@ -115,7 +125,7 @@ def process_selected(
     clock: Clock = SYSTEM,
     progress_verb: str = "",
 ) -> SelectionResult[Item, Made]:
-    """Process the items within the rate, in small commits, until done or interrupted.
+    """Process the items of the pages within the rate, in small commits, until done or interrupted.
 
     `explicit` and `collect_refused`: see `process_batch`. `progress_verb` is the verb in the progress line,
     such as `redriven`. Without it there is no progress line.
@@ -124,10 +134,12 @@ def process_selected(
     size = max(1, min(COMMIT_MAX, int(rate_per_s) // COMMITS_PER_S))
     with InterruptHandler() as interrupt:
         limiter = RateLimiter(rate_per_s, clock, interrupt)
-        for batch in _batches(items, size):
-            if not limiter.acquire(len(batch)):
+        for batch in _batches(pages, size):
+            if interrupt.requested or (batch and not limiter.acquire(len(batch))):
                 result.stopped = True
                 break
+            if not batch:
+                continue
             process_batch(
                 operation, batch, result, explicit=explicit, collect_refused=collect_refused
             )
@@ -167,10 +179,11 @@ def process_batch(
         process_batch(operation, [item], result, explicit=False, collect_refused=collect_refused)
 
 
-def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    remaining = iter(items)
-    while batch := list(islice(remaining, size)):
-        yield batch
+def _batches(pages: Iterable[list[Item]], size: int) -> Iterator[list[Item]]:
+    """Split each page into batches. An empty page is one empty batch: the caller then checks for Ctrl-C."""
+    for page in pages:
+        for start in range(0, max(len(page), 1), size):
+            yield page[start : start + size]
 
 
 def _show_progress(result: SelectionResult[Any, Any], verb: str) -> None:

@@ -28,7 +28,8 @@ DEFAULT_URL = STORE_DEFAULT
 
 class NoStore(NotFound):
     hint = (
-        f"give --store URL, or set {ENVIRONMENT_VARIABLE}; `holdfast up module:app --store URL` creates a store, "
+        f"no store exists at this URL; check --store or {ENVIRONMENT_VARIABLE}; "
+        "`holdfast up module:app --store URL` creates a store, "
         "`holdfast demo --store DIR` creates a sample one"
     )
 

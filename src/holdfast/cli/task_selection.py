@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain
 from typing import Any, TypeVar
 
 from holdfast.cli import EXIT_OK, selection
@@ -72,7 +72,8 @@ def for_each(
 
 def dry_run(store: Store, universe: str, args: argparse.Namespace, states: tuple[str, ...]) -> int:
     """Print the selected tasks without processing them."""
-    ids = [str(task) for task in _selected_tasks(store, universe, args, states)]
+    pages = _selected_tasks(store, universe, args, states)
+    ids = [str(task) for task in chain.from_iterable(pages)]
     text = "\n".join([*ids, f"{len(ids):,} tasks (dry run, nothing was changed)"])
     emit(args, {f"would_{args.action}": ids}, text)
     return EXIT_OK
@@ -96,28 +97,31 @@ def print_result(
 
 def _selected_tasks(
     store: Store, universe: str, args: argparse.Namespace, states: tuple[str, ...]
-) -> Iterator[TaskId]:
-    """Return at most `--limit` selected tasks."""
-    tasks = (
+) -> Iterator[list[TaskId]]:
+    """Yield pages of at most `--limit` selected tasks."""
+    pages = (
         _explicit_tasks(store, universe, args.ids)
         if args.ids
         else _matching_tasks(store, universe, args, states)
     )
-    return islice(tasks, args.limit)
+    return selection.limited(pages, args.limit)
 
 
-def _explicit_tasks(store: Store, universe: str, ids: list[str]) -> Iterator[TaskId]:
-    """Yield the tasks with these ids. All of them must exist."""
+def _explicit_tasks(store: Store, universe: str, ids: list[str]) -> Iterator[list[TaskId]]:
+    """Yield the tasks with these ids as one page. All of them must exist."""
     tasks = [parse_task_id(text) for text in ids]
     for task in tasks:
         store.read(queries.get_task, universe, task)
-    yield from tasks
+    yield tasks
 
 
 def _matching_tasks(
     store: Store, universe: str, args: argparse.Namespace, states: tuple[str, ...]
-) -> Iterator[TaskId]:
-    """Yield the tasks that match the conditions, without tasks that were submitted after the start."""
+) -> Iterator[list[TaskId]]:
+    """Yield pages of the tasks that match the conditions, without tasks that were submitted after the start.
+
+    A page may be empty.
+    """
     last_seq = store.read(lambda txn: txn.count(keys_of(universe).seq_counter))
     for state in [args.state] if args.state else _distinct_states(states):
         cursor, more = "", True
@@ -131,9 +135,11 @@ def _matching_tasks(
                 cursor,
                 PAGE,
             )
-            for row in page.rows:
-                if row.seq <= last_seq and _matches_error(row, args.error):
-                    yield row.id
+            yield [
+                row.id
+                for row in page.rows
+                if row.seq <= last_seq and _matches_error(row, args.error)
+            ]
             cursor = page.cursor
             more = bool(cursor)
 

@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_store(listed)
 
     shown = actions.add_parser(
-        "show", help="show one task: its state and why, arguments, result or error"
+        "show", help="show one task: its state with the reason, its arguments, its result or error"
     )
     shown.add_argument("id", metavar="ID", help="task id, such as 1-42")
     _add_store(shown)

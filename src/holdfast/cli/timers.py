@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_universe(listed)
 
-    shown = actions.add_parser("show", help="show the timer of a world with this key")
+    shown = actions.add_parser("show", help="show one timer, by its world and its key")
     shown.add_argument("world", metavar="WORLD", help="Type/name or id of the world")
     shown.add_argument("key", metavar="KEY", help="key of the timer")
     add_universe(shown)

@@ -63,7 +63,9 @@ class RoleFailed(HoldfastError):
 def configure(parser: argparse.ArgumentParser) -> None:
     policy = WorldWorkerPolicy()
     parser.add_argument(
-        "app", metavar="MODULE:APP", help="the hf.App to run; the current directory is on the path"
+        "app",
+        metavar="MODULE:APP",
+        help="the hf.App to run; the current directory is on the module path",
     )
     parser.add_argument(
         "--role",
@@ -100,9 +102,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="store URL of another universe, for mail to its worlds; needed in one adapter process "
         "only; repeatable",
     )
-    parser.add_argument(
-        "--worker", metavar="ID", help="worker id that stays the same after a restart"
-    )
+    parser.add_argument("--worker", metavar="ID", help="worker id; use the same id after a restart")
     parser.add_argument(
         "--lease-s",
         metavar="S",
@@ -245,7 +245,7 @@ def require_running(roles: list[ManagedService]) -> None:
     _require_no_failure(roles)
     for role in roles:
         if not role.running:
-            raise RoleFailed(role=role.name, why="it ended without an error")
+            raise RoleFailed(role=role.name, why="the role ended without an error")
 
 
 def _check_store(store: Store) -> None:

@@ -35,14 +35,14 @@ ENTRIES_MAX = 100
 EVENT_CHARS_MAX = 100
 
 CHANGES = {
-    "pause": (WorldEvent.PAUSE, "accept messages, but handle none"),
+    "pause": (WorldEvent.PAUSE, "stop handling messages; the world still accepts them"),
     "resume": (
         WorldEvent.RESUME,
         "continue a paused world, or a parked one after its cause is fixed",
     ),
     "delete": (
         WorldEvent.DELETE,
-        "delete permanently: frees the name; rows are removed after 7 days",
+        "delete a world permanently: its name is free at once, its rows are removed after 7 days",
     ),
 }
 
@@ -68,7 +68,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_world(shown)
 
     state_parser = actions.add_parser(
-        "state", help="show the fields, now or after any journal entry"
+        "state",
+        help="show the fields of the state after the last journal entry, or after any other",
     )
     _add_world(state_parser)
     state_parser.add_argument(

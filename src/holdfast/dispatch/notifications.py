@@ -74,7 +74,7 @@ class ReplayState(Record, frozen=True):
     def defer_leader_notification(self, code: str, text: str, now_ns: int) -> ReplayState:
         """Defer the notification for a reason. A repeated reason keeps its first time."""
         if not code:
-            raise Invalid(what="deferral", why="it needs a reason code")
+            raise Invalid(what="deferral", why="a deferral needs a reason code")
         code, text = code[:ERROR_CODE_CHARS_MAX], text[:ERROR_TEXT_CHARS_MAX]
         was = self.deferred
         if was is not None and (was.code, was.text) == (code, text):
@@ -129,7 +129,7 @@ def advance(txn: Txn, universe: str, was: int, cursor: int, event_ids: list[str]
     check_limit(len(event_ids), "event_ids")
     height = journal.head(txn, log_subject(universe)).height
     if cursor > height:
-        raise Invalid(what="cursor", why="above the log", found=cursor, max=height)
+        raise Invalid(what="cursor", why="above the height of the log", found=cursor, max=height)
     state = _require_state(txn, universe)
     moved = replace(state, cursor=was).advanced(cursor)
     if state.cursor == was:
@@ -144,7 +144,9 @@ def rewind(txn: Txn, universe: str, cursor: int) -> ReplayState:
     again."""
     floor = journal.head(txn, log_subject(universe)).floor
     if cursor < floor - 1:
-        raise Invalid(what="cursor", why="it is below the kept log", found=cursor, min=floor - 1)
+        raise Invalid(
+            what="cursor", why="the log below this height was deleted", found=cursor, min=floor - 1
+        )
     txn.notify(topic(universe))
     return _write(txn, universe, _require_state(txn, universe).rewound(cursor))
 

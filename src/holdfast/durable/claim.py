@@ -393,7 +393,7 @@ def check_budget(budget: RetryBudget) -> None:
     if budget.failures_max < 1 or budget.expiries_max < 1 or budget.isolate_from_expiries < 0:
         raise Invalid(
             what="budget",
-            why="each is 1 or more",
+            why="each must be at least 1",
             failures_max=budget.failures_max,
             expiries_max=budget.expiries_max,
         )
@@ -407,4 +407,4 @@ def _check_failure(failure: ItemFailure) -> None:
 
 def _check_code(code: str) -> None:
     if not code:
-        raise Invalid(what="code", why="a failure has a code")
+        raise Invalid(what="code", why="a failure needs a code")

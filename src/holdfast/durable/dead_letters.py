@@ -61,7 +61,7 @@ def add_dead_letter(
 ) -> int:
     """Append a dead letter for a failure outside the queue. A redrive turns it into an item of the queue."""
     if not code:
-        raise Invalid(what="code", why="a dead letter has a code")
+        raise Invalid(what="code", why="a dead letter needs a code")
     keys = keys_of(queue)
     seq = txn.count(keys.last_seq) + 1
     txn.put(keys.last_seq, schema.encode_int(seq))

@@ -114,7 +114,7 @@ def complete(txn: Txn, name: str, seq: int, now_ns: int) -> None:
     item = items.load_item(txn, keys, packed_seq)
     index_key = _due_row(txn, keys, item, packed_seq, now_ns)
     if index_key is None:
-        raise Conflict(queue=name, seq=seq, why="not due, or taken")
+        raise Conflict(queue=name, seq=seq, why="the item is not due, or it is claimed")
     if index_key.startswith(keys.delayed):
         delta.transition(ItemState.DELAYED, ItemEvent.DUE)
     delta.transition(ItemState.READY, ItemEvent.CLAIM)

@@ -164,7 +164,7 @@ def advance(txn: Txn, world: str, to_seq: int, inline_count: int = 0) -> None:
     if not old_cursor <= to_seq <= old_cursor + BATCH_MAX:
         raise Invalid(
             what="inbox cursor",
-            why="the cursor rises by at most one batch",
+            why="the cursor never moves down, and moves up by at most one batch",
             world=world,
             found=to_seq,
             min=old_cursor,

@@ -115,8 +115,8 @@ class ClaimRow(Record, frozen=True):
 
 
 class QueueItem(Record, frozen=True):
-    """An item. `load_with_claim` adds the fields of its live claim. The stored row has no fields of a live
-    claim: its `claims` is the number of the last ended claim. `expires_ns` is 0 for an unclaimed item."""
+    """A queue item. The stored row has no fields of a live claim: `claims` is the number of the last claim that
+    ended, and `expires_ns` is 0. `load_with_claim` fills these fields from the live claim."""
 
     payload: bytes
     blob: bytes
@@ -387,7 +387,11 @@ def load_item(txn: Txn, keys: QueueKeys, packed_seq: bytes) -> QueueItem:
     """Load an item by its packed seq, without its claim."""
     row = txn.get(keys.items + packed_seq)
     if row is None:
-        raise StoreCorrupt(queue=keys.queue, seq=seq_of(packed_seq), why="indexed but not there")
+        raise StoreCorrupt(
+            queue=keys.queue,
+            seq=seq_of(packed_seq),
+            why="an index names an item that does not exist",
+        )
     return decode_item(row)
 
 

@@ -145,17 +145,21 @@ def verify(txn: Txn, subject: str) -> None:
                 raise StoreCorrupt(subject=subject, height=height, why="the entry is missing")
             if entry_row.blob and not blobs.is_intact(txn, entry_row.blob):
                 raise StoreCorrupt(
-                    subject=subject, height=height, why="the blob is not what it was"
+                    subject=subject, height=height, why="the content of the blob has changed"
                 )
             last_hash = _chain_hash(
                 last_hash, height, entry_row.at_ns, entry_row.body, entry_row.blob
             )
             if last_hash != entry_row.hash:
-                raise StoreCorrupt(subject=subject, height=height, why="the chain is broken")
+                raise StoreCorrupt(subject=subject, height=height, why="the hash chain is broken")
     if height != current.height:
         raise StoreCorrupt(subject=subject, height=height + 1, why="the entry is missing")
     if last_hash != current.hash:
-        raise StoreCorrupt(subject=subject, height=height, why="the head was changed")
+        raise StoreCorrupt(
+            subject=subject,
+            height=height,
+            why="the hash of the head differs from the hash of the last entry",
+        )
 
 
 def checkpoint(txn: Txn, subject: str, height: int) -> None:
@@ -164,7 +168,7 @@ def checkpoint(txn: Txn, subject: str, height: int) -> None:
     if not old_head.checkpoint <= height <= old_head.height:
         raise Invalid(
             what="checkpoint",
-            why="between the last one and the head",
+            why="must be between the last checkpoint and the head",
             subject=subject,
             found=height,
             min=old_head.checkpoint,

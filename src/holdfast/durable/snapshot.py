@@ -53,7 +53,10 @@ def save(txn: Txn, subject: str, height: int, state: bytes) -> bytes:
     if row is not None:
         if _decode_row(row).hash != hash:
             raise Invalid(
-                what="snapshot", why="another state at this height", subject=subject, height=height
+                what="snapshot",
+                why="the store has another state for this height",
+                subject=subject,
+                height=height,
             )
         return hash
     is_large = len(state) > BLOB_THRESHOLD_BYTES
@@ -78,7 +81,9 @@ def load(txn: Txn, subject: str, height: int) -> bytes:
     except StoreCorrupt:
         is_damaged = True
     if is_damaged or state is None:
-        raise StoreCorrupt(subject=subject, height=height, why="the snapshot was changed")
+        raise StoreCorrupt(
+            subject=subject, height=height, why="the snapshot does not match its hash"
+        )
     return state
 
 
@@ -101,7 +106,7 @@ def set_baseline(txn: Txn, subject: str, height: int) -> Baseline:
     if old is not None and height < old.height:
         raise Invalid(
             what="baseline",
-            why="it never moves down",
+            why="the baseline never moves down",
             subject=subject,
             found=height,
             min=old.height,

@@ -73,7 +73,10 @@ def renew(txn: Txn, universe: str, lease: Lease, ttl_ns: int) -> Lease:
     was = _require_own(txn, universe, lease)
     if not was.live(txn.now_ns, txn.generation):
         raise NotHeld(
-            universe=universe, lease_id=lease.lease_id, why="it ended", at_ns=was.leased_until_ns
+            universe=universe,
+            lease_id=lease.lease_id,
+            why="the lease ended",
+            at_ns=was.leased_until_ns,
         )
     [renewed] = leases.renew.fn(txn, [lease], ttl_ns)
     assert renewed is not None, "held, live and ours, all seen in this transaction"
@@ -190,14 +193,16 @@ def rebuild(txn: Txn, universe: str) -> LeaderLease:
 
 def _require_own(txn: Txn, universe: str, lease: Lease) -> LeaderLease:
     if lease.resource != resource(universe):
-        raise Invalid(what="lease", why="it is for another resource", found=lease.resource)
+        raise Invalid(what="lease", why="the lease is for another resource", found=lease.resource)
     was = read(txn, universe)
     if was.state is LeaderState.FREE:
-        raise NotHeld(universe=universe, lease_id=lease.lease_id, why="it was released")
+        raise NotHeld(universe=universe, lease_id=lease.lease_id, why="the lease was released")
     if (was.owner, was.incarnation) != (lease.worker, lease.incarnation):
         raise OwnerMismatch(universe=universe, lease_id=lease.lease_id, current=was.lease_id)
     if was.lease_id != lease.lease_id or was.generation != txn.generation:
-        raise NotHeld(universe=universe, lease_id=lease.lease_id, why="a later grant replaced it")
+        raise NotHeld(
+            universe=universe, lease_id=lease.lease_id, why="a later grant replaced the lease"
+        )
     return was
 
 

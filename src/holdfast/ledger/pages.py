@@ -50,7 +50,7 @@ def decode_page(page: LedgerPage, state: ByteArray, attempts: ByteArray, reason:
             raise Invalid(what="page", why=str(error)) from None
         if len(raw) != 3 * len(state):
             raise Invalid(
-                what="page", why="wrong number of rows", found=len(raw), expected=3 * len(state)
+                what="page", why="wrong number of bytes", found=len(raw), expected=3 * len(state)
             )
         state[:], attempts[:], reason[:] = raw.reshape(3, len(state))
         return

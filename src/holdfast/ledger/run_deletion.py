@@ -86,7 +86,7 @@ def plan_retention(
 
 
 def _wrote_output(record: RunRecord) -> bool:
-    """Return whether the output holds the rows of this run, according to the record."""
+    """Return whether the output holds the rows of this run. The run record is the evidence."""
     by_service = record.sink.get("kind", "") in ("", "parquet", "delta", "iceberg")
     return record.status is runs.RunLifecycle.FINISHED and (
         by_service or runs.WRITTEN_KEY in record.config
@@ -97,13 +97,13 @@ def _keep_reason(
     record: RunRecord, rank: int, keep: int, before_ns: int | None, live: frozenset[str]
 ) -> str:
     if rank == 1 and record.name in live:
-        return "a driver is at work on it"
+        return "a driver runs it"
     if rank == 1 and record.status in runs.UNFINISHED:
         return "it can be resumed"
     if rank <= keep:
-        return f"one of the newest {keep}"
+        return f"it is one of the newest {keep} runs"
     if before_ns is not None and (record.finished_ns or record.created_ns) >= before_ns:
-        return "younger than the bound"
+        return "it is younger than the age limit"
     return ""
 
 
@@ -216,7 +216,7 @@ def delete_or_drop_input(
         except SpoolKept as error:
             kept[run_id] = str(error)
         except runs.RunAtWork:
-            kept[run_id] = "a driver is at work on it"
+            kept[run_id] = "a driver runs it"
         except runs.RunPinned as pinned:
             kept[run_id] = f"rows of run {pinned.by} rest on it"
             with contextlib.suppress(SpoolKept, runs.RunAtWork):

@@ -140,7 +140,7 @@ class RunScheduler(RunState):
             if not at <= adopted.lo < adopted.hi <= self.size or adopted.from_lo < 0:
                 raise Invalid(what="adopted", why="not ascending rows of the run", found=adopted)
             if adopted.code not in EVENT_BY_REPORTED_CODE:
-                raise Invalid(what="adopted", why="no outcome of a call", found=adopted.code)
+                raise Invalid(what="adopted", why="not the outcome of a call", found=adopted.code)
             at = adopted.hi
             if not self.unseen.contains(adopted.lo, adopted.hi):
                 seq = next(s for s in range(adopted.lo, at) if not self.ledger.is_unseen(s))

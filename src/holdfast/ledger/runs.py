@@ -274,7 +274,7 @@ def create(txn: Txn, record: RunRecord) -> None:
     check_name("run", record.run_id)
     check_name("name", record.name)
     if get_record(txn, record.run_id) is not None:
-        raise Invalid(what="run", why="it exists already", found=record.run_id)
+        raise Invalid(what="run", why="a run with this id exists already", found=record.run_id)
     txn.put(_key("n", record.name), record.run_id.encode())
     put_record(txn, record)
 
@@ -371,7 +371,7 @@ def request_cancel(txn: Txn, run_id: str) -> RunRecord:
     """Request cancellation from the driver of the run. Idempotent."""
     record = get_existing(txn, run_id)
     if record.status not in UNFINISHED:
-        raise Invalid(what="run", why="it is over", run=run_id, status=record.status.value)
+        raise Invalid(what="run", why="the run has ended", run=run_id, status=record.status.value)
     if record.cancel_requested_ns:
         return record
     return _put_and_notify(txn, replace(record, cancel_requested_ns=txn.now_ns))

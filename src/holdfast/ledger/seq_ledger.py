@@ -292,7 +292,10 @@ class SeqLedger:
         return self._owner_epochs[seq]
 
     def attempts_by_range(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
-        """Split [lo, hi) into ranges with an equal number of retries: (lo, hi, attempts)."""
+        """Split [lo, hi) into consecutive ranges whose rows have the same number of retries.
+
+        Return (lo, hi, retries) of each range.
+        """
         if hi - lo == 1:
             return [(lo, hi, self._attempts[lo])]
         attempts = self.attempts[lo:hi]

@@ -301,7 +301,7 @@ def next_steps(
     ):
         steps = [f"the run is active; cancel it with: holdfast runs cancel {name}{option}"]
     elif record.status is RunLifecycle.INGESTING:
-        steps = ["its driver is gone and the input was not all read: run the stage again"]
+        steps = ["its driver stopped before it had read the whole input: run the stage again"]
     elif record.status is RunLifecycle.OPEN and record.stopped:
         is_retry_requested = bool(record.retry_requested_ns)
         steps = [
@@ -312,11 +312,11 @@ def next_steps(
             else f"to retry failed rows too: {retry_command}",
         ]
     elif record.status is RunLifecycle.OPEN:
-        steps = ["its driver is gone: run the stage again to resume it"]
+        steps = ["its driver stopped: run the stage again to resume the run"]
     elif record.status is RunLifecycle.CANCELLING:
-        steps = ["its driver is gone: run the stage again to complete the cancellation"]
+        steps = ["its driver stopped: run the stage again to complete the cancellation"]
     elif record.status is RunLifecycle.HALTED:
-        why = record.halted or "no reason was kept"
+        why = record.halted or "the run record has no reason"
         steps = [
             f"an illegal state transition halted the run: {why}",
             "report this as a bug; fresh=True starts a new run",
@@ -327,11 +327,11 @@ def next_steps(
         ]
     elif totals.failed:
         steps = [
-            f"look at what failed: {failed_command}",
-            f"then mark it for another try: {retry_command}",
+            f"list the failed rows: {failed_command}",
+            f"then mark them for retry: {retry_command}",
         ]
     else:
-        steps = ["nothing: every row has its outcome; running it again does no work"]
-    if totals.failed and not steps[0].startswith("look"):
-        steps.append(f"look at what failed so far: {failed_command}")
+        steps = ["nothing: every row has its outcome; another run of the stage calls no row"]
+    if totals.failed and not steps[0].startswith("list"):
+        steps.append(f"list the rows that have failed so far: {failed_command}")
     return steps

@@ -13,7 +13,7 @@ from holdfast.errors import HoldfastError, Invalid
 
 class NoApp(Invalid):
     code = "no_app"
-    hint = "give the application as module:app; modules in the current directory are found, too"
+    hint = "the application could not be loaded; give module:app; the current directory is on the module path"
 
 
 def load_app(name: str) -> App:

@@ -93,7 +93,7 @@ def _inspect_source(url: str) -> list[str]:
         urls.scheme_of(url) == "lmdb"
         and not (raw_access.directory_of_url(url) / "data.mdb").exists()
     ):
-        raise NotFound(what="store", url=url, why="none here")
+        raise NotFound(what="store", url=url, why="no store exists at this URL")
     try:
         with open_store(url, bootstrap=False, limits=_INSPECTION_LIMITS) as store:
             live_workers: list[str] = store.read(_live_workers)

@@ -213,7 +213,7 @@ def enqueue_ingress(
     elif key:
         key = doors.user_key(key)
     if not key:
-        raise Invalid(what="key", why="without one a repeat would be delivered twice")
+        raise Invalid(what="key", why="a repeated request without a key would be delivered twice")
 
     def enqueue(txn: Txn) -> Deferred[IngressResult]:
         record = _existing_record(txn, universe, world_id)
@@ -321,7 +321,7 @@ def world_fork(
             )
         else:
             if (effects, timers) != ("drop", "drop"):
-                raise Invalid(what="fork", why="pending work is found by replay: give the app")
+                raise Invalid(what="fork", why="a fork finds pending work by replay: give the app")
             _require_snapshot(txn, record, name, at)
             parent = _spec_without_code(record)
         return fork.fork(txn, parent, name, child_id, at=at, effects=effects, timers=timers)
@@ -340,7 +340,10 @@ def world_create_from_seed(
         source = _existing_record(txn, universe, seed_snapshot.world_id)
         if source.type != type:
             raise Invalid(
-                what="seed snapshot", why="of another type", found=source.type, expected=type
+                what="seed snapshot",
+                why="its world has another type",
+                found=source.type,
+                expected=type,
             )
         subject, height = subject_of(universe, source.world_id), seed_snapshot.height
         known = catalog.find_id(txn, universe, type, name)
@@ -439,7 +442,7 @@ def _require_snapshot(txn: Txn, parent: WorldRecord, child: str, at: int | None)
             what="snapshot",
             world=parent.world_id,
             height=height,
-            why="give the app: without a snapshot the state is computed by replay",
+            why="no snapshot exists: give the app, so that a replay computes the state",
         ) from None
 
 

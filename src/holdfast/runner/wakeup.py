@@ -19,9 +19,10 @@ class Wakeup:
         self._subscription = store.subscribe(list(topics))
 
     def wait(self, timeout_s: float, since: int | None = None) -> None:
-        """Sleep until the signal is set, or was set since the last wait, or the timeout has passed.
+        """Wait until the signal is set or the timeout passes. Return at once if the signal was set
+        since the last wait.
 
-        `since` is the last commit that the loop knows of from another source.
+        `since` is the last commit that the loop has already seen: only later commits end the wait.
         """
         if since is not None:
             self._subscription.since = since

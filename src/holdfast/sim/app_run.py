@@ -62,7 +62,7 @@ class _Target(NamedTuple):
 def check_generable(app: App) -> None:
     """Raise Invalid if the app accepts no event, Ungenerable for a type without a generator."""
     if not _targets(app):
-        raise Invalid(what="app", name=app.name, why="no world type of it handles an event")
+        raise Invalid(what="app", name=app.name, why="no world of the app handles an event")
     generate = ValueGenerator(Random(0), NAMES)
     for _ in range(SAMPLES):
         for event in app.events.values():

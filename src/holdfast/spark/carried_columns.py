@@ -37,7 +37,7 @@ def encode_carry(carry: Any) -> str:
         return ALL_COLUMNS
     good = isinstance(carry, Sequence) and not isinstance(carry, str | bytes)
     if not good or not all(isinstance(name, str) for name in carry):
-        raise NotAStage(what="carry", why='"*" or a list of input columns', found=carry)
+        raise NotAStage(what="carry", why='must be "*" or a list of input columns', found=carry)
     if len({name.lower() for name in carry}) < len(carry):
         raise NotAStage(what="carry", why="a column is named twice", found=list(carry))
     return json.dumps(list(carry)) if carry else ""

@@ -61,13 +61,13 @@ RETRY_OPTIONS = ExtendOptions(True, [], "", True)
 
 def checked_options(df: DataFrame, changed: Any, match: Any, retry_failed: Any) -> ExtendOptions:
     if changed not in ("refuse", "extend"):
-        raise NotAStage(what="changed", why='"refuse" or "extend"', found=changed)
+        raise NotAStage(what="changed", why='must be "refuse" or "extend"', found=changed)
     if not isinstance(retry_failed, bool):
-        raise NotAStage(what="retry_failed", why="True or False", found=retry_failed)
+        raise NotAStage(what="retry_failed", why="must be True or False", found=retry_failed)
     if match is None:
         match = df.columns
     elif isinstance(match, str) or not isinstance(match, Sequence) or not match:
-        raise NotAStage(what="match", why="a list of columns of the input", found=match)
+        raise NotAStage(what="match", why="must be a list of input columns", found=match)
     unknown = [name for name in match if name not in df.columns]
     if unknown:
         raise NotAStage(what="match", why="no such column", found=unknown, columns=df.columns)
@@ -95,7 +95,7 @@ def can_follow(record: runs.RunRecord) -> bool:
 
 def require_can_follow(record: runs.RunRecord) -> None:
     if not can_follow(record):
-        why = "its sink cannot follow another run: it has no owner() and begin_after()"
+        why = "this sink cannot continue the output of another run: it has no owner() and begin_after()"
         raise NotAStage(what="output", why=why, found=record.sink.get("kind", ""))
 
 

@@ -40,7 +40,7 @@ def check_result_types(schema: StructType) -> None:
     for field in schema.fields:
         for kind in _iter_nested_types(field.dataType):
             if type(kind).__name__ in _UNSUPPORTED_RESULT:
-                why = f"Spark does not read {kind.simpleString()} back from an output"
+                why = f"Spark cannot read {kind.simpleString()} from an output"
                 raise NotAStage(what="schema", column=field.name, why=why)
 
 

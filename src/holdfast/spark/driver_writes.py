@@ -94,7 +94,7 @@ def _written_ancestor(store: Store, record: runs.RunRecord) -> str:
         base = ancestor.base_run
         ancestor = store.read(runs.get_record, base)
         if ancestor is None:
-            why = "it was deleted: whether the table has its rows is not known; use run.write() into another table"
+            why = "the run was deleted, so it is unknown whether the table has its rows; use run.write() into another table"
             raise NotFound(what="run", run_id=base, why=why)
         if runs.WRITTEN_KEY in ancestor.config:
             return ancestor.run_id

@@ -103,7 +103,7 @@ def probe_job_error(name: str, error: Exception) -> HoldfastError:
     if found := _NO_PROGRAM.search(text):
         return ExecutorUnfit(why=f"there is no program {found[1]}; see PYSPARK_PYTHON")
     if found := _NO_MODULE.search(text):
-        return ExecutorUnfit(module=found[1], why="the executor's Python does not have it")
+        return ExecutorUnfit(module=found[1], why="the executor's Python does not have this module")
     return RunFailed(name=name, why=spark_jobs.error_reason(error))
 
 

@@ -52,7 +52,11 @@ def same_rows(store: Store, record: runs.RunRecord, owner: str) -> list[Same]:
     """Return the rows of a run that have the same outcome in another run of its name."""
     previous = store.read(runs.get_record, owner)
     if previous is None or previous.name != record.name:
-        raise NotFound(what="run", run_id=owner, why="the output holds its rows")
+        raise NotFound(
+            what="run",
+            run_id=owner,
+            why="the output holds the rows of this run, but the store has no such run of the stage",
+        )
     mine = adopted_by_run(store, record)
     theirs = adopted_by_run(store, previous)
     equal_ranges = [Same(lo, hi, from_lo) for lo, hi, from_lo in mine.pop(owner, [])]

@@ -167,7 +167,7 @@ def _header(record: RunRecord, progress: RunProgress, live: bool) -> str:
     else:
         facts.append(f"as of {_utc_text(progress.updated_ns)} UTC")
     if live:
-        facts.append("a driver is at work")
+        facts.append("a driver runs it")
     halted = f'<p class="halt">{_escape(record.halted)}</p>' if record.halted else ""
     status_style = _STATUS_STYLES.get(record.status, "calm")
     return (

@@ -662,7 +662,7 @@ def as_sink(output: str | os.PathLike[str] | Sink) -> Sink:
     if isinstance(output, str | os.PathLike):
         return ParquetSink(output)
     if not isinstance(output, Sink):
-        raise NotAStage(what="output", why="a path or a sink", found=type(output).__name__)
+        raise NotAStage(what="output", why="must be a path or a sink", found=type(output).__name__)
     return output
 
 

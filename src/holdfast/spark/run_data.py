@@ -191,7 +191,9 @@ def _spool_of_blocks(store: Store, record: runs.RunRecord) -> spools.Spool | Non
         return spools.open_spool(record)
     older = store.read(runs.get_record, record.blocks_run)
     if older is None:
-        raise StoreCorrupt(what="run", run_id=record.blocks_run, why="its input is gone")
+        raise StoreCorrupt(
+            what="run", run_id=record.blocks_run, why="the run with the input was deleted"
+        )
     return spools.open_spool(older)
 
 
@@ -398,7 +400,9 @@ class RunOutcomes:
         if source_run is None:
             record = self.store.read(runs.get_record, run_id)
             if record is None:
-                raise StoreCorrupt(what="run", run_id=run_id, why="outcomes of it are gone")
+                raise StoreCorrupt(
+                    what="run", run_id=run_id, why="the run with the outcomes was deleted"
+                )
             source_run = RunOutcomes(self.store, record, RunInput(self.store, record))
             self._source_runs[run_id] = source_run
         return source_run

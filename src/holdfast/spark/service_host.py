@@ -26,6 +26,6 @@ def advertised_host(spark: SparkSession) -> str:
 def checked_host(host: str | None) -> str | None:
     """Refuse a wildcard address as the advertised host."""
     if host in ("0.0.0.0", "::"):
-        why = "executors connect to it; use bind= for the listening address"
+        why = "executors cannot connect to a wildcard address; use bind= for the listening address"
         raise NotAStage(what="ledger_host", why=why, found=host)
     return host

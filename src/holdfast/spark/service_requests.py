@@ -130,7 +130,9 @@ class ServiceRequests:
         if self.log_writer.height:
             scheduler = load_run(self.store, self.record.run_id)
             if scheduler.size != size:
-                raise Conflict(what="input", why="sealed with another size", found=size)
+                raise Conflict(
+                    what="input", why="the input was sealed with another size", found=size
+                )
         else:
             scheduler, entries = RunScheduler.open(
                 size, self.record.policy, now_ns=self.store.now_ns()

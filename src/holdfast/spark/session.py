@@ -62,7 +62,7 @@ class PySparkMissing(Invalid):
 
 class SessionActive(Invalid):
     code = "session_active"
-    hint = "a process has classic sessions or Connect sessions; stop the active one first"
+    hint = "a process can have classic sessions or Connect sessions, not both; stop the active session first"
 
 
 class ServerUnreachable(Busy):

@@ -142,7 +142,9 @@ def run_child_job(job: ChildJob, function: bytes, totals: TaskCallTotals | None 
         stuck_deaths = stuck_deaths + 1 if position == last_position else 0
         last_position = position
         if stuck_deaths >= STUCK_DEATHS_MAX:
-            raise ChildFailed(why="children die before they begin a row", exit_status=status)
+            raise ChildFailed(
+                why="child processes died repeatedly before they began a row", exit_status=status
+            )
         print(f"holdfast: a child ended with {status}, starting another", file=sys.stderr)
 
 

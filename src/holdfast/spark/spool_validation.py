@@ -25,11 +25,16 @@ def checked_block_value(
         return len(data), bytes(data)
     if not record.spool or at is None or len(data):
         raise Invalid(
-            what="block", why="only a run with a spool takes names of objects, and it takes no data"
+            what="block",
+            why="a run with a spool accepts object names only, and a run without one accepts data only",
         )
     check_stored(at.at, "i")
     if not 0 < at.keys_size <= at.at.size or at.rows <= 0:
-        raise Invalid(what="block", why="its parts do not fit", found=at.at.name)
+        raise Invalid(
+            what="block",
+            why="the number of rows or the size of the keys is not valid",
+            found=at.at.name,
+        )
     return at.at.size, codec.pack(at)
 
 
@@ -45,9 +50,11 @@ def check_spool_report(record: RunRecord, report: ledger_protocol.GrantReport) -
     if report.spool_object is not None:
         check_stored(report.spool_object, "o")
     elif successes:
-        raise Invalid(what="report", why="results without the object that holds them")
+        raise Invalid(what="report", why="the report has results and names no spool object")
     if successes and not report.lo <= successes[0].lo < successes[-1].hi <= report.hi:
-        raise Invalid(what="report", why="its rows are not those of its object")
+        raise Invalid(
+            what="report", why="rows of the report are outside the range of its spool object"
+        )
 
 
 def attach_rows(

@@ -52,7 +52,9 @@ def parse_schema(spark: SparkSession, schema: str | StructType) -> StructType:
     if isinstance(schema, StructType):
         return schema
     if not isinstance(schema, str):
-        raise NotAStage(what="schema", why="DDL or StructType", found=type(schema).__name__)
+        raise NotAStage(
+            what="schema", why="must be DDL or a StructType", found=type(schema).__name__
+        )
     try:
         return _parse_plain_schema(spark, schema) or spark.createDataFrame([], schema).schema
     except Exception as error:
@@ -127,7 +129,7 @@ def checked_retry_rules(rules: Any) -> tuple[RetryRule, ...]:
         else:
             is_valid = callable(rule)
         if not is_valid:
-            why = "exception classes, their names, or predicates"
+            why = "must be exception classes, their names, or predicates"
             raise NotAStage(what="retry_on", why=why, found=rule)
     return checked
 
@@ -219,7 +221,7 @@ def checked_result_schema(
     struct = parse_schema(spark, schema)
     reserved = sorted((set(struct.names) & set(key)) | (set(struct.names) & RESERVED_COLUMNS))
     if reserved or not struct.names:
-        why = "at least one result column, none with a key or a reserved name"
+        why = "needs at least one result column, and none with the name of a key or a reserved name"
         raise NotAStage(what="schema", why=why, found=reserved)
     # Spark compares column names without case.
     if len({name.lower() for name in [*struct.names, *key]}) < len(struct) + len(key):
@@ -232,21 +234,21 @@ def check_stage(
 ) -> None:
     """Refuse an invalid stage at construction."""
     if stop_after is not None and not isinstance(stop_after, Stop):
-        raise NotAStage(what="stop_after", why="a holdfast.spark.Stop", found=stop_after)
+        raise NotAStage(what="stop_after", why="must be a holdfast.spark.Stop", found=stop_after)
     if not isinstance(name, str) or not 0 < len(name.encode()) <= 150:
-        raise NotAStage(what="name", why="1 to 150 bytes", found=name)
+        raise NotAStage(what="name", why="must have 1 to 150 bytes", found=name)
     if not callable(fn):
         raise NotAStage(what="fn", why="not callable", found=type(fn).__name__)
     if not takes_row(fn):
         raise NotAStage(what="fn", why="it must accept a row and, optionally, the call", found=fn)
     if on_fail not in ("keep", "raise", None):
-        raise NotAStage(what="on_fail", why='"keep" or "raise"', found=on_fail)
+        raise NotAStage(what="on_fail", why='must be "keep" or "raise"', found=on_fail)
     if not isinstance(version, str):
-        raise NotAStage(what="version", why="text", found=version)
+        raise NotAStage(what="version", why="must be text", found=version)
     if tls is not None and not isinstance(tls, Tls):
-        raise NotAStage(what="tls", why="holdfast.spark.Tls(cert, key, ca)", found=tls)
+        raise NotAStage(what="tls", why="must be holdfast.spark.Tls(cert, key, ca)", found=tls)
     if progress not in MODES:
-        raise NotAStage(what="progress", why=f"one of {MODES}", found=progress)
+        raise NotAStage(what="progress", why=f"must be one of {MODES}", found=progress)
 
 
 def default_session() -> SparkSession:

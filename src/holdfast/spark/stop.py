@@ -29,11 +29,13 @@ class Stop:
         for name in ("failures", "of", "same_error"):
             found = getattr(self, name)
             if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-                raise NotAStage(what=f"stop_after.{name}", why="a whole number", found=found)
+                raise NotAStage(
+                    what=f"stop_after.{name}", why="must be a whole number", found=found
+                )
         for name, most in (("share", 1.0), ("cost", float("inf"))):
             found = getattr(self, name)
             if not isinstance(found, int | float) or isinstance(found, bool):
-                raise NotAStage(what=f"stop_after.{name}", why="a number", found=found)
+                raise NotAStage(what=f"stop_after.{name}", why="must be a number", found=found)
             if not 0 <= found <= most or found == float("inf"):
                 raise NotAStage(what=f"stop_after.{name}", why="out of bounds", found=found)
         rules = StopRules(

@@ -202,7 +202,7 @@ class Deferred(Generic[T]):
     @property
     def value(self) -> T:
         if isinstance(self._value, _Unresolved):
-            raise Invalid(what="pending", why="known only after the commit")
+            raise Invalid(what="pending", why="the value is known only after the commit")
         return self._value
 
     def resolve(self, value: T) -> Deferred[T]:

@@ -145,13 +145,13 @@ class ClientTxn(WriteBuffer):
     def add(self, key: AnyKey, n: int) -> None:
         key = pack_key(key)
         if type(n) is not int or not -COUNT_MAX <= n <= COUNT_MAX:
-            raise Invalid(what="counter", why="adds a 64-bit int", found=repr(n)[:64])
+            raise Invalid(what="counter", why="must be a 64-bit int", found=repr(n)[:64])
         self.adds[key] = self.adds.get(key, 0) + n
 
     def require_live(self, lease: HasLeaseGuard) -> None:
         guard = lease.guard
         if type(guard) is not LeaseGuard:
-            raise Invalid(what="lease", why="its guard is none", found=type(guard).__name__)
+            raise Invalid(what="lease", why="it has no lease guard", found=type(guard).__name__)
         # A lost fence stays lost, so a stale holder fails before it reads further.
         if self.base.get(guard.fence_key) != guard.fence:
             raise Fenced(resource=guard.resource, why="another grant followed")

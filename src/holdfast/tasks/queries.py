@@ -133,29 +133,31 @@ def explain_state(txn: Txn, universe: str, row: TaskRow) -> str:
     if row.where == "blocked":
         open_ = [seq for seq in row.body.after if not _is_completed(txn, keys, seq)]
         names = ", ".join(str(_task_id(txn, keys, seq, row.body)) for seq in open_[:10])
-        return f"others have to complete first: {names}"
+        return f"it waits until these tasks complete: {names}"
     if row.where == "parked":
-        return f"{limits.per_key} with the limit {row.body.limit!r} run already, as many as may"
+        return f"{limits.per_key} tasks with the limit key {row.body.limit!r} run already; the limit allows no more"
     if row.where == "stray":
-        return f"no worker that asked for its queue knows a task {spec.name!r}"
+        return f"no worker that requested tasks of its queue declares the task {spec.name!r}"
     if row.where == "delayed":
-        return "its time has not come yet" if not status.attempt else "it is tried again later"
+        return (
+            "it waits for its start time" if not status.attempt else "it waits for its next attempt"
+        )
     if row.where in ("ready", "suspect"):
         leased = get_counts(txn, keys, spec.queue).leased
         if limits.concurrency and leased >= limits.concurrency:
-            return f"{leased} of its queue run already, as many as may"
+            return f"{leased} tasks of its queue run already; the limit allows no more"
         if row.where == "suspect":
-            return "its workers were lost, so it is given out by itself, to the next that asks for such"
-        return "the next worker that asks for its queue gets it, after those before it"
+            return "it is quarantined, because its leases expired: only a worker without other tasks gets it"
+        return "it is ready: workers get it after the tasks before it in its queue"
     if row.where == "leased":
         if txn.now_ns >= status.expires_ns:
-            return f"the lease of {status.worker} is over; the next who asks for work ends it"
-        return f"{status.worker} has it, attempt {status.attempt}"
+            return f"the lease of {status.worker} is overdue; the next lease request expires it"
+        return f"{status.worker} holds its lease, attempt {status.attempt}"
     if row.where == "failed":
-        return f"it failed for good, {status.failures} of {spec.attempts} attempts used"
+        return f"it failed permanently, {status.failures} of {spec.attempts} attempts used"
     if row.where == "dead":
-        return f"it was given up: {status.reason}"
-    return "it is done"
+        return f"it is dead, reason: {status.reason}"
+    return "it is completed"
 
 
 def was_granted(txn: Txn, universe: str, lease: LeaseId) -> bool:

@@ -127,7 +127,7 @@ class ExpiryBatch(Record, frozen=True):
 
 def next_lease_no(last_lease_no: int, *, for_ranges: bool) -> int:
     """Return the next lease number. Range leases have even numbers and single leases odd ones, so a
-    report can tell them apart without a read.
+    report can distinguish them without a read.
     """
     number = last_lease_no + 1
     return number + (number % 2 == 1) if for_ranges else number + (number % 2 == 0)

@@ -222,7 +222,10 @@ def apply_record(prior: TaskStatusRow, record: TaskRecord) -> TaskStatusRow:
         case events.LeaseExpired():
             expired_status = apply_expiry(prior)
             if prior.lease != record.lease_id or at_ns < prior.expires_ns:
-                raise Invalid(what="log", why="a lease expires early, or is not the current one")
+                raise Invalid(
+                    what="log",
+                    why="a record expires a lease too early, or a lease that is not the current one",
+                )
             return expired_status
         case events.TaskCompleted():
             _require_live_lease(prior, record.lease_id, at_ns)
@@ -249,7 +252,7 @@ def _require_live_lease(prior: TaskStatusRow, lease: int, at_ns: int) -> None:
     if prior.state == TaskState.LEASED and (prior.lease != lease or at_ns >= prior.expires_ns):
         raise Invalid(
             what="log",
-            why="decided under a lease that is not live",
+            why="a record names a lease that is not live",
             lease=lease,
             current=prior.lease,
         )

@@ -209,7 +209,7 @@ def _universe_blockers(facts: ReadinessFacts, now_ns: int) -> Iterator[Readiness
         yield _blocker(
             ReadinessReason.REPLAY_PENDING, f"{facts.replay_pending} events wait to be replayed"
         )
-    # Held back is still pending, also where nothing else is counted as such.
+    # A deferred notification is pending, even if no event waits for replay.
     if facts.deferred is not None:
         yield _blocker_from_problem(ReadinessReason.NOTIFICATION_DEFERRED, facts.deferred)
     if facts.backlog.deferred:
@@ -222,12 +222,12 @@ def _leader_blocker(
 ) -> ReadinessBlocker | None:
     """Return the blocker of an invalid lease. The reasons are mutually exclusive."""
     if lease is None or lease.state is LeaderState.FREE:
-        return _blocker(ReadinessReason.AUTHORITY_MISSING, "nobody holds the authority lease")
+        return _blocker(ReadinessReason.AUTHORITY_MISSING, "no worker holds the authority lease")
     ended = f"the lease of {lease.lease_id}"
     since_ns = lease.leased_until_ns
     if lease.stale:
         return _blocker(
-            ReadinessReason.AUTHORITY_STALE, f"{ended} ran out and is marked stale", since_ns
+            ReadinessReason.AUTHORITY_STALE, f"{ended} expired and is marked stale", since_ns
         )
     if lease.generation != generation:
         return _blocker(
@@ -235,7 +235,7 @@ def _leader_blocker(
         )
     if not lease.live(now_ns, generation):
         ago_s = (now_ns - since_ns) / S
-        text = f"{ended} ran out {ago_s:.3f} s ago; nobody has marked it yet"
+        text = f"{ended} expired {ago_s:.3f} s ago and is not yet marked stale"
         return _blocker(ReadinessReason.AUTHORITY_EXPIRED, text, since_ns)
     return None
 
@@ -260,7 +260,7 @@ def _warnings(facts: ReadinessFacts) -> Iterator[ReadinessBlocker]:
         )
     for mail in facts.mail:
         if mail.delivery_failed:
-            text = f"{mail.waiting} messages wait for {mail.universe}, which was not reached"
+            text = f"{mail.waiting} messages wait for {mail.universe}, whose store was not reached"
             yield _blocker(ReadinessReason.MAIL_WAITING, text)
 
 

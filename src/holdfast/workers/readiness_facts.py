@@ -81,9 +81,9 @@ def _clock_warnings(txn: Txn) -> list[ReadinessBlocker]:
     leap_ns = 0 if row is None else codec.unpack_as(schema.StoreMeta, row).leap_ns
     days = abs(leap_ns) // (24 * 3600 * S)
     if leap_ns > STORE_TIME_LEAP_WARN_NS:
-        text = f"store time went {days} days ahead when the machine started: is its calendar right?"
+        text = f"store time went {days} days ahead when the machine started: check the system clock"
     elif -leap_ns > STORE_TIME_BEHIND_WARN_NS:
-        text = f"the calendar was {days} days behind store time when the machine started"
+        text = f"the system clock was {days} days behind store time when the machine started"
     else:
         return []
     return [ReadinessBlocker(ReadinessReason.STORE_TIME, ReadinessReason.STORE_TIME.value, text)]
@@ -188,7 +188,7 @@ def _halted_runs(txn: Txn) -> list[ReadinessSubject]:
 
 
 def _halted(run: RunRecord) -> ReadinessSubject:
-    text = run.halted or "no reason was kept"
+    text = run.halted or "the run record has no reason"
     blocker = ReadinessBlocker(
         ReadinessReason.RUN_HALTED, ReadinessReason.RUN_HALTED.value, text, since_ns=run.finished_ns
     )

@@ -181,23 +181,25 @@ def _check(txn: Txn, cycle: Cycle) -> None:
         if failed.code == UNKNOWN_EVENT:
             now = catalog.get_record(txn, cycle.universe, cycle.world_id).unknown
             if now is None or not now.given_up or now.seq != failed.seq:
-                raise Conflict(world=cycle.world_id, seq=failed.seq, why="it was not given up")
+                raise Conflict(
+                    world=cycle.world_id, seq=failed.seq, why="the item was not given up"
+                )
     if cycle.carried:
         last = inbox.last_seq(txn, subject)
         if last != cycle.to_seq - len(cycle.carried):
-            raise Conflict(world=cycle.world_id, seq=last, why="others came first")
+            raise Conflict(world=cycle.world_id, seq=last, why="other items arrived first")
         for one in cycle.carried:
             if one.alarm is not None:
                 if not timers.is_due(
                     txn, cycle.universe, cycle.world_id, one.intent_hash, one.alarm
                 ):
-                    raise Conflict(world=cycle.world_id, why="a timer is not the one that is due")
+                    raise Conflict(world=cycle.world_id, why="a timer is not due, or was replaced")
                 continue
             pending = world_intents.find_pending(txn, cycle.universe, one.intent_hash)
             if pending is None or pending.dead or pending.world_id != cycle.world_id:
-                raise Conflict(world=cycle.world_id, why="an effect has had its receipt")
+                raise Conflict(world=cycle.world_id, why="an effect has its receipt already")
             if one.token is None or not queue.is_held(txn, one.token):
-                raise Conflict(world=cycle.world_id, why="a claim is lost")
+                raise Conflict(world=cycle.world_id, why="the worker lost the claim of an effect")
 
 
 def _apply_cycle(txn: Txn, cycle: Cycle) -> None:

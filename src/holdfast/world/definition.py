@@ -226,7 +226,7 @@ class WorldDefinition:
 
     def check_state_size(self, packed: bytes) -> bytes:
         if len(packed) > STATE_BYTES_MAX:
-            why = f"{len(packed):,} bytes, and a state has {STATE_BYTES_MAX:,} at most"
+            why = f"{len(packed):,} bytes; a state may have at most {STATE_BYTES_MAX:,}"
             raise BadState(what="state", type=self.type, why=why)
         return packed
 

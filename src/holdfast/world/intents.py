@@ -173,7 +173,7 @@ def resolve_manually(
             what="intent",
             universe=universe,
             intent_hash=receipt.intent_hash.hex(),
-            why="it has its receipt, or never was",
+            why="the intent has its receipt already, or never existed",
         )
     ingress = receipt_ingress(receipt, correlation_id=correlation_id)
     return put_ingress(txn, universe, world_id, key, ingress)

@@ -91,7 +91,7 @@ def begin_purge(txn: Txn, universe: str, world_id: str, head: int, force: bool) 
             if found is not None and found.is_live(txn.now_ns, txn.generation):
                 raise WorldInUse(what="world", world_id=world_id, worker=found.worker)
             if journal.head(txn, subject).height != head:
-                raise Conflict(world=world_id, why="it went on meanwhile")
+                raise Conflict(world=world_id, why="the world has new journal entries")
         record = catalog.change_status.fn(txn, universe, world_id, WorldEvent.DELETE)
     catalog.mark_deleted(txn, record, 0, purged=True)
     return record

@@ -163,7 +163,10 @@ def _start_state(
         return world.definition.load_state(state), base, digest
     if head.floor > 1:
         raise NotFound(
-            what="snapshot", subject=subject, floor=head.floor, why="the journal is cut off there"
+            what="snapshot",
+            subject=subject,
+            floor=head.floor,
+            why="the journal below this floor was deleted",
         )
     return world.definition.initial_state(), 0, None
 

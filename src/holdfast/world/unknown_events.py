@@ -193,12 +193,12 @@ def list_stopped(txn: Txn, universe: str, limit: int) -> list[str]:
 def record_given_up(
     txn: Txn, universe: str, world_id: str, seq: int, type: str, letter: int
 ) -> None:
-    """Record the dead letter of an item that was given up."""
+    """Map the inbox seq of a given-up item to the seq of its dead letter."""
     txn.put(_given_up_key(universe, world_id, seq), codec.pack(GivenUpItem(type, letter)))
 
 
 def record_redrive(txn: Txn, universe: str, world_id: str, seq: int, again: int) -> None:
-    """Record the new inbox seq of a redriven item."""
+    """Add the new inbox seq of the redriven item to the mapping of its old seq."""
     found = find_given_up(txn, universe, world_id, seq)
     if found is not None:
         row = codec.pack(replace(found, again=again))

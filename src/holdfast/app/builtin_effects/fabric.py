@@ -78,15 +78,15 @@ class Send(Effect[[FabricSendParams], FabricSendReceipt]):
         else:
             value = FabricSendReceipt("error", stored.intent_hash, "")
         return Receipt(
-            stored.status.value,
-            value,
-            stored.code,
-            stored.error,
-            stored.attempts,
-            stored.tag,
-            stored.cost,
-            stored.intent_hash,
-            stored.redrive_of,
+            status=stored.status.value,
+            value=value,
+            code=stored.code,
+            error=stored.error,
+            attempts=stored.attempts,
+            tag=stored.tag,
+            cost=stored.cost,
+            intent_hash=stored.intent_hash,
+            redrive_of=stored.redrive_of,
         )
 
 

@@ -334,7 +334,7 @@ class RunService:
             return None
         if self.handover.is_predecessor_connected(owner):
             child = child_of(owner)
-            raise Invalid(what="successor", why="its predecessor is connected", owner=child)
+            raise Invalid(what="successor", why="its predecessor is still connected", owner=child)
         return self.handover.next_grant(self.scheduler, owner, known_epochs, now_ns)
 
     def on_disconnect(self, owner: str, now_ns: int) -> None:

@@ -76,7 +76,7 @@ def _parse_request_line(line: str) -> tuple[str, tuple[str, ...], dict[str, str]
         raise BadRequest(what="target", found=target[:64])
     # A path with two leading slashes is not a host name here. Clients must not send a fragment.
     if "#" in target:
-        raise BadRequest(what="target", why="a fragment", found=target[:64])
+        raise BadRequest(what="target", why="the target has a fragment", found=target[:64])
     raw_path, _, raw_query = target.partition("?")
     query: dict[str, str] = {}
     try:
@@ -85,7 +85,11 @@ def _parse_request_line(line: str) -> tuple[str, tuple[str, ...], dict[str, str]
             raw_query, keep_blank_values=True, errors="strict", max_num_fields=HEADERS_MAX
         )
     except ValueError:
-        raise BadRequest(what="target", why="badly escaped", found=target[:64]) from None
+        raise BadRequest(
+            what="target",
+            why="not percent-encoded UTF-8, or too many query fields",
+            found=target[:64],
+        ) from None
     for name, value in pairs:
         if name in query:
             raise BadRequest(what="query", why="given twice", found=name[:64])

@@ -64,7 +64,7 @@ class OutputNotOurs(Invalid):
 
 class PartOutOfOrder(Invalid):
     code = "part_out_of_order"
-    hint = "parts follow each other without a gap; keep the same cut for the whole run"
+    hint = "parts must follow each other without a gap; use the same part ranges for the whole run"
 
 
 class OutputHeld(Busy):

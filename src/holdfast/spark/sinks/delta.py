@@ -113,7 +113,7 @@ class DeltaSink:
         step: StepHook = ignore_step,
     ) -> None:
         if mode not in MODES:
-            raise Invalid(what="mode", found=mode, why=f"one of {MODES}")
+            raise Invalid(what="mode", found=mode, why=f"must be one of {MODES}")
         place = locate(path)
         if "%" in place.url:  # the library would decode it and open another path
             why = "the path of a Delta table must not contain %"
@@ -207,7 +207,9 @@ class DeltaSink:
                 if not remaining:
                     return version
                 if self._complete:
-                    raise PartOutOfOrder(path=self.path, lo=remaining[0].lo, why="it is complete")
+                    raise PartOutOfOrder(
+                        path=self.path, lo=remaining[0].lo, why="the output is complete"
+                    )
                 put = [
                     p
                     for part in remaining
@@ -328,7 +330,7 @@ class DeltaSink:
             return [PartFile(n, int(at[1]), int(at[2]), 1, 0, "") for n, at in found if at]
         parts = [part for part in listed if part.path]
         if missing := [part.path for part in parts if part.path not in names]:
-            why = "another writer has rewritten its files; use run.write() into another table"
+            why = "another writer has rewritten the files of this run; use run.write() into another table"
             raise OutputNotOurs(path=self.path, found=f"{missing[0]} is gone", why=why)
         return parts
 
@@ -357,7 +359,7 @@ class DeltaSink:
         try:
             from deltalake.transaction import RemoveAction
         except ImportError as error:
-            why = "it cannot remove files: pip install -U deltalake"
+            why = "this version of deltalake cannot remove files: pip install -U deltalake"
             raise Invalid(what="sink", kind="delta", why=why) from error
         self._write_part_list()
         kept = {file.path for file in self._staged}
@@ -465,20 +467,28 @@ class DeltaSink:
             raise Invalid(what="schema", path=self.path, expected=expected, found=found)
         known, ours = dict(expected), dict(found)
         if wrong := [name for name, kind in found if known.get(name, kind) != kind]:
-            why = "the table has another type"
+            why = "these columns have another type in the table"
             raise Invalid(what="schema", path=self.path, columns=wrong, expected=expected,
                           found=found, why=why)  # fmt: skip
         if wrong := [f.name for f in table if f.name not in ours and not f.nullable]:
-            raise Invalid(what="schema", path=self.path, columns=wrong, why="they may not be null")
+            raise Invalid(
+                what="schema",
+                path=self.path,
+                columns=wrong,
+                why="these columns of the table must not be null",
+            )
         if demand := _unsupported_feature(self._table):
-            raise Invalid(what="delta table", path=self.path, why=f"it demands {demand}")
+            raise Invalid(what="delta table", path=self.path, why=f"the table requires {demand}")
         parted = tuple(self._table.metadata().partition_columns)
         if self._partition_by and parted != self._partition_by:
             why = f"the table is partitioned by {', '.join(parted) or 'nothing'}"
             raise Invalid(what="partition_by", path=self.path, found=self._partition_by, why=why)
         if missing := [name for name in parted if name not in ours]:
             raise Invalid(
-                what="schema", path=self.path, columns=missing, why="partitions need them"
+                what="schema",
+                path=self.path,
+                columns=missing,
+                why="the table is partitioned by these columns",
             )
 
     def _add_missing_columns(self) -> None:
@@ -599,7 +609,7 @@ def _delta_schema(schema: pa.Schema) -> pa.Schema:
         if pa.types.is_unsigned_integer(kind) or (
             pa.types.is_timestamp(kind) and kind.unit == "ns"
         ):
-            raise Invalid(what="schema", column=field.name, why=f"Delta does not hold {kind}")
+            raise Invalid(what="schema", column=field.name, why=f"Delta cannot store {kind}")
     schema = in_utc(schema.empty_table()).schema
     delta = _delta_library()
     try:

@@ -97,10 +97,12 @@ class IcebergSink:
         step: StepHook = ignore_step,
     ) -> None:
         if mode not in MODES:
-            raise Invalid(what="mode", found=mode, why=f"one of {MODES}")
+            raise Invalid(what="mode", found=mode, why=f"must be one of {MODES}")
         if append and mode == "replace":
             raise Invalid(
-                what="mode", found=mode, why="append=True shares the table with other writers"
+                what="mode",
+                found=mode,
+                why='append=True excludes mode="replace": other writers use the table',
             )
         if not isinstance(table, str) or not _NAME.fullmatch(table):
             raise OutputUnknown(output=str(table), why="name a table: catalog.namespace.table")
@@ -185,7 +187,7 @@ class IcebergSink:
             if not wanted:
                 return None
             if self._complete:
-                raise PartOutOfOrder(path=self.table, lo=wanted[0].lo, why="it is complete")
+                raise PartOutOfOrder(path=self.table, lo=wanted[0].lo, why="the output is complete")
             new = [part for part in wanted if not isinstance(part, KeptPart)]
             return [file for part in new for file in self._write_part(part)]
 
@@ -315,7 +317,7 @@ class IcebergSink:
 
     def _refuse_foreign_files(self, files: Sequence[PartFile]) -> None:
         if self._mode == "replace" and (more := set(self._data_files()) - {f.path for f in files}):
-            why = 'the table holds files of other writers; mode="upsert" leaves them'
+            why = 'the table holds files of other writers; mode="upsert" keeps them'
             raise OutputNotOurs(path=self.table, found=min(more), why=why)
 
     def _files_of(self, run_id: str) -> list[PartFile]:
@@ -327,7 +329,7 @@ class IcebergSink:
         if any(one.get(LISTED_KEY) for one in mine):
             listed = [part for part in self._read_part_list(run_id) if part.path]
             if missing := [part.path for part in listed if part.path not in present]:
-                why = "another writer has rewritten its files; use run.write() into another table"
+                why = "another writer has rewritten the files of this run; use run.write() into another table"
                 raise OutputNotOurs(path=self.table, found=f"{missing[0]} is gone", why=why)
             return listed
         return _files_by_name(run_id, present)
@@ -430,7 +432,7 @@ class IcebergSink:
                 raise Invalid(what="partition_by", table=self.table, found=text, why=why)
             source, transform = schema.find_field(column), parse_transform(name)
             if not source.field_type.is_primitive or not transform.can_transform(source.field_type):
-                why = f"{source.field_type} is no type for it"
+                why = f"{source.field_type} cannot be partitioned this way"
                 raise Invalid(what="partition_by", table=self.table, found=text, why=why)
             called = column if name == "identity" else f"{column}_{name}"
             fields.append(PartitionField(source.field_id, 1000 + number, transform, called))
@@ -451,7 +453,12 @@ class IcebergSink:
         if wrong or (not self._merge_schema and set(known) != set(mine)):
             raise Invalid(what="schema", table=self.table, expected=expected, found=found)
         if needed := [f.name for f in table.fields if f.required and f.name not in mine]:
-            raise Invalid(what="schema", table=self.table, columns=needed, why="they are required")
+            raise Invalid(
+                what="schema",
+                table=self.table,
+                columns=needed,
+                why="the table requires these columns",
+            )
         self._check_partitions(mine)
 
     def _check_partitions(self, mine: Mapping[str, str]) -> None:
@@ -469,7 +476,7 @@ class IcebergSink:
                 raise Invalid(what="partition_by", table=self.table, found=text,
                               why="the partition of a file cannot be determined from its column bounds")  # fmt: skip
             if metrics is None or metrics.mode.type is MetricModeTypes.NONE:
-                why = f"the table keeps no metrics of {column}: write.metadata.metrics.column.{column}=full"  # fmt: skip
+                why = f"the table keeps no metrics of {column}: set write.metadata.metrics.column.{column}=full"  # fmt: skip
                 raise Invalid(what="partition_by", table=self.table, found=text, why=why)
         if self._partition_by and tuple(table_partitions) != self._partition_by:
             why = f"the table is partitioned by {', '.join(table_partitions) or 'nothing'}"

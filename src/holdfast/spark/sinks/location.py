@@ -70,16 +70,18 @@ def locate(output: str | os.PathLike[str]) -> Location:
     found = _SCHEME.match(text)
     if found is None:
         if _TABLE.fullmatch(text) and not text.lower().endswith(_ENDINGS):
-            why = f"it reads like a table; write ./{text} for a directory"
+            why = f"it looks like a table name; write ./{text} for a directory"
             raise OutputUnknown(output=text, why=why)
         return _directory(text)
     scheme, rest = found[1].lower(), text[found.end() :]
     if scheme == "file":
         host, slash, path = rest.removeprefix("//").partition("/")
         if rest.startswith("//") and host not in ("", "localhost"):
-            raise OutputUnknown(output=text, why="a file: URL has three slashes, or one")
+            raise OutputUnknown(
+                output=text, why="a file: URL must not name a host; write file:///path"
+            )
         if not (slash or not rest.startswith("//")):
-            raise OutputUnknown(output=text, why="name a directory")
+            raise OutputUnknown(output=text, why="the URL names no directory; write file:///path")
         return _directory("/" + path if rest.startswith("/") else rest)
     if scheme not in OBJECT_SCHEMES:
         why = f"no output can be written to {scheme}:"
@@ -89,10 +91,14 @@ def locate(output: str | os.PathLike[str]) -> Location:
     if not rest.startswith("//"):
         raise OutputUnknown(output=text, why=f"write {scheme}://bucket/path")
     if any(sign in rest for sign in "?#"):
-        raise OutputUnknown(output=scheme, why="a URL has no query; use storage_options=")
+        raise OutputUnknown(
+            output=scheme, why="a query is not allowed in the URL; use storage_options="
+        )
     bucket, _, prefix = rest[2:].partition("/")
     if scheme not in ("abfss", "abfs") and "@" in bucket:
-        raise OutputUnknown(output=scheme, why="a URL has no credentials; use storage_options=")
+        raise OutputUnknown(
+            output=scheme, why="credentials are not allowed in the URL; use storage_options="
+        )
     prefix = prefix.rstrip("/")
     if not bucket or not prefix or any(part in ("", ".", "..") for part in prefix.split("/")):
         raise OutputUnknown(output=text, why=f"write {scheme}://bucket/path")

@@ -147,9 +147,9 @@ class ParquetSink:
         lock_wait_s: float = LOCK_WAIT_S,
     ) -> None:
         if mode not in MODES:
-            raise Invalid(what="mode", found=mode, why=f"one of {MODES}")
+            raise Invalid(what="mode", found=mode, why=f"must be one of {MODES}")
         if not isinstance(grace_s, int) or grace_s < 0:
-            raise Invalid(what="grace_s", found=grace_s, why="whole seconds, 0 or more")
+            raise Invalid(what="grace_s", found=grace_s, why="must be whole seconds, at least 0")
         location = locate(path)
         keep_options(location.url, storage_options)
         self.path = location.local or location.url
@@ -214,7 +214,9 @@ class ParquetSink:
             if not remaining:
                 return head.version
             if head.complete:
-                raise PartOutOfOrder(path=storage.url, lo=remaining[0].lo, why="it is complete")
+                raise PartOutOfOrder(
+                    path=storage.url, lo=remaining[0].lo, why="the output is complete"
+                )
             # Without the lock, because this takes long.
             files = [self._put_part(part) for part in remaining if not isinstance(part, KeptPart)]
             storage.sync()
@@ -289,7 +291,7 @@ class ParquetSink:
             # A replaced output may have other columns. Then no file of it is kept.
             head = self._check_ownership(base.run_id, name, check_columns=self._mode == "append")
             if head is None:
-                raise OutputTaken(path=storage.url, why="its manifest is gone")
+                raise OutputTaken(path=storage.url, why="the manifest of the output is missing")
             files = storage.files(head)
             storage.remove_temporaries()
             self._generation = head.generation + 1

@@ -137,7 +137,9 @@ class LocalParquetStorage:
         for line in lines:
             chain = chain_hash(chain, line)
         if len(parts) != head.parts or chain != head.log_chain:
-            raise OutputCorrupt(path=str(file), why="its lines differ from the committed ones")
+            raise OutputCorrupt(
+                path=str(file), why="the lines of the file differ from the committed lines"
+            )
         return parts
 
     def write_head(self, head: ManifestHead) -> None:

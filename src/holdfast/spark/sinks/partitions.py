@@ -37,7 +37,7 @@ def parse_partition_by(partition_by: str | Sequence[str]) -> tuple[str, ...]:
     else:
         names = list(partition_by)
     if not all(isinstance(name, str) and name for name in names):
-        raise Invalid(what="partition_by", found=partition_by, why="names of columns")
+        raise Invalid(what="partition_by", found=partition_by, why="must be names of columns")
     if len(set(names)) < len(names):
         raise Invalid(what="partition_by", found=partition_by, why="a column is named twice")
     return tuple(names)

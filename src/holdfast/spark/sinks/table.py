@@ -143,7 +143,7 @@ class TableSink:
 
         self._schema = without_metadata(schema)
         if PART_COLUMN in self._schema.names:
-            why = f"{PART_COLUMN} is the table's own column"
+            why = f"the sink adds the column {PART_COLUMN} itself; rename yours"
             raise Invalid(what="schema", table=self.table, columns=[PART_COLUMN], why=why)
         try:
             columns = from_arrow_schema(self._schema).add(PART_COLUMN, "string")
@@ -171,7 +171,7 @@ class TableSink:
         for text in self._partition_by:
             name, column, _ = parse_partition_transform(text)
             if column not in empty.columns or name not in ("identity", *_TRANSFORMS):
-                why = f"a column of the output, or one of {', '.join(_TRANSFORMS)} of it"
+                why = f"must be a column of the output, or one of {', '.join(_TRANSFORMS)} of it"
                 raise Invalid(what="partition_by", table=self.table, found=text, why=why)
             found = functions.col(f"`{column}`")
             by.append(found if name == "identity" else getattr(partitioning, name)(found))

@@ -144,11 +144,15 @@ def _start_or_resume(
 ) -> tuple[CopyInProgress, bool]:
     """Return the marker of the copy and whether it resumes after the rows of an earlier run."""
     if isinstance(target_state, MovedTo):
-        raise TargetNotEmpty(url=target.url, why=f"a store that was moved to {target_state.url}")
+        raise TargetNotEmpty(
+            url=target.url, why=f"the target holds a store that was moved to {target_state.url}"
+        )
     if target_state is None:
         _require_no_store(target, origin)
     elif target_state.origin.store_id != origin.store_id:
-        raise TargetNotEmpty(url=target.url, why=f"an unfinished copy of {target_state.source}")
+        raise TargetNotEmpty(
+            url=target.url, why=f"the target holds an unfinished copy of {target_state.source}"
+        )
     elif (target_state.origin, target_state.keep_source) == (origin, keep_source):
         return target_state, bool(target.last_key())
     # The target is empty, or holds rows of a source that has committed since.

@@ -209,7 +209,7 @@ def _parse_url(path: str, directory: Path, what: str, url: Any) -> str:
     if scheme == "lmdb":
         return str(directory / Path(rest).expanduser())
     if scheme not in ("postgresql", "postgres"):
-        why = f"a store that other processes cannot open: {scheme}"
+        why = f"other processes cannot open a store with the scheme {scheme}"
         raise BadStores(file=path, universe=what, why=why)
     return url
 

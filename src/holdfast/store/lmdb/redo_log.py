@@ -327,7 +327,7 @@ class RedoRecovery:
             fd = os.open(self._path / DATA_FILE, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             if self._base is not None or (self._closed is not None and self._closed.base):
-                why = "missing, although its log exists"
+                why = "the file is missing, and its log exists"
                 raise StoreCorrupt(path=str(self._path / DATA_FILE), why=why) from None
             yield None
             return

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import importlib.util
+import importlib
 import os
 import resource
 import select
@@ -77,8 +77,6 @@ _PRELOADED_MODULES = (
     "holdfast.world.cycle", "holdfast.workers.orchestrator",
 )  # fmt: skip
 _PRELOAD_POLL_S = 0.001
-# A file with operations of a test suite.
-TEST_OPERATIONS_VARIABLE = "HOLDFAST_TEST_OPERATIONS"
 # How often the writer checks the identity of all files.
 _DIRECTORY_CHECK_NS = S
 # After this long without a batch, the writer checks the data file before the next batch.
@@ -508,23 +506,9 @@ def open_engine(path: Path, *, bootstrap: bool) -> tuple[LmdbBackend, StoreEngin
         raise
 
 
-def _load_test_operations() -> None:
-    """Load the operations of a test suite. Only the environment of the process that starts the writer names the file:
-    no request does."""
-    path = os.environ.get(TEST_OPERATIONS_VARIABLE)
-    if path:
-        # Named as an import names it: a test may run the writer in a process that has imported the module.
-        name = f"{Path(path).parent.name}.{Path(path).stem}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
 def main(argv: list[str]) -> int:
     arguments = msgspec.json.decode(argv[0], type=WriterArguments)
     path = Path(arguments.path)
-    _load_test_operations()
     limits = WriterLimits(
         idle_exit_s=arguments.linger_s,
         backlog_bytes=arguments.backlog_bytes,

@@ -551,7 +551,8 @@ class WriterClient:
         for call in calls:
             self._pending.pop(call.request.no, None)
             unknown = CommitUnknown(
-                txn_no=call.request.no, why="the writers crash on it, see writer.log"
+                txn_no=call.request.no,
+                why="the writer crashes repeatedly on this transaction, see writer.log",
             )
             self._finish(call, CommitAnswer(call.request.no, to_wire(unknown)))
         if calls:

@@ -166,7 +166,7 @@ def _spawn(path: Path, *, bootstrap: bool, limits: WriterLimits) -> SpawnedChild
     log = open_log(path, create=not has_store_files(path))
     child = SpawnedChild(
         # -P: never import from the current directory.
-        [sys.executable, "-P", "-c", _WRITER_CODE, source, msgspec.json.encode(arguments).decode()],
+        [sys.executable, "-P", "-c", WRITER_CODE, source, msgspec.json.encode(arguments).decode()],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL if log is None else log,
         new_session=True,
@@ -197,7 +197,7 @@ def _lock_holder(path: Path) -> tuple[int, str]:
             if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] in inodes:
                 command = Path(f"/proc/{fields[4]}/cmdline").read_bytes()
                 # A restore also holds the lock and must not be killed.
-                if _WRITER_CODE.encode() in command and os.fsencode(path) in command:
+                if WRITER_CODE.encode() in command and os.fsencode(path) in command:
                     return int(fields[4]), process_state(int(fields[4]))[1]
     return 0, ""
 
@@ -211,7 +211,7 @@ _writers = DetachedChildren()
 # Writers started by `prestart_writer` whose status line is unread.
 _prestarted: dict[Path, SpawnedChild] = {}
 os.register_at_fork(after_in_child=_prestarted.clear)
-_WRITER_CODE = (
+WRITER_CODE = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from holdfast.store.lmdb.writer import main; sys.exit(main(sys.argv[1:]))"
 )

@@ -1,8 +1,8 @@
 """The read pool: a bounded number of connections for reads, shared by all threads and replaced when lost.
 
 - `ServerSnapshot` is a read-only transaction: rows as of one commit.
-- `CoalescedReads` reads rows, or applies remote commits, for many threads at once: requests that arrive while a
-  statement runs share the next one.
+- `CoalescedReads` combines concurrent requests of many threads into one statement: it reads rows, or refreshes the
+  local state with remote commits. Requests that arrive during a statement share the next one.
 
 The end of a read-only transaction needs no wait: the pool sends COMMIT and reads its answer when the connection
 is used next.

@@ -33,8 +33,8 @@ class NoMailRoute(HoldfastError):
     code = "no_route"
     retryable = True
     hint = (
-        "is its name right? else name its store in [stores] of holdfast.toml, or start a pool with "
-        "--peer UNIVERSE=URL, or stores={universe: url}"
+        "check the name of the universe, and set its store: in [stores] of holdfast.toml, with "
+        "--peer UNIVERSE=URL, or with stores={universe: url}"
     )
 
 

@@ -84,7 +84,8 @@ class TaskProcess(SpawnedChild):
         try:
             self._pipe.send(msgspec.msgpack.encode([module, name, attempt.grant]))
             return self._await_report(attempt)
-        except (EOFError, OSError):
+        except (EOFError, OSError, Invalid, msgspec.MsgspecError):
+            # After an invalid frame no reply of the child can be trusted.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE_S)
             error = TaskProcessLost(exit_code=self.process.returncode)
@@ -95,17 +96,15 @@ class TaskProcess(SpawnedChild):
         cancel_sent_ns = 0
         while True:
             if self._pipe.poll(POLL_S):
-                what, *rest = msgspec.msgpack.decode(self._pipe.receive())
+                what, value = msgspec.msgpack.decode(self._pipe.receive(), type=tuple[str, Any])
                 if what == "end":
-                    report = msgspec.convert(rest[0], TaskReport)
+                    report = msgspec.convert(value, TaskReport)
                     if (report.seq, report.lease) != attempt.token:
                         raise EOFError  # out of sync: its replies cannot be trusted
                     return report
                 if what == "progress":
                     attempt.progressed = True
-                    attempt.progress_value = (
-                        rest[0] if rest[0] is not None else attempt.progress_value
-                    )
+                    attempt.progress_value = value if value is not None else attempt.progress_value
             elif not self.is_alive() and not self._pipe.poll(0):
                 # A process forked by the task may keep the pipe open.
                 raise EOFError
@@ -168,8 +167,9 @@ def serve(pipe: FrameSocket, script: str) -> None:
         while True:
             try:
                 body = pipe.receive()
-            except (EOFError, OSError):
-                os._exit(0)  # the parent is gone: no result can be reported
+            except (EOFError, OSError, Invalid):
+                # The parent is gone, or its frames are invalid: no result can be reported.
+                os._exit(0)
             if body == b"\xc0":
                 for remote_attempt in list(current):
                     remote_attempt.dropped = True

@@ -352,7 +352,7 @@ class TaskWorker:
 
     def _supervise_leases(self) -> None:
         if self._executors.exhausted:
-            # The threads are stuck for good: only a new process has usable executors.
+            # The threads never return: only a new process has usable executors.
             identity = self.identity
             raise ExecutorExhausted(worker=identity.worker, queue=",".join(identity.queues))
         self._executors.wake_one_more()

@@ -443,7 +443,7 @@ def resolve_answers(
     future: Future[Any], handoffs: list[Handoff], cycles: Sequence[Cycle]
 ) -> list[HoldfastError | None]:
     """Return the error or None of each cycle of `commit_fused` or `commit`, and resolve the
-    hand-offs. `cycles` are those that settle effects.
+    hand-offs. Each of `cycles` settles an effect.
     """
     try:
         result = future.result()

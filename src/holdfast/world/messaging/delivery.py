@@ -76,7 +76,11 @@ def check_sendable(mail: FabricSendParams, universe: str) -> None:
         for field in fields:
             there = getattr(mail, field) is not None
             if there != (fields is mode_fields):
-                why = f"mode {mail.mode} has none" if there else f"mode {mail.mode} needs it"
+                why = (
+                    f"mode {mail.mode} does not allow this field"
+                    if there
+                    else f"mode {mail.mode} needs this field"
+                )
                 raise Invalid(what=FABRIC_PARAMS, field=field, why=why)
     catalog.check_text(mode_fields[0], mail.body()[0])
     if mail.dest_universe is not None:
