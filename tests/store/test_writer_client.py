@@ -350,3 +350,25 @@ def test_subscribe_does_not_wait_for_a_reconnecting_thread(
     assert client.topics._waiter_counts == {"topic": 1}
     store.transact(notify, "topic")
     assert subscriptions[0].wait(30)
+
+
+def test_woken_subscription_that_was_promoted_promotes_another_reader(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.lmdb.writer_client.POLL_S", 120.0)
+    client = store._client
+    first, second = (store.subscribe(topic) for topic in ("first", "second"))
+    threads = []
+    with client._reader_lock:
+        for subscription in (first, second):
+            threads.append(threading.Thread(target=subscription.wait, args=(120.0,), daemon=True))
+            threads[-1].start()
+            until(lambda one=subscription: one.topics[0] in client.sleepers, "its thread sleeps")
+        # `wake` has not yet released the gate when the leaving reader promotes this thread.
+        first._is_woken = True
+    client._promote_reader()
+    until(lambda: client._reading_subscription is second, "the other thread is the reader")
+    second.cancel()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()

@@ -163,7 +163,7 @@ class Subscription:
         """Block until `wake` or `cancel` is called or the timeout ends. Notifications do not end it."""
         self.gate.acquire(blocking=False)
         # Check after the gate is closed: `wake` uses the opposite order.
-        if not (self._is_woken or self._is_cancelled):
+        if not self.is_woken:
             self.gate.acquire(timeout=timeout)
         self._take_wake_up()
 
@@ -202,11 +202,15 @@ class Subscription:
                 waiter[0].call_soon_threadsafe(_set_result, waiter[1])
         return release_once(self.gate)
 
+    @property
+    def is_woken(self) -> bool:
+        """Whether `wake` or `cancel` ends the wait."""
+        return self._is_woken or self._is_cancelled
+
     def is_due(self, last: int | None) -> bool:
         """Whether a wait that has seen the commit `last` must not sleep."""
         return (
-            self._is_woken
-            or self._is_cancelled
+            self.is_woken
             or self._source.last_notified(self.topics) != last
             or (self._parked is not None and self._parked.is_answered)
         )

@@ -32,6 +32,8 @@ LISTEN_S = 5.0
 DUE_S = 0.02
 # Above this number of topics, those without waiting requests are dropped.
 TOPICS_MAX = 1_000
+# Above this number of waiting tasks or queues, a thread reads their state.
+READS_IN_LOOP_MAX = 100
 
 NO_GRANTS = LeaseResult([])
 
@@ -81,12 +83,13 @@ class LongPoller:
         loop: asyncio.AbstractEventLoop,
         run_in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
-        """`run_in_thread` runs the reads of a store that may block."""
+        """`run_in_thread` runs long reads, and all reads of a store that may block."""
         self._store = store
         self._universe = universe
         self._keys = keys_of(universe)
         self._loop = loop
-        self._run_in_thread = run_in_thread if reads_block(store) else None
+        self._run_in_thread = run_in_thread
+        self._reads_block = reads_block(store)
         self._closed = False
         # Wait queues by task queues and names, and by task seq.
         self._queues: dict[tuple[frozenset[str], frozenset[str]], WaitQueue] = {}
@@ -167,10 +170,10 @@ class LongPoller:
         try:
             new_topics = set(topics) - self._topics
             if new_topics:
-                self._topics = new_topics | (
-                    self._topics if len(self._topics) < TOPICS_MAX else self._waiting_topics()
+                self._subscribe(
+                    new_topics
+                    | (self._topics if len(self._topics) < TOPICS_MAX else self._waiting_topics())
                 )
-                self._subscribe()
             self._has_waiting.set()
             yield wait_queue
         finally:
@@ -195,13 +198,14 @@ class LongPoller:
 
     # -- the listener ------------------------------------------------------------------------------
 
-    def _subscribe(self) -> None:
+    def _subscribe(self, topics: set[str]) -> None:
         """Replace the subscription. The wait on the former one ends."""
-        former, since = self._subscription, 0
+        former = self._subscription
+        # First: after an error the former subscription remains.
+        self._subscription = self._store.subscribe(list(topics), former.since if former else 0)
+        self._topics = topics
         if former is not None:
-            since = former.since
             former.cancel()
-        self._subscription = self._store.subscribe(list(self._topics), since)
 
     async def _listen(self) -> None:
         while True:
@@ -213,25 +217,33 @@ class LongPoller:
             except HoldfastError:
                 # The polling requests get the same error from their own attempts.
                 await asyncio.sleep(LISTEN_S)
+            except Exception as error:
+                # Such as a thread that cannot be started: later requests need the listener.
+                self._loop.call_exception_handler(
+                    {"message": "the long poll listener failed", "exception": error}
+                )
+                await asyncio.sleep(LISTEN_S)
 
     async def _wait_and_notify(self) -> None:
         """Wait for a notification or a due time, then wake the affected wait queues."""
         assert self._subscription is not None, "a waiting request has subscribed"
         store = self._store
-        due_ns = await self._read(next_due_ns, self._universe) if self._queues else None
+        due_ns = await self._read(1, next_due_ns, self._universe) if self._queues else None
         timeout_s = LISTEN_S
         if due_ns is not None:
             timeout_s = min(max((due_ns - store.now_ns()) / S, DUE_S), LISTEN_S)
         await self._subscription.wait_async(timeout_s)
         queues = {name for key, _ in self._queues for name in key}
-        ended = await self._read(finished_among, self._universe, list(self._tasks))
+        tasks = list(self._tasks)
+        ended = await self._read(len(tasks), finished_among, self._universe, tasks)
         if due_ns is not None and store.now_ns() >= due_ns:
             ready_queues = None  # any lease attempt promotes due tasks: wake all queues
         else:
-            ready_queues = await self._read(queues_with_work, self._universe, queues)
+            ready_queues = await self._read(len(queues), queues_with_work, self._universe, queues)
         self._notify(ready_queues, ended)
 
-    async def _read(self, fn: Callable[..., Any], *args: Any) -> Any:
-        if self._run_in_thread is None:
-            return self._store.read(fn, *args)
-        return await self._run_in_thread(self._store.read, fn, *args)
+    async def _read(self, size: int, fn: Callable[..., Any], *args: Any) -> Any:
+        """Read in the event loop, or in a thread if the read may block or is long."""
+        if self._reads_block or size > READS_IN_LOOP_MAX:
+            return await self._run_in_thread(self._store.read, fn, *args)
+        return self._store.read(fn, *args)

@@ -54,6 +54,10 @@ class LeaderLock:
             return True
         return check_orphaned and self._take_over(sys._getframe(1))
 
+    @property
+    def is_locked(self) -> bool:
+        return self._lock.locked()
+
     def release(self) -> None:
         # First: the reference from the lock to the frame is a cycle.
         self._owner = None

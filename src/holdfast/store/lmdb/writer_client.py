@@ -441,19 +441,23 @@ class WriterClient:
             self._read_unless_due(subscription, last, timeout_s)
             return
         subscription.gate.acquire(blocking=False)
-        is_reader = False
+        is_reader = is_over = False
         try:
             self.sleepers.add(subscription)
             # Check after registration: the notifying and the promoting thread use the opposite order.
             if not subscription.is_due(last):
                 is_reader = self._reader_lock.try_acquire(check_orphaned=True)
                 if not is_reader:
-                    subscription.gate.acquire(timeout=min(timeout_s, POLL_S))
+                    is_notified = subscription.gate.acquire(timeout=min(timeout_s, POLL_S))
+                    is_over = not is_notified and timeout_s <= POLL_S
         finally:
             # Before reading: otherwise this sleeper could be promoted to reader again.
             self.sleepers.remove(subscription)
         if is_reader:
             self._read_unless_due(subscription, last, timeout_s)
+        elif (is_over or subscription.is_woken) and not self._reader_lock.is_locked:
+            # This thread may have been promoted, but its wait ends.
+            self._promote_reader()
 
     def _read_unless_due(
         self, subscription: Subscription, last: int | None, timeout_s: float
