@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -37,6 +38,15 @@ pytestmark = pytest.mark.timeout(90)
 CLIENTS = 4
 # The documented bound is two seconds. A machine under load gets more time.
 ERROR_TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A directory on a disk. On tmpfs the former writer of a moved directory may still answer when its store is
+    opened at the new path, and the open is refused with `StoreReplaced`.
+    """
+    with tempfile.TemporaryDirectory(prefix="hf-", dir="/var/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
