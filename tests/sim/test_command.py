@@ -8,7 +8,7 @@ import pytest
 from tests.simulation import command, killers, swarm
 from tests.simulation.coverage import COVERAGE_POINTS, SEEDS_MIN, uncovered_points
 
-MUTANT = "timer: woken early"
+MUTANT = "delayed item: is promoted one second early"
 
 
 def test_sim_command_reports_clean_seeds_and_exits_0(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,8 @@ def test_each_checker_reports_a_planted_bug() -> None:
 def test_stored_seed_kills_nothing_without_its_checker(
     threads: SimThreadPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, seed = "task expiry: extended ones too", KILLERS["task expiry: extended ones too"].seed
+    name = "task expiry: ignores the extension of a lease"
+    seed = KILLERS[name].seed
     assert seed is not None
     assert checkers_that_report(name, seed, threads)[0] == ["L5"]
     monkeypatch.setitem(CHECKERS, "L5", Checker("L5", "reports nothing", ()))
@@ -74,16 +75,16 @@ def test_number_of_surviving_bugs_only_falls() -> None:
 
 
 def test_search_replaces_a_seed_that_no_longer_kills() -> None:
-    name = "inbox: cursor not moved"
+    name = "inbox advance: does not move the cursor"
     # No planted bug violates an invariant in a run that cannot reach it.
-    unreachable = KILLERS["task grant: not logged"].seed
+    unreachable = KILLERS["task grant: is not logged"].seed
     found = search(SearchJob(name, Killer(unreachable, ["I2"]), seeds_max=40))
     assert found.killer.seed not in (None, unreachable)
     assert found.killer.checkers
 
 
 def test_search_without_a_kill_returns_the_number_of_seeds_tried() -> None:
-    found = search(SearchJob("inbox: cursor not moved", Killer(), seeds_max=0))
+    found = search(SearchJob("inbox advance: does not move the cursor", Killer(), seeds_max=0))
     assert found.killer == Killer(seeds_tried=0)
     assert found.killer.to_json() == {"seeds_tried": 0}
 

@@ -70,7 +70,7 @@ def test_cancel_before_a_begin_report_does_not_halt_the_run(threads: SimThreadPo
     """
     assert run_seed(30, threads=threads).violations == []
     with_old_rule = run_seed(
-        30, mutant="ledger report: begins what a cancellation ended", threads=threads
+        30, mutant="ledger report: halts on rows that a cancellation ended", threads=threads
     )
     assert with_old_rule.checkers == ["S2"]
 

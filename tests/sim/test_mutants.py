@@ -28,7 +28,7 @@ def test_planted_mutant_is_active_only_inside_its_context() -> None:
     guard = LeaseGuard("r", b"fence", b"another's", b"expiry", 1)
     with pytest.raises(Fenced):
         check_guard(GuardRows(), guard, 5, 1)
-    with MUTANTS["guard: no fence"].planted():
+    with MUTANTS["lease guard: skips the fence check"].planted():
         check_guard(GuardRows(), guard, 5, 1)
     with pytest.raises(Fenced):
         check_guard(GuardRows(), guard, 5, 1)
@@ -44,7 +44,7 @@ def test_planted_mutant_keeps_no_state_after_its_context() -> None:
 
 
 def test_mutant_with_two_edits_of_one_function_applies_both() -> None:
-    [code] = MUTANTS["guard: neither fence nor expiry"].edited_code().values()
+    [code] = MUTANTS["lease guard: skips the fence and the expiry check"].edited_code().values()
     original = resolve_function("store.txn:check_guard").__code__
     assert b"expired" in bytes(str(original.co_consts), "utf-8")
     assert code.co_names != original.co_names  # the edited code does not call `int_of`
@@ -52,7 +52,7 @@ def test_mutant_with_two_edits_of_one_function_applies_both() -> None:
 
 @pytest.mark.slow
 def test_failing_tape_shrinks_and_still_fails() -> None:
-    name = "timer: woken early"
+    name = "delayed item: is promoted one second early"
     seed = killers.load()[name].seed
     assert seed is not None
     with SimThreadPool() as threads:

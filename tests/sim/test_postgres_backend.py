@@ -83,7 +83,7 @@ def test_store_time_after_restore_is_later_than_the_last_commit(threads: SimThre
 
 @pytest.mark.parametrize("seed", [1, 9])
 def test_planted_guard_bug_is_caught_on_postgresql(seed: int, threads: SimThreadPool) -> None:
-    mutant = "guard: not evaluated at apply"
+    mutant = "lease guard: is not checked when a commit is applied"
     assert run_seed(seed, fresh_url(), mutant, threads=threads).violations
 
 

@@ -20,122 +20,126 @@ from tests.simulation.mutants_worlds import HISTORIES, VERSIONS, WORLDS
 from tests.simulation.source_edits import Edit, Mutant
 
 _guard = "store.txn:check_guard"
-_held = "durable.claim:_live_claim_row"
+_live_claim_row = "durable.claim:_live_claim_row"
 _FENCE = Edit(_guard, "fence != guard.fence", "False")
 _GENERATION = Edit(_guard, "guard.generation != generation", "False")
 _EXPIRY = Edit(_guard, "expiry is None or now_ns >= schema.decode_int(expiry)", "False")
-_NUMBER = Edit(_held, "claim_row.claims != token.number\n        or ", "")
-_OWNER = Edit(_held, "claim_row.owner != token.owner\n        or ", "")
-_CLAIM_TIME = Edit(_held, "txn.now_ns >= claim_row.expires_ns", "False")
+_NUMBER = Edit(_live_claim_row, "claim_row.claims != token.number\n        or ", "")
+_OWNER = Edit(_live_claim_row, "claim_row.owner != token.owner\n        or ", "")
+_CLAIM_TIME = Edit(_live_claim_row, "txn.now_ns >= claim_row.expires_ns", "False")
 _HEAD = Edit("durable.journal:append", "old_head.height != expected_head", "False")
 _READS = Edit("store.validation:WriteSet.check", "not self.keys.isdisjoint(reads)", "False")
 
 _PLANTED: dict[str, tuple[Edit, ...]] = {
     # leases
-    "guard: no fence": (_FENCE,),
-    "guard: no expiry": (_EXPIRY,),
-    "guard: no generation": (_GENERATION,),
-    "guard: neither fence nor expiry": (_FENCE, _EXPIRY),
-    "guard: not evaluated at apply": (
+    "lease guard: skips the fence check": (_FENCE,),
+    "lease guard: skips the expiry check": (_EXPIRY,),
+    "lease guard: skips the generation check": (_GENERATION,),
+    "lease guard: skips the fence and the expiry check": (_FENCE, _EXPIRY),
+    "lease guard: is not checked when a commit is applied": (
         Edit("store.validation:check_guards", "in request.guards", "in ()"),
     ),
-    "acquire: epoch not raised": (
+    "lease acquire: keeps the epoch of the former lease": (
         Edit("durable.lease:acquire", "status.epoch + 1", "max(status.epoch, 1)"),
     ),
-    "acquire: over a live lease": (
+    "lease acquire: replaces a live lease of another worker": (
         Edit(
             "durable.lease:acquire",
             "if status.is_live(txn.now_ns, txn.generation):",
             "if status.is_live(txn.now_ns, txn.generation) and status.worker == worker:",
         ),
     ),
-    "acquire: any incarnation of the worker": (
+    "lease acquire: returns a live lease to another incarnation of its worker": (
         Edit(
             "durable.lease:acquire",
             "(status.worker, status.incarnation) != (worker, incarnation)",
             "status.worker != worker",
         ),
     ),
-    "acquire: expiry not written": (
+    "lease acquire: does not record the expiry of the overdue lease": (
         Edit(
             "durable.lease:acquire",
             "status = _expire(txn, resource, status)",
             "status = replace(status, state=LeaseState.FREE)",
         ),
     ),
-    "acquire: old generation in the fence": (
+    "lease acquire: writes the former generation into the fence": (
         Edit(
             "durable.lease:acquire",
             "incarnation,\n        txn.generation,",
             "incarnation,\n        status.generation,",
         ),
     ),
-    "lease: live across generations": (
+    "lease status: counts a lease of a former generation as live": (
         Edit(
             "durable.lease:LeaseStatus.is_live",
             "self.generation == generation\n            and ",
             "",
         ),
     ),
-    "renew: expired": (
+    "lease renew: renews an expired lease": (
         Edit("durable.lease:renew", " or not status.is_live(txn.now_ns, txn.generation)", ""),
     ),
-    "renew: by another": (Edit("durable.lease:renew", " or not _matches(status, lease)", ""),),
-    "release: by another": (Edit("durable.lease:release", " or not _matches(status, lease)", ""),),
-    "release: epochs start anew": (
+    "lease renew: renews without comparing the holder": (
+        Edit("durable.lease:renew", " or not _matches(status, lease)", ""),
+    ),
+    "lease release: releases without comparing the holder": (
+        Edit("durable.lease:release", " or not _matches(status, lease)", ""),
+    ),
+    "lease release: resets the epoch to zero": (
         Edit(
             "durable.lease:_set_free",
             "status.generation, status.epoch, 0",
             "status.generation, 0, 0",
         ),
     ),
-    "mark stale: a live lease": (
+    "lease mark stale: expires a live lease": (
         Edit("durable.lease:mark_stale", " or status.is_live(txn.now_ns, txn.generation)", ""),
     ),
     # claims
-    "claim: number not checked": (_NUMBER,),
-    "claim: number and owner not checked": (_NUMBER, _OWNER),
-    "claim: expiry not checked": (_CLAIM_TIME,),
-    "claim: number not raised": (
+    "claim: skips the claim number check": (_NUMBER,),
+    "claim: skips the claim number and the owner check": (_NUMBER, _OWNER),
+    "claim: skips the expiry check": (_CLAIM_TIME,),
+    "claim: keeps the number of the former claim": (
         Edit("durable.queue:claim_admitted", "item.claims + 1", "max(item.claims, 1)"),
     ),
-    "claim: expired too early": (
+    "claim: expires one second early": (
         Edit("durable.queue:_overdue_claims", "txn.now_ns + 1", "txn.now_ns + 1_000_000_000"),
     ),
-    "claim: never expired": (Edit("durable.queue:_overdue_claims", "txn.now_ns + 1", "0"),),
-    "ack: claim rows stay": (
+    "claim: never expires": (Edit("durable.queue:_overdue_claims", "txn.now_ns + 1", "0"),),
+    "ack: leaves the claim rows": (
         Edit(
             "durable.claim:_delete_done",
             "items.delete_claim(txn, keys, claim_row, packed_seq)",
             "pass",
         ),
     ),
-    "ack: item stays": (
+    "ack: leaves the item row": (
         Edit("durable.claim:_delete_done", "txn.delete(keys.items + packed_seq)", "pass"),
     ),
     # budgets and dead letters
-    "budget: expiries without end": (
+    "retry budget: ignores the maximum of expiries": (
         Edit("durable.queue:_expire", "after.expiries >= budget.expiries_max", "False"),
     ),
-    "budget: expiries not counted": (
+    "retry budget: does not count expiries": (
         Edit("durable.queue:_expire", "item.expiries + 1", "item.expiries"),
     ),
-    "budget: failures without end": (
+    "retry budget: ignores the maximum of failures": (
         Edit("durable.claim:_fail", " or failures >= budget.failures_max", ""),
     ),
-    "budget: failures not counted": (
+    "retry budget: does not count failures": (
         Edit("durable.claim:_fail", "failures = item.failures + 1", "failures = item.failures"),
     ),
-    "dead letter: item kept, too": (
+    "dead letter: leaves the item row": (
         Edit("durable.dead_letters:write_letter", "txn.delete(keys.items + packed_seq)", "pass"),
     ),
-    "dead letter: payload lost": (
+    "dead letter: drops the payload": (
         Edit("durable.dead_letters:_store_letter", "item.payload", 'b""'),
     ),
-    "redrive: dead letter kept, too": (
+    "queue redrive: leaves the dead letter": (
         Edit("durable.dead_letters:_remove_letter", "txn.delete(keys.dead + packed_seq)", "pass"),
     ),
-    "sequence: reused after a delete": (
+    "queue insert: reuses the seq of a deleted item": (
         Edit(
             "durable.item:insert",
             "last = txn.count(keys.last_seq)",
@@ -144,10 +148,10 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
             " txn.scan(keys.items, tuples.prefix_end(keys.items))], default=0)",
         ),
     ),
-    "counters: not maintained": (
+    "queue counters: are not updated": (
         Edit("durable.item:QueueCounterDelta.apply", "not any(changes.values())", "True"),
     ),
-    "counters: wrong after a delay": (
+    "queue counters: count a delayed item as ready": (
         Edit(
             "durable.item:insert",
             "ItemState.DELAYED if delayed else ItemState.READY",
@@ -155,35 +159,37 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     # timers
-    "timers: in the order they were put": (
+    "timer claim: claims by priority and seq instead of due time": (
         Edit("runner.claim_ops:claim_batch", "by_due=name == timers", "by_due=False"),
     ),
-    "timers: ready ones are not put in line": (
+    "timer claim: leaves ready timers out of the due order": (
         Edit(
             "durable.queue:claim_admitted",
             "_move_ready_to_delayed(txn, keys, sweep, delta)",
             "pass",
         ),
     ),
-    "timer: ready at once": (
+    "queue insert: makes a delayed item ready at once": (
         Edit("durable.item:insert", "delayed = not_before_ns > now_ns", "delayed = False"),
     ),
-    "timer: woken early": (
+    "delayed item: is promoted one second early": (
         Edit("durable.queue:_promote_due", "txn.now_ns + 1", "txn.now_ns + 1_000_000_000"),
     ),
-    "timer: never woken": (Edit("durable.queue:_promote_due", "txn.now_ns + 1", "0"),),
+    "delayed item: is never promoted": (Edit("durable.queue:_promote_due", "txn.now_ns + 1", "0"),),
     # inbox and keys
-    "inbox: key not looked up": (Edit("durable.inbox:put", "first_seq is not None", "False"),),
-    "inbox: key not remembered": (
+    "inbox put: ignores a known key": (
+        Edit("durable.inbox:put", "first_seq is not None", "False"),
+    ),
+    "dedupe: does not store the key": (
         Edit("durable.dedupe:remember", "txn.put(keys.records + packed", "(keys.records + packed"),
     ),
-    "inbox: cursor not moved": (
+    "inbox advance: does not move the cursor": (
         Edit("durable.inbox:advance", "txn.put(keys.cursor", "(keys.cursor"),
     ),
-    "inbox: rows stay below the cursor": (
+    "inbox advance: leaves rows below the cursor": (
         Edit("durable.inbox:advance", "txn.delete(key)", "pass"),
     ),
-    "inbox: sequence reused": (
+    "inbox put: reuses the seq of a deleted row": (
         Edit(
             "store.txn:next_seq",
             "txn.count(counter) + 1",
@@ -191,83 +197,87 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
             " txn.scan(space, tuples.prefix_end(space))], default=0)",
         ),
     ),
-    "key: other body taken": (
+    "dedupe: accepts another body under a known key": (
         Edit("durable.dedupe:check", "record.body_hash != body_hash", "False"),
     ),
-    "key: collected early": (
+    "dedupe: expires keys before their retention ends": (
         Edit("durable.dedupe:expire", "txn.now_ns - older_than_ns", "txn.now_ns"),
     ),
-    "key: too late taken for new": (Edit("durable.dedupe:check", "issued_ns < floor_ns", "False"),),
+    "dedupe: accepts a request older than the retained keys": (
+        Edit("durable.dedupe:check", "issued_ns < floor_ns", "False"),
+    ),
     # journal and snapshots
-    "journal: expected head ignored": (_HEAD,),
-    "journal: truncated beyond the checkpoint": (
+    "journal append: ignores the expected head": (_HEAD,),
+    "journal truncate: removes all entries below the head": (
         Edit(
             "durable.journal:truncate",
             "old_head.floor, old_head.checkpoint, limit",
             "old_head.floor, old_head.height, limit",
         ),
     ),
-    "journal: checkpoint not needed": (
+    "journal truncate: removes two entries from the checkpoint on": (
         Edit(
             "durable.journal:truncate",
             "old_head.checkpoint, limit",
             "old_head.checkpoint + 2, limit",
         ),
     ),
-    "journal: packed beyond the checkpoint": (
+    "journal compact: packs entries up to the head": (
         Edit(
             "durable.journal:compact",
             "lo, old_head.checkpoint, limit",
             "lo, old_head.height + 1, limit",
         ),
     ),
-    "snapshot: baseline pruned": (Edit("durable.snapshot:prune", " if key not in kept_keys", ""),),
+    "snapshot prune: removes the baseline": (
+        Edit("durable.snapshot:prune", " if key not in kept_keys", ""),
+    ),
     # blobs
-    "blob: reference not counted": (
+    "blob retain: does not count a second reference": (
         Edit("store.blobs:retain", "refs.count + 1", "max(refs.count, 1)"),
     ),
-    "blob: reference not dropped": (
+    "ack: does not release the blob": (
         Edit("durable.claim:_delete_done", "if claim_row.blob:", "if False:"),
     ),
     # the engine
-    "validation: reads": (_READS,),
-    "validation: ranges": (
+    "commit validation: ignores overwritten reads": (_READS,),
+    "commit validation: ignores writes into read ranges": (
         Edit("store.validation:WriteSet.check", "self._sorted_keys[at] < hi", "False"),
     ),
-    "validation: snapshot from before a takeover": (
+    "commit validation: accepts a snapshot older than the known write sets": (
         Edit("store.validation:RecentCommits.check", "snapshot < self._unknown_until", "False"),
     ),
-    "validation: within one commit": (
+    "commit validation: ignores earlier writes of the same batch": (
         Edit("store.validation:RecentCommits.check", "if current.keys:", "if False:"),
     ),
-    "validation: nothing": (
+    "commit validation: validates nothing": (
         Edit("store.validation:RecentCommits.check", "not reads and not ranges", "True"),
     ),
-    "resend: outcome not looked up": (
+    "commit retry: applies a request again although its outcome is known": (
         Edit("store.engine:StoreEngine._apply", "known is not None", "False"),
     ),
-    "resend: outcomes lost in a takeover": (
+    "commit retry: loads no outcomes after a takeover": (
         Edit(
             "store.engine:StoreEngine._load_outcomes",
             "self._outcomes.update(zip(names, answers, strict=True))",
             "pass",
         ),
     ),
-    "time: follows the wall clock": (
+    "store time: follows the wall clock": (
         Edit(
             "store.engine:StoreEngine.now_ns",
             "self._clock.boot_ns() + self._anchor.offset_ns",
             "self._clock.wall_ns()",
         ),
     ),
-    "time: no floor after a reboot": (
+    "store time: falls below its floor after a reboot": (
         Edit("clock:anchor_at_open", "max(clock.wall_ns(), floor_ns + 1)", "clock.wall_ns()"),
     ),
     # boot
-    "schema: any marker will do": (
+    "schema check: accepts a different marker": (
         Edit("store.engine:check_schema", "match is not schema.SchemaMatch.SAME", "False"),
     ),
-    "schema: missing marker is no matter": (
+    "schema check: accepts a missing marker": (
         Edit("store.engine:check_schema", "not bootstrap", "False"),
     ),
 }

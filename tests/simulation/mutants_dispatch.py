@@ -10,20 +10,20 @@ from tests.simulation.source_edits import Edit
 
 DISPATCH: dict[str, tuple[Edit, ...]] = {
     # the pane
-    "typing: not looked for before": (
+    "prompter: types the text again although its mark is visible": (
         Edit("adapters.pane_prompter:_PromptAttempt.run", "typed = where is _ABSENT", "typed = True"),
     ),
-    "typing: what others left is not cleared": (
+    "prompter: leaves a foreign draft in the pane": (
         Edit("adapters.pane_prompter:_PromptAttempt.run", "self._clear_draft()", "pass"),
     ),
-    "typing: a whole text of another's is wiped": (
+    "prompter: deletes the complete draft of another request": (
         Edit("adapters.pane_prompter:_PromptAttempt._clear_draft", "if _MARK_AT_END.search(draft):", "if False:"),
     ),
-    "typing: any text that is seen is taken for submitted": (
+    "prompter: counts a draft as submitted": (
         Edit("adapters.pane_prompter:_PromptAttempt._find_mark", "_draft_of(view).endswith(wanted)", "False"),
     ),
     # the log
-    "log: any move is made": (
+    "log: accepts illegal transitions": (
         Edit("dispatch.request:DispatchRecord.event",
              "not DISPATCH.allows(self.status, transition)", "False"),
         Edit("dispatch.request:DispatchRecord.event",
@@ -37,47 +37,47 @@ DISPATCH: dict[str, tuple[Edit, ...]] = {
              "if record.status is DispatchStatus.NOTIFIED and not request.acknowledge:",
              "if not request.acknowledge:"),
     ),
-    "log: a counter is not taken back": (
+    "log: does not decrement the counter of the former status": (
         Edit("dispatch.log:_replace_record", "txn.add(keys.counts[was.status], -1)", "pass"),
     ),
-    "log: the index keeps old places": (
+    "log: leaves the index entry of the former status": (
         Edit("dispatch.log:_replace_record", "txn.delete(index_key(universe, was.status, was))", "pass"),
     ),
-    "log: deferred ones are counted for ever": (
+    "log: never decrements the deferred counter": (
         Edit("dispatch.log:_replace_record", "(was is not None and was.deferred)", "False"),
     ),
-    "log: a move is not logged": (
+    "log: does not append the event of a transition": (
         Edit("dispatch.log:_apply_transition", "_append_event(txn, universe, event)", "pass"),
     ),
     # the replay
-    "replay: a rewind meanwhile is not noticed": (
+    "replay: moves the cursor after a concurrent rewind": (
         Edit("dispatch.notifications:advance", "if state.cursor == was:", "if True:"),
     ),
-    "replay: nothing is remembered": (
+    "replay: does not record handled events": (
         Edit("dispatch.notifications:_record_handled", "for event_id in event_ids:", "for event_id in ():"),
     ),
-    "replay: all that is ahead is taken for told": (
+    "replay: skips every event ahead of the cursor": (
         Edit("workers.dispatch.dispatcher:Dispatcher._notify_leader", "not replayed.handled and _is_for_leader(replayed.event)", "False"),
     ),
-    "replay: what was told is told again": (
+    "replay: sends notices of handled events again": (
         Edit("workers.dispatch.dispatcher:Dispatcher._notify_leader", "not replayed.handled and _is_for_leader(replayed.event)", "_is_for_leader(replayed.event)"),
         # The pane remembers the text as well.
         Edit("adapters.pane_prompter:_PromptAttempt.run", "typed = where is _ABSENT", "typed = True"),
     ),
-    "replay: goes on although it was not told": (
+    "replay: continues without confirmation of the notice": (
         Edit("workers.dispatch.dispatcher:Dispatcher._notify_leader", "sent.reason is not DispatchOutcomeReason.CONFIRMED", "False"),
     ),
     # readiness
-    "ready: events that wait are overlooked": (
+    "readiness: ignores pending notices": (
         Edit("workers.readiness_facts:gather_facts", "notifications.count_pending(txn, universe)", "0"),
     ),
-    "ready: a deferral is overlooked": (
+    "readiness: ignores a deferred notice": (
         Edit("workers.readiness_facts:gather_facts", "_deferred(txn, universe)", "None"),
     ),
-    "ready: deferred requests are overlooked": (
+    "readiness: ignores deferred requests": (
         Edit("workers.readiness:_universe_blockers", "if facts.backlog.deferred:", "if False:"),
     ),
-    "ready: an overdue lease counts": (
+    "readiness: counts an expired leader lease as live": (
         Edit("workers.readiness:_leader_blocker",
              "not lease.live(now_ns, generation)", "False"),
     ),

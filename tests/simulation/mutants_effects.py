@@ -5,121 +5,123 @@ from __future__ import annotations
 from tests.simulation.source_edits import Edit
 
 _dispatch = "world.intents:_dispatch"
-_used = "world.intents:_is_key_used"
-_end = "world.intents:resolve"
+_is_key_used = "world.intents:_is_key_used"
+_resolve = "world.intents:resolve"
 _cancel = "world.intents:_cancel"
 _send = "world.intents:_send"
-_withdraw = "durable.queue:cancel"
-_receive = "workers.effects.receipts:deliver_receipt"
-_bereave = "workers.effects.receipts:deliver_dead_receipt"
+_queue_cancel = "durable.queue:cancel"
+_deliver_receipt = "workers.effects.receipts:deliver_receipt"
+_deliver_dead = "workers.effects.receipts:deliver_dead_receipt"
 _redrive = "workers.effects.receipts:redrive_effects"
-_doing = "workers.effects.handler:EffectHandler._finish"
+_finish = "workers.effects.handler:EffectHandler._finish"
 _perform = "app.definitions:Effect.perform"
-_fire_due = "workers.timers.delivery:deliver_due"
-_fire = "workers.timers.delivery:deliver_timer"
-_repeat = "workers.timers.delivery:_deliver_recurring"
-_end_due = "durable.delayed:_complete_item"
-_empty = "world.timers:clear_slot"
+_deliver_due = "workers.timers.delivery:deliver_due"
+_deliver_timer = "workers.timers.delivery:deliver_timer"
+_deliver_recurring = "workers.timers.delivery:_deliver_recurring"
+_complete_item = "durable.delayed:_complete_item"
+_clear_slot = "world.timers:clear_slot"
 _set_timer = "world.timers:set_timer"
-_take = "world.timers:consume"
-_bequeath = "world.fork_inheritance:copy_to_child"
-_anew = "world.fork_inheritance:_reissue"
-_got = "world.fork_inheritance:_PendingTracker.on_ingress"
+_consume = "world.timers:consume"
+_copy_to_child = "world.fork_inheritance:copy_to_child"
+_reissue = "world.fork_inheritance:_reissue"
+_on_ingress = "world.fork_inheritance:_PendingTracker.on_ingress"
 _accept = "world.messaging.delivery:_accept"
 
-_KEPT_BY_WORKERS = Edit(_withdraw, "item.expires_ns and not claimed", "item.expires_ns")
-_ANY_RECEIPT = Edit(
-    _receive, "intents.resolve(txn, intent.universe_id, intent.intent_hash) is not None", "True"
+_SKIP_CLAIMED = Edit(_queue_cancel, "item.expires_ns and not claimed", "item.expires_ns")
+_UNRESOLVED_RECEIPT = Edit(
+    _deliver_receipt,
+    "intents.resolve(txn, intent.universe_id, intent.intent_hash) is not None",
+    "True",
 )
-_SLOT_KEPT = Edit(
-    _empty, "queue.cancel.fn(txn, timer_slot.queue(universe), timer_slot.seq)", "pass"
+_KEEP_FORMER_TIMER = Edit(
+    _clear_slot, "queue.cancel.fn(txn, timer_slot.queue(universe), timer_slot.seq)", "pass"
 )
 
 EFFECTS: dict[str, tuple[Edit, ...]] = {
     # publishing intents
-    "publish: key not looked up": (
-        Edit(_used, "if first is None:", "if True:"),
+    "intent publish: ignores a known key": (
+        Edit(_is_key_used, "if first is None:", "if True:"),
     ),
-    "publish: key not remembered": (
-        Edit(_used, 'dedupe.remember(txn, scope_name, name, digest, b"")', "pass"),
+    "intent publish: does not store the key": (
+        Edit(_is_key_used, 'dedupe.remember(txn, scope_name, name, digest, b"")', "pass"),
     ),
-    "publish: refusal not told": (
+    "intent publish: delivers no key_conflict receipt": (
         Edit(
-            _used,
+            _is_key_used,
             "put_ingress(\n            txn,\n            intent.universe_id,\n            intent.world_id,\n"
             "            None,\n            synthetic_receipts.key_conflict_receipt(intent),\n        )",
             "pass",
         ),
     ),
-    "publish: refusal under the name of what the key stands for": (
+    "intent publish: sends the key_conflict receipt under the hash of the first intent": (
         Edit("world.synthetic_receipts:key_conflict_receipt", "intent.positional_id()", "intent.intent_hash"),
     ),
-    "publish: nobody knows that it waits": (Edit(_dispatch, "txn.put(", "("),),
-    "publish: no will": (Edit(_dispatch, "one.world_id, ON_DEAD_OPERATION", "one.world_id, ''"),),
-    "publish: into the queue of another kind": (
+    "intent publish: writes no pending row": (Edit(_dispatch, "txn.put(", "("),),
+    "intent publish: enqueues an effect without its dead-letter callback": (Edit(_dispatch, "one.world_id, ON_DEAD_OPERATION", "one.world_id, ''"),),
+    "intent publish: uses the queue of another effect kind": (
         Edit("world.intents:effect_queue", 'f"{universe}/effects/{kind}"', 'f"{universe}/effects/fx.quote"'),
     ),
     # exactly one receipt
-    "receipt: pending for ever": (Edit(_end, "txn.delete(key)", "pass"),),
-    "receipt: one more after death": (
-        Edit(_end, "txn.put(key, codec.pack(replace(pending_effect, dead=True)))", "pass"),
+    "receipt: leaves the pending row": (Edit(_resolve, "txn.delete(key)", "pass"),),
+    "receipt: does not mark the pending row of a dead effect": (
+        Edit(_resolve, "txn.put(key, codec.pack(replace(pending_effect, dead=True)))", "pass"),
     ),
-    "receipt: for what has had one, by a worker that was told to stop": (
-        _KEPT_BY_WORKERS,
-        _ANY_RECEIPT,
+    "receipt: delivers a second receipt after a cancel of a claimed effect": (
+        _SKIP_CLAIMED,
+        _UNRESOLVED_RECEIPT,
     ),
-    "receipt: not delivered": (Edit(_receive, "_put_in_inbox(txn, intent, receipt)", "pass"),),
-    "receipt: of another": (Edit(_doing, "work.on_ack(deliver_receipt, intent, receipt)", "pass"),),
-    "receipt: apart from the ack": (
+    "receipt: is not put into the inbox": (Edit(_deliver_receipt, "_put_in_inbox(txn, intent, receipt)", "pass"),),
+    "effect handler: acks an effect without its receipt": (Edit(_finish, "work.on_ack(deliver_receipt, intent, receipt)", "pass"),),
+    "effect handler: commits the receipt before the ack": (
         Edit(
-            _doing,
+            _finish,
             "work.on_ack(deliver_receipt, intent, receipt)",
             "self._store.transact(deliver_receipt, intent, receipt)",
         ),
     ),
-    "receipt: into a deleted world": (
+    "receipt: is delivered to a deleted world": (
         Edit("workers.effects.receipts:_put_in_inbox", "_world_exists(txn, intent)", "True"),
         Edit("workers.effects.admission:admit", "deleted_worlds[candidate.group]", "False"),
     ),
-    "will: not executed": (
+    "dead letter: does not run the dead-letter callback": (
         Edit("durable.dead_letters:write_letter", "if letter.on_dead:", "if False:"),
     ),
-    "will: nobody told": (Edit(_bereave, "_put_in_inbox(txn, intent, receipt)", "pass"),),
-    "will: a time-out is an error": (
-        Edit(_bereave, 'dead_letter.code in ("timeout", "expiries_exhausted")', "False"),
+    "dead effect: delivers no receipt": (Edit(_deliver_dead, "_put_in_inbox(txn, intent, receipt)", "pass"),),
+    "dead effect: reports a timeout as an error": (
+        Edit(_deliver_dead, 'dead_letter.code in ("timeout", "expiries_exhausted")', "False"),
     ),
     # calls
-    "call: another key at each attempt": (
+    "effect call: uses another idempotency key for each attempt": (
         Edit(_perform, "intent.intent_hash.hex()}", "intent.intent_hash.hex()}-{attempt}"),
     ),
-    "call: one key for all": (Edit(_perform, "intent.intent_hash.hex()", "'key'"),),
-    "call: of a deleted world": (Edit("workers.effects.admission:admit", "deleted_worlds[candidate.group]", "False"),),
-    "rate: blocks overlap": (
+    "effect call: uses one idempotency key for all intents": (Edit(_perform, "intent.intent_hash.hex()", "'key'"),),
+    "effect admission: admits effects of a deleted world": (Edit("workers.effects.admission:admit", "deleted_worlds[candidate.group]", "False"),),
+    "rate limit: grants overlapping token blocks": (
         Edit("effects.rate:grant", ", txn.count(key))", ", 0)"),
     ),
-    "rate: slots too short": (
+    "rate limit: grants slots that are too short": (
         Edit("effects.rate:grant", "-int(-(S + LATENESS_NS) // rate_per_s)", "int(S // rate_per_s) - 1"),
     ),
     # cancelling
-    "cancel: another world's": (Edit(_cancel, "pending_effect.world_id != world_id", "False"),),
-    "cancel: nobody told": (
+    "effect cancel: cancels an effect of another world": (Edit(_cancel, "pending_effect.world_id != world_id", "False"),),
+    "effect cancel: delivers no receipt": (
         Edit(_cancel, "put_ingress(txn, universe, world_id, None, receipt)", "pass"),
     ),
-    "cancel: done all the same": (
+    "effect cancel: leaves the item in its queue": (
         Edit(_cancel, "queue.cancel.fn(txn, resolved.queue(universe), resolved.seq, True)", "pass"),
     ),
-    "cancel: not from a worker": (_KEPT_BY_WORKERS,),
-    "cancel: twice": (
+    "queue cancel: skips claimed items": (_SKIP_CLAIMED,),
+    "effect cancel: does not resolve the pending row": (
         Edit(_cancel, "resolved = resolve(txn, universe, cancelled_hash)", "resolved = pending_effect"),
     ),
-    "withdraw: claim rows stay": (
-        Edit(_withdraw, "items.delete_claim(txn, keys, item, packed_seq)", "pass"),
+    "queue cancel: leaves the claim rows": (
+        Edit(_queue_cancel, "items.delete_claim(txn, keys, item, packed_seq)", "pass"),
     ),
     # redriving
-    "effects redriven: dead letter kept": (
+    "effect redrive: leaves the dead letter": (
         Edit(_redrive, "queue.discard_dead.fn(txn, name, [seq])", "pass"),
     ),
-    "effects redriven: under the old name": (
+    "effect redrive: keeps the intent hash of the dead effect": (
         Edit(
             _redrive,
             'intent_hash=codec.digest(b"redrive", old.intent_hash, seq.to_bytes(8, "big")),',
@@ -127,57 +129,57 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     # timers
-    "timer: slot holds two": (_SLOT_KEPT,),
-    "timer: slot holds two, and both fire": (
-        _SLOT_KEPT,
-        Edit(_take, "timer_slot is None or timer_slot.intent_hash != intent.intent_hash", "timer_slot is None"),
+    "timer slot: leaves the former timer in its queue": (_KEEP_FORMER_TIMER,),
+    "timer slot: leaves the former timer in its queue and delivers it": (
+        _KEEP_FORMER_TIMER,
+        Edit(_consume, "timer_slot is None or timer_slot.intent_hash != intent.intent_hash", "timer_slot is None"),
     ),
-    "timer: by the reducer's clock": (
+    "timer set: counts the delay from the wall clock of the reducer": (
         Edit(
             _set_timer,
             "min(wanted_ns, txn.now_ns) if wanted_ns else txn.now_ns",
             "intent.enqueued_at_ns",
         ),
     ),
-    "timer: a second early": (
-        Edit(_fire_due, "txn.now_ns)", "txn.now_ns + 1_000_000_000)"),
+    "timer delivery: delivers delays one second early": (
+        Edit(_deliver_due, "txn.now_ns)", "txn.now_ns + 1_000_000_000)"),
     ),
-    "timer: an hour early by the calendar": (
-        Edit(_fire_due, ", wall_ns),", ", wall_ns + 3_600_000_000_000),"),
-        Edit(_fire, "wall_ns < timer.wall_ns", "False"),
+    "timer delivery: delivers calendar timers one hour early": (
+        Edit(_deliver_due, ", wall_ns),", ", wall_ns + 3_600_000_000_000),"),
+        Edit(_deliver_timer, "wall_ns < timer.wall_ns", "False"),
     ),
-    "timer: the calendar is not looked at": (
-        Edit(_fire_due, ", wall_ns),", ", 0),"),
+    "timer delivery: never delivers calendar timers": (
+        Edit(_deliver_due, ", wall_ns),", ", 0),"),
     ),
-    "timer: done, and nobody told": (
+    "timer delivery: completes a timer without its event": (
         Edit(
             "workers.timers.delivery:_try_deliver",
             "put_ingress(txn, intent.universe_id, intent.world_id, key, ingress)",
             "pass",
         ),
     ),
-    "timer: told, and not done": (
-        Edit(_end_due, "txn.delete(keys.items + packed_seq)", "pass"),
+    "timer delivery: leaves the queue item": (
+        Edit(_complete_item, "txn.delete(keys.items + packed_seq)", "pass"),
     ),
-    "timer: lost to a full inbox": (
-        Edit(_fire, "_retry_when_inbox_full(txn, intent, timer, wall_ns, slot.original_due_ns)", "pass"),
+    "timer delivery: drops a timer when the inbox is full": (
+        Edit(_deliver_timer, "_retry_when_inbox_full(txn, intent, timer, wall_ns, slot.original_due_ns)", "pass"),
     ),
-    "timer: fired apart from its slot": (Edit(_take, "txn.delete(key)", "pass"),),
-    "every: once": (
-        Edit(_repeat, "timers.schedule(txn, intent, timer.key, occurrence.next_ns, on_calendar=True)", "pass"),
+    "timer delivery: does not clear the slot": (Edit(_consume, "txn.delete(key)", "pass"),),
+    "recurring timer: schedules no next occurrence": (
+        Edit(_deliver_recurring, "timers.schedule(txn, intent, timer.key, occurrence.next_ns, on_calendar=True)", "pass"),
     ),
-    "every: one name for all": (Edit("world.recurring_timers:next_occurrence", "intent_hash=next_hash", "intent_hash=intent.intent_hash"),),
-    "every: what was missed is told": (
+    "recurring timer: gives all occurrences one intent hash": (Edit("world.recurring_timers:next_occurrence", "intent_hash=next_hash", "intent_hash=intent.intent_hash"),),
+    "recurring timer: delivers missed occurrences that the policy skips": (
         Edit("world.recurring_timers:next_occurrence", 'not (missed and timer.missed == "skip")', "True"),
     ),
-    "every: the next is skipped": (
+    "recurring timer: skips the occurrence after a missed one": (
         Edit("world.recurring_timers:next_occurrence", "after_ns = wall_ns if", "after_ns = wall_ns + MISSED_AFTER_NS if"),
     ),
     # mail
-    "mail: lost to a full inbox": (
+    "mail: is dropped when the inbox is full": (
         Edit(_send, "_dispatch(txn, [intent])\n    else:", "pass\n    else:"),
     ),
-    "mail: lost to an inbox that stays full": (
+    "mail: is dropped when the inbox is full at the retry": (
         Edit(
             "world.messaging.outbox:deliver_local",
             "intents.relocate(\n"
@@ -186,67 +188,67 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
             "pass",
         ),
     ),
-    "mail: nobody told": (
+    "mail: delivers no receipt to the sender": (
         Edit(_send, "deliver_receipt(txn, intent, delivery.make_receipt(intent, mail, result))", "pass"),
     ),
-    "mail: no hint": (Edit(_accept, "catalog.mark_runnable(txn, universe, world_id)", "pass"),),
-    "mail abroad: sent again, taken for new": (
+    "mail: sets no runnable mark at the destination": (Edit(_accept, "catalog.mark_runnable(txn, universe, world_id)", "pass"),),
+    "peer mail: accepts a repeated message as new": (
         Edit(_accept, "subject, key, body, issued_ns, meaning", "subject, None, body, None, meaning"),
     ),
-    "mail abroad: delivered, and nobody told": (
+    "peer mail: acks a delivered message without its receipt": (
         Edit(
             "workers.mail.delivery:PeerDelivery.__call__",
             "work.on_ack(outbox.finish, codec.unpack_as(Intent, work.payload), answer)",
             "pass",
         ),
     ),
-    "mail abroad: lost on the way to its lane": (
+    "peer mail: is dropped on the way to the peer queue": (
         Edit("workers.mail.router:MailRouter.__call__", "work.on_ack(outbox.forward_to_peer, intent, dest_universe)", "pass"),
     ),
-    "mail abroad: told, and still pending": (
+    "peer mail: delivers the receipt and leaves the pending row": (
         Edit("world.messaging.outbox:_finish", "intents.resolve(txn, universe, intent.intent_hash) is None", "False"),
     ),
     # forks
-    "fork: answered, and nobody told": (
-        Edit(_bequeath, "put_ingress(txn, universe, child_id, None, one.answer)", "pass"),
+    "fork: delivers no inherited receipts": (
+        Edit(_copy_to_child, "put_ingress(txn, universe, child_id, None, one.answer)", "pass"),
     ),
-    "fork: effects told to the parent": (
+    "fork: sends dropped_by_fork receipts to the parent": (
         Edit(
-            _bequeath,
+            _copy_to_child,
             "inherited.append(\n"
             "                InheritedItem(answer=synthetic_receipts.dropped_by_fork_receipt(intent))\n"
             "            )",
             "put_ingress(txn, universe, intent.world_id, None, synthetic_receipts.dropped_by_fork_receipt(intent))",
         ),
     ),
-    "fork: effects reissued for the parent": (Edit(_anew, "world_id=child_id,", ""),),
-    "fork: effects reissued under the parent's name": (Edit(_anew, "intent_hash=identity,", ""),),
-    "fork: effects lost": (Edit(_bequeath, "intents.dispatch(txn, reissued)", "pass"),),
-    "fork: timers lost": (
+    "fork: reissues effects for the parent": (Edit(_reissue, "world_id=child_id,", ""),),
+    "fork: reissues effects under the parent's intent hash": (Edit(_reissue, "intent_hash=identity,", ""),),
+    "fork: does not dispatch the reissued effects": (Edit(_copy_to_child, "intents.dispatch(txn, reissued)", "pass"),),
+    "fork: does not schedule the kept timers": (
         Edit(
-            _bequeath, "slots.schedule(txn, reissued, timer.key, due_ns, on_calendar=on_calendar)", "pass"
+            _copy_to_child, "slots.schedule(txn, reissued, timer.key, due_ns, on_calendar=on_calendar)", "pass"
         ),
     ),
-    "fork: receipts do not count": (Edit(_got, "self._effects.pop(named, None)", "pass"),),
-    "fork: what was cancelled is not told": (
+    "fork: inherits effects that have their receipt": (Edit(_on_ingress, "self._effects.pop(named, None)", "pass"),),
+    "fork: drops the receipt of a cancelled effect": (
         Edit("world.fork_inheritance:_PendingTracker._cancel", "if cancelled is not None:", "if False:"),
     ),
-    "fork: what was cancelled is reissued": (
+    "fork: reissues cancelled effects": (
         Edit("world.fork_inheritance:_PendingTracker._cancel", ".pop(named, None)", ".get(None)"),
     ),
-    "fork: what was refused is not told": (
+    "fork: drops the key_conflict receipt": (
         Edit("world.fork_inheritance:_PendingTracker._is_new", "elif first_digest != intent.idempotency_digest():", "elif False:"),
     ),
-    "fork: told what was read before": (Edit(_got, "self._answers.pop(named, None)", "pass"),),
-    "fork of a fork: what it was given is forgotten": (
+    "fork: inherits receipts that the parent had consumed": (Edit(_on_ingress, "self._answers.pop(named, None)", "pass"),),
+    "fork of a fork: ignores the items that the parent inherited": (
         Edit(
             "world.fork_inheritance:pending_after", "_inherited_items(txn, world.universe, world.world_id)", "()"
         ),
     ),
-    "fork of a fork: wishes are not kept": (
-        Edit(_bequeath, "inherited.append(InheritedItem(reissued, known_as=tuple(known_as)))", "pass"),
+    "fork of a fork: does not store reissued effects as inherited": (
+        Edit(_copy_to_child, "inherited.append(InheritedItem(reissued, known_as=tuple(known_as)))", "pass"),
     ),
-    "fork: what was reissued cannot be cancelled": (
-        Edit(_bequeath, "intents.add_aliases(txn, reissued, known_as)", "pass"),
+    "fork: stores no aliases of reissued effects": (
+        Edit(_copy_to_child, "intents.add_aliases(txn, reissued, known_as)", "pass"),
     ),
 }  # fmt: skip

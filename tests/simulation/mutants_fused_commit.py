@@ -10,39 +10,41 @@ from __future__ import annotations
 from tests.simulation.source_edits import Edit
 
 _check = "world.cycle:_check"
-_advance = "world.cycle:_apply_cycle"
-_rings = "world.timers:is_due"
-_end = "world.timers:complete"
-_round = "workers.timers.worker:TimerWorker._collect_hosted"
+_apply_cycle = "world.cycle:_apply_cycle"
+_is_due = "world.timers:is_due"
+_complete = "world.timers:complete"
+_collect_hosted = "workers.timers.worker:TimerWorker._collect_hosted"
 
-_END = "delayed.complete(txn, timer.queue, timer.seq, _now_ns(txn, universe, timer))"
+_COMPLETE_ITEM = "delayed.complete(txn, timer.queue, timer.seq, _now_ns(txn, universe, timer))"
 # Completes a timer although its item is gone.
-_ENDED_ANYHOW = Edit(
-    _end, _END, "if delayed.is_due(txn, timer.queue, timer.seq, _now_ns(txn, universe, timer)):\n        delayed.complete(txn, timer.queue, timer.seq, _now_ns(txn, universe, timer))"
+_COMPLETE_IF_PRESENT = Edit(
+    _complete, _COMPLETE_ITEM, "if delayed.is_due(txn, timer.queue, timer.seq, _now_ns(txn, universe, timer)):\n        delayed.complete(txn, timer.queue, timer.seq, _now_ns(txn, universe, timer))"
 )  # fmt: skip
-_UNJUDGED = Edit(
+_SKIP_DUE_CHECK = Edit(
     _check,
     "not timers.is_due(\n                    txn, cycle.universe, cycle.world_id, one.intent_hash, one.alarm\n                )",
     "False",
 )
 
 FUSED_COMMIT: dict[str, tuple[Edit, ...]] = {
-    "carried timer: told, and not taken off": (
-        Edit(_advance, "timers.complete(txn, universe, world_id, one.alarm)", "pass"),
+    "fused commit: delivers a timer without completing it": (
+        Edit(_apply_cycle, "timers.complete(txn, universe, world_id, one.alarm)", "pass"),
     ),
-    "carried timer: told, and its slot not freed": (
-        Edit(_end, "txn.delete(_key(universe, world_id, timer.slot))", "pass"),
+    "fused commit: delivers a timer without clearing its slot": (
+        Edit(_complete, "txn.delete(_key(universe, world_id, timer.slot))", "pass"),
     ),
-    "carried timer: told, and still waiting": (Edit(_end, _END, "pass"),),
-    "carried timer: taken off by a cycle that was refused": (
+    "fused commit: delivers a timer without removing its queue item": (
+        Edit(_complete, _COMPLETE_ITEM, "pass"),
+    ),
+    "fused commit: completes the timers of a conflicting cycle": (
         Edit(
             "world.cycle:commit",
             "errors[index] = error\n",
             "errors[index] = error\n            if error.fields.get('why') == 'other items arrived first':\n                for one in cycle.carried:\n                    if one.alarm is not None:\n                        timers.complete(txn, cycle.universe, cycle.world_id, one.alarm)\n",
         ),
-        _ENDED_ANYHOW,
+        _COMPLETE_IF_PRESENT,
     ),
-    "carried timer: told again after a lost answer": (
+    "fused commit: delivers a timer again after an unknown outcome": (
         Edit(
             "workers.world.fused_commit:FusedCommitter._on_answered",
             "batch.answered.set()",
@@ -56,21 +58,24 @@ FUSED_COMMIT: dict[str, tuple[Edit, ...]] = {
             "if not hosted.isolated_left",
         ),
         Edit(
-            _rings,
+            _is_due,
             "if timer_slot is None or",
             "if timer.wall_ns == 1 << 62:\n        return True\n    if timer_slot is None or",
         ),
-        _ENDED_ANYHOW,
+        _COMPLETE_IF_PRESENT,
     ),
-    "carried timer: told although it was fired meanwhile": (_UNJUDGED, _ENDED_ANYHOW),
-    "carried timer: told under a lost lease": (
+    "fused commit: delivers a timer without checking that it is still due": (
+        _SKIP_DUE_CHECK,
+        _COMPLETE_IF_PRESENT,
+    ),
+    "fused commit: delivers a timer under a lost lease": (
         Edit(
             _check,
             "txn.require_live(cycle.lease)",
             "any(one.alarm for one in cycle.carried) or txn.require_live(cycle.lease)",
         ),
     ),
-    "carried timer: told although it was cancelled": (
+    "fused commit: delivers a cancelled timer": (
         # Remembers cancelled timers, so that fired timers can be distinguished from them.
         Edit(
             "world.timers:clear_slot",
@@ -78,21 +83,21 @@ FUSED_COMMIT: dict[str, tuple[Edit, ...]] = {
             "txn.delete(key)\n        clear_slot.__dict__.setdefault('gone', set()).add(timer_slot.intent_hash)",
         ),
         Edit(
-            _rings,
+            _is_due,
             "if timer_slot is None or (",
             "if timer_slot is None and intent_hash in clear_slot.__dict__.get('gone', ()):\n        return True\n    if timer_slot is None or (",
         ),
-        _ENDED_ANYHOW,
+        _COMPLETE_IF_PRESENT,
     ),
-    "carried timer: told although it was replaced": (
+    "fused commit: delivers a replaced timer": (
         Edit(
-            _rings,
+            _is_due,
             "(timer_slot.intent_hash, timer_slot.seq) != (intent_hash, timer.seq):\n        return False",
             "False:\n        return False\n    if timer_slot.intent_hash != intent_hash:\n        return True",
         ),
-        _ENDED_ANYHOW,
+        _COMPLETE_IF_PRESENT,
     ),
-    "carried timer: a second early": (
+    "fused commit: delivers a timer one second early": (
         Edit(
             "workers.timers.worker:TimerWorker._read_due",
             "self.store.now_ns())",
@@ -100,18 +105,26 @@ FUSED_COMMIT: dict[str, tuple[Edit, ...]] = {
         ),
         Edit("world.timers:_now_ns", "txn.now_ns", "txn.now_ns + 1_000_000_000"),
     ),
-    "carried timer: each told as the first of its world": (
+    "fused commit: delivers the event of the world's first timer for every timer": (
         Edit(
             "workers.world.fused_commit:FusedCommitter._timer_cycles",
             "timer_ingress(hosted_timer_of_world.intent, hosted_timer_of_world.timer)",
             "timer_ingress(timers[0].intent, timers[0].timer)",
         ),
     ),
-    "carried timer: one that repeats, told as if it did not": (
-        Edit(_round, "timer.cron or world_id in skipped_worlds", "world_id in skipped_worlds"),
+    "fused commit: delivers a recurring timer as a one-shot timer": (
+        Edit(
+            _collect_hosted,
+            "timer.cron or world_id in skipped_worlds",
+            "world_id in skipped_worlds",
+        ),
     ),
-    "carried timer: those of other worlds starve": (
-        Edit(_round, "self._has_leftover = bool(skipped_worlds)", "self._has_leftover = False"),
-        Edit(_round, "TimerBatch(timers) if timers else None", "TimerBatch(timers)"),
+    "fused commit: starves the timers that it cannot deliver": (
+        Edit(
+            _collect_hosted,
+            "self._has_leftover = bool(skipped_worlds)",
+            "self._has_leftover = False",
+        ),
+        Edit(_collect_hosted, "TimerBatch(timers) if timers else None", "TimerBatch(timers)"),
     ),
 }

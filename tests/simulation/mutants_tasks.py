@@ -5,149 +5,151 @@ from __future__ import annotations
 
 from tests.simulation.source_edits import Edit
 
-_grant = "tasks.leases:_Granter._grant_from"
-_shorten = "tasks.leases:_shrink_range"
-_give = "tasks.grants:GrantBuilder.save"
-_asked = "tasks.leases:grant_tasks"
-_expire = "tasks.leases:_expire_leases"
-_overdue = "tasks.leases:_next_overdue"
+_grant_from = "tasks.leases:_Granter._grant_from"
+_shrink_range = "tasks.leases:_shrink_range"
+_save_grants = "tasks.grants:GrantBuilder.save"
+_grant_tasks = "tasks.leases:grant_tasks"
+_expire_leases = "tasks.leases:_expire_leases"
+_next_overdue = "tasks.leases:_next_overdue"
 _extend = "tasks.leases:extend"
-_live = "tasks.leases:is_live"
-_settle = "tasks.reports:_ReportBatch.apply_single"
+_is_live = "tasks.leases:is_live"
+_apply_single = "tasks.reports:_ReportBatch.apply_single"
 _judge = "tasks.reports:_ReportBatch._judge"
 _complete = "tasks.reports:_ReportBatch._complete"
-_in_range = "tasks.reports:_ReportBatch.complete_in_range"
+_complete_in_range = "tasks.reports:_ReportBatch.complete_in_range"
 _open_lease = "tasks.reports:_ReportBatch._open_lease"
-_reported = "tasks.reports:_ReportBatch.save"
-_fail = "tasks.reports:_apply_failure"
-_decision = "tasks.unit_of_work:UnitOfWork"
-_submit = "tasks.submit:_TaskBatch.add"
+_save_reports = "tasks.reports:_ReportBatch.save"
+_apply_failure = "tasks.reports:_apply_failure"
+_add_task = "tasks.submit:_TaskBatch.add"
 _enqueue = "tasks.submit:_TaskBatch._enqueue"
-_submitted = "tasks.submit:_TaskBatch.save"
-_block = "tasks.dependents:register"
-_tell = "tasks.dependents:_on_dependency_end"
+_save_batch = "tasks.submit:_TaskBatch.save"
+_register = "tasks.dependents:register"
+_on_dependency_end = "tasks.dependents:_on_dependency_end"
 _cancel = "tasks.admin:cancel"
 _redrive = "tasks.admin:redrive"
-_check = "tasks.checkpoint"
-_runs = "tasks.runs"
+_checkpoint = "tasks.checkpoint"
 
-_EARLY = Edit(_overdue, "expiries + pack_int(unit.now_ns + 1)", "expiries + pack_int(1 << 62)")
-_HELD = Edit(_expire, "if status.expires_ns > now_ns:", "if False:")
-_AGAIN = Edit(_judge, "and prior.lease == report.lease\n", "\n")
+_EXPIRE_ALL = Edit(
+    _next_overdue, "expiries + pack_int(unit.now_ns + 1)", "expiries + pack_int(1 << 62)"
+)
+_IGNORE_EXTENSION = Edit(_expire_leases, "if status.expires_ns > now_ns:", "if False:")
+_ANY_LEASE = Edit(_judge, "and prior.lease == report.lease\n", "\n")
 
 TASKS: dict[str, tuple[Edit, ...]] = {
     # granting
-    "grant: stays in its queue": (Edit(_shorten, "txn.delete(key)", "pass"),),
-    "grant: lease numbers given again": (
-        Edit(_give, "txn.put(keys.lease_counter, encode_int(self._lease_no))", "pass"),
+    "grant: leaves the task in its queue": (Edit(_shrink_range, "txn.delete(key)", "pass"),),
+    "grant: reuses lease numbers": (
+        Edit(_save_grants, "txn.put(keys.lease_counter, encode_int(self._lease_no))", "pass"),
     ),
-    "grant: attempt not counted": (
+    "grant: does not count the attempt": (
         Edit("tasks.status_fold:apply_grant", "prior.attempt + 1", "prior.attempt"),
     ),
-    "grant: not logged": (
+    "grant: is not logged": (
         Edit(
-            _give,
+            _save_grants,
             "decision.log.append(LeasesGranted(lease_no, worker, expires_ns, batch.tasks))",
             "pass",
         ),
     ),
-    "grant: nobody looks when its time is up": (
+    "grant: writes no expiry row": (
         Edit(
-            _give,
+            _save_grants,
             "txn.put(\n                row_key, pack(ExpiryBatch",
             "len(\n                pack(ExpiryBatch",
         ),
     ),
-    "grant: lasts a second longer": (
+    "grant: lasts one second longer": (
         Edit(
             "tasks.grants:GrantBuilder._lease_batch",
             "now_ns + lease_ns",
             "now_ns + lease_ns + 1_000_000_000",
         ),
     ),
-    "grant: suspects among the others": (
-        Edit(_asked, "if request.alone and limit:", "if limit:"),
+    "grant: mixes quarantined tasks with other tasks": (
+        Edit(_grant_tasks, "if request.alone and limit:", "if limit:"),
         Edit(
             "tasks.leases:_Granter.grant_quarantined",
             "kind, 1, quarantined=True",
             "kind, self._limit, quarantined=True",
         ),
     ),
-    "grant: the last first": (
+    "grant: starts with the last task": (
         Edit(
-            _grant,
+            _grant_from,
             "txn.scan(start, tuples.prefix_end(index_prefix), page_size)",
             "txn.scan(start, tuples.prefix_end(index_prefix), page_size, True)",
         ),
     ),
-    "grant: nothing is swept before": (
-        Edit(_asked, "_expire_leases(unit, EXPIRED_MAX)", "pass"),
-        Edit(_asked, "if _next_overdue(unit):", "if False:"),
+    "grant: does not expire overdue leases first": (
+        Edit(_grant_tasks, "_expire_leases(unit, EXPIRED_MAX)", "pass"),
+        Edit(_grant_tasks, "if _next_overdue(unit):", "if False:"),
     ),
-    "grant: before all that is overdue has expired": (
-        Edit(_asked, "_expire_leases(unit, EXPIRED_MAX)", "_expire_leases(unit, 1)"),
-        Edit(_asked, "if _next_overdue(unit):", "if False:"),
+    "grant: starts while overdue leases remain": (
+        Edit(_grant_tasks, "_expire_leases(unit, EXPIRED_MAX)", "_expire_leases(unit, 1)"),
+        Edit(_grant_tasks, "if _next_overdue(unit):", "if False:"),
     ),
-    "suspect: from the first on": (
+    "quarantine: starts after the first expiry": (
         Edit("tasks.model:is_quarantined", "spec.expiries_max - 1", "1"),
     ),
-    "suspect: never": (
+    "quarantine: never starts": (
         Edit("tasks.model:is_quarantined", "spec.expiries_max - 1", "spec.expiries_max"),
     ),
     # row ranges
-    "run: the rest of it is lost": (Edit(_shorten, "if first + count <= last:", "if False:"),),
-    "run: the rest begins too late": (
+    "range: loses the tasks behind a grant": (
+        Edit(_shrink_range, "if first + count <= last:", "if False:"),
+    ),
+    "range: loses the first task behind a grant": (
         Edit(
-            _shorten,
+            _shrink_range,
             "pack_int(first + count), encode_range(first + count",
             "pack_int(first + count + 1), encode_range(first + count + 1",
         ),
     ),
-    "run: cancelled, and still in it": (
+    "range: keeps a removed task": (
         Edit(
             "tasks.row_ranges:remove_from_range",
             "txn.put(key, encode_range(first, seq - 1))",
             "txn.put(key, encode_range(first, seq))",
         ),
     ),
-    "run: those after a cancelled one are lost": (
+    "range: loses the tasks behind a removed one": (
         Edit("tasks.row_ranges:remove_from_range", "if seq < last:", "if False:"),
     ),
-    "run: only its first is found": (
+    "range: is found only by its first task": (
         Edit(
             "tasks.row_ranges:find_range",
             "preceding = txn.scan(index_prefix, key, 1, True)",
             "preceding = []",
         ),
     ),
-    "run: awaited, and still in it": (
+    "range: keeps a task that has dependents": (
         Edit(
-            _block,
+            _register,
             "unit.split_from_range(packed_dependency, unit.body_and_spec(packed_dependency)[1])",
             "pass",
         ),
     ),
-    "held: nobody finds it by its task": (
+    "range lease: writes no index by task": (
         Edit(
             "tasks.row_ranges:LeaseTable.put",
             "txn.put(keys.range_lease_starts + pack_int(first), number)",
             "pass",
         ),
     ),
-    "held: completed, and still held": (
+    "range lease: does not save the removal of a task": (
         Edit("tasks.row_ranges:OpenRangeLease.remove", "self.changed = True", "pass"),
     ),
-    "held: the others of it are let go": (
+    "range lease: is deleted although tasks remain": (
         Edit("tasks.row_ranges:LeaseTable.save", "if open_lease.ranges:", "if False:"),
     ),
-    "held: what left it is not looked at": (
+    "range lease: schedules no expiry for a split-off task": (
         Edit(
             "tasks.row_ranges:LeaseTable.split_off",
             "self.schedule_expiry(status.expires_ns, open_lease.lease, status.worker, [seq])",
             "pass",
         ),
     ),
-    "held: looked at no more when others are left": (
+    "range lease: deletes the expiry row of split-off tasks": (
         Edit("tasks.row_ranges:LeaseTable.save", "if not open_lease.has_split_off:", "if True:"),
         Edit(
             "tasks.row_ranges:LeaseTable.save",
@@ -155,75 +157,75 @@ TASKS: dict[str, tuple[Edit, ...]] = {
             "for (at_ns, lease), (worker, seqs) in ():",
         ),
     ),
-    "held: has a status, and is still in it": (
+    "range lease: keeps a split-off task": (
         Edit("tasks.row_ranges:LeaseTable.split_off", "open_lease.remove(seq)", "pass"),
     ),
-    "held: completes after its time": (
+    "range lease: completes a task after its expiry": (
         Edit(_open_lease, " and self._unit.now_ns < found.stored.expires_ns", ""),
     ),
-    "held: one too many completes": (
+    "range lease: completes the task behind its last one": (
         Edit(
             "tasks.row_ranges:OpenRangeLease.index_of",
             "seq <= ranges[at][1]",
             "seq <= ranges[at][1] + 1",
         ),
     ),
-    "held: never expires": (
+    "range lease: never expires its tasks": (
         Edit(
-            _expire,
+            _expire_leases,
             "batch.listed_tasks if range_lease is None else batch.listed_tasks + range_lease.tasks()",
             "batch.listed_tasks",
         ),
     ),
-    "held: not counted when completed": (
-        Edit(_reported, "unit.on_lease_end(spec, count=len(seqs))", "pass"),
+    "range lease: does not decrement the leased counter": (
+        Edit(_save_reports, "unit.on_lease_end(spec, count=len(seqs))", "pass"),
     ),
-    "held: not kept when completed": (
+    "range lease: completes tasks without retention and notification": (
         Edit(
-            _reported,
+            _save_reports,
             'unit.finish_many(seqs, spec, "completed")',
             'unit.counts.add(spec.queue, "completed", len(seqs))',
         ),
     ),
-    "held: in no checkpoint": (
+    "range lease: is missing in a checkpoint": (
         Edit(
-            f"{_check}:_read_chunk",
+            f"{_checkpoint}:_read_chunk",
             "leased_in_ranges.get(seq, NEW_STATUS)\n            if row is None",
             "NEW_STATUS\n            if row is None",
         ),
     ),
-    "held: a result for all": (
-        Edit(_in_range, "if result != self._completed:", "if self._completed is None:"),
+    "range lease: stores the first result for all tasks": (
+        Edit(_complete_in_range, "if result != self._completed:", "if self._completed is None:"),
     ),
     # limits
-    "limit: of the queue not looked at": (
+    "limit: ignores the concurrency of the queue": (
         Edit(
             "tasks.leases:_queue_capacity",
             'concurrency_max - unit.counts.current(queue, "leased")',
             "concurrency_max",
         ),
     ),
-    "limit: of the key not looked at": (
+    "limit: ignores the limit of a key": (
         Edit(
             "tasks.unit_of_work:UnitOfWork.acquire_limit_slot",
             "slots_max and self.txn.count(key) >= slots_max",
             "False",
         ),
     ),
-    "limit: not counted": (
+    "limit: does not count a leased task": (
         Edit("tasks.unit_of_work:UnitOfWork.acquire_limit_slot", "self.txn.add(key, 1)", "pass"),
     ),
-    "limit: held for ever": (
+    "limit: never releases a slot": (
         Edit("tasks.unit_of_work:UnitOfWork.on_lease_end", "if limit:", "if False:"),
     ),
-    "limit: those that wait are not let in": (
+    "limit: does not unthrottle tasks when a slot is free": (
         Edit(
             "tasks.unit_of_work:UnitOfWork.release_limit_slot",
             "self.note_capacity(spec.queue, limit)",
             "pass",
         ),
     ),
-    "limit: let in, cancelled, and nobody follows": (
+    "limit: does not pass on the slot of a cancelled ready task": (
         Edit(
             "tasks.unit_of_work:UnitOfWork._count_dequeued",
             "self.note_capacity(spec.queue, body.limit)",
@@ -231,63 +233,63 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     # expiry of leases
-    "expiry: not logged": (
+    "expiry: is not logged": (
         Edit(
-            _expire,
+            _expire_leases,
             "unit.log.append(LeasesExpired(batch.lease, [seq for seq, _, _ in expired]))",
             "pass",
         ),
     ),
-    "expiry: before its time": (_EARLY, _HELD),
-    "expiry: never": (
-        Edit(_overdue, "expiries + pack_int(unit.now_ns + 1)", "expiries + pack_int(1)"),
+    "expiry: occurs before its time": (_EXPIRE_ALL, _IGNORE_EXTENSION),
+    "expiry: never occurs": (
+        Edit(_next_overdue, "expiries + pack_int(unit.now_ns + 1)", "expiries + pack_int(1)"),
     ),
-    "expiry: extended ones too": (_HELD,),
-    "expiry: of another lease": (
+    "expiry: ignores the extension of a lease": (_IGNORE_EXTENSION,),
+    "expiry: expires another lease of the task": (
         Edit(
-            _expire,
+            _expire_leases,
             "status.state != TaskState.LEASED or status.lease != batch.lease",
             "status.state != TaskState.LEASED",
         ),
-        _HELD,
+        _IGNORE_EXTENSION,
     ),
-    "expiry: looked at once": (
+    "expiry: does not reschedule an extended lease": (
         Edit(
-            _expire,
+            _expire_leases,
             "unit.leases.schedule_expiry(status.expires_ns, batch.lease, batch.worker, [seq])",
             "pass",
         ),
     ),
-    "expiry: not counted": (
+    "expiry: is not counted": (
         Edit("tasks.status_fold:apply_expiry", "prior.expiries + 1", "prior.expiries"),
     ),
-    "expiry: without end": (
+    "expiry: ignores the maximum of expiries": (
         Edit("tasks.leases:_expire_task", "after.expiries >= spec.expiries_max", "False"),
     ),
-    "lease: of anybody": (Edit(_live, "status.lease == lease and ", ""),),
-    "lease: for ever": (Edit(_live, " and now_ns < status.expires_ns", ""),),
-    "lease: of any state, for ever": (
-        Edit(_live, "status.state == TaskState.LEASED and ", ""),
-        Edit(_live, " and now_ns < status.expires_ns", ""),
+    "lease: accepts any lease number": (Edit(_is_live, "status.lease == lease and ", ""),),
+    "lease: is live after its expiry": (Edit(_is_live, " and now_ns < status.expires_ns", ""),),
+    "lease: is live in any state and after its expiry": (
+        Edit(_is_live, "status.state == TaskState.LEASED and ", ""),
+        Edit(_is_live, " and now_ns < status.expires_ns", ""),
     ),
     # extending
-    "extend: of another generation": (Edit(_extend, "generation != txn.generation or ", ""),),
-    "extend: without progress, for ever": (
+    "extend: accepts a former generation": (Edit(_extend, "generation != txn.generation or ", ""),),
+    "extend: ignores the execution window": (
         Edit(
             _extend,
             "since_ns = now_ns if hold.progressed else status.progress_ns",
             "since_ns = now_ns",
         ),
     ),
-    "extend: progress not noted": (
+    "extend: does not record progress": (
         Edit(
             "tasks.status_fold:apply_extension",
             "at_ns if progressed else prior.progress_ns",
             "prior.progress_ns",
         ),
     ),
-    "extend: not logged": (Edit(_extend, "if record.tasks:", "if False:"),),
-    "extend: not written": (
+    "extend: is not logged": (Edit(_extend, "if record.tasks:", "if False:"),),
+    "extend: does not write the status": (
         Edit(
             _extend,
             "unit.write_status(\n"
@@ -297,123 +299,133 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     # reports
-    "report: of another generation": (
+    "report: accepts a former generation": (
         Edit(_judge, "if not current or not is_live", "if not is_live"),
         Edit(_open_lease, "leases.get(lease) if self._current else None", "leases.get(lease)"),
     ),
-    "report: a late one is not on record": (
+    "report: does not log a stale report": (
         Edit(
-            _settle, "unit.log.append(StaleReport(report.seq, report.lease, self._worker))", "pass"
+            _apply_single,
+            "unit.log.append(StaleReport(report.seq, report.lease, self._worker))",
+            "pass",
         ),
     ),
-    "report: a late one is told that it counted": (
+    "report: answers a stale report with COMMITTED": (
         Edit(
-            _settle,
+            _apply_single,
             "return _ANSWERS[verdict]",
             "return ReportAnswer.COMMITTED if verdict is _Verdict.STALE else _ANSWERS[verdict]",
         ),
     ),
-    "report: any lease of what has completed": (_AGAIN,),
-    "report: the same again is refused": (
+    "report: accepts a repeat under another lease": (_ANY_LEASE,),
+    "report: answers a repeat with CANCELLED": (
         Edit(
             _judge,
             "report.end == AttemptOutcome.OK\n                and prior",
             "False\n                and prior",
         ),
     ),
-    "report: completion not logged": (Edit(_reported, "if self._tasks:", "if False:"),),
-    "report: result lost": (
+    "report: does not log the completion": (Edit(_save_reports, "if self._tasks:", "if False:"),),
+    "report: loses the result": (
         Edit(_complete, "now_ns, result, blob", 'now_ns, b"", blob'),
-        Edit(_in_range, "range_lease.status, now_ns, result", "range_lease.status, now_ns"),
+        Edit(
+            _complete_in_range, "range_lease.status, now_ns, result", "range_lease.status, now_ns"
+        ),
     ),
-    "report: lease still counted": (
-        Edit(_settle, "unit.on_lease_end(spec, body.limit)", "pass"),
+    "report: does not end the lease": (
+        Edit(_apply_single, "unit.on_lease_end(spec, body.limit)", "pass"),
         Edit(_complete, "unit.on_lease_end(spec, body.limit)", "pass"),
     ),
-    "report: nobody waits for it": (
+    "report: releases no dependents of a completed task": (
         Edit(_complete, '"completed", awaited=prior.awaited', '"completed", awaited=False'),
     ),
-    "failure: not counted": (
+    "failure: is not counted": (
         Edit(
             "tasks.status_fold:apply_failure",
             'prior.failures + (counts == "failure")',
             "prior.failures",
         ),
     ),
-    "failure: without end": (Edit(_fail, "failures >= spec.attempts", "False"),),
-    "failure: one too few": (
-        Edit(_fail, "failures >= spec.attempts", "failures >= spec.attempts - 1"),
+    "failure: ignores the maximum of attempts": (
+        Edit(_apply_failure, "failures >= spec.attempts", "False"),
     ),
-    "failure: tried again at once": (Edit(_fail, "if counts and not final:", "if False:"),),
-    "failure: a refusal is tried again": (
-        Edit(_fail, "outcome == AttemptOutcome.REFUSED or ", ""),
+    "failure: is final one attempt early": (
+        Edit(_apply_failure, "failures >= spec.attempts", "failures >= spec.attempts - 1"),
     ),
-    "failure: not logged": (
+    "failure: is retried without backoff": (
+        Edit(_apply_failure, "if counts and not final:", "if False:"),
+    ),
+    "failure: retries a non-retryable error": (
+        Edit(_apply_failure, "outcome == AttemptOutcome.REFUSED or ", ""),
+    ),
+    "failure: is not logged": (
         Edit(
-            _fail,
+            _apply_failure,
             "unit.log.append(\n"
             "        AttemptFailed(report.seq, report.lease, reason, error, counts, final, not_before_ns)\n"
             "    )",
             "pass",
         ),
     ),
-    "exit: without end": (Edit(_fail, "after.expiries >= spec.expiries_max", "False"),),
-    "exit: not counted": (
+    "process exit: ignores the maximum of expiries": (
+        Edit(_apply_failure, "after.expiries >= spec.expiries_max", "False"),
+    ),
+    "process exit: is not counted": (
         Edit(
             "tasks.status_fold:apply_failure",
             'prior.expiries + (counts == "expiry")',
             "prior.expiries",
         ),
     ),
-    "exit: nobody waits for it": (
+    "death: releases no dependents of a dead task": (
         Edit("tasks.leases:mark_dead", "awaited=prior.awaited", "awaited=False"),
     ),
     # wait states
-    "delay: none": (
+    "delay: is ignored": (
         Edit(
             "tasks.unit_of_work:UnitOfWork.wait_state",
             "_not_before(body, status) > self.now_ns",
             "False",
         ),
     ),
-    "delay: woken early": (
+    "delay: ends one second early": (
         Edit(
             "tasks.unit_of_work:UnitOfWork.promote_due",
             "self.now_ns + 1",
             "self.now_ns + 1_000_000_000",
         ),
     ),
-    "delay: never woken": (
+    "delay: never ends": (
         Edit("tasks.unit_of_work:UnitOfWork.promote_due", "self.now_ns + 1", "1"),
     ),
-    "park: in its old place, too": (
+    "throttle: leaves the task in its queue index": (
         Edit("tasks.unit_of_work:UnitOfWork.throttle", "txn.delete(key)", "pass"),
     ),
-    "counts: not kept": (
+    "counters: are not updated": (
         Edit(
             "tasks.model:CountDeltas.save", "getattr(counts, place) + n", "getattr(counts, place)"
         ),
     ),
-    "stray: granted to anybody": (
-        Edit(_grant, "task_names and spec.name not in task_names", "False"),
+    "unroutable: grants a task to a worker that does not define it": (
+        Edit(_grant_from, "task_names and spec.name not in task_names", "False"),
     ),
-    "stray: never recalled": (
+    "unroutable: never returns a task to its queue": (
         Edit("tasks.unit_of_work:UnitOfWork.restore_routable", "while limit > 0:", "while False:"),
     ),
-    "stray: holds up the others of its limit": (
+    "unroutable: does not pass on the slot of its limit": (
         Edit("tasks.unit_of_work:UnitOfWork.set_unroutable", "if body.limit:", "if False:"),
     ),
-    "stray: in its old place, too": (
-        Edit(_grant, "_shrink_range(txn, key, row, first, last, count)", "pass"),
+    "unroutable: leaves the task in its queue index": (
+        Edit(_grant_from, "_shrink_range(txn, key, row, first, last, count)", "pass"),
     ),
     # cancelling and redriving
-    "cancel: stays where it waits": (
+    "cancel: leaves the task in its queue index": (
         Edit(_cancel, "unit.dequeue(packed_seq, body, spec, status)", "pass"),
     ),
-    "cancel: its lease still counted": (
+    "cancel: does not end the lease": (
         Edit(_cancel, "unit.on_lease_end(spec, body.limit)", "pass"),
     ),
-    "cancel: what has ended, too": (
+    "cancel: cancels an ended task": (
         Edit(_cancel, "status.state not in (TaskState.WAITING, TaskState.LEASED)", "False"),
         Edit(
             "tasks.status_fold:apply_death",
@@ -426,66 +438,78 @@ TASKS: dict[str, tuple[Edit, ...]] = {
             "pass",
         ),
     ),
-    "cancel: not logged": (
+    "death: is not logged": (
         Edit("tasks.leases:mark_dead", "unit.log.append(TasksDead([seq], reason))", "pass"),
     ),
-    "redrive: again and again": (Edit(_redrive, "if status.redriven_by:", "if False:"),),
-    "redrive: what has completed": (
+    "redrive: creates another task at each repeat": (
+        Edit(_redrive, "if status.redriven_by:", "if False:"),
+    ),
+    "redrive: accepts a completed task": (
         Edit(
             _redrive,
             "status.state not in (TaskState.FAILED, TaskState.DEAD)",
             "status.state not in (TaskState.FAILED, TaskState.DEAD, TaskState.COMPLETED)",
         ),
     ),
-    "redrive: the key stays with the old": (Edit(_redrive, "if body.key:", "if False:"),),
+    "redrive: leaves the key with the former task": (Edit(_redrive, "if body.key:", "if False:"),),
     # submitting
-    "submit: seqs given again": (
-        Edit(_submitted, "self._put(unit.keys.seq_counter, encode_int(self._seq))", "pass"),
+    "submit: reuses seqs": (
+        Edit(_save_batch, "self._put(unit.keys.seq_counter, encode_int(self._seq))", "pass"),
     ),
-    "submit: key not looked up": (
+    "submit: ignores a known key": (
         Edit("tasks.submit:_find_by_key", "if packed_seq is None:", "if True:"),
     ),
-    "submit: key not remembered": (Edit(_submit, "if new_task.key:", "if False:"),),
-    "submit: other arguments under a key": (
+    "submit: does not store the key": (Edit(_add_task, "if new_task.key:", "if False:"),),
+    "submit: accepts other arguments under a known key": (
         Edit("tasks.submit:_find_by_key", "args != new_task.args", "False"),
     ),
-    "submit: not logged": (
+    "submit: is not logged": (
         Edit(
-            _submitted,
+            _save_batch,
             "unit.log.append(TasksCreated(self._created, digest_rows(self._rows)))",
             "pass",
         ),
     ),
-    "submit: does not wait for others": (
+    "submit: ignores the dependencies": (
         Edit(_enqueue, "waits = dependents.register(unit, packed_seq, body.after)", "waits = 0"),
     ),
-    "submit: after one that has failed": (
-        Edit(_block, "status.state in (TaskState.FAILED, TaskState.DEAD)", "False"),
-        Edit(_block, "status.state == TaskState.COMPLETED", "status.state >= TaskState.COMPLETED"),
+    "submit: ignores a failed dependency": (
+        Edit(_register, "status.state in (TaskState.FAILED, TaskState.DEAD)", "False"),
+        Edit(
+            _register, "status.state == TaskState.COMPLETED", "status.state >= TaskState.COMPLETED"
+        ),
     ),
     # dependents
-    "dependents: told nothing": (
+    "dependents: are never released": (
         Edit("tasks.dependents:release", "while released < limit:", "while False:"),
     ),
-    "dependents: the first will do": (Edit(_tell, "waits=status.waits - 1", "waits=0"),),
-    "dependents: run after a failure": (Edit(_tell, "if completed:", "if True:"),),
-    "dependents: nobody knows that they wait": (
-        Edit(_block, "if not status.awaited:", "if False:"),
+    "dependents: are released by their first dependency": (
+        Edit(_on_dependency_end, "waits=status.waits - 1", "waits=0"),
     ),
-    "dependents: those that died wake up": (
+    "dependents: run after a failed dependency": (
+        Edit(_on_dependency_end, "if completed:", "if True:"),
+    ),
+    "dependents: do not mark their dependency as awaited": (
+        Edit(_register, "if not status.awaited:", "if False:"),
+    ),
+    "dependents: are released after their end": (
         Edit(
-            _tell,
+            _on_dependency_end,
             "if status.state != TaskState.WAITING or not status.waits:",
             "if status.state == TaskState.LEASED:",
         ),
     ),
     # retention
-    "retention: none": (Edit("tasks.admin:_remove_past_retention", "unit.now_ns + 1", "1 << 62"),),
-    "retention: key kept": (
+    "retention: removes ended tasks at once": (
+        Edit("tasks.admin:_remove_past_retention", "unit.now_ns + 1", "1 << 62"),
+    ),
+    "retention: leaves the key of a removed task": (
         Edit("tasks.admin:_remove_task", "if txn.get(key) == packed_seq:", "if False:"),
     ),
-    "retention: blobs kept": (Edit("tasks.admin:_remove_task", "if blob:", "if False:"),),
-    "retention: not counted": (
+    "retention: leaves the blobs of a removed task": (
+        Edit("tasks.admin:_remove_task", "if blob:", "if False:"),
+    ),
+    "retention: does not count a removed task": (
         Edit(
             "tasks.admin:_remove_task",
             "unit.counts.add(spec.queue, TaskState(status.state).name.lower(), -1)",
@@ -493,33 +517,33 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     # checkpoints
-    "checkpoint: says another height": (
+    "checkpoint: records a higher log height": (
         Edit(
-            f"{_check}:_read_chunk",
+            f"{_checkpoint}:_read_chunk",
             "CheckpointChunk(lo, hi, height, fresh",
             "CheckpointChunk(lo, hi, height + 1, fresh",
         ),
     ),
-    "checkpoint: a task left out": (
-        Edit(f"{_check}:_read_chunk", "for key, _ in bodies:", "for key, _ in bodies[1:]:"),
+    "checkpoint: omits a task": (
+        Edit(f"{_checkpoint}:_read_chunk", "for key, _ in bodies:", "for key, _ in bodies[1:]:"),
     ),
-    "checkpoint: log cut at the latest": (
+    "checkpoint: releases the log up to the head": (
         Edit(
-            f"{_check}:install",
+            f"{_checkpoint}:install",
             "journal.checkpoint(txn, keys.subject, index.latest.height)",
             "journal.checkpoint(txn, keys.subject, journal.head(txn, keys.subject).height)",
         ),
     ),
-    "checkpoint: the one before is swept": (
+    "checkpoint: removes the previous checkpoint": (
         Edit(
             "tasks.checkpoint:remove_unreferenced",
             "kept = {index.latest.number, index.before.number}",
             "kept = {index.latest.number}",
         ),
     ),
-    "checkpoint: whoever was superseded goes on": (
+    "checkpoint: accepts a superseded writer": (
         Edit("tasks.checkpoint:add_chunk", "building.checkpoint.number != number", "False"),
-        Edit(f"{_check}:install", "building.checkpoint.number != number", "False"),
-        Edit(f"{_check}:begin", "txn.now_ns < building.moved_ns + STALLED_NS", "False"),
+        Edit(f"{_checkpoint}:install", "building.checkpoint.number != number", "False"),
+        Edit(f"{_checkpoint}:begin", "txn.now_ns < building.moved_ns + STALLED_NS", "False"),
     ),
 }

@@ -1,6 +1,6 @@
 """Pytest plugin: a planted bug for a whole test session.
 
-HOLDFAST_PLANTED_BUG='task redrive: again and again' python -m pytest -p tests.simulation.planted_session tests/tasks
+HOLDFAST_PLANTED_BUG='task redrive: creates another task at each repeat' python -m pytest -p tests.simulation.planted_session tests/tasks
 """
 
 from __future__ import annotations
