@@ -13,7 +13,7 @@ Events beside the commits (`_write`), all recorded by actors:
     ledger.beat      a grant was extended;  sink.commit: rows became visible
     ledger.anew      a service of a new driver: its next commit voids all earlier grants
     ledger.careless  an actor is about to do something that must halt the run
-    ledger.finished  a task was told that an interval has no rows left
+    ledger.finished  a task received the reply that an interval has no rows left
     ledger.over      the final status in the run's record
 """
 

@@ -4,7 +4,7 @@ The services are the product's, connected by a `FusedCommitter` (`workers.world.
 threads of the world worker and of the effect pool are simulated by turns: the worker ticks, the
 runners tick, the executor's threads process their work, and a submitted transaction stays in flight
 for some turns before it is answered. The timer worker has its own simulated thread, which
-interleaves with the others at every store call. The simulation therefore covers worlds that are
+interleaves with the other threads at every store call. The simulation therefore covers worlds that are
 hosted, paused, deleted or lost during a step in flight, timers that are cancelled, replaced or
 fired by another process during a commit in flight, and crashes in between.
 """

@@ -119,7 +119,7 @@ def world_actors(settings: SimulationSettings) -> list[Actor]:
     external_service = ExternalService()
     remote_universes = (
         (OTHER_UNIVERSE,) if settings.peer_queues else ()
-    )  # in one pool: the others learn the route from it
+    )  # in one pool: other pools read the route that it announces
     policy_overrides = {
         "lease_ttl_ms": CLAIM_MS,
         "expiries_max": settings.expiries_max,

@@ -392,7 +392,7 @@ class Orchestrator(TickService):
         """Return the world, its next worker, and whether its next item is dead-lettered. None: the
         world stays stopped.
 
-        The worker is `NOBODY` for a world whose wait for code has timed out: it is parked.
+        The worker is `UNASSIGNED` for a world whose wait for code has timed out: it is parked.
         """
         _, since_ns, world_id = stopped_world
         record = catalog.get_record(txn, self.universe, world_id)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.clock import MS, SYSTEM, Clock, S
 from holdfast.config import BATCH_MAX, CYCLES_BYTES_MAX, CYCLES_MAX, UNKNOWN_EVENT_TIMEOUT_S
@@ -53,10 +53,6 @@ from holdfast.world.reducer import WorldSpec
 T = TypeVar("T")
 # A submitted commit: its cycles, the offers sent with them, and its future.
 SentCycles = tuple[list[tuple[str, Cycle]], list[Handoff], Future[Any]]
-# A world to stop and release: its id, the need (the code it waits for), the seq of the unknown item
-# and the time it has waited since, the lease, a final snapshot, and for a diverging entry of other
-# code its height and the reason.
-WorldStop = tuple[str, CodeRequirement, int, int, leases.Lease, Cycle | None, int, str]
 
 # The upkeep interval of a busy worker, and the idle worlds released per upkeep.
 UPKEEP_S = 0.05
@@ -97,6 +93,22 @@ class HostedWorld:
     # The number of events that the world still processes isolated and one at a time. A poison event
     # is in the first batch, so a lost lease then identifies it (see `hosting_lease`).
     isolated_left: int
+
+
+class WorldStop(NamedTuple):
+    """A world to stop and release until a worker with the needed code hosts it."""
+
+    world_id: str
+    lease: leases.Lease
+    need: CodeRequirement
+    # The undeclared inbox item, or 0, and the time since which it has waited.
+    seq: int = 0
+    since_ns: int = 0
+    # A final snapshot to commit first.
+    last: Cycle | None = None
+    # The journal entry of other code that this worker replays differently, or 0, and the difference.
+    diverging_height: int = 0
+    why: str = ""
 
 
 class WorldWorker(TickService):
@@ -317,7 +329,7 @@ class WorldWorker(TickService):
             program = self._programs.get(answer.record.type)
             if program is None:
                 need = CodeRequirement(answer.record.type, WORLD_TYPE, answer.record.type)
-                stops.append((answer.world_id, need, 0, 0, answer.lease, None, 0, ""))
+                stops.append(WorldStop(answer.world_id, answer.lease, need))
                 continue
             self._hosted[answer.world_id] = HostedWorld(
                 self._new_host(answer.record, answer.lease, program),
@@ -570,7 +582,8 @@ class WorldWorker(TickService):
                 self._park_world(world_id, error)
                 continue
             del self._hosted[world_id]
-            stopping.append((world_id, *host.stop_request, host.lease, last, 0, ""))
+            need, seq, since_ns = host.stop_request
+            stopping.append(WorldStop(world_id, host.lease, need, seq, since_ns, last))
         self._stop_worlds(stopping)
 
     def _stop_for_unknown_entry(self, world_id: str, error: UnknownEvent) -> WorldStop:
@@ -579,7 +592,7 @@ class WorldWorker(TickService):
         """
         host = self._hosted.pop(world_id).host
         need = CodeRequirement(host.world.definition.type, error.side, error.type, error.version)
-        return world_id, need, 0, 0, host.lease, None, 0, ""
+        return WorldStop(world_id, host.lease, need)
 
     def _block_world(self, world_id: str, error: HoldfastError) -> None:
         """Park a world after an error, or release it to other code.
@@ -600,7 +613,8 @@ class WorldWorker(TickService):
             self._park_world(world_id, error)
             return
         lease = self._hosted.pop(world_id).host.lease
-        self._stop_worlds([(world_id, need, 0, 0, lease, None, error.height, str(error))])
+        stop = WorldStop(world_id, lease, need, diverging_height=error.height, why=str(error))
+        self._stop_worlds([stop])
 
     def _has_capable_worker(self, txn: Txn, need: CodeRequirement) -> bool:
         """Whether another live worker has the needed code."""
@@ -619,16 +633,16 @@ class WorldWorker(TickService):
                 self.store.submit(
                     stop_and_release,
                     self.universe,
-                    world_id,
-                    lease,
-                    need,
-                    seq,
-                    last,
-                    since_ns,
-                    height,
-                    why,
+                    stop.world_id,
+                    stop.lease,
+                    stop.need,
+                    seq=stop.seq,
+                    last=stop.last,
+                    since_ns=stop.since_ns,
+                    height=stop.diverging_height,
+                    why=stop.why,
                 )
-                for world_id, need, seq, since_ns, lease, last, height, why in stops
+                for stop in stops
             ]
         for future in stopping:
             # A lease that cannot be released expires.
