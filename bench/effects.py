@@ -29,7 +29,7 @@ PUTS = 4
 
 def effect_chains(place: Place) -> Record:
     """All roles in one process, and for comparison the pool in a second one. Also with `async def` effects."""
-    count = place.sizes.chains_at_once
+    count = place.sizes.effects.chains_at_once
     with (
         running(place, "one", "chains") as (client, roles, path),
         running(place, "split", "split") as (other, others, other_path),
@@ -68,9 +68,9 @@ def effect_chains(place: Place) -> Record:
 def effect_latency(place: Place) -> Record:
     samples = []
     with running(place, "one", "latency") as (client, _, _):
-        names = client.ask("worlds", count=min(place.sizes.steps, 100))["names"]
+        names = client.ask("worlds", count=min(place.sizes.effects.steps, 100))["names"]
         for _ in range(place.repeats):
-            parameters = {"names": names, "count": place.sizes.steps, "per_s": STEPS_PER_S}
+            parameters = {"names": names, "count": place.sizes.effects.steps, "per_s": STEPS_PER_S}
             times = client.ask("steps", **parameters)
             samples.append(
                 {
@@ -92,7 +92,7 @@ def effect_latency(place: Place) -> Record:
 def runtime_targets(place: Place) -> Record:
     """The three targets of document 004, at a tenth of its load."""
     samples = []
-    steps = place.sizes.steps
+    steps = place.sizes.effects.steps
     with (
         place.store("worlds") as path,
         spawn_worlds("client", path=str(path)) as client,
@@ -134,7 +134,7 @@ def effect_backlog(place: Place) -> Record:
     A pool drains while the client requests as many new effects. The rate has the whole cost of an effect
     (request, put, claim, call, receipt, journal). The cost of the put alone is measured without a pool.
     """
-    sizes = {"short": place.sizes.effects_small, "long": place.sizes.effects_large}
+    sizes = {"short": place.sizes.effects.backlog_small, "long": place.sizes.effects.backlog_large}
     together = min(WANTED_TOGETHER, sizes["short"])
     put = together // PUTS
     samples = []
@@ -171,7 +171,7 @@ def effect_backlog(place: Place) -> Record:
 
 def effect_fairness(place: Place) -> Record:
     """A pool works on a flood of one world. Other worlds request one effect of the same kind each."""
-    flood, singles = place.sizes.flood, place.sizes.singles
+    flood, singles = place.sizes.effects.flood, place.sizes.effects.singles
     samples = []
     with _Bulk(place, "flood") as bulk:
         others = bulk.client.ask("worlds", count=singles, steps=0)["names"]
@@ -234,7 +234,7 @@ class _Bulk:
             roles = ("orchestrator", "world")
             self._open.append(Up(APP, path, *roles, worker=f"worker-{self.name}"))
             # One world causes a flood. All worlds share a backlog.
-            worlds = 1 if self.name == "flood" else self._place.sizes.chains_at_once
+            worlds = 1 if self.name == "flood" else self._place.sizes.effects.chains_at_once
             self._worlds = [f"bulk-{at}" for at in range(worlds)]
         except BaseException:
             self.__exit__()

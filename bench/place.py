@@ -19,6 +19,28 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
+class EffectSizes:
+    chains_at_once: int = 64
+    steps: int = 250
+    backlog_small: int = 1_000
+    backlog_large: int = 200_000
+    flood: int = 100_000
+    singles: int = 20
+
+
+@dataclass(frozen=True)
+class TimerSizes:
+    count: int = 2_000
+    spread_s: float = 10.0
+    # All timers are set before the first one is due.
+    lead_s: float = 4.0
+    pending_small: int = 1_000
+    pending_large: int = 1_000_000
+    due_batch: int = 500
+    due_batches: int = 10
+
+
+@dataclass(frozen=True)
 class Sizes:
     claimer_items: int = 60_000
     backlog_small: int = 10_000
@@ -29,23 +51,11 @@ class Sizes:
     journal_callers: int = 4
     ledger_rows: int = 10_000_000
     ledger_logged_rows: int = 2_000_000
-    chains_at_once: int = 64
-    steps: int = 250
-    effects_small: int = 1_000
-    effects_large: int = 200_000
-    flood: int = 100_000
-    singles: int = 20
-    timers: int = 2_000
-    timers_spread_s: float = 10.0
-    # All timers are set before the first one is due.
-    timers_lead_s: float = 4.0
-    pending_small: int = 1_000
-    pending_large: int = 1_000_000
     tasks_small: int = 10_000
     tasks_large: int = 200_000
     idle_s: float = 10.0
-    due_batch: int = 500
-    due_batches: int = 10
+    effects: EffectSizes = field(default_factory=EffectSizes)
+    timers: TimerSizes = field(default_factory=TimerSizes)
 
 
 @dataclass(frozen=True)

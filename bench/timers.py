@@ -27,12 +27,12 @@ CLAIM_LEAD_S = 0.3
 
 def timer_lateness(place: Place) -> Record:
     """Timers set in advance for wall-clock times, one per world, and `cx.after`, set one by one."""
-    count, spread_s = place.sizes.timers, place.sizes.timers_spread_s
+    count, spread_s = place.sizes.timers.count, place.sizes.timers.spread_s
     samples = []
     with running(place, "one", "timers") as (client, _, _):
         names = client.ask("worlds", count=min(FEW_WORLDS, count))["names"]
         for _ in range(place.repeats):
-            parameters = {"count": count, "spread_s": spread_s, "lead_s": place.sizes.timers_lead_s}
+            parameters = {"count": count, "spread_s": spread_s, "lead_s": place.sizes.timers.lead_s}
             late = client.ask("timers", worlds=count, **parameters)
             few = client.ask("timers", worlds=min(FEW_WORLDS, count), **parameters)
             after = client.ask(
@@ -63,7 +63,7 @@ def pending_timers(place: Place) -> Record:
     Claiming: the commit that finds and fires the due timers, made directly, without a timer worker.
     Firing: the same by the timer worker, until the last timer is handled.
     """
-    sizes = {"few": place.sizes.pending_small, "many": place.sizes.pending_large}
+    sizes = {"few": place.sizes.timers.pending_small, "many": place.sizes.timers.pending_large}
     samples = []
     with _Pending(place, "few") as few, _Pending(place, "many") as many:
         both = {"few": few, "many": many}
@@ -76,7 +76,7 @@ def pending_timers(place: Place) -> Record:
             # The stores alternate within a repeat, and the median counts: one commit takes only milliseconds.
             turns = [
                 {name: store.fire_due() for name, store in both.items()}
-                for _ in range(place.sizes.due_batches)
+                for _ in range(place.sizes.timers.due_batches)
             ]
             claims.append({name: median(turn[name] for turn in turns) for name in both})
         for store in both.values():
@@ -84,7 +84,7 @@ def pending_timers(place: Place) -> Record:
         for claimed in claims:
             fired = {name: store.burst() for name, store in both.items()}
             idle = _idle(both, max(place.slice_s * 3, 0.5))
-            batch = place.sizes.due_batch
+            batch = place.sizes.timers.due_batch
             samples.append(
                 {
                     "claim_cost": claimed["many"] / claimed["few"],
@@ -110,7 +110,7 @@ def pending_timers(place: Place) -> Record:
     return Record(
         "pending_timers",
         f"{sizes['many']:,} pending timers against {sizes['few']:,}: the commit that fires "
-        f"{place.sizes.due_batch} due ones; until the last of them is handled; processor share of "
+        f"{place.sizes.timers.due_batch} due ones; until the last of them is handled; processor share of "
         "roles and writer while none is due",
         gather(samples, units),
         (
@@ -161,7 +161,7 @@ class _Pending:
         return self._seconds("burst", BURST_LEAD_S)
 
     def _seconds(self, what: str, lead_s: float) -> float:
-        count = self._place.sizes.due_batch
+        count = self._place.sizes.timers.due_batch
         parameters = {"names": self._worlds, "count": count, "lead_s": lead_s}
         seconds: float = self.client.ask(what, **parameters)["seconds"]
         return seconds

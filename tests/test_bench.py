@@ -28,7 +28,7 @@ from bench.peers.tally import Tally
 from bench.peers.task_holdfast import HoldfastTasks
 from bench.peers.task_workload import TaskAmount
 from bench.peers.workload import Amount
-from bench.place import Place, Sizes
+from bench.place import EffectSizes, Place, Sizes, TimerSizes
 from bench.record import Record, Spread, Target, against_raw, gather
 
 TINY = Sizes(
@@ -41,22 +41,26 @@ TINY = Sizes(
     journal_callers=2,
     ledger_rows=25_000,
     ledger_logged_rows=25_000,
-    chains_at_once=4,
-    steps=10,
-    effects_small=40,
-    effects_large=200,
-    flood=200,
-    singles=2,
-    timers=20,
-    timers_spread_s=0.1,
-    timers_lead_s=1.0,
-    pending_small=20,
-    pending_large=2_000,
-    due_batch=10,
-    due_batches=1,
     tasks_small=50,
     tasks_large=200,
     idle_s=0.3,
+    effects=EffectSizes(
+        chains_at_once=4,
+        steps=10,
+        backlog_small=40,
+        backlog_large=200,
+        flood=200,
+        singles=2,
+    ),
+    timers=TimerSizes(
+        count=20,
+        spread_s=0.1,
+        lead_s=1.0,
+        pending_small=20,
+        pending_large=2_000,
+        due_batch=10,
+        due_batches=1,
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from examples.demo.bank import Account, Deposited, PayOrdered, app
+from examples.demo.bank import DemoAccount, Deposited, PayOrdered, app
 from examples.demo.up_process import UpProcess
 from holdfast.app.runtime import Runtime
 from holdfast.clock import MS, SYSTEM, S
@@ -51,7 +51,7 @@ def _run_part(
     check_claim: CheckClaim,
     progress: ShowProgress,
 ) -> None:
-    accounts = [rt.world(Account, f"account-{n:02}") for n in range(ACCOUNTS)]
+    accounts = [rt.world(DemoAccount, f"account-{n:02}") for n in range(ACCOUNTS)]
     rt.send_many([(account, Deposited(OPENING)) for account in accounts])
     print_step(
         f"Part 2: {ACCOUNTS} accounts, each a world with a balance of {OPENING:,}, and two workers, "

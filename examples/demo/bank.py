@@ -28,7 +28,7 @@ def notify(call: hf.Call, account: str, amount: int) -> str:
     return f"{account} paid {amount}, key {call.idempotency_key[:12]}"
 
 
-class Account(hf.World):
+class DemoAccount(hf.World):
     balance: int = 0
     notified: int = 0
     nudged: int = 0
@@ -41,7 +41,7 @@ class Account(hf.World):
     @hf.on(PayOrdered)
     def pay_ordered(self, event: PayOrdered, cx: hf.Context) -> None:
         self.balance -= event.amount
-        cx.send(Account, event.to, Received(event.amount))
+        cx.send(DemoAccount, event.to, Received(event.amount))
         cx.do(notify, cx.name, event.amount)
 
     @hf.on(Received)
@@ -57,4 +57,4 @@ class Account(hf.World):
         self.nudged += 1
 
 
-app = hf.App("demo-bank", worlds=[Account], effects=[notify])
+app = hf.App("demo-bank", worlds=[DemoAccount], effects=[notify])
