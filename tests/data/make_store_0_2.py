@@ -8,7 +8,7 @@ Run it with the code of commit 6fd48d3, not with the code beside it:
 The archive has the same rows twice: `closed` is the directory of a store that was closed, `killed` that of a store
 whose writer was killed, so that its redo log has to be replayed. Each has
 
-- an effect of the world `order-1` that waits in its queue (on death: holdfast.roles.receipts:bereave)
+- an effect of the world `order-1` that waits in its queue (on death: `ON_DEAD_EFFECT`)
 - an item of the queue `letters` (on death: holdfast.durable.dead:post_notice)
 - a timer of the world, and a task that no worker has leased
 
@@ -99,7 +99,7 @@ def fill(path: Path) -> int:
 def main(archive: Path) -> None:
     with tempfile.TemporaryDirectory() as made:
         for name, kill in (("closed", False), ("killed", True)):
-            # A process of its own: the client of a killed writer would start another one.
+            # In a forked process: the client of a killed writer would start another one.
             child = os.fork()
             if not child:
                 pid = fill(Path(made, name))

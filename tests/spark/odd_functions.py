@@ -196,7 +196,7 @@ def run_deadly(bench: OddInputBench) -> dict[int, str]:
     with bench.stage(deadly, attempts=2).run(df) as run:
         outcomes = row_outcomes(run, lambda row: str(row.y))
     others = [outcomes[n] == f"success: `{n}`" for n in range(20) if n not in DEADLY]
-    others_text = "the others succeed" if all(others) else "others fail, too"
+    others_text = "the other rows succeed" if all(others) else "others fail, too"
     return {n: f"{outcomes[n]}, {others_text}" for n in DEADLY}
 
 
@@ -257,7 +257,7 @@ RESULTS = [
 
 FUNCTIONS: list[Case | ReferencedCase] = [
     *(
-        Case(given, "row fails as `lease_expired` after 2 tries, the others succeed",
+        Case(given, "row fails as `lease_expired` after 2 tries, the other rows succeed",
              lambda bench, at=at: bench.once("deadly", run_deadly)[at])  # type: ignore[misc]
         for at, (given, _) in DEADLY.items()
     ),

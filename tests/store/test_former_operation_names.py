@@ -105,7 +105,7 @@ def test_an_unknown_name_is_invalid(name: str) -> None:
     assert (raised.value.fields["what"], raised.value.fields["name"]) == ("operation", name)
 
 
-# Runs in a process of its own, in which no other test has imported anything. `trap` is on its path.
+# Runs in a new process, in which no other test has imported anything. `trap` is on its path.
 IMPORTS_NOTHING = """
 import sys
 from holdfast.errors import Invalid

@@ -55,7 +55,7 @@ def frame_of_an_ended_function() -> FrameType:
 
 
 def interrupt_after(bytecodes: int, act: Callable[[LeaderLock], None], lock: LeaderLock) -> bool:
-    """Raise SignalRaised after so many bytecodes of `act`. Return whether that was before its end."""
+    """Raise SignalRaised after this number of bytecodes of `act`. Return whether that was before its end."""
     left = bytecodes
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:

@@ -63,7 +63,7 @@ def test_read_stale_of_cached_rows_does_not_query_the_server(
     assert not asked
 
 
-def test_read_stale_sees_commits_of_its_own_process(
+def test_read_stale_sees_commits_of_the_same_process(
     two: tuple[PostgresStore, PostgresStore], asked: list[object]
 ) -> None:
     two[0].transact(lambda txn: txn.add(b"n", 1))

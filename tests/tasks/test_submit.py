@@ -223,7 +223,7 @@ def test_batch_with_a_cyclic_dependency_is_rejected(
     assert is_store_empty(rig)
 
 
-def test_dependency_on_its_own_seq_is_cyclic(rig: TaskOperationsRig) -> None:
+def test_task_that_depends_on_itself_is_cyclic(rig: TaskOperationsRig) -> None:
     rig.submit_one()
     with pytest.raises(CyclicDependency):
         rig.submit_one(after=(2,))
