@@ -345,6 +345,32 @@ def test_every_path_in_the_architecture_page_exists() -> None:
 
 
 @pytest.mark.parametrize(
+    "page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+)
+def test_every_file_named_on_a_main_page_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert rules.missing_file_breaches(text, page=page) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "see docs/nothing.md",
+        "`tools/nothing.py`",
+        "[a page](docs/nothing.md)",
+        "(tests/data/no.json)",
+    ],
+)
+def test_missing_file_named_on_a_page_is_a_breach(line: str) -> None:
+    assert len(rules.missing_file_breaches(f"text\n{line}\n")) == 1
+
+
+def test_files_in_code_blocks_and_in_urls_are_not_checked() -> None:
+    text = "```\ndocs/nothing.md\n```\n    docs/nothing.md\nhttps://example.org/nothing.md\n"
+    assert rules.missing_file_breaches(text) == []
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "| a thing | `store/nothing.py` |",

@@ -438,6 +438,26 @@ def missing_part_breaches(text: str, root: Path = ROOT, page: str = "ARCHITECTUR
     return breaches
 
 
+_FILE = re.compile(r"(?<![\w./-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|toml|json|txt|lock|gz))(?![\w/])")
+
+
+def missing_file_breaches(text: str, root: Path = ROOT, page: str = "README.md") -> list[str]:
+    """Report the file names with a directory on a page that do not exist, outside of code blocks. A path is below the
+    root, the package or the tests."""
+    breaches = []
+    directories = [root, root / "src", root / "src" / PACKAGE, root / "tests"]
+    is_code = False
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith("```"):
+            is_code = not is_code
+        if is_code or line.startswith("    "):
+            continue
+        for name in _FILE.findall(re.sub(r"\w+://\S+", "", line)):
+            if "/" in name and not any((directory / name).exists() for directory in directories):
+                breaches.append(f"{page}:{number}: there is no {name}")
+    return breaches
+
+
 def missing_layer_part_breaches(
     text: str, modules: Iterable[Module], public: frozenset[str], page: str = "ARCHITECTURE.md"
 ) -> list[str]:

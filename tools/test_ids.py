@@ -425,6 +425,10 @@ def update(table: Table, decisions: Decisions, commit: str) -> int:
         if not is_present(target) and (later := edges.get(target)) and is_present(later):
             table.moved[test] = later
             followed += 1
+    table.now = {
+        test if is_present(test) else edges.get(test, test): count
+        for test, count in table.now.items()
+    }
     return followed
 
 
