@@ -350,6 +350,9 @@ class Writer:
 
     def _handshake(self, connection: ClientConnection, body: bytes) -> None:
         hello = decode_hello(body)
+        # A writer whose path leads elsewhere ends now. A client that reached it through the moved directory starts
+        # another writer there.
+        self._directory_identity.check()
         error = None
         if (hello.protocol, hello.version) != (PROTOCOL, __version__):
             running, yours = f"{__version__}/{PROTOCOL}", f"{hello.version}/{hello.protocol}"
@@ -359,6 +362,8 @@ class Writer:
         self._send(connection)
 
     def _welcome(self, error: list[Any] | None) -> WriterWelcome:
+        data_identity = self._data_identity.data_identity
+        assert data_identity is not None, "the writer has opened the data file"
         return WriterWelcome(
             store_id=self._engine.store_id,
             generation=self._engine.generation,
@@ -366,7 +371,7 @@ class Writer:
             offset_ns=self._engine.anchor.offset_ns,
             boot_id=self._engine.anchor.boot_id,
             pid=os.getpid(),
-            inode=os.stat(self._path / "data.mdb").st_ino,
+            inode=data_identity[1],
             error=error,
         )
 
