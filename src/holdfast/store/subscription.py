@@ -276,6 +276,8 @@ class Sleepers:
 
     def wake_one_thread(self) -> None:
         """Wake one sleeping thread."""
+        if not self._by_topic:
+            return
         with self._lock:
             sleeping = [sleeper for sleepers in self._by_topic.values() for sleeper in sleepers]
         for subscription in sleeping:

@@ -398,11 +398,12 @@ class WriterClient:
 
     def _promote_reader(self) -> None:
         """Wake one waiting thread to become the next reader."""
-        for call in list(self._pending.values()):
-            if call.callback is None and not call.is_parked:
-                call.wake()
-                return
-        self.sleepers.wake_one_thread()
+        if self._pending:
+            for call in list(self._pending.values()):
+                if call.callback is None and not call.is_parked:
+                    call.wake()
+                    return
+        self.topics.sleepers.wake_one_thread()
 
     def _receive_forever(self) -> None:
         with self._reader_lock:
