@@ -154,6 +154,24 @@ def test_wake_ends_a_waiting_subscription_without_a_notification(store: Store) -
         assert waiting.result(SOON_S) is False
 
 
+def test_each_wake_ends_one_wait_in_every_interleaving(store: Store) -> None:
+    """The wakes come while the thread checks, while it falls asleep, while it sleeps and between its waits."""
+    rounds = 300
+    subscription = drained(store, "t")
+    ended = threading.Semaphore(0)
+
+    def wait_repeatedly() -> None:
+        for _ in range(rounds):
+            subscription.wait(LONG_S)
+            ended.release()
+
+    waiting = run_in_thread(wait_repeatedly)
+    for _ in range(rounds):
+        subscription.wake()
+        assert ended.acquire(timeout=SOON_S)
+    waiting.result(SOON_S)
+
+
 def test_wake_before_the_wait_ends_exactly_the_next_wait(store: Store) -> None:
     subscription = drained(store, "t")
     subscription.wake()

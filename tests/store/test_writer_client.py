@@ -16,7 +16,7 @@ import pytest
 
 import holdfast.store
 from holdfast.config import WriterLimits
-from holdfast.errors import StoreClosed
+from holdfast.errors import StoreClosed, WriterLost
 from holdfast.store.api import Txn
 from holdfast.store.lmdb.store import LmdbStore
 from holdfast.store.subscription import Subscription
@@ -57,6 +57,22 @@ def put(txn: Txn, key: str) -> str:
 
 def notify(txn: Txn, topic: str) -> None:
     txn.notify(topic)
+
+
+def kill_writer(store: LmdbStore) -> None:
+    os.kill(store._client.welcome.pid, signal.SIGKILL)
+
+
+def start_wait(subscription: Subscription) -> tuple[threading.Thread, list[bool]]:
+    """Wait in a thread. The list gets the result."""
+    results: list[bool] = []
+    thread = threading.Thread(target=lambda: results.append(subscription.wait(120.0)), daemon=True)
+    thread.start()
+    return thread, results
+
+
+def until_reading(store: LmdbStore, subscription: Subscription) -> None:
+    until(lambda: store._client._reading_subscription is subscription, "its thread is the reader")
 
 
 def put_until_interrupted(store: LmdbStore) -> None:
@@ -372,3 +388,130 @@ def test_woken_subscription_that_was_promoted_promotes_another_reader(
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
+
+
+def test_wake_before_the_poll_of_the_reader_ends_one_wait(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wake-up comes after the last check of the reader and before its poll."""
+    monkeypatch.setattr("holdfast.store.lmdb.writer_client.POLL_S", 120.0)
+    subscription = store.subscribe("topic")
+    while subscription.wait(0.05):
+        pass
+    connection = store._client._connection
+    poll = connection.poll_or_interrupt
+
+    def wake_and_poll(timeout_s: float) -> tuple[bool, bool]:
+        subscription.wake()
+        return poll(timeout_s)
+
+    monkeypatch.setattr(connection, "poll_or_interrupt", wake_and_poll)
+    for _ in range(ROUNDS):
+        thread, results = start_wait(subscription)
+        thread.join(30)
+        assert results == [False]
+
+
+@pytest.mark.parametrize("end", ["wake", "cancel"])
+def test_subscription_ends_its_wait_while_the_client_reconnects(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The connect of the new writer does not return. A stop request must not wait for it."""
+    connection = store._client._connection
+    connecting, may_connect = threading.Event(), threading.Event()
+    connect = connection.connect
+
+    def connect_late() -> None:
+        connecting.set()
+        may_connect.wait(60)
+        connect()
+
+    monkeypatch.setattr(connection, "connect", connect_late)
+    reading, sleeping = store.subscribe("reading"), store.subscribe("sleeping")
+    waits = []
+    for subscription in (reading, sleeping):
+        waits.append(start_wait(subscription))
+        until_reading(store, reading)
+    kill_writer(store)
+    assert connecting.wait(30)
+    for subscription, (thread, results) in zip((reading, sleeping), waits, strict=True):
+        getattr(subscription, end)()
+        thread.join(30)
+        assert results == [False]
+    may_connect.set()
+    later = store.subscribe("reading")
+    store.transact(notify, "reading")
+    assert later.wait(30)
+
+
+@pytest.mark.parametrize("threads_left", [True, False])
+def test_subscriptions_are_notified_after_the_writer_was_replaced(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch, threads_left: bool
+) -> None:
+    topics = [f"topic-{n}" for n in range(4)]
+    subscriptions = [store.subscribe(topic) for topic in topics]
+    for subscription in subscriptions:
+        while subscription.wait(0.05):
+            pass
+    waits = [start_wait(subscription) for subscription in subscriptions]
+    client = store._client
+    until(lambda: len(client.sleepers) == 3, "one reads, the others sleep")
+    connected = threading.Event()
+    connect = client._connection.connect
+
+    def connect_and_tell() -> None:
+        connect()
+        connected.set()
+
+    start = threading.Thread.start
+
+    def refuse_to_reconnect(thread: threading.Thread) -> None:
+        if thread.name == "holdfast-reconnect":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(client._connection, "connect", connect_and_tell)
+    if not threads_left:
+        monkeypatch.setattr(threading.Thread, "start", refuse_to_reconnect)
+    kill_writer(store)
+    # No other thread uses the connection: the subscriptions detect the loss.
+    assert connected.wait(30)
+    with holdfast.store.open(store.path) as other:
+        for topic in topics:
+            other.transact(notify, topic)
+    for thread, results in waits:
+        thread.join(30)
+        assert results == [True]
+
+
+@pytest.mark.parametrize(
+    "error", [WriterLost(path="data", why="no writer answered"), OSError("no more files")]
+)
+def test_subscription_survives_failed_reconnects(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("holdfast.store.lmdb.writer_client.RECONNECT_PAUSE_S", 0.01)
+    connection = store._client._connection
+    failures = threading.Semaphore(0)
+
+    def fail() -> None:
+        failures.release()
+        raise error
+
+    subscription = store.subscribe("topic")
+    while subscription.wait(0.05):
+        pass
+    thread, results = start_wait(subscription)
+    until_reading(store, subscription)
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "connect", fail)
+        kill_writer(store)
+        for _ in range(3):
+            assert failures.acquire(timeout=30)
+        assert not results
+    with holdfast.store.open(store.path) as other:
+        # Until the subscription is connected to the new writer.
+        until(lambda: not connection.is_closed, "the reconnect")
+        other.transact(notify, "topic")
+    thread.join(30)
+    assert results == [True]

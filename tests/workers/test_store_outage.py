@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from holdfast import store as stores
 from holdfast.clock import SYSTEM
 from holdfast.errors import Busy, Conflict, Invalid
 from holdfast.store.api import Store
+from holdfast.store.lmdb.store import LmdbStore
 from holdfast.workers.service import TickService
 from tests.process.watch import until
 
@@ -126,3 +130,43 @@ def test_store_outage_in_the_shutdown_step_is_no_failure(role: ScriptedService) 
     until(lambda: not role.running, "its end")
     assert shut_down_called.is_set()
     assert role.failure is None
+
+
+def test_stop_ends_the_sleep_of_an_idle_service_without_a_commit(role: ScriptedService) -> None:
+    role.idle_s = 600.0
+    role.start()
+    until(lambda: role.rounds == 1, "its first tick")
+    before = role.store.wait("patient", 0, 0.0)
+    role.request_stop()
+    role.join(20)
+    assert not role.running
+    assert role.store.wait("patient", 0, 0.0) == before
+
+
+def test_stop_ends_the_sleep_of_an_idle_service_while_the_store_reconnects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connecting, may_connect = threading.Event(), threading.Event()
+    with stores.open(tmp_path / "data") as store:
+        assert isinstance(store, LmdbStore)
+        connection = store._client._connection
+        connect = connection.connect
+
+        def connect_late() -> None:
+            connecting.set()
+            may_connect.wait(60)
+            connect()
+
+        monkeypatch.setattr(connection, "connect", connect_late)
+        service = ScriptedService(store)
+        service.idle_s = 600.0
+        service.start()
+        until(lambda: store._client._reading_subscription is not None, "it sleeps")
+        os.kill(store._client.welcome.pid, signal.SIGKILL)
+        assert connecting.wait(10)
+        service.request_stop()
+        service.join(10)
+        stopped = not service.running
+        may_connect.set()
+        assert stopped
+        assert service.failure is None

@@ -236,8 +236,10 @@ class StoreEngine:
             attempt.outcomes,
             attempt.topics,
         )
-        self._park(attempt.newly_parked)
-        self._unpark(attempt.unparked, attempt.topics, attempt.retried)
+        if attempt.newly_parked:
+            self._park(attempt.newly_parked)
+        if self.parked_requests:
+            self._unpark(attempt.unparked, attempt.topics, attempt.retried)
         return attempt.answers
 
     def _answer(self, attempt: CommitAttempt, request: CommitRequest) -> CommitAnswer:

@@ -151,8 +151,9 @@ class InProcessStore:
     def sleep(self, subscription: Subscription, last: int | None, timeout_s: float) -> None:
         sleep_on_gate(self, subscription, last, timeout_s)
 
-    def interrupt(self, subscription: Subscription) -> None:
+    def interrupt(self, subscription: Subscription) -> bool:
         """Do nothing: a sleeping thread waits for its gate."""
+        return False
 
     def start_delivery(self) -> None:
         """Do nothing: the committing thread wakes the sleepers."""

@@ -44,8 +44,8 @@ class TopicSource(Protocol):
         """Block the thread until the subscription is woken, a topic has another commit than `last`, or the timeout.
         May return earlier."""
 
-    def interrupt(self, subscription: Subscription) -> None:
-        """End `sleep` of a subscription whose thread does not wait for its gate."""
+    def interrupt(self, subscription: Subscription) -> bool:
+        """End `sleep` of a subscription whose thread does not wait for its gate. Return False for any other one."""
 
     def start_delivery(self) -> None:
         """Deliver notifications without a thread in `sleep`, for coroutines."""
@@ -120,9 +120,12 @@ class Subscription:
             last = source.last_notified(self.topics)
             if self._take_notification(last):
                 return True
-            source.check()
+            if not self.is_shared:
+                source.check()
+            if self._take_wake_up():
+                return False
             left_s = (deadline_ns - source.mono_ns()) / S
-            if self._take_wake_up() or left_s <= 0:
+            if left_s <= 0:
                 return False
             source.sleep(self, last, left_s)
 
@@ -170,8 +173,9 @@ class Subscription:
     def wake(self) -> None:
         """End the current wait, or else the next one."""
         self._is_woken = True
-        self.rouse()
-        self._source.interrupt(self)
+        # A thread that does not wait for its gate checks the wake-up before it sleeps on it.
+        if not self._source.interrupt(self):
+            self.rouse()
 
     def cancel(self) -> None:
         """End the current wait and every later one."""
@@ -272,6 +276,8 @@ class Sleepers:
 
     def wake_one_thread(self) -> None:
         """Wake one sleeping thread."""
+        if not self._by_topic:
+            return
         with self._lock:
             sleeping = [sleeper for sleepers in self._by_topic.values() for sleeper in sleepers]
         for subscription in sleeping:

@@ -16,6 +16,7 @@ from typing import Protocol
 from holdfast.clock import Clock
 from holdfast.errors import Busy, CommitUnknown, HoldfastError, StoreClosed
 from holdfast.store.api import Store
+from holdfast.store.subscription import Subscription
 
 # The backoff after a failed tick. It doubles with each consecutive failure, up to `idle_s`.
 RETRY_PAUSE_S = 0.05
@@ -52,6 +53,8 @@ class TickService(ABC):
         self.rounds = 0
         self.ticking = False
         self._stopping = threading.Event()
+        # Created by `run`. A stop request ends its wait.
+        self._subscription: Subscription | None = None
         self._thread: threading.Thread | None = None
 
     @abstractmethod
@@ -76,6 +79,7 @@ class TickService(ABC):
     def run(self) -> None:
         since, failures, store_away = 0, 0, False
         try:
+            self._subscription = self.store.subscribe(self.topics)
             while not self._stopping.is_set():
                 try:
                     since = self._wait(since, 0.0)
@@ -102,6 +106,9 @@ class TickService(ABC):
             pass
         except BaseException as error:
             self.failure = error
+        finally:
+            if self._subscription is not None:
+                self._subscription.cancel()
 
     def _shut_down_if_reachable(self) -> None:
         """Shut down. If the store is unavailable, leases that were not released expire."""
@@ -112,7 +119,10 @@ class TickService(ABC):
                 raise
 
     def _wait(self, since: int, timeout_s: float) -> int:
-        return self.store.wait(self.topics, since, timeout_s)
+        assert self._subscription is not None
+        self._subscription.since = since
+        self._subscription.wait(timeout_s)
+        return self._subscription.since
 
     @property
     def running(self) -> bool:
@@ -124,8 +134,8 @@ class TickService(ABC):
 
     def request_stop(self) -> None:
         self._stopping.set()
-        # Fire and forget: without this notification the service wakes after `idle_s`.
-        self.store.submit(lambda txn: txn.notify(self.topics[0]))
+        if self._subscription is not None:
+            self._subscription.wake()
 
     def join(self, timeout_s: float | None = None) -> None:
         if self._thread is not None:

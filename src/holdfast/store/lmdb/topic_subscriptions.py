@@ -73,6 +73,8 @@ class TopicSubscriptions:
 
     def last_notified(self, topics: tuple[str, ...]) -> int | None:
         """The last commit that notified any of the topics; None until the writer has reported all of them."""
+        if len(topics) == 1:
+            return self._commits.get(topics[0])
         commits = [self._commits[topic] for topic in topics if topic in self._commits]
         return max(commits, default=0) if len(commits) == len(topics) else None
 

@@ -8,7 +8,8 @@ When the writer process ends, the reader connects to or starts another one (`wri
 unanswered requests, marked as resent. The new writer looks up the recorded outcome of each before it applies it.
 
 The client is the source of its subscriptions: a thread that waits for a topic becomes the reader like a thread
-that waits for an answer.
+that waits for an answer. If it finds the connection lost, a thread of its own reconnects, because `wake` and
+`cancel` must end the wait at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.clock import SYSTEM
@@ -48,6 +49,8 @@ from holdfast.store.subscription import Sleepers, Subscription, release_once, wa
 
 # While answered threads are still being woken, up to this many transactions are held back for one send.
 _SEND_TOGETHER = 16
+# The pause of the reconnect thread after a failed attempt.
+RECONNECT_PAUSE_S = 0.25
 
 
 def _ignore(answer: CommitAnswer) -> None:
@@ -95,6 +98,9 @@ class WriterClient:
         self.topics = TopicSubscriptions()
         # The shared subscription whose thread is the reader.
         self._reading_subscription: Subscription | None = None
+        # Set unless a reconnect thread runs. Meanwhile no subscription becomes the reader.
+        self._reconnect_ended = threading.Event()
+        self._reconnect_ended.set()
         self._receiver: threading.Thread | None = None
         self._to_wake: deque[PendingCall] = deque()
         self.completions = CompletionBatch()
@@ -288,40 +294,60 @@ class WriterClient:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def _read(self, timeout: float | None, *, interruptible: bool = False) -> None:
-        """Receive and distribute messages. The caller holds the reader lock."""
+    def _read(self, timeout: float | None) -> None:
+        """Receive and distribute messages, or reconnect. The caller holds the reader lock."""
         connection = self._connection
         if connection.end_error is not None:
             self._fail_all(connection.end_error)
             return
         # Otherwise the receive timeout of the socket suffices. (The main thread polls: an interrupt inside recv
         # would lose received bytes and end the connection.)
-        polls = timeout is not None and (interruptible or timeout < POLL_S or _is_main())
-        if polls:
-            poll = connection.poll_or_interrupt if interruptible else connection.poll
-            if not poll(min(timeout or 0, POLL_S)):
-                self.flush(check_orphaned=True)
-                connection.kill_stuck_writer()
-                return
-        try:
+        polls = timeout is not None and (timeout < POLL_S or _is_main())
+        if polls and not connection.poll(min(timeout or 0, POLL_S)):
+            self._check_writer()
+        else:
             self._receive()
+
+    def _read_or_interrupt(self, timeout_s: float) -> bool:
+        """`_read` that `interrupt` ends. Return False instead of a reconnect."""
+        connection = self._connection
+        if connection.end_error is not None:
+            self._fail_all(connection.end_error)
+            return True
+        is_readable, is_timed_out = connection.poll_or_interrupt(min(timeout_s, POLL_S))
+        if is_readable:
+            return self._receive(reconnects=False)
+        if is_timed_out:
+            self._check_writer()
+        return True
+
+    def _check_writer(self) -> None:
+        """After a time without messages: detect an interrupted sender and a stuck writer."""
+        self.flush(check_orphaned=True)
+        self._connection.kill_stuck_writer()
+
+    def _receive(self, *, reconnects: bool = True) -> bool:
+        """Receive and distribute messages. Return whether there is a connection."""
+        try:
+            try:
+                bodies = self._connection.receive()
+            except BlockingIOError:
+                self._check_writer()
+            except ConnectionError:
+                if not reconnects:
+                    return False
+                self._reconnect()
+            else:
+                self._distribute(bodies)
+            return True
         except BaseException:
             # A signal handler may raise anywhere in the main thread: reconnect and resend, because received
             # answers may not have been distributed.
             if _is_main():
-                connection.shut_down()
+                self._connection.shut_down()
             raise
 
-    def _receive(self) -> None:
-        try:
-            bodies = self._connection.receive()
-        except BlockingIOError:
-            self.flush(check_orphaned=True)
-            self._connection.kill_stuck_writer()
-            return
-        except ConnectionError:
-            self._reconnect()
-            return
+    def _distribute(self, bodies: Iterable[bytes]) -> None:
         for body in bodies:
             message = decode_writer_message(body)
             if message.answers:
@@ -372,11 +398,12 @@ class WriterClient:
 
     def _promote_reader(self) -> None:
         """Wake one waiting thread to become the next reader."""
-        for call in list(self._pending.values()):
-            if call.callback is None and not call.is_parked:
-                call.wake()
-                return
-        self.sleepers.wake_one_thread()
+        if self._pending:
+            for call in list(self._pending.values()):
+                if call.callback is None and not call.is_parked:
+                    call.wake()
+                    return
+        self.topics.sleepers.wake_one_thread()
 
     def _receive_forever(self) -> None:
         with self._reader_lock:
@@ -437,7 +464,7 @@ class WriterClient:
 
     def sleep(self, subscription: Subscription, last: int | None, timeout_s: float) -> None:
         """Become the reader, or sleep until the reader wakes this thread."""
-        if self._reader_lock.try_acquire():
+        if self._reconnect_ended.is_set() and self._reader_lock.try_acquire():
             self._read_unless_due(subscription, last, timeout_s)
             return
         subscription.gate.acquire(blocking=False)
@@ -446,7 +473,9 @@ class WriterClient:
             self.sleepers.add(subscription)
             # Check after registration: the notifying and the promoting thread use the opposite order.
             if not subscription.is_due(last):
-                is_reader = self._reader_lock.try_acquire(check_orphaned=True)
+                is_reader = self._reconnect_ended.is_set() and self._reader_lock.try_acquire(
+                    check_orphaned=True
+                )
                 if not is_reader:
                     is_notified = subscription.gate.acquire(timeout=min(timeout_s, POLL_S))
                     is_over = not is_notified and timeout_s <= POLL_S
@@ -464,20 +493,28 @@ class WriterClient:
     ) -> None:
         """Read once unless already notified. The caller holds the reader lock, and the former reader has distributed
         everything that it received."""
+        is_connected = True
         try:
             if subscription.is_shared:
                 # Before the check: `wake` uses the opposite order.
                 self._reading_subscription = subscription
-            if not subscription.is_due(last):
-                self._read(timeout_s, interruptible=subscription.is_shared)
+                if not subscription.is_due(last):
+                    is_connected = self._read_or_interrupt(timeout_s)
+            elif not subscription.is_due(last):
+                self._read(timeout_s)
         finally:
             self._reading_subscription = None
             self._reader_lock.release()
-            self._promote_reader()
+            if is_connected:
+                self._promote_reader()
+            else:
+                self._start_reconnect()
 
-    def interrupt(self, subscription: Subscription) -> None:
-        if self._reading_subscription is subscription:
-            self._connection.interrupt()
+    def interrupt(self, subscription: Subscription) -> bool:
+        if self._reading_subscription is not subscription:
+            return False
+        self._connection.interrupt()
+        return True
 
     # -- the writer process --------------------------------------------------------------------
 
@@ -510,6 +547,36 @@ class WriterClient:
         self._wake_next()
         self.completions.wake()
         self.sleepers.wake_all()
+
+    def _start_reconnect(self) -> None:
+        """Reconnect in a thread, unless another thread becomes the reader first."""
+        ended = threading.Event()
+        thread = threading.Thread(
+            target=self._reconnect_aside, args=(ended,), name="holdfast-reconnect", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            # No more threads: this thread reconnects, and `wake` takes effect afterwards.
+            self._reconnect_aside(ended)
+        else:
+            self._reconnect_ended = ended
+
+    def _reconnect_aside(self, ended: threading.Event) -> None:
+        try:
+            if self._reader_lock.try_acquire():
+                try:
+                    self._read(0.0)
+                except Exception as error:
+                    self._fail_all(WriterLost(path=str(self._connection.path), why=repr(error)))
+                finally:
+                    self._reader_lock.release()
+                if self._connection.is_closed:
+                    # No subscription starts another attempt meanwhile.
+                    SYSTEM.sleep(RECONNECT_PAUSE_S)
+        finally:
+            ended.set()
+            self._promote_reader()
 
     def _reconnect(self) -> None:
         """Connect to or start a writer and resend the unanswered requests."""

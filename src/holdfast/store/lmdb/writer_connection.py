@@ -9,6 +9,7 @@ that it never kills another process.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
@@ -27,6 +28,8 @@ from holdfast.store.lmdb.writer_process import connect_or_start, peer_of
 POLL_S = 0.25
 # How often a client checks that the path still leads to the store.
 IDENTITY_CHECK_NS = S
+# One write to the event counter.
+_ONE = (1).to_bytes(8, "little")
 
 
 class WriterConnection:
@@ -51,14 +54,15 @@ class WriterConnection:
         self._directory: DirectoryIdentity | None = None
         self._next_check_ns = 0
         self._received_ns = 0
-        # A byte in this socket ends `poll_or_interrupt`.
-        self._interrupt_receiver, self._interrupt_sender = socket.socketpair()
-        self._interrupt_receiver.setblocking(False)
-        self._interrupt_sender.setblocking(False)
+        # A write to this event counter ends `poll_or_interrupt`, which is edge-triggered and reads no counter.
+        self._interrupts = os.fdopen(
+            os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), "wb", buffering=0
+        )
+        self._interruptible_poll: select.epoll | None = None
         try:
             self.connect()
         except BaseException:
-            self._close_interrupt()
+            self._close_interrupts()
             raise
 
     # -- the identity of the store ---------------------------------------------------------------
@@ -140,24 +144,36 @@ class WriterConnection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._interruptible_poll = select.poll()
-        self._interruptible_poll.register(sock, select.POLLIN)
-        self._interruptible_poll.register(self._interrupt_receiver, select.POLLIN)
+        self._register_interruptible_poll(sock)
         self._received_ns = SYSTEM.mono_ns()
         self.welcome = welcome
+
+    def _register_interruptible_poll(self, sock: socket.socket) -> None:
+        if self._interruptible_poll is not None:
+            # Not the socket alone: a forked child may keep the former socket open, which keeps it registered.
+            self._interruptible_poll.close()
+        self._interruptible_poll = select.epoll()
+        self._interruptible_poll.register(sock, select.EPOLLIN)
+        self._interruptible_poll.register(self._interrupts, select.EPOLLIN | select.EPOLLET)
 
     def shut_down(self) -> None:
         """Shut down the connection. The next reader reconnects and resends."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the socket is closed: by `close`, or by a reconnect that failed."""
+        return self.sock.fileno() < 0
+
     def close(self) -> None:
         self.sock.close()
-        self._close_interrupt()
+        self._close_interrupts()
 
-    def _close_interrupt(self) -> None:
-        self._interrupt_receiver.close()
-        self._interrupt_sender.close()
+    def _close_interrupts(self) -> None:
+        if self._interruptible_poll is not None:
+            self._interruptible_poll.close()
+        self._interrupts.close()
 
     # -- sending and receiving -------------------------------------------------------------------
 
@@ -188,24 +204,27 @@ class WriterConnection:
 
     def poll(self, timeout_s: float) -> bool:
         """Wait until a message can be received. False after the timeout."""
-        return bool(self._poll.poll(timeout_s * 1000))
+        return self.is_closed or bool(self._poll.poll(timeout_s * 1000))
 
-    def poll_or_interrupt(self, timeout_s: float) -> bool:
-        """`poll` that `interrupt` ends too."""
-        try:
-            ready = self._interruptible_poll.poll(timeout_s * 1000)
-            if any(fd == self._interrupt_receiver.fileno() for fd, _ in ready):
-                self._interrupt_receiver.recv(64)
-                return len(ready) > 1
-        except OSError:
-            return True  # closed by another thread: the next receive detects it
-        return bool(ready)
+    def poll_or_interrupt(self, timeout_s: float) -> tuple[bool, bool]:
+        """`poll` that `interrupt` ends too. Return whether a message can be received, and whether the timeout ended
+        the poll."""
+        sock_fd = self.sock.fileno()
+        if sock_fd < 0 or self._interruptible_poll is None:
+            return True, False  # the next receive detects it
+        ready = self._interruptible_poll.poll(timeout_s, 2)
+        for fd, _ in ready:
+            if fd == sock_fd:
+                return True, False
+        return False, not ready
 
     def interrupt(self) -> None:
         """End the current `poll_or_interrupt`, or else the next one."""
-        # A full socket is readable: one byte suffices.
-        with contextlib.suppress(OSError):
-            self._interrupt_sender.send(b"x")
+        # ValueError: closed. No context manager: this runs for every wake-up.
+        try:
+            self._interrupts.write(_ONE)
+        except (OSError, ValueError):
+            return
 
     def kill_stuck_writer(self) -> None:
         """Kill a writer that has owed an answer for too long. The next read detects the lost connection."""

@@ -123,8 +123,9 @@ class NotificationListener:
     def sleep(self, subscription: Subscription, last: int | None, timeout_s: float) -> None:
         sleep_on_gate(self, subscription, last, timeout_s)
 
-    def interrupt(self, subscription: Subscription) -> None:
+    def interrupt(self, subscription: Subscription) -> bool:
         """Do nothing: a sleeping thread waits for its gate."""
+        return False
 
     def start_delivery(self) -> None:
         """Start the listener thread. It notifies all topics when it listens, so nothing is lost before."""

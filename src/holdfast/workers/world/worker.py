@@ -210,6 +210,11 @@ class WorldWorker(TickService):
             self._wakeup.wait(timeout_s, since)
         return since
 
+    def request_stop(self) -> None:
+        super().request_stop()
+        if self._wakeup is not None:
+            self._wakeup.set()
+
     def shut_down(self) -> None:
         """Release all worlds, so that the next worker need not wait for lease expiry."""
         self.committer.drain()
