@@ -445,14 +445,15 @@ def test_checkpoint_that_cannot_start_fails_the_next_commit_only(
     backend.env.close()
 
 
-@pytest.mark.parametrize("bound", ["REDO_COMMITS_MAX", "REDO_BYTES_MAX"])
+@pytest.mark.parametrize(("commits_max", "bytes_max"), [(20, 10**9), (10**9, 10_000)])
 def test_commits_wait_for_a_checkpoint_at_the_redo_log_bounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits_max: int, bytes_max: int
 ) -> None:
     class CheckpointAwaited(Exception):
         pass
 
-    monkeypatch.setattr(redo_log, bound, 20 if bound == "REDO_COMMITS_MAX" else 10_000)
+    monkeypatch.setattr(redo_log, "REDO_COMMITS_MAX", commits_max)
+    monkeypatch.setattr(redo_log, "REDO_BYTES_MAX", bytes_max)
     backend = logged(tmp_path)
     redo_log_of(backend)._sync_jobs = queue.SimpleQueue()  # not served
     put(backend, {b"n": b"0"})
