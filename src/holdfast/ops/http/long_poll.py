@@ -201,9 +201,9 @@ class LongPoller:
 
     def _subscribe(self, topics: set[str]) -> None:
         """Replace the subscription. The wait on the former one ends."""
+        former = self._subscription
         if failpoints.armed:
             failpoints.hit("http.long_poll.subscribe", topics)
-        former = self._subscription
         # First: after an error the former subscription remains.
         self._subscription = self._store.subscribe(list(topics), former.since if former else 0)
         self._topics = topics
