@@ -1,5 +1,6 @@
 """Shared pytest configuration: the hypothesis profile, the check of spec markers, the choice of stores, the place of
-temporary files and bytecode, the removal of test databases, and the watchdog that ends a hanging test process."""
+temporary files and bytecode, the removal of test databases, the check that no failpoint stays armed, and the watchdog
+that ends a hanging test process."""
 
 import faulthandler
 import gc
@@ -182,6 +183,10 @@ def pytest_runtest_teardown() -> Iterator[None]:
     finally:
         if (postgres := sys.modules.get("tests.postgres")) is not None:
             postgres.drop_databases()
+        if (failpoints := sys.modules.get("holdfast.failpoints")) is not None:
+            left = failpoints.armed_names()
+            failpoints.disarm_all()
+            assert not left, f"the test left failpoints armed: {left}"
 
 
 def _runs_on_postgresql(item: pytest.Item) -> bool:

@@ -10,8 +10,10 @@ from collections.abc import Callable
 import pytest
 
 import holdfast
+from holdfast import failpoints
 from tests import tidy_rules as rules
 from tests.tidy_rules import EXTRA_IMPORTS, EXTRA_MODULES, ROOT, Layers, Module
+from tools.plain_words import load_rules
 
 LAYERS = rules.read_layers((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
 MODULES = rules.package_modules()
@@ -299,6 +301,111 @@ def test_fork_is_a_breach(source: str) -> None:
 def test_spawn_is_allowed() -> None:
     source = "import multiprocessing\nmultiprocessing.get_context('spawn').Process()"
     assert rules.fork_breaches(Module("holdfast.store.lmdb.writer", source)) == []
+
+
+# --- failpoints ---------------------------------------------------------------------------------
+
+TEST_MODULES = rules.modules_of_tests()
+REPLACEMENTS = load_rules().allowed["replacements"]
+
+
+def failpoint_breaches(module: Module) -> list[str]:
+    return rules.failpoint_breaches(module, failpoints.POINTS)
+
+
+def test_every_place_has_a_listed_failpoint() -> None:
+    assert_no_breach(failpoint_breaches)
+
+
+def test_every_listed_failpoint_has_a_place_and_a_test() -> None:
+    assert rules.unused_failpoints(failpoints.POINTS, MODULES, TEST_MODULES) == []
+
+
+ARMED = "from holdfast import failpoints\nif failpoints.armed:\n    "
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ARMED + "failpoints.hit('postgres.unheard_of')",
+        ARMED + "failpoints.hit(name)",
+        "from holdfast import failpoints\nfailpoints.hit('postgres.send')",
+        "from holdfast import failpoints\nfailpoints.on('postgres.send')",
+        "from holdfast.failpoints import on\non('postgres.send')",
+    ],
+)
+def test_failpoint_that_is_unlisted_unguarded_or_armed_by_the_product_is_a_breach(
+    source: str,
+) -> None:
+    assert_one_breach(failpoint_breaches, "holdfast.store.engine", source)
+
+
+def test_failpoint_without_a_place_or_without_a_test_is_a_breach() -> None:
+    place = Module("holdfast.store.engine", ARMED + "failpoints.hit('a.b')")
+    user = Module("tests.test_a", 'with failpoints.on("a.b"): ...')
+    assert rules.unused_failpoints(["a.b"], [place], [user]) == []
+    assert rules.unused_failpoints(["a.b"], [], [user]) == ["a.b: no place in the product"]
+    assert rules.unused_failpoints(["a.b"], [place], []) == ["a.b: no test uses it"]
+
+
+def test_no_test_replaces_behaviour_of_holdfast() -> None:
+    found = [
+        line
+        for module in TEST_MODULES
+        for line in rules.replacement_breaches(module, REPLACEMENTS, MODULES)
+    ]
+    assert found == []
+
+
+def test_exceptions_for_replaced_behaviour_are_in_use_and_only_fall() -> None:
+    for key in REPLACEMENTS:
+        path, _, target = key.partition(": ")
+        [module] = [one for one in TEST_MODULES if one.path == path]
+        assert any(
+            target in line for line in rules.replacement_breaches(module, package=MODULES)
+        ), key
+    assert len(REPLACEMENTS) <= rules.REPLACEMENTS_MAX
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "monkeypatch.setattr(PgEngine, '_send', cut)",
+        "monkeypatch.setattr(engine, 'run_pipelined', cut)",
+        "monkeypatch.setattr(engine.PgEngine, name, cut)",
+        "monkeypatch.setattr('holdfast.tasks.queries.list_queues', cut)",
+        "patch.setattr(store, 'transact', cut)",
+        "self._patch.setattr(rig.store, 'read', cut)",
+        "store.read = cut  # type: ignore[method-assign]",
+    ],
+)
+def test_replaced_behaviour_of_holdfast_is_a_breach(line: str) -> None:
+    assert len(replacements_in(line)) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "monkeypatch.setattr(engine, 'PART_BYTES', 10)",
+        "monkeypatch.setattr('holdfast.store.postgres.engine.PART_BYTES', 10)",
+        "monkeypatch.setattr(engine, '_BASES_MAX', 1)",
+        "monkeypatch.setattr(redo_log.os, 'pwrite', cut)",
+        "monkeypatch.setattr(socket, 'getaddrinfo', cut)",
+        "monkeypatch.setattr('tempfile.tempdir', 'x')",
+    ],
+)
+def test_replaced_constant_or_foreign_function_is_allowed(line: str) -> None:
+    assert replacements_in(line) == []
+
+
+def replacements_in(line: str) -> list[str]:
+    imports = (
+        "import socket\n"
+        "from holdfast.store.lmdb import redo_log\n"
+        "from holdfast.store.postgres import engine\n"
+        "from holdfast.store.postgres.engine import PgEngine\n"
+    )
+    return rules.replacement_breaches(Module("tests.test_a", imports + line), package=MODULES)
 
 
 # --- shape --------------------------------------------------------------------------------------

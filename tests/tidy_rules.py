@@ -46,6 +46,9 @@ UNPICKLERS = frozenset(
 )
 
 FUNCTION_TRANSFER_MODULE = f"{PACKAGE}.spark.function_pickle"
+FAILPOINTS_MODULE = f"{PACKAGE}.failpoints"
+# The number of exceptions of `replacement_breaches`. It may only fall: use a failpoint instead.
+REPLACEMENTS_MAX = 4
 
 
 # --- reading a module ---------------------------------------------------------------------------
@@ -124,6 +127,19 @@ def package_modules(src: Path = SRC) -> list[Module]:
         text = path.read_text(encoding="utf-8")
         modules.append(Module(name, text, path.relative_to(src.parent).as_posix(), is_package))
     return modules
+
+
+def modules_of_tests(tests: Path = ROOT / "tests") -> list[Module]:
+    """The test modules, without the code in data directories."""
+    return [
+        Module(
+            ".".join(path.relative_to(tests.parent).with_suffix("").parts),
+            path.read_text(encoding="utf-8"),
+            path.relative_to(tests.parent).as_posix(),
+        )
+        for path in sorted(tests.rglob("*.py"))
+        if "data" not in path.relative_to(tests).parts
+    ]
 
 
 def _imports(
@@ -389,6 +405,133 @@ def fork_breaches(module: Module) -> list[str]:
                 if not any(keyword.arg == "mp_context" for keyword in node.keywords):
                     breaches.append(module.breach(node.lineno, f"{name} without mp_context forks"))
     return breaches
+
+
+# --- failpoints ---------------------------------------------------------------------------------
+
+_METHOD_ASSIGNED = re.compile(r"type: ignore\[[a-z, -]*method-assign")
+_CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
+
+
+def failpoint_names(module: Module, function: str) -> dict[str, int]:
+    """The names that a module passes to `failpoints.hit` or `failpoints.on`, with the last line of each."""
+    if "failpoints" not in module.source:
+        return {}
+    return {
+        node.args[0].value: node.lineno
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and module.dotted(node.func) == f"{FAILPOINTS_MODULE}.{function}"
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    }
+
+
+def failpoint_breaches(module: Module, points: Iterable[str]) -> list[str]:
+    """A place passes a listed name, behind a check of `armed`. The product arms no point."""
+    if module.name == FAILPOINTS_MODULE or "failpoints" not in module.source:
+        return []
+    known, breaches = frozenset(points), []
+    guarded = {
+        id(statement.value)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.If) and module.dotted(node.test) == f"{FAILPOINTS_MODULE}.armed"
+        for statement in node.body
+        if isinstance(statement, ast.Expr)
+    }
+    for node in ast.walk(module.tree):
+        name = module.dotted(node) if isinstance(node, ast.Attribute | ast.Name) else ""
+        if name.startswith(f"{FAILPOINTS_MODULE}."):
+            used = name.removeprefix(f"{FAILPOINTS_MODULE}.")
+            if used not in {"hit", "armed"}:
+                breaches.append(module.breach(node.lineno, f"uses failpoints.{used}"))
+        if isinstance(node, ast.Call) and module.dotted(node.func) == f"{FAILPOINTS_MODULE}.hit":
+            place = node.args[0] if node.args else None
+            if not (isinstance(place, ast.Constant) and place.value in known):
+                breaches.append(
+                    module.breach(node.lineno, "hits a failpoint without a listed name")
+                )
+            elif id(node) not in guarded:
+                breaches.append(
+                    module.breach(node.lineno, "hits a failpoint without a check of `armed`")
+                )
+    return breaches
+
+
+def unused_failpoints(
+    points: Iterable[str], modules: Iterable[Module], tests: Iterable[Module]
+) -> list[str]:
+    """Listed points without a place in the product, or that no test arms. A test names a point in any string."""
+    hit = {name for module in modules for name in failpoint_names(module, "hit")}
+    text = "\n".join(module.source for module in tests)
+    return [
+        *(f"{name}: no place in the product" for name in sorted(set(points) - hit)),
+        *(f"{name}: no test uses it" for name in sorted(points) if f'"{name}"' not in text),
+    ]
+
+
+def replacement_breaches(
+    test: Module, allowed: Iterable[str] = (), package: Iterable[Module] = ()
+) -> list[str]:
+    """A test replaces no behaviour of Holdfast: it uses a failpoint.
+
+    A test may replace an upper-case constant of Holdfast, and any name of another package. An object of unknown origin,
+    such as a local variable, counts as an object of Holdfast. An exception is `path: target.name`.
+    """
+    if "setattr" not in test.source and "method-assign" not in test.source:
+        return []
+    by_name = {module.name: module for module in package}
+    exceptions = frozenset(allowed)
+    return [
+        test.breach(line, f"replaces {target}: use a failpoint")
+        for line, target in _replacements(test, by_name)
+        if f"{test.path}: {target}" not in exceptions
+    ]
+
+
+def _replacements(test: Module, package: dict[str, Module]) -> Iterator[tuple[int, str]]:
+    lines = test.source.splitlines()
+    for node in ast.walk(test.tree):
+        if isinstance(node, ast.Assign) and _METHOD_ASSIGNED.search(lines[node.end_lineno - 1]):
+            yield node.lineno, ast.unparse(node.targets[0])
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if node.func.attr != "setattr" or len(node.args) < 2:
+            continue
+        if len(node.args) == 2:
+            whole = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
+            owner, _, name = str(whole).rpartition(".")
+            text = owner
+        else:
+            owner, text = _owner(test, node.args[0]), ast.unparse(node.args[0])
+            given = node.args[1]
+            name = (
+                str(given.value) if isinstance(given, ast.Constant) else f"<{ast.unparse(given)}>"
+            )
+        if not _CONSTANT.fullmatch(name) and not _is_foreign(owner, package):
+            yield node.lineno, f"{text}.{name}"
+
+
+def _owner(test: Module, target: ast.expr) -> str:
+    """The dotted name of an imported object; '' for any other expression."""
+    root = target
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    is_imported = isinstance(root, ast.Name) and root.id in test.aliases
+    return test.dotted(target) if is_imported else ""
+
+
+def _is_foreign(owner: str, package: dict[str, Module]) -> bool:
+    """Whether an object belongs to another package: `os`, but also `os` as an attribute of a module of Holdfast."""
+    if owner.partition(".")[0] != PACKAGE:
+        return bool(owner)
+    parts = owner.split(".")
+    for at in range(len(parts) - 1, 0, -1):
+        module = package.get(".".join(parts[:at]))
+        if module is not None:
+            imported = module.aliases.get(parts[at], PACKAGE)
+            return imported.partition(".")[0] != PACKAGE
+    return False
 
 
 # --- shape --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ The rules:
     positional    calls with more than seven positional arguments
     functions     functions of more than 80 lines
     attributes    classes with more than 20 instance attributes
+    replacements  behaviour of Holdfast that a test replaces: only its exceptions, `tests/tidy_rules.py` finds the places
 
 Patterns and exceptions are in plain_words.toml, the baseline is in plain_words_baseline.json. An exception
 needs a reason. `--update` refuses to raise a count: edit the text instead.
@@ -49,7 +50,15 @@ HINT_KEYWORDS = frozenset({"hint", "why"})
 PLANTED_BUGS = "tests/simulation/mutants"
 # A decision page is never edited after it is accepted.
 FROZEN = ("docs/decisions/",)
-RULES = ("phrases", "participles", "classes", "positional", "functions", "attributes")
+RULES = (
+    "phrases",
+    "participles",
+    "classes",
+    "positional",
+    "functions",
+    "attributes",
+    "replacements",
+)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from holdfast import failpoints
 from holdfast.errors import Invalid
 
 T = TypeVar("T")
@@ -202,6 +203,8 @@ def check_depth(what: str, packed: bytes, **fields: Any) -> None:
 
 def convert(value: Any, kind: Any) -> Any:
     """Call `msgspec.convert`. The first use of a type holds the lock of `new_decoder`."""
+    if failpoints.armed:
+        failpoints.hit("codec.convert", kind)
     # Keyed by id, because not every annotation is hashable. The dict keeps the types alive.
     if id(kind) in _converted_types:
         return msgspec.convert(value, kind)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast import failpoints
 from holdfast import store as stores
 from holdfast.adapters import pane_prompter as typing
 from holdfast.adapters.dispatch_protocol import (
@@ -22,11 +23,10 @@ from holdfast.adapters.dispatch_protocol import (
     Unconfirmed,
     set_leader_pane,
 )
-from holdfast.adapters.pane_prompter import PanePrompter, with_marker
+from holdfast.adapters.pane_prompter import with_marker
 from holdfast.adapters.tmux import Tmux
 from holdfast.dispatch import log as dispatch_log
-from holdfast.dispatch.log import DispatchLog
-from holdfast.dispatch.outcomes import WorkerCli
+from holdfast.dispatch.outcomes import QueueTransition, WorkerCli
 from holdfast.dispatch.request import DispatchBacklog, DispatchRecord, mark_of
 from holdfast.errors import Invalid, KeyConflict, ValueTooLarge
 from holdfast.runner.error_policy import Refused
@@ -236,49 +236,41 @@ class DispatchCrash(BaseException):
     """Simulated process death. It is a BaseException, so no handler catches it."""
 
 
-@pytest.mark.parametrize("at", ["tried", "concluded", "delivered"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "at", [QueueTransition.TRIED, QueueTransition.NOTIFIED, QueueTransition.DELIVERED]
+)
+@pytest.mark.parametrize("when", ["dispatch.log_transition", "dispatch.transition_logged"])
 def test_crash_at_any_log_step_types_the_prompt_once(
     tmux: TmuxServer,
     protocol: DispatchProtocol,
     store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    at: str,
+    at: QueueTransition,
     when: str,
 ) -> None:
     agent = tmux.start_agent("worker")
-    original = getattr(DispatchLog, at)
 
-    def dies(log: DispatchLog, *args: object, **kwargs: object) -> None:
-        if when == "after":
-            original(log, *args, **kwargs)
-        raise DispatchCrash
+    def dies(request_id: str, transition: QueueTransition) -> None:
+        if transition is at:
+            raise DispatchCrash
 
-    with monkeypatch.context() as patched:
-        patched.setattr(DispatchLog, at, dies)
-        with pytest.raises(DispatchCrash):
-            protocol.run(make_request(tmux))
+    with failpoints.on(when, calls=dies), pytest.raises(DispatchCrash):
+        protocol.run(make_request(tmux))
     assert protocol.run(make_request(tmux)).status == "delivered"
     agent.expect_texts(with_marker("hello", mark_of("r1")))
     assert protocol.log.backlog() == DispatchBacklog(delivered=1)
 
 
 def test_crash_between_text_and_enter_submits_the_prompt_once(
-    tmux: TmuxServer, protocol: DispatchProtocol, monkeypatch: pytest.MonkeyPatch
+    tmux: TmuxServer, protocol: DispatchProtocol
 ) -> None:
     agent = tmux.start_agent("worker")
 
-    original = Tmux.press_key
-
-    def dies(tmux: Tmux, pane_id: str, key: str) -> None:
+    def dies(_: Tmux, key: str) -> None:
         if key == "Enter":
             raise DispatchCrash
-        original(tmux, pane_id, key)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Tmux, "press_key", dies)
-        with pytest.raises(DispatchCrash):
-            protocol.run(make_request(tmux))
+    with failpoints.on("tmux.press_key", calls=dies), pytest.raises(DispatchCrash):
+        protocol.run(make_request(tmux))
     until(lambda: agent.shows(mark_of("r1")), "the draft")
     assert agent.submitted == []
     assert protocol.run(make_request(tmux)).status == "delivered"
@@ -286,19 +278,15 @@ def test_crash_between_text_and_enter_submits_the_prompt_once(
 
 
 def test_concurrent_dispatch_that_finished_first_is_kept(
-    tmux: TmuxServer, protocol: DispatchProtocol, store: Store, monkeypatch: pytest.MonkeyPatch
+    tmux: TmuxServer, protocol: DispatchProtocol, store: Store
 ) -> None:
     agent = tmux.start_agent("worker")
-    original = PanePrompter.send
 
-    def overtaken(self: PanePrompter, *args: object, **kwargs: object) -> object:
-        sent = original(self, *args, **kwargs)  # type: ignore[arg-type]
-        monkeypatch.setattr(PanePrompter, "send", original)
+    def overtake(_: PromptRequest) -> None:
         DispatchProtocol(store, U).run(make_request(tmux))
-        return sent
 
-    monkeypatch.setattr(PanePrompter, "send", overtaken)
-    assert protocol.run(make_request(tmux)).status == "delivered"
+    with failpoints.on("dispatch.prompt_typed", calls=overtake, times=1):
+        assert protocol.run(make_request(tmux)).status == "delivered"
     agent.expect_texts(with_marker("hello", mark_of("r1")))
     assert logged_transitions(store) == ["requested", "tried", "notified", "delivered"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import failpoints
 from holdfast.adapters import pane_prompter as adapter
 from holdfast.adapters.errors import Unavailable
 from holdfast.adapters.pane_prompter import (
@@ -279,14 +280,14 @@ def test_pane_with_disabled_input_fails_the_preflight(
     assert agent.submitted == []
 
 
-def test_tmux_error_is_send_failed(
-    tmux: TmuxServer, prompter: PanePrompter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tmux_error_is_send_failed(tmux: TmuxServer, prompter: PanePrompter) -> None:
     agent = tmux.start_agent("worker")
-    monkeypatch.setattr(
-        Tmux, "press_key", lambda self, pane_id, key: self._run("send-keys", "-t", "%99")
-    )
-    sent = prompter.send("worker", "hello", CLAUDE, MARK)
+
+    def press_in_missing_pane(client: Tmux, key: str) -> None:
+        client._run("send-keys", "-t", "%99", key)
+
+    with failpoints.on("tmux.press_key", calls=press_in_missing_pane):
+        sent = prompter.send("worker", "hello", CLAUDE, MARK)
     assert sent.reason is Why.SEND_FAILED
     assert "find pane" in sent.detail
     assert agent.submitted == []

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import store as stores
-from holdfast.cli import main
-from holdfast.cli.rate_limiter import RateLimiter
+from holdfast.cli import main, selection
 from holdfast.clock import S, SystemClock
 from holdfast.durable import queue
 from holdfast.store.api import Store
@@ -55,21 +54,16 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
-def patch_rate_limiter_sleep(
+def replace_rate_limit_sleep(
     monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]
 ) -> None:
-    """Replace the sleep of the redrive rate limiter. The system clock stays: other threads sleep by it."""
+    """Give the rate limit of a command a clock with another sleep. Other threads keep the system clock."""
 
-    class Rests(SystemClock):
+    class RateLimitClock(SystemClock):
         def sleep(self, seconds: float) -> None:
             sleep(seconds)
 
-    original_init = RateLimiter.__init__
-    monkeypatch.setattr(
-        RateLimiter,
-        "__init__",
-        lambda self, rate, _, interrupt: original_init(self, rate, Rests(), interrupt),
-    )
+    monkeypatch.setattr(selection, "SYSTEM", RateLimitClock())
 
 
 @pytest.fixture

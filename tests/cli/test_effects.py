@@ -14,7 +14,7 @@ from holdfast.workers.effects.pool import EffectWorkerPool
 from holdfast.workers.world.worker import WorldWorker
 from holdfast.world import catalog
 from holdfast.world import intents as world_intents
-from tests.cli.conftest import RunCommand, patch_rate_limiter_sleep
+from tests.cli.conftest import RunCommand, replace_rate_limit_sleep
 from tests.workers.shop import Buyer, GoodsOrdered, Repeated, Slept, app
 from tests.workers.universe_rig import Office, Write, app_of
 
@@ -218,7 +218,7 @@ def test_effects_redrive_honours_the_rate_option(
     run: RunCommand, path: Path, shop: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    patch_rate_limiter_sleep(monkeypatch, slept.append)
+    replace_rate_limit_sleep(monkeypatch, slept.append)
     run("effects", "redrive", "pay", "--all", "--rate", "0.5", store=path)
     assert slept == [pytest.approx(2.0, abs=0.9)], "one at once, the other two seconds later"
     wrong = run("effects", "redrive", "pay", "--all", "--rate", "0", store=path)

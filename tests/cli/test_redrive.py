@@ -26,7 +26,7 @@ from holdfast.messages import Intent
 from holdfast.store.api import Store
 from holdfast.workers.world.worker import WorldWorker
 from holdfast.world import catalog, intents
-from tests.cli.conftest import TTL_NS, RunCommand, patch_rate_limiter_sleep
+from tests.cli.conftest import TTL_NS, RunCommand, replace_rate_limit_sleep
 from tests.workers.shop import Buyer, GoodsOrdered, app
 
 PAY = intents.effect_queue("shop", "pay")
@@ -385,7 +385,7 @@ def test_redrive_skips_letters_redriven_concurrently(letters: Store) -> None:
 def test_redrive_command_stopped_by_sigint_exits_with_130(
     run: RunCommand, path: Path, shop: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch_rate_limiter_sleep(monkeypatch, lambda _: signal.raise_signal(signal.SIGINT))
+    replace_rate_limit_sleep(monkeypatch, lambda _: signal.raise_signal(signal.SIGINT))
     result = run("effects", "redrive", "pay", "--all", "--rate", "1", store=path)
     assert result.code == 130
     assert result.out.splitlines()[-1].startswith("stopped: ")

@@ -18,7 +18,7 @@ from holdfast.tasks import operations
 from holdfast.tasks.ids import TaskId, parse_task_id
 from holdfast.tasks.model import QueueLimits, TaskSpec, get_limits, keys_of
 from holdfast.tasks.operations import AttemptOutcome, GrantRequest, TaskReport, TaskToSubmit
-from tests.cli.conftest import RunCommand, patch_rate_limiter_sleep
+from tests.cli.conftest import RunCommand, replace_rate_limit_sleep
 
 SHOP = "shop"
 
@@ -256,7 +256,7 @@ def test_tasks_redrive_honours_the_rate_option(
     run: RunCommand, path: Path, store: Store, shop: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    patch_rate_limiter_sleep(monkeypatch, slept.append)
+    replace_rate_limit_sleep(monkeypatch, slept.append)
     run("tasks", "redrive", "--all", "--rate", "0.5", "--store", path)
     assert slept == [pytest.approx(2.0, abs=0.9)], "one at once, the other two seconds later"
     wrong = run("tasks", "redrive", "--all", "--rate", "0", "--store", path)
@@ -266,7 +266,7 @@ def test_tasks_redrive_honours_the_rate_option(
 def test_tasks_redrive_stopped_by_sigint_exits_with_130(
     run: RunCommand, path: Path, store: Store, shop: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch_rate_limiter_sleep(monkeypatch, lambda _: signal.raise_signal(signal.SIGINT))
+    replace_rate_limit_sleep(monkeypatch, lambda _: signal.raise_signal(signal.SIGINT))
     result = run("tasks", "redrive", "--all", "--rate", "1", "--store", path)
     assert result.code == 130
     first, last = result.out.splitlines()

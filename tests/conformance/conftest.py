@@ -40,6 +40,18 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
     opened[-1].close()
 
 
+class LocalLmdbStore(InProcessStore):
+    """A store on an LMDB backend in this process. It closes its backend."""
+
+    def __init__(self, path: Path) -> None:
+        self._lmdb_backend = LmdbBackend(path / "local", readonly=False)
+        super().__init__(f"lmdb:{path}", self._lmdb_backend, SYSTEM)
+
+    def close(self) -> None:
+        super().close()
+        self._lmdb_backend.close()
+
+
 def open_store(kind: str, path: Path, url: str = "") -> Store:
     if kind == "postgres":
         return holdfast.store.open(url or fresh_url())
@@ -50,13 +62,4 @@ def open_store(kind: str, path: Path, url: str = "") -> Store:
     if kind == "lmdb":
         return holdfast.store.open(path / "data", limits=WriterLimits(idle_exit_s=0.2))
     (path / "local").mkdir(exist_ok=True)
-    backend = LmdbBackend(path / "local", readonly=False)
-    store = InProcessStore(f"lmdb:{path}", backend, SYSTEM)
-    close = store.close
-
-    def close_all() -> None:
-        close()
-        backend.close()
-
-    store.close = close_all  # type: ignore[method-assign]
-    return store
+    return LocalLmdbStore(path)

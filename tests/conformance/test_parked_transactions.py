@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from holdfast import failpoints
 from holdfast.clock import S
 from holdfast.errors import Invalid
 from holdfast.store.api import ParkedTransaction, Store, Txn
@@ -218,23 +219,19 @@ def test_parked_request_does_not_block_other_threads(tmp_path: Path) -> None:
 
 
 def test_submit_when_inside_batched_is_sent_with_the_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    with open_store("lmdb", tmp_path) as store:
+    with open_store("lmdb", tmp_path) as store, failpoints.on("lmdb.send") as send:
         assert isinstance(store, LmdbStore)
-        sent: list[bytes] = []
-        connection = store._client._connection
-        send = connection.send
-        monkeypatch.setattr(connection, "send", lambda data: sent.append(data) or send(data))
         with store.batched():
             parked = park_lease_request(store)
-            assert sent == []
+            assert send.hits == 0
             [seq] = submit_tasks(store)
-        assert len(sent) == 1
+        assert send.hits == 1
         assert [grant.seq for grant in await_answer(parked).grants] == [seq]
         with store.batched():
             second = park_lease_request(store)
-        assert len(sent) == 2
+        assert send.hits == 2
         assert second.cancel()
 
 

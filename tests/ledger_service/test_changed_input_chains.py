@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast import failpoints
 from holdfast.ledger import runs
 from holdfast.ledger.states import RowState
 from tests.ledger_service.run_chain import ChainModel, InputRows, RunChain
@@ -162,25 +163,19 @@ def test_unfinished_run_is_superseded_by_the_next_run() -> None:
     chain.stop_service()
 
 
-def test_service_crash_during_adoption_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.spark import outcome_reuse
-
+def test_service_crash_during_adoption_resumes() -> None:
     chain = RunChain(page_rows=3)
     chain.begin_run({n: n for n in range(20)})
     chain.call_rows(fixed=True)
     chain.finish_run()
-    adopt_page = outcome_reuse.OutcomeAdoption.adopt_page
 
-    def dies(self: outcome_reuse.OutcomeAdoption, page: int) -> outcome_reuse.PageAdoption:
+    def dies(page: int) -> None:
         if page == 4:
             raise KeyboardInterrupt
-        return adopt_page(self, page)
 
     input_rows = {n: n for n in range(2, 24)}
-    with monkeypatch.context() as patch:
-        patch.setattr(outcome_reuse.OutcomeAdoption, "adopt_page", dies)
-        with pytest.raises(KeyboardInterrupt):
-            chain.begin_run(input_rows)
+    with failpoints.on("spark.adopt_page", calls=dies), pytest.raises(KeyboardInterrupt):
+        chain.begin_run(input_rows)
     chain.stop_service()
     record = chain.record
     assert record.status is runs.RunLifecycle.INGESTING

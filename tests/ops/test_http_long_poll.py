@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast import failpoints
 from holdfast import store as stores
 from holdfast.ops.http import long_poll
 from holdfast.ops.http.long_poll import NO_GRANTS, LongPoller
@@ -51,47 +52,39 @@ def lease(poller: LongPoller, queue: str) -> asyncio.Future[LeaseResult]:
     return asyncio.ensure_future(poller.lease([queue], [], WAIT_S * 2, attempt, ClientDisconnect()))
 
 
-def test_listener_notified_during_each_read_does_not_starve_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_listener_notified_during_each_read_does_not_starve_the_event_loop() -> None:
     topic = keys_of(UNIVERSE).queue_topic("mail")
     reads = 0
 
     async def use(store: Store, poller: LongPoller) -> None:
-        read = store.read
-
-        def read_and_notify(fn: Callable[..., Any], *args: Any) -> Any:
+        def notify() -> None:
             nonlocal reads
             reads += 1
             # Without a turn of this test's coroutine the listener would never end.
             assert reads < 10_000, "the event loop is starved"
             store.transact(lambda txn: txn.notify(topic))
-            return read(fn, *args)
 
-        monkeypatch.setattr(store, "read", read_and_notify)
-        waiting = lease(poller, "mail")
-        while reads < 100:
-            await asyncio.sleep(0)
+        with failpoints.on("http.long_poll.read", calls=notify):
+            waiting = lease(poller, "mail")
+            while reads < 100:
+                await asyncio.sleep(0)
         waiting.cancel()
 
     run_with_poller(use)
     assert 100 <= reads < 200
 
 
-def test_error_of_subscribe_leaves_the_long_polls_of_other_queues(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_error_of_subscribe_leaves_the_long_polls_of_other_queues() -> None:
     async def use(store: Store, poller: LongPoller) -> None:
-        def fail(*_: object) -> None:
-            raise OSError("no more files")
-
         waiting = lease(poller, "mail")
         await asyncio.sleep(0.05)
         former = poller._subscription
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "subscribe", fail)
-            with pytest.raises(OSError, match="no more files"):
-                await lease(poller, "other")
+        no_files = OSError("no more files")
+        with (
+            failpoints.on("http.long_poll.subscribe", raises=no_files),
+            pytest.raises(OSError, match="no more files"),
+        ):
+            await lease(poller, "other")
         assert former is not None
         assert poller._subscription is former
         assert not former.is_cancelled
@@ -119,11 +112,7 @@ def test_listener_continues_after_an_unexpected_error(monkeypatch: pytest.Monkey
         async def ended() -> bool:
             return has_ended
 
-        def fail(*_: object) -> None:
-            raise RuntimeError("no more threads")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "start_delivery", fail)
+        with failpoints.on("http.long_poll.wait", raises=RuntimeError("no more threads")):
             waiting = asyncio.ensure_future(
                 poller.until_ended(1, WAIT_S * 2, ended, ClientDisconnect())
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from holdfast import failpoints
 from holdfast.errors import Invalid
 from holdfast.ops.http.auth import RequestGuard, parse_address
 from holdfast.ops.http.connection import ConnectionLimits
@@ -95,14 +96,10 @@ def test_error_response_is_problem_json(client: JsonClient) -> None:
 def test_internal_error_response_hides_the_exception(
     rig: HttpRig,
     client: JsonClient,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def broken(*_: Any) -> None:
-        raise RuntimeError("a secret")
-
-    monkeypatch.setattr("holdfast.tasks.queries.list_queues", broken)
-    response = client.get("/v1/queues")
+    with failpoints.on("http.handle", raises=RuntimeError("a secret")):
+        response = client.get("/v1/queues")
     assert (response.status, response.document["code"]) == (500, "internal")
     assert "secret" not in json.dumps(response.document)
     assert "RuntimeError: a secret" in capsys.readouterr().err

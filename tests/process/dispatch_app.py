@@ -8,16 +8,15 @@ blocked process.
 from __future__ import annotations
 
 import os
-from typing import Any
+from contextlib import ExitStack
 
 import msgspec
 
 import holdfast as hf
+from holdfast import failpoints
 from holdfast.adapters import pane_prompter as agents
 from holdfast.dispatch import notifications
-from holdfast.dispatch.log import DispatchLog
-from holdfast.dispatch.request import DispatchRecord
-from holdfast.workers.dispatch.dispatcher import Dispatcher
+from holdfast.dispatch.outcomes import QueueTransition
 
 BARRIER = "HOLDFAST_TEST_BARRIER"
 SOCKET = "HOLDFAST_TEST_SOCKET"
@@ -61,16 +60,15 @@ def wait_at_barrier_once(name: str) -> None:
 
 
 if os.environ.get(BARRIER):
-    _concluded, _advance = DispatchLog.concluded, Dispatcher._advance_cursor
+    # Armed until the process ends.
+    armed = ExitStack()
 
-    def concluded(self: DispatchLog, request_id: str, *args: Any, **kwargs: Any) -> DispatchRecord:
-        wait_at_barrier_once(request_id)
-        return _concluded(self, request_id, *args, **kwargs)
+    def wait_at_outcome(request_id: str, transition: QueueTransition) -> None:
+        if transition is not QueueTransition.TRIED:
+            wait_at_barrier_once(request_id)
 
-    def advance(self: Dispatcher, done: list[notifications.LoggedEvent]) -> None:
-        if done:
-            wait_at_barrier_once(done[-1].event.event_id.replace("/", "-"))
-        _advance(self, done)
+    def wait_at_cursor(done: list[notifications.LoggedEvent]) -> None:
+        wait_at_barrier_once(done[-1].event.event_id.replace("/", "-"))
 
-    DispatchLog.concluded = concluded  # type: ignore[method-assign]
-    Dispatcher._advance_cursor = advance  # type: ignore[method-assign]
+    armed.enter_context(failpoints.on("dispatch.log_transition", calls=wait_at_outcome))
+    armed.enter_context(failpoints.on("dispatcher.advance_cursor", calls=wait_at_cursor))

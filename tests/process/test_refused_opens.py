@@ -12,26 +12,26 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import lmdb
 import msgspec
 import pytest
 
+from holdfast import failpoints
 from holdfast import store as stores
 from holdfast.config import MAP_BYTES
 from holdfast.errors import HoldfastError, NotFound, SchemaMismatch, StoreCorrupt
 from holdfast.store import schema
 from holdfast.store.admin import raw_access
 from holdfast.store.admin.copy import TargetNotEmpty, copy_store
-from holdfast.store.lmdb import redo_log, writer
+from holdfast.store.lmdb import writer
 from holdfast.store.lmdb.backup import restore_backup
 from holdfast.store.lmdb.writer_address import (
     LOG_BYTES_MAX,
     LOG_FILE,
-    WRITER_LOCK_FILE,
     WriterArguments,
 )
 from tests.process.conftest import LIMITS
@@ -105,24 +105,36 @@ def test_open_after_a_kill_recovers_every_row(home: Path) -> None:
 
 
 def test_writer_does_not_refuse_a_store_created_concurrently(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """An inspection without the lock can read a partial state of another writer."""
     home.mkdir()
-    real = redo_log._read_latest_header
+    lock = writer.WriterLock()
 
-    def look(file: Path) -> redo_log.RedoHeader | None:
-        found = real(file)
-        if not (home / WRITER_LOCK_FILE).exists():
-            write_and_kill(home)
-        return found
+    def create_and_lock(path: Path) -> None:
+        write_and_kill(path)
+        assert lock.try_acquire(path)
 
-    monkeypatch.setattr(redo_log, "_read_latest_header", look)
-    monkeypatch.setattr(writer, "try_lock", lambda path: None)
     given = WriterArguments(str(home), True, 0.1, 1 << 20, 1.0)
-    monkeypatch.setattr(writer, "report_status", lambda line: print(line, flush=True))
-    assert writer.main([msgspec.json.encode(given).decode()]) == 0
+    with (
+        closing(lock),
+        kept_stdout(),
+        failpoints.on("redo_log.header_read", calls=create_and_lock, times=1) as header_read,
+    ):
+        assert writer.main([msgspec.json.encode(given).decode()]) == 0
+    assert header_read.hits > 1
     assert capfd.readouterr().out == "held\n"
+
+
+@contextmanager
+def kept_stdout() -> Iterator[None]:
+    """Restore the file descriptor 1, which a writer redirects after its status line."""
+    kept = os.dup(1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def test_open_after_a_power_cut_recovers_every_row(home: Path) -> None:

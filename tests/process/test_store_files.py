@@ -408,12 +408,14 @@ def test_filesystem_of_is_empty_without_a_mount() -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "9p", "fuse.sshfs"])
 def test_network_filesystem_is_refused(
-    home: Path, sound: bytes, kind: str, monkeypatch: pytest.MonkeyPatch
+    home: Path, sound: bytes, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write_data_file(home, sound)
     mounts = f"21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:20 / {home} rw - {kind} host:/ rw\n"
-    # Replaced, since a test cannot mount a network file system.
-    monkeypatch.setattr(backend, "_mountinfo", lambda: mounts)
+    # Another file, since a test cannot mount a network file system.
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_text(mounts)
+    monkeypatch.setattr(backend, "MOUNTINFO", str(mountinfo))
     with untouched(data), refused(NetworkFilesystem, says=kind):
         stores.open(home, limits=LIMITS)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import failpoints
 from holdfast import store as stores
 from holdfast.clock import MS, SYSTEM, S
 from holdfast.durable import queue
@@ -271,7 +272,7 @@ def test_loop_sleeps_until_the_next_item_is_due(rig: RunnerRig) -> None:
 
 
 def test_item_due_after_the_tick_is_handled_without_a_sleep(
-    rig: RunnerRig, monkeypatch: pytest.MonkeyPatch
+    rig: RunnerRig,
 ) -> None:
     rig.put_timer(b"t", after_ms=400)
     slept: list[float] = []
@@ -281,15 +282,8 @@ def test_item_due_after_the_tick_is_handled_without_a_sleep(
         runner.request_stop()
 
     runner = rig.runner(sleep=sleep, idle_sleep_max_ms=1000)
-    tick = runner.tick
-
-    def tick_and_lose_time() -> TickStats:
-        stats = tick()
-        rig.clock.advance(401 * MS)
-        return stats
-
-    monkeypatch.setattr(runner, "tick", tick_and_lose_time)
-    runner.run()
+    with failpoints.on("runner.ticked", calls=lambda _: rig.clock.advance(401 * MS)):
+        runner.run()
     assert rig.payloads == [b"t"]
     assert slept == [1.0], "not before it was handled"
 

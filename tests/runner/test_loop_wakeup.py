@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast import failpoints
 from holdfast.durable import queue
 from holdfast.runner import Runner, RunnerPolicy, TickStats, WorkItem
 from holdfast.store import open as open_store
@@ -108,15 +109,10 @@ def test_error_of_a_wait_does_not_end_the_runner_loop(
     store: Store,
     runner: TickCountingRunner,
     done: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
     error: Exception,
 ) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
     until_asleep(store)
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "sleep", fail)
+    with failpoints.on("runner.wait", raises=error):
         runner._loop.wake()
         before = runner.ticks
         until(lambda: runner.ticks > before + 1, "a tick after the error")

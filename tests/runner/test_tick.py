@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from holdfast import failpoints
 from holdfast.clock import MS, S
 from holdfast.durable import item, queue
 from holdfast.errors import (
@@ -29,7 +29,6 @@ from holdfast.runner import (
     RunnerState,
     TickStats,
     WorkItem,
-    claim_ops,
 )
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
@@ -50,22 +49,18 @@ def test_tick_handles_items_in_order_and_acks_them(rig: RunnerRig) -> None:
     assert rig.counts() == queue.QueueCounts(done=3)
 
 
-def test_item_erased_after_its_claim_is_skipped(
-    rig: RunnerRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_item_erased_after_its_claim_is_skipped(rig: RunnerRig) -> None:
     """A purge deletes the blob of the item before the runner reads it."""
     gone, _ = rig.put(b"a" * 10_000, b"b" * 10_000)
     [blob_item] = [queue_item for queue_item in rig.store.read(_read_items) if queue_item.blob][:1]
-    read = rig.store.read
 
-    def erase_then_read(fn: Any, *args: Any) -> Any:
-        if fn is claim_ops.read_payloads:
-            rig.store.transact(queue.cancel, QUEUE, gone, True)
-            rig.store.transact(blobs.erase_idle, blob_item.blob)
-        return read(fn, *args)
+    def erase(_: object) -> None:
+        rig.store.transact(queue.cancel, QUEUE, gone, True)
+        rig.store.transact(blobs.erase_idle, blob_item.blob)
 
-    monkeypatch.setattr(rig.store, "read", erase_then_read)
-    rig.runner().tick()
+    with failpoints.on("runner.read_payloads", calls=erase) as read_payloads:
+        rig.runner().tick()
+    assert read_payloads.hits == 1
     assert rig.payloads == [b"b" * 10_000]
 
 

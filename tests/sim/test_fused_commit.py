@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
+from holdfast import failpoints
 from holdfast.sim import settings
-from holdfast.sim.faults import Fault, FaultPlan
+from holdfast.sim.faults import Fault
 from holdfast.sim.scheduler import SimThreadPool
 from holdfast.sim.settings import Workload
 from tests.simulation import crash_points
@@ -62,10 +63,8 @@ def test_fused_commit_deep_seeds_break_no_invariant(seeds: range, threads: SimTh
 
 
 @pytest.mark.slow
-def test_no_fault_at_a_fused_commit_breaks_an_invariant(
-    threads: SimThreadPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fused_commits = find_fused_commits(threads, monkeypatch)
+def test_no_fault_at_a_fused_commit_breaks_an_invariant(threads: SimThreadPool) -> None:
+    fused_commits = find_fused_commits(threads)
     assert len(fused_commits) >= FUSED_COMMITS_MIN
     broken = []
     for boundary in fused_commits:
@@ -115,19 +114,15 @@ def run_clean_seeds(seeds: Iterable[int], threads: SimThreadPool) -> Counter[str
     return seen
 
 
-def find_fused_commits(threads: SimThreadPool, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def find_fused_commits(threads: SimThreadPool) -> list[int]:
     """Commit numbers of the fused commits in the fault-free run."""
     boundaries: list[int] = []
-    original_next = FaultPlan.next_fault
 
-    def recording_next(self: FaultPlan, *, loss_prone: bool = False) -> Fault | None:
-        fault = original_next(self, loss_prone=loss_prone)
+    def record(boundary: int, loss_prone: bool) -> None:
         if loss_prone:
-            boundaries.append(self.boundary)
-        return fault
+            boundaries.append(boundary)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(FaultPlan, "next_fault", recording_next)
+    with failpoints.on("sim.commit", calls=record):
         run_colocated_scenario({}, threads)
     return boundaries
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
 
+from holdfast import failpoints
 from holdfast.errors import StoreError
 from holdfast.spark import ledger_protocol, part_writer
 from holdfast.spark.executor_writes import WriteIntervals
 from holdfast.spark.ledger_client import ServiceAddress, ServiceLost
 from holdfast.spark.part_writer import PartWriterThread
-from holdfast.spark.sinks import OutputFull, OutputReadOnly
+from holdfast.spark.sinks import OutputFull, OutputReadOnly, ParquetSink
 from holdfast.spark.sinks.iceberg_files import IcebergWriterConfig as IcebergWriter
 from holdfast.spark.write_access import WriteAccess
 
 ADDRESS = ServiceAddress("127.0.0.1", 1, "token")
-SINK = b'{"kind": "parquet", "path": "/nowhere"}'
 
 
 class FakeLedgerClient:
@@ -51,22 +54,15 @@ def run_part_writer(client: FakeLedgerClient) -> PartWriterThread:
     return writer
 
 
-def record_output_checks(
-    monkeypatch: pytest.MonkeyPatch, *errors: Exception
-) -> list[ledger_protocol.PartAssignment]:
-    pending_errors, checked = list(errors), list[ledger_protocol.PartAssignment]()
-
-    def check(work: ledger_protocol.PartAssignment) -> None:
-        checked.append(work)
-        if pending_errors:
-            raise pending_errors.pop(0)
-
-    monkeypatch.setattr(part_writer, "check_output", check)
-    return checked
+@pytest.fixture
+def sink(tmp_path: Path) -> bytes:
+    """The configuration of an output that this process can write."""
+    parquet = ParquetSink(tmp_path / "out")
+    parquet.begin("run-1", "labels", pa.schema([("id", pa.int64())]))
+    return msgspec.json.encode(parquet.spec())
 
 
-def test_store_error_reply_does_not_stop_the_part_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    record_output_checks(monkeypatch)
+def test_store_error_reply_does_not_stop_the_part_writer() -> None:
     client = FakeLedgerClient(
         StoreError(what="read"), StoreError(what="read"), ledger_protocol.PartAssignment("wait")
     )
@@ -74,8 +70,7 @@ def test_store_error_reply_does_not_stop_the_part_writer(monkeypatch: pytest.Mon
     assert len(client.requests) == 4
 
 
-def test_lost_service_stops_the_part_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    record_output_checks(monkeypatch)
+def test_lost_service_stops_the_part_writer() -> None:
     client = FakeLedgerClient(ServiceLost(why="gone"))
     run_part_writer(client)
     assert len(client.requests) == 1
@@ -86,18 +81,19 @@ def test_task_does_not_wait_for_a_crashed_part_writer() -> None:
     run_part_writer(FakeLedgerClient(MemoryError()))
 
 
-def test_part_writer_retries_while_the_output_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = record_output_checks(monkeypatch, OutputFull(path="/out"), OutputFull(path="/out"))
-    client = FakeLedgerClient(ledger_protocol.PartAssignment("wait", sink=SINK))
-    assert run_part_writer(client).can_write
-    assert len(checked) == 3
+def test_part_writer_retries_while_the_output_is_full(sink: bytes) -> None:
+    client = FakeLedgerClient(ledger_protocol.PartAssignment("wait", sink=sink))
+    with failpoints.on("spark.check_output", raises=OutputFull(path="/out"), times=2) as check:
+        assert run_part_writer(client).can_write
+    assert check.hits == 3
     assert not [one for one in client.requests if isinstance(one, ledger_protocol.ReportBroken)]
 
 
-def test_part_writer_reports_a_read_only_output_as_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    record_output_checks(monkeypatch, OutputReadOnly(path="/out"))
-    client = FakeLedgerClient(ledger_protocol.PartAssignment("wait", sink=SINK))
-    assert not run_part_writer(client).can_write
+def test_part_writer_reports_a_read_only_output_as_broken(sink: bytes) -> None:
+    client = FakeLedgerClient(ledger_protocol.PartAssignment("wait", sink=sink))
+    read_only = OutputReadOnly(path="/out")
+    with failpoints.on("spark.check_output", raises=read_only, times=1):
+        assert not run_part_writer(client).can_write
     [broken] = [one for one in client.requests if isinstance(one, ledger_protocol.ReportBroken)]
     assert broken.error[0] == "output_read_only"
 

@@ -15,6 +15,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
+from holdfast import failpoints
 from holdfast.errors import HoldfastError
 from holdfast.spark import Run
 from holdfast.spark.errors import OutputNotShared, RunCancelled
@@ -26,7 +27,6 @@ from holdfast.spark.sinks import (
     ParquetSink,
     read_parts,
 )
-from holdfast.spark.spool import Spool
 from tests.process.watch import until
 from tests.sinks.test_sink_s3 import S3Bucket, bucket
 from tests.spark.clusters import service_pid
@@ -322,14 +322,10 @@ def test_run_write_exports_the_output_by_executors(
 ) -> None:
     stage = make_stage(place, directory)
     stage.run(spark.range(ROWS), output=place.output).close()
-    with Run.of("job", spark, place.store) as run:
-
-        def refused(*_: object) -> bytes:
-            raise AssertionError("the driver read an object of the spool")
-
-        monkeypatch.setattr(Spool, "_checked", refused)
+    with Run.of("job", spark, place.store) as run, failpoints.on("spool.read") as driver_read:
         run.write(place.path / "again")
         run.write(place.path / "again")  # idempotent
+    assert driver_read.hits == 0
     assert part_files(place.path / "again") == part_files(place.output)
     assert read_parts(place.path / "again").complete
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from holdfast import failpoints
 from holdfast.cli import main
-from holdfast.ledger import log
 from holdfast.spark import Run, Skip, Stage
 from holdfast.spark.report import failed_rows_by_class
 from holdfast.spark.sinks.parquet import read_parts
@@ -51,10 +51,10 @@ def test_counts_agree_in_report_cli_output_and_failed(
     with stage.run(spark.range(ROWS), output=output) as run:
         progress, document = run.progress(), show_run(capsys, store)
         # Published counts are read without loading the scheduler.
-        monkeypatch.setattr(log, "load_run", None)
-        assert Run.of("labels", spark, store).counts() == run.counts()
-        assert stage.explain().failed == 30
-        monkeypatch.undo()
+        with failpoints.on("ledger.load_run") as load_run:
+            assert Run.of("labels", spark, store).counts() == run.counts()
+            assert stage.explain().failed == 30
+        assert load_run.hits == 0
         counts = run.counts()
         ended = [counts[f"TERMINAL_{name}"] for name in ("SUCCESS", "SKIP", "FAIL")]
         assert ended == [2967, 3, 30]

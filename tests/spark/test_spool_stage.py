@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from holdfast import failpoints
 from holdfast.cli import main
 from holdfast.ledger import runs
 from holdfast.spark import Fail, Run, RunStopped, Skip, Stop, spool_maintenance
 from holdfast.spark import spool_client as spool_lines
 from holdfast.spark.errors import NotAStage, RunChanged, SpoolLost
-from holdfast.spark.spool import Spool
 from holdfast.store import open as open_store
 from tests.sinks.test_sink_s3 import SECRET, S3Bucket, bucket, server
 from tests.spark.test_stage import StageRig, append_line, place, tuples
@@ -263,12 +263,10 @@ def test_executors_read_spooled_outcomes_and_the_driver_reads_none(
 ) -> None:
     stage = place.stage(labelling_function(place.log), schema="y string", spool=directory)
     stage.run(table(spark)).close()
-    with stage.run(table(spark, 2 * ROWS), changed="extend", retry_failed=False) as run:
-
-        def refused(*_: object) -> bytes:
-            raise AssertionError("the driver read an object of the spool")
-
-        monkeypatch.setattr(Spool, "_checked", refused)
+    with (
+        stage.run(table(spark, 2 * ROWS), changed="extend", retry_failed=False) as run,
+        failpoints.on("spool.read") as driver_read,
+    ):
         assert tuples(run.output()) == expected_rows(range(2 * ROWS))
         assert [row.id for row in run.failed().collect()] == [
             n for n in range(2 * ROWS) if n % 20 in (4, 5)
@@ -284,6 +282,7 @@ def test_executors_read_spooled_outcomes_and_the_driver_reads_none(
             "_error_class",
             "_error",
         ]
+    assert driver_read.hits == 0
 
 
 def test_the_lazy_form_reads_results_from_the_spool(

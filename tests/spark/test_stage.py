@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from holdfast import failpoints
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.ledger import runs
 from holdfast.ledger.states import RowState
@@ -1003,21 +1004,14 @@ def test_unknown_stage_option_raises_type_error() -> None:
         Stage("job", double, key="id", schema=Y, concurency=5)  # type: ignore[call-arg]
 
 
-def test_run_builds_its_pull_job_once(
-    spark: SparkSession, place: StageRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_builds_its_pull_job_once(spark: SparkSession, place: StageRig) -> None:
     """The pull job built during the ingest is the job that is started afterwards."""
-    described: list[tuple[Any, int]] = []
-    frame = RunDriver._pull_frame
-
-    def noted(self: RunDriver, body: Any, tasks: int) -> DataFrame:
-        described.append((body, tasks))
-        return frame(self, body, tasks)
-
-    monkeypatch.setattr(RunDriver, "_pull_frame", noted)
-    with place.stage(double).run(spark.range(30), output=place.output) as run:
+    with (
+        failpoints.on("spark.build_pull_job") as build,
+        place.stage(double).run(spark.range(30), output=place.output) as run,
+    ):
         assert run.counts() == final_counts(TERMINAL_SUCCESS=30, COMMITTED=30)
-    assert len(described) == 1
+    assert build.hits == 1
 
 
 def test_use_driver_python_restores_python_exec_after_the_last_use(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 import pytest
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.clock import S, SimClock
 from holdfast.config import OUTCOMES_KEPT, RECENT_COMMITS_MAX
 from holdfast.errors import NotFound, SchemaMismatch, StoreFull
 from holdfast.store import engine as engines
 from holdfast.store import schema
-from holdfast.store.api import Row
 from holdfast.store.engine import StoreEngine
 from holdfast.store.memory_backend import MemoryBackend, MemoryTxn
 from holdfast.store.requests import CommitAnswer, CommitRequest
@@ -131,16 +128,13 @@ def test_request_that_raises_does_not_fail_its_batch(
 
 
 def test_store_full_fails_the_batch_and_writes_no_row(
-    engine: StoreEngine, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+    engine: StoreEngine, backend: MemoryBackend
 ) -> None:
-    def full(self: MemoryTxn) -> None:
-        self.abort()
-        raise StoreFull(path="p")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MemoryTxn, "commit", full)
-        with pytest.raises(StoreFull):
-            engine.commit([request(engine, 1, puts={b"a": b"1"})])
+    with (
+        failpoints.on("memory.commit", calls=MemoryTxn.abort, raises=StoreFull(path="p")),
+        pytest.raises(StoreFull),
+    ):
+        engine.commit([request(engine, 1, puts={b"a": b"1"})])
     assert backend.get(b"a") is None
     assert error_codes(engine.commit([request(engine, 2, puts={b"a": b"2"})])) == [None]
     assert backend.get(b"a") == b"2"
@@ -276,34 +270,32 @@ def test_resent_request_with_a_too_large_answer_is_commit_unknown(
 
 
 def test_requests_of_a_broken_batch_are_retried_and_fail_one_by_one(
-    engine: StoreEngine, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+    engine: StoreEngine, backend: MemoryBackend
 ) -> None:
     commits = 0
-    commit, put_many = MemoryTxn.commit, MemoryTxn.put_many
 
-    def put_some(self: MemoryTxn, rows: Iterable[Row]) -> None:
-        rows = list(rows)
-        put_many(self, rows)
-        if rows[0][0] == b"broken":
+    def refuse_broken_row(txn: MemoryTxn) -> None:
+        if txn.get(b"broken") is not None:
             raise ValueError("a row that breaks what holds the rows")
 
-    def second_is_full(self: MemoryTxn) -> None:
+    def second_is_full(txn: MemoryTxn) -> None:
         nonlocal commits
         commits += 1
         if commits == 2:
-            self.abort()
+            txn.abort()
             raise StoreFull(path="p")
-        commit(self)
 
-    monkeypatch.setattr(MemoryTxn, "commit", second_is_full)
-    monkeypatch.setattr(MemoryTxn, "put_many", put_some)
     batch = [
         request(engine, 2, puts={b"a": b"1"}),
         request(engine, 3, puts={b"broken": b"1"}),
         request(engine, 4, puts={b"b": b"1"}),
         request(engine, 5, puts={b"c": b"1"}),
     ]
-    assert error_codes(engine.commit(batch)) == [None, "invalid", "store_full", None]
+    with (
+        failpoints.on("memory.commit", calls=second_is_full),
+        failpoints.on("memory.rows_put", calls=refuse_broken_row),
+    ):
+        assert error_codes(engine.commit(batch)) == [None, "invalid", "store_full", None]
     assert [backend.get(key) for key in (b"a", b"b", b"c")] == [b"1", None, b"1"]
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 
+from holdfast import failpoints
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid
+from holdfast.failpoints import Failpoint
 from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.store.postgres import engine as engines
 from holdfast.store.postgres import server
-from holdfast.store.postgres.engine import PgEngine
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.requests import CommitRequest
 from tests.pgcluster import PostgresCluster
@@ -39,46 +41,40 @@ def store() -> Iterator[PostgresStore]:
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("happened", [True, False])
 def test_in_doubt_commit_is_applied_exactly_once(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, happened: bool, at_once: bool
+    store: PostgresStore, happened: bool, at_once: bool
 ) -> None:
     if at_once:
         _commit_until_optimistic(store)
     grown = store.read(_count_rows)
-    _lose_answers(monkeypatch, 1, happened=happened)
-    assert store.transact(_append_row) == grown + 1
+    with _losing_answers(1, happened=happened):
+        assert store.transact(_append_row) == grown + 1
     assert store.read(_count_rows) == grown + 1
     assert store.counters.resolved_in_doubt == 1
 
 
-def test_in_doubt_commit_survives_several_lost_answers(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _lose_answers(monkeypatch, 3, happened=False)
-    assert [store.transact(_append_row) for _ in range(3)] == [2, 3, 4]
+def test_in_doubt_commit_survives_several_lost_answers(store: PostgresStore) -> None:
+    with _losing_answers(3, happened=False):
+        assert [store.transact(_append_row) for _ in range(3)] == [2, 3, 4]
     assert store.read(_count_rows) == 4
 
 
-def test_commit_that_arrives_after_its_in_doubt_resolution_is_void(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_that_arrives_after_its_in_doubt_resolution_is_void(store: PostgresStore) -> None:
     """The network may deliver a delayed optimistic commit after the client resolved it as not committed."""
     _commit_until_optimistic(store)
     late: list[tuple[Any, ...]] = []
-    real_send = PgEngine._send
 
-    def held_back(self: PgEngine, connection: Any, values: Any, at_once: bool) -> int:
-        if not late:
-            late.append(values)
+    def hold_back(connection: Any, values: Any, more: Any) -> None:
+        late.append(values)
+        if len(late) == 1:
             connection.close()
             raise psycopg.OperationalError("cut")
-        if len(late) == 1:
-            # The retry fails, so only the void record with the commit number keeps the late commit out.
-            late.append(())
-            raise psycopg.errors.QueryCanceled("not now")
-        return real_send(self, connection, values, at_once)
+        # The retry fails, so only the void record with the commit number keeps the late commit out.
+        raise psycopg.errors.QueryCanceled("not now")
 
-    monkeypatch.setattr(PgEngine, "_send", held_back)
-    with pytest.raises(HoldfastError):
+    with (
+        failpoints.on("postgres.send", calls=hold_back, times=2),
+        pytest.raises(HoldfastError),
+    ):
         store.transact(_append_row)
     grown = store.read(_count_rows)
     with psycopg.connect(store.address, autocommit=True) as other:
@@ -87,17 +83,16 @@ def test_commit_that_arrives_after_its_in_doubt_resolution_is_void(
     assert store.transact(_append_row) == grown + 1
 
 
-def test_broken_batch_is_applied_once_when_an_answer_is_lost(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _lose_answers(monkeypatch, 1, happened=True)
+def test_broken_batch_is_applied_once_when_an_answer_is_lost(store: PostgresStore) -> None:
     broken = CommitRequest(2, b"c", 0, adds={b"k": 1}, topics=["t\ud800"])
     requests = [
         CommitRequest(1, b"c", 0, adds={b"n": 1}),
         broken,
         CommitRequest(3, b"c", 0, adds={b"n": 1}),
     ]
-    answers = store._engine.commit(requests)
+    with _losing_answers(1, happened=True) as sent:
+        answers = store._engine.commit(requests)
+    assert sent.hits > 1
     assert [answer.error and answer.error[0] for answer in answers] == [None, Invalid.code, None]
     assert store.read(lambda txn: txn.count(b"n")) == 2
 
@@ -129,22 +124,21 @@ def test_unresolved_in_doubt_commit_raises_commit_unknown(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "AWAY_S", 0.0)
-    _lose_answers(monkeypatch, 1, happened=True)
-    with pytest.raises(CommitUnknown):
+    with _losing_answers(1, happened=True), pytest.raises(CommitUnknown):
         store.transact(_append_row)
     assert store.read(_count_rows) == 2
     assert store.transact(_append_row) == 3
 
 
-def test_in_doubt_commit_without_its_record_raises_commit_unknown(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_doubt_commit_without_its_record_raises_commit_unknown(store: PostgresStore) -> None:
     def remove_record() -> None:
         with psycopg.connect(store.address, autocommit=True) as other:
             other.execute("UPDATE holdfast_commit SET no = no + 1000")
 
-    _lose_answers(monkeypatch, 1, happened=True, then=remove_record)
-    with pytest.raises(CommitUnknown):
+    with (
+        _losing_answers(1, happened=True, then=remove_record),
+        pytest.raises(CommitUnknown),
+    ):
         store.transact(_append_row)
 
 
@@ -212,27 +206,20 @@ def test_unrelated_server_warning_does_not_put_a_commit_in_doubt(store: Postgres
     assert store.counters.resolved_in_doubt == 0
 
 
-def _lose_answers(
-    monkeypatch: pytest.MonkeyPatch,
-    times: int,
-    *,
-    happened: bool,
-    then: Callable[[], None] = lambda: None,
-) -> None:
+@contextmanager
+def _losing_answers(
+    times: int, *, happened: bool, then: Callable[[], None] = lambda: None
+) -> Iterator[Failpoint]:
     """Close the connection before or after each of the first `times` commits."""
-    real_send = PgEngine._send
-    remaining = iter(range(times))
 
-    def cut(self: PgEngine, connection: Any, values: Any, at_once: bool) -> int:
-        if next(remaining, None) is None:
-            return real_send(self, connection, values, at_once)
-        if happened:
-            real_send(self, connection, values, at_once)
+    def cut(connection: Any, *_: object) -> None:
         connection.close()
         then()
         raise psycopg.OperationalError("cut")
 
-    monkeypatch.setattr(PgEngine, "_send", cut)
+    place = "postgres.sent" if happened else "postgres.send"
+    with failpoints.on(place, calls=cut, times=times) as point:
+        yield point
 
 
 def _await_standby_waits(cluster: PostgresCluster) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast.store
+from holdfast import failpoints
 from holdfast.clock import SYSTEM
 from holdfast.durable import queue
 from holdfast.errors import Invalid, StoreClosed
@@ -37,7 +38,7 @@ def two() -> Iterator[tuple[PostgresStore, PostgresStore]]:
 @pytest.fixture
 def asked(
     two: tuple[PostgresStore, PostgresStore], monkeypatch: pytest.MonkeyPatch
-) -> list[object]:
+) -> Iterator[list[object]]:
     """Record each refresh of the first store. It listens for notifications, and its cache is current."""
     monkeypatch.setattr(postgres_store, "STALENESS_MAX_NS", LONG_NS)
     one, _ = two
@@ -46,14 +47,13 @@ def asked(
     one.read(_read_counter)
     one.read(_read_counter)
     asked: list[object] = []
-    real_refresh = one._coalesced_reads.refresh
 
-    def refresh() -> None:
-        asked.append(None)
-        real_refresh()
+    def record(reads: object) -> None:
+        if reads is one._coalesced_reads:
+            asked.append(None)
 
-    monkeypatch.setattr(one._coalesced_reads, "refresh", refresh)
-    return asked
+    with failpoints.on("postgres.refresh", calls=record):
+        yield asked
 
 
 def test_read_stale_of_cached_rows_does_not_query_the_server(
@@ -189,7 +189,7 @@ def test_rows_written_by_the_transaction_cause_no_cache_miss() -> None:
 
 
 def test_invalidated_rows_are_read_in_one_statement(
-    two: tuple[PostgresStore, PostgresStore], monkeypatch: pytest.MonkeyPatch
+    two: tuple[PostgresStore, PostgresStore],
 ) -> None:
     one, other = two
     many = [b"row%d" % n for n in range(knowns.KEYS_REFRESHED_MAX + 1)]
@@ -198,14 +198,13 @@ def test_invalidated_rows_are_read_in_one_statement(
     assert one.read(lambda txn: [txn.get(key) for key in keys]) == [b"old"] * 50
     other.transact(lambda txn: [txn.put(key, b"new") for key in many])
     statements: list[object] = []
-    real_fetch = one._read_pool.fetch_all
 
-    def fetch(statement: str, values: Any) -> list[Any]:
-        statements.append(statement)
-        return real_fetch(statement, values)
+    def record(pool: object, statement: str) -> None:
+        if pool is one._read_pool:
+            statements.append(statement)
 
-    monkeypatch.setattr(one._read_pool, "fetch_all", fetch)
-    assert one.read(lambda txn: [txn.get(key) for key in keys]) == [b"new"] * 50
+    with failpoints.on("postgres.fetch", calls=record):
+        assert one.read(lambda txn: [txn.get(key) for key in keys]) == [b"new"] * 50
     assert len(statements) == 1
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from holdfast.store.api import Row, Txn
+from holdfast import failpoints
+from holdfast.store.api import Txn
 from holdfast.store.postgres import cached_snapshot
+from holdfast.store.postgres.read_pool import ReadPool
+from holdfast.store.postgres.rows import SCAN, SCAN_BACK
 from holdfast.store.postgres.store import PostgresStore
 from tests.postgres import fresh_url
 
@@ -26,35 +28,29 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PostgresStore, Postgr
 
 
 @pytest.fixture
-def snapshots(
-    two: tuple[PostgresStore, PostgresStore], monkeypatch: pytest.MonkeyPatch
-) -> list[None]:
+def snapshots(two: tuple[PostgresStore, PostgresStore]) -> Iterator[list[None]]:
     """Record each snapshot that the first store reads on."""
     made: list[None] = []
-    one, real_on_snapshot = two[0], two[0]._run_on_snapshot
 
-    def on_snapshot(*args: Any) -> Any:
-        made.append(None)
-        return real_on_snapshot(*args)
+    def record(store: PostgresStore) -> None:
+        if store is two[0]:
+            made.append(None)
 
-    monkeypatch.setattr(one, "_run_on_snapshot", on_snapshot)
-    return made
+    with failpoints.on("postgres.snapshot", calls=record):
+        yield made
 
 
 @pytest.fixture
-def scans(
-    two: tuple[PostgresStore, PostgresStore], monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[Any, ...]]:
+def scans(two: tuple[PostgresStore, PostgresStore]) -> Iterator[list[str]]:
     """Record each scan that the first store sends to the server."""
-    made: list[tuple[Any, ...]] = []
-    one, real_scan = two[0], two[0]._coalesced_reads.scan
+    made: list[str] = []
 
-    def scan(*args: Any) -> list[Row]:
-        made.append(args)
-        return real_scan(*args)
+    def record(pool: ReadPool, statement: str) -> None:
+        if pool is two[0]._read_pool and statement in (SCAN, SCAN_BACK):
+            made.append(statement)
 
-    monkeypatch.setattr(one._coalesced_reads, "scan", scan)
-    return made
+    with failpoints.on("postgres.fetch", calls=record):
+        yield made
 
 
 def put_rows(txn: Txn, count: int) -> None:
@@ -71,7 +67,7 @@ def scan_values(txn: Txn, limit: int | None = None, reverse: bool = False) -> li
 def test_small_range_is_scanned_on_the_server_once(
     two: tuple[PostgresStore, PostgresStore],
     snapshots: list[None],
-    scans: list[tuple[Any, ...]],
+    scans: list[str],
     limit: int | None,
     reverse: bool,
 ) -> None:
@@ -88,7 +84,7 @@ def test_small_range_is_scanned_on_the_server_once(
 def test_large_range_is_scanned_on_a_snapshot_and_remembered(
     two: tuple[PostgresStore, PostgresStore],
     snapshots: list[None],
-    scans: list[tuple[Any, ...]],
+    scans: list[str],
     count: int,
 ) -> None:
     one, other = two

@@ -12,12 +12,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from holdfast import failpoints
 from holdfast.durable import queue
 from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.store.postgres import engine as engines
 from holdfast.store.postgres import local_state as knowns
-from holdfast.store.postgres import read_pool, rows
+from holdfast.store.postgres import read_pool
 from holdfast.store.postgres.store import PostgresStore
 from tests.postgres import fresh_url
 
@@ -103,18 +104,15 @@ def test_read_sees_earlier_commits_of_another_process(
 
 
 def test_read_of_cached_rows_needs_no_snapshot(
-    two: tuple[PostgresStore, PostgresStore], monkeypatch: pytest.MonkeyPatch
+    two: tuple[PostgresStore, PostgresStore],
 ) -> None:
     one, other = two
     one.transact(lambda txn: txn.put(b"k", b"1"))
     other.read(lambda txn: txn.get(b"k"))
-
-    def refuse(self: read_pool.ServerSnapshot, *_: object) -> None:
-        raise AssertionError("a snapshot was asked")
-
-    monkeypatch.setattr(read_pool.ServerSnapshot, "_fetch", refuse)
-    one.transact(lambda txn: txn.put(b"k", b"2"))
-    assert other.read(lambda txn: txn.get(b"k")) == b"2"
+    with failpoints.on("postgres.snapshot") as snapshot:
+        one.transact(lambda txn: txn.put(b"k", b"2"))
+        assert other.read(lambda txn: txn.get(b"k")) == b"2"
+    assert snapshot.hits == 0
 
 
 def test_function_that_raised_on_stale_reads_is_run_again(
@@ -355,25 +353,22 @@ def _read_during_cache_fill(
 
 
 def test_committer_read_does_not_replace_a_newer_cached_row(
-    two: tuple[PostgresStore, PostgresStore], monkeypatch: pytest.MonkeyPatch
+    two: tuple[PostgresStore, PostgresStore],
 ) -> None:
     one, other = two
     while not one.counters.optimistic:
         one.transact(_append_row)
     with psycopg.connect(one.address, autocommit=True) as server:
         server.execute("INSERT INTO holdfast_row VALUES ('n', %b)", (bytes(8),))
-    real_execute = rows.run_statement
     once = iter([True])
 
-    def ask(connection: Any, counters: Any, statement: str, *values: Any) -> list[Any]:
-        result = real_execute(connection, counters, statement, *values)
-        if values == (b"n",) and next(once, False):
+    def commit_elsewhere(key: bytes) -> None:
+        if key == b"n" and next(once, False):
             other.transact(lambda txn: txn.add(b"n", 1))
             one._coalesced_reads.refresh()
-        return result
 
-    monkeypatch.setattr(rows, "run_statement", ask)
-    one.transact(lambda txn: txn.add(b"n", 1))
+    with failpoints.on("postgres.row_read", calls=commit_elsewhere):
+        one.transact(lambda txn: txn.add(b"n", 1))
     assert next(once, False) is False
     assert one.read(lambda txn: txn.count(b"n")) == 2
     one.transact(lambda txn: txn.add(b"n", 1))
@@ -403,22 +398,19 @@ def test_large_commit_is_sent_once_in_parts(
     while not one.counters.optimistic:
         one.transact(_append_row)
     sizes: list[int] = []
-    real_execute = engines.run_pipelined
 
-    def ask_all(connection: Any, counters: Any, statements: Any) -> Any:
-        packed = [
-            value
-            for _, values in statements
-            for value in values
-            if type(value) is engines.ByteaArray
-        ]
+    def record(_: object, values: Any, more: Any = ()) -> None:
+        all_values = [*values, *(value for _, others in more for value in others)]
+        packed = [value for value in all_values if type(value) is engines.ByteaArray]
         sizes.append(sum(len(value.packed) for value in packed))
-        return real_execute(connection, counters, statements)
 
-    monkeypatch.setattr(engines, "run_pipelined", ask_all)
     monkeypatch.setattr(engines, "PART_BYTES", 10_000)
     tried, commits = one.counters.optimistic, one.counters.commits
-    one.transact(_put_large_rows, 50, b"x" * 3_000)
+    with (
+        failpoints.on("postgres.part_sent", calls=record),
+        failpoints.on("postgres.send", calls=record),
+    ):
+        one.transact(_put_large_rows, 50, b"x" * 3_000)
     assert 0 < max(sizes) < 15_000
     assert 150_000 < sum(sizes) < 200_000
     assert (one.counters.optimistic, one.counters.commits) == (tried, commits + 1)
@@ -447,20 +439,15 @@ def test_commit_cut_between_its_parts_is_applied_once(
 ) -> None:
     one, other = two
     monkeypatch.setattr(engines, "PART_BYTES", 10_000)
-    real_execute = engines.run_pipelined
-    once = iter([True])
 
-    def ask_all(connection: Any, counters: Any, statements: Any) -> Any:
-        result = real_execute(connection, counters, statements)
-        if statements[0][0] == engines._PUT_EARLIER and next(once, False):
-            connection.close()
-            assert other.read(lambda txn: txn.scan(b"much", b"muci", 100)) == []
-            raise psycopg.OperationalError("cut")
-        return result
+    def cut(connection: Any, _: object) -> None:
+        connection.close()
+        assert other.read(lambda txn: txn.scan(b"much", b"muci", 100)) == []
+        raise psycopg.OperationalError("cut")
 
-    monkeypatch.setattr(engines, "run_pipelined", ask_all)
-    one.transact(lambda txn: (_put_large_rows(txn, 10, b"x" * 3_000), txn.add(b"n", 1)))
-    assert next(once, False) is False
+    with failpoints.on("postgres.part_sent", calls=cut, times=1) as part_sent:
+        one.transact(lambda txn: (_put_large_rows(txn, 10, b"x" * 3_000), txn.add(b"n", 1)))
+    assert part_sent.hits > 1
     assert len(other.read(lambda txn: txn.scan(b"much", b"muci", 100))) == 10
     assert other.read(lambda txn: txn.count(b"n")) == 1
 

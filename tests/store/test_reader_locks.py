@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import failpoints
 from holdfast import store as stores
 from holdfast.config import WriterLimits
 from holdfast.errors import LocksUnsupported
@@ -105,7 +106,9 @@ def test_fuse_mount_raises_network_filesystem_unless_known_to_be_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, refused: bool
 ) -> None:
     mounts = f"1 0 0:1 / {tmp_path} rw - {kind} some rw\n"
-    monkeypatch.setattr(backend, "_mountinfo", lambda: mounts)
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_text(mounts)
+    monkeypatch.setattr(backend, "MOUNTINFO", str(mountinfo))
     if refused:
         with pytest.raises(backend.NetworkFilesystem):
             backend.prepare_directory(tmp_path / "store")
@@ -133,19 +136,19 @@ def test_kernel_without_ofd_locks_raises_locks_unsupported(
 
 
 def test_file_system_without_ofd_locks_raises_network_filesystem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     home = tmp_path / "store"
     with stores.open(home, limits=LIMITS) as store:
         store.transact(put_all_rows, b"a")
-    lock = reader_locks._lock
 
-    def refusing(fd: int, kind: int, start: int) -> None:
+    def refuse(fd: int) -> None:
         if os.readlink(f"/proc/self/fd/{fd}").startswith(str(home)):
             raise OSError(errno.ENOLCK, "no locks available")
-        lock(fd, kind, start)
 
-    monkeypatch.setattr(reader_locks, "_lock", refusing)
-    with pytest.raises(backend.NetworkFilesystem, match="open file description"):
+    with (
+        failpoints.on("lmdb.lock_reader", calls=refuse),
+        pytest.raises(backend.NetworkFilesystem, match="open file description"),
+    ):
         stores.open(home, limits=LIMITS)
     assert_no_process_left(home, LIMITS.idle_exit_s)

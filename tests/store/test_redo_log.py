@@ -11,12 +11,13 @@ import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast import failpoints
 from holdfast.errors import StoreCorrupt, StoreError, StoreFull
 from holdfast.store.lmdb import redo_log
 from holdfast.store.lmdb.backend import LmdbBackend
@@ -138,9 +139,13 @@ class UnpinnedSnapshot:
 class RedoRig:
     """A backend on a simulated disk, and its expected rows."""
 
-    def __init__(self, tmp: Path, patch: pytest.MonkeyPatch, rng: random.Random) -> None:
+    def __init__(
+        self, tmp: Path, patch: pytest.MonkeyPatch, armed: ExitStack, rng: random.Random
+    ) -> None:
         self.rng = rng
         self._tmp, self._patch = tmp, patch
+        armed.enter_context(failpoints.on("redo_log.open", calls=self._on_log_open))
+        armed.enter_context(failpoints.on("redo_log.begin_epoch", calls=self._on_epoch))
         self._directories = 0
         self.bug = ""
         self.rows: Rows = {}
@@ -152,33 +157,25 @@ class RedoRig:
         path.mkdir(exist_ok=True)
         self.disk = SimulatedDisk(path, self._patch)
         self.sync_jobs = DeferredSyncJobs()
-        redo_logs: list[redo_log.RedoLog] = []
-        disk, sync_jobs = self.disk, self.sync_jobs
-
-        class RecordedRedoLog(redo_log.RedoLog):
-            def __init__(self, path: Path, env: Any, **options: Any) -> None:
-                redo_logs.append(self)
-                disk.mark_synced(DATA_FILE)
-                super().__init__(path, SyncRecordingEnv(env, disk), **options)  # type: ignore[arg-type]
-
-            def checkpoint(self) -> None:
-                if len(redo_logs) == 1 and self._epoch > self.first:
-                    self._sync_jobs = sync_jobs  # type: ignore[assignment]
-                super().checkpoint()
-
-            first = 0
-
-        self._patch.setattr("holdfast.store.lmdb.backend.RedoLog", RecordedRedoLog)
         for name in LOG_FILES:
             if (path / name).exists():
-                disk.mark_synced(name)
-        RecordedRedoLog.first = redo_log.RedoRecovery(path).next_epoch
+                self.disk.mark_synced(name)
+        # The epoch of the checkpoint in the constructor of the log. Its sync job runs in the sync thread.
+        self._first_epoch = redo_log.RedoRecovery(path).next_epoch + 1
         self.backend = LmdbBackend(path, readonly=False, logged=True)
         # A read beyond the end of the mapped file would crash this process.
         info, page_bytes = self.backend.env.info(), self.backend.env.stat()["psize"]
         assert (path / DATA_FILE).stat().st_size >= (info["last_pgno"] + 1) * page_bytes
-        self.redo_log = redo_logs[0]
-        disk.bug = self.bug
+        self.disk.bug = self.bug
+
+    def _on_log_open(self, log: redo_log.RedoLog) -> None:
+        self.redo_log = log
+        self.disk.mark_synced(DATA_FILE)
+        log._env = SyncRecordingEnv(log._env, self.disk)  # type: ignore[assignment]
+
+    def _on_epoch(self, log: redo_log.RedoLog) -> None:
+        if log._epoch > self._first_epoch:
+            log._sync_jobs = self.sync_jobs  # type: ignore[assignment]
 
     def commit(self) -> None:
         after = dict(self.rows)
@@ -250,17 +247,18 @@ def assert_same_rows(found: Rows, expected: Rows) -> None:
 
 def run_history(tmp: Path, patch: pytest.MonkeyPatch, seed: int, bug: str = "") -> None:
     rng = random.Random(seed)
-    rig = RedoRig(tmp, patch, rng)
-    for _ in range(CUTS):
-        rig.disk.bug = rig.bug = bug
-        rig.disk.calls, rig.disk.cut_at = 0, rng.randint(1, 120)
-        with suppress(PowerCut):
-            rig.run_random_commits()
-        rig.disk.cut_at = -1
-        rig.cut_power()
-    rig.run_random_commits()
-    assert_same_rows(rig.read_rows(), rig.rows)
-    rig.backend.env.close()
+    with ExitStack() as armed:
+        rig = RedoRig(tmp, patch, armed, rng)
+        for _ in range(CUTS):
+            rig.disk.bug = rig.bug = bug
+            rig.disk.calls, rig.disk.cut_at = 0, rng.randint(1, 120)
+            with suppress(PowerCut):
+                rig.run_random_commits()
+            rig.disk.cut_at = -1
+            rig.cut_power()
+        rig.run_random_commits()
+        assert_same_rows(rig.read_rows(), rig.rows)
+        rig.backend.env.close()
 
 
 @pytest.fixture
@@ -285,17 +283,27 @@ def test_acknowledged_commits_survive_many_power_cuts(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / str(seed))
 
 
-def plant_bug(patch: pytest.MonkeyPatch, bug: str) -> None:
-    if bug == "meta page not put back":
-        patch.setattr(redo_log, "_restore_meta_pages", lambda *_: None)
-    if bug == "second log not read":
-        records = redo_log._iter_records
+@contextmanager
+def planted_bug(bug: str) -> Iterator[None]:
+    with ExitStack() as armed:
+        if bug == "meta page not put back":
+            kept: list[bytes] = []
 
-        def first(path: Path, base: redo_log.RedoHeader) -> Iterator[tuple[int, bytes]]:
-            (path / LOG_FILES[(base.epoch + 1) % 2]).unlink()
-            return records(path, base)
+            def keep(path: Path) -> None:
+                kept[:] = [(path / DATA_FILE).read_bytes()]
 
-        patch.setattr(redo_log, "_iter_records", first)
+            def put_back(path: Path) -> None:
+                (path / DATA_FILE).write_bytes(kept[0])
+
+            armed.enter_context(failpoints.on("redo_log.restore_meta", calls=keep))
+            armed.enter_context(failpoints.on("redo_log.meta_restored", calls=put_back))
+        if bug == "second log not read":
+
+            def unlink_second(path: Path, base: redo_log.RedoHeader) -> None:
+                (path / LOG_FILES[(base.epoch + 1) % 2]).unlink(missing_ok=True)
+
+            armed.enter_context(failpoints.on("redo_log.read_records", calls=unlink_second))
+        yield
 
 
 @pytest.mark.parametrize(
@@ -311,8 +319,7 @@ def plant_bug(patch: pytest.MonkeyPatch, bug: str) -> None:
 def test_power_cut_histories_find_a_planted_bug(tmp_path: Path, bug: str) -> None:
     for seed in range(200):
         (tmp_path / str(seed)).mkdir()
-        with pytest.MonkeyPatch.context() as patch:
-            plant_bug(patch, bug)
+        with pytest.MonkeyPatch.context() as patch, planted_bug(bug):
             try:
                 run_history(tmp_path / str(seed), patch, seed, bug)
             except Exception:

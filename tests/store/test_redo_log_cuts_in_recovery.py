@@ -14,13 +14,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.store.lmdb import backend as lmdb_backend
+from holdfast import failpoints
 from holdfast.store.lmdb import redo_log
 from holdfast.store.lmdb.backend import LmdbBackend
 from holdfast.store.lmdb.redo_log import DATA_FILE, LOG_FILES, RedoHeader, RedoLog, RedoRecovery
@@ -179,7 +179,9 @@ class DeferredSyncQueue:
 class RecoveryCutRig:
     """A backend on a simulated disk, and its expected rows."""
 
-    def __init__(self, tmp: Path, patch: pytest.MonkeyPatch, rng: random.Random) -> None:
+    def __init__(
+        self, tmp: Path, patch: pytest.MonkeyPatch, armed: ExitStack, rng: random.Random
+    ) -> None:
         self.rng = rng
         self._tmp = tmp
         self._directories = 0
@@ -189,6 +191,7 @@ class RecoveryCutRig:
         self.is_open = False
         self.committing = False
         self._patch_disk_calls(patch)
+        self._arm_failpoints(armed)
         self.disk = SectorHistoryDisk(self._new_directory())
         self.open()
 
@@ -292,18 +295,7 @@ class RecoveryCutRig:
 
     def _patch_disk_calls(self, patch: pytest.MonkeyPatch) -> None:
         rig = self
-        pwrite, ftruncate, real_replay_commit = os.pwrite, os.ftruncate, RedoRecovery._replay_commit
-
-        class SimulatedRedoLog(RedoLog):
-            def __init__(self, path: Path, env: Any, **options: Any) -> None:
-                rig.redo = self
-                rig.asked = DeferredSyncQueue(rig)
-                patch.setattr(redo_log.queue, "SimpleQueue", lambda: rig.asked)
-                super().__init__(path, SyncOnDiskEnv(env, rig), **options)  # type: ignore[arg-type]
-
-            def _wait_for_checkpoint(self) -> None:
-                rig.run_sync_jobs()
-                super()._wait_for_checkpoint()
+        pwrite, ftruncate = os.pwrite, os.ftruncate
 
         class NoThread:
             def __init__(self, **_: object) -> None: ...
@@ -326,29 +318,48 @@ class RecoveryCutRig:
             rig.disk.step()
 
         def sync_recorded(fd: int) -> None:
-            rig.disk.sync(name_of(fd), rig.commit_during_sync)
+            if os.path.isdir(f"/proc/self/fd/{fd}"):
+                rig.disk.sync_directory()
+            else:
+                rig.disk.sync(name_of(fd), rig.commit_during_sync)
 
-        def commit(self: RedoRecovery, env: Any, id: int, body: bytes) -> None:
-            rig.disk.step()
-            real_replay_commit(self, env, id, body)
-            rig.disk.record_writes(DATA_FILE)
-            rig.disk.step()
-
-        def replay(self: RedoRecovery, env: Any, real: Any = RedoRecovery.replay) -> None:
-            rig.disk.record_writes(DATA_FILE)
-            real(self, env)
-            if self._base is not None:
-                rig.disk.sync(DATA_FILE)
-
-        patch.setattr(lmdb_backend, "RedoLog", SimulatedRedoLog)
         patch.setattr(redo_log.threading, "Thread", NoThread)
         patch.setattr(redo_log.os, "pwrite", pwrite_recorded)
         patch.setattr(redo_log.os, "ftruncate", truncate)
         patch.setattr(redo_log.os, "fdatasync", sync_recorded)
         patch.setattr(redo_log.os, "fsync", sync_recorded)
-        patch.setattr(redo_log, "_sync_directory", lambda path: rig.disk.sync_directory())
-        patch.setattr(RedoRecovery, "_replay_commit", commit)
-        patch.setattr(RedoRecovery, "replay", replay)
+
+    def _arm_failpoints(self, armed: ExitStack) -> None:
+        def replay_commit(_: int) -> None:
+            self.disk.step()
+
+        def commit_replayed(_: int) -> None:
+            self.disk.record_writes(DATA_FILE)
+            self.disk.step()
+
+        def replay(_: RedoRecovery) -> None:
+            self.disk.record_writes(DATA_FILE)
+
+        def replayed(_: RedoRecovery) -> None:
+            self.disk.sync(DATA_FILE)
+
+        def opened(log: RedoLog) -> None:
+            self.redo, self.asked = log, DeferredSyncQueue(self)
+            log._sync_jobs = self.asked  # type: ignore[assignment]
+            log._env = SyncOnDiskEnv(log._env, self)  # type: ignore[assignment]
+
+        def checkpoint_wait(_: RedoLog) -> None:
+            self.run_sync_jobs()
+
+        for name, function in (
+            ("redo_log.replay_commit", replay_commit),
+            ("redo_log.commit_replayed", commit_replayed),
+            ("redo_log.replay", replay),
+            ("redo_log.replayed", replayed),
+            ("redo_log.open", opened),
+            ("redo_log.checkpoint_wait", checkpoint_wait),
+        ):
+            armed.enter_context(failpoints.on(name, calls=function))
 
 
 @contextmanager
@@ -363,17 +374,22 @@ def closing_leaked_descriptors() -> Iterator[None]:
                 os.close(int(name))
 
 
-def run_history(
-    tmp: Path, seed: int, plant_bug: Callable[[pytest.MonkeyPatch], None] | None = None
-) -> None:
+PlantBug = Callable[[pytest.MonkeyPatch, ExitStack], object]
+
+
+def run_history(tmp: Path, seed: int, plant_bug: PlantBug | None = None) -> None:
     rng = random.Random(seed)
-    with closing_leaked_descriptors(), pytest.MonkeyPatch.context() as patch:
+    with (
+        closing_leaked_descriptors(),
+        pytest.MonkeyPatch.context() as patch,
+        ExitStack() as armed,
+    ):
         patch.setattr(redo_log, "REDO_COMMITS", rng.choice((1, 3, 8, 1000)))
         patch.setattr(redo_log, "REDO_BYTES", 64 * 1024)
         patch.setattr(redo_log, "REDO_BYTES_MAX", rng.choice((20_000, 200_000, 10**9)))
         if plant_bug is not None:
-            plant_bug(patch)
-        rig = RecoveryCutRig(tmp, patch, rng)
+            plant_bug(patch, armed)
+        rig = RecoveryCutRig(tmp, patch, armed, rng)
         rig.fill()
         for _ in range(CUTS):
             rig.disk.steps, rig.disk.cut_at = 0, rng.randint(1, 250)
@@ -403,36 +419,26 @@ def test_acknowledged_commits_survive_many_power_cuts_in_recoveries(tmp_path: Pa
 # -- the model finds planted bugs ---------------------------------------------------------------------
 
 
-def base_not_pinned_in_recovery(patch: pytest.MonkeyPatch) -> None:
-    def replay(self: RedoRecovery, env: Any) -> None:
-        at = int(env.info()["last_txnid"])
-        for id, body in (
-            () if self._base is None else redo_log._iter_records(self._path, self._base)
-        ):
-            if id > at:
-                self._replay_commit(env, id, body)
-
-    patch.setattr(RedoRecovery, "replay", replay)
+def base_not_pinned_in_recovery(_: pytest.MonkeyPatch, armed: ExitStack) -> None:
+    armed.enter_context(
+        failpoints.on("redo_log.base_pinned", calls=lambda snapshot: snapshot.abort())
+    )
 
 
-def base_released_before_the_next_is_durable(patch: pytest.MonkeyPatch) -> None:
+def base_released_before_the_next_is_durable(patch: pytest.MonkeyPatch, _: ExitStack) -> None:
     patch.setattr(redo_log, "_BASES_MAX", 1)
 
 
-def base_header_written_before_its_sync(patch: pytest.MonkeyPatch) -> None:
-    real_checkpoint = RedoLog.checkpoint
-
-    def checkpoint(self: RedoLog) -> None:
-        no_checkpoint_running = self._checkpoint_done.is_set()
-        real_checkpoint(self)
-        if no_checkpoint_running and self._epoch > 5:
+def base_header_written_before_its_sync(_: pytest.MonkeyPatch, armed: ExitStack) -> None:
+    def write_base_header(log: RedoLog) -> None:
+        if log._epoch > 5:
             meta = os.pread(
-                self._data_fd, redo_log.META_BYTES, (self._bases[-1].id() % 2) * self._page_bytes
+                log._data_fd, redo_log.META_BYTES, (log._bases[-1].id() % 2) * log._page_bytes
             )
-            header = RedoHeader(self._epoch, self._bases[-1].id(), meta)
-            redo_log._write(self._log_fd, redo_log._encode_header(header), redo_log._BASE_HEADER_AT)
+            header = RedoHeader(log._epoch, log._bases[-1].id(), meta)
+            redo_log._write(log._log_fd, redo_log._encode_header(header), redo_log._BASE_HEADER_AT)
 
-    patch.setattr(RedoLog, "checkpoint", checkpoint)
+    armed.enter_context(failpoints.on("redo_log.checkpoint_started", calls=write_base_header))
 
 
 PLANTED_BUGS = (
@@ -456,9 +462,7 @@ def find_planted_bug(name: str, tmp: Path) -> int:
 
 
 @pytest.mark.parametrize("plant", PLANTED_BUGS)
-def test_power_cut_histories_find_a_planted_recovery_bug(
-    tmp_path: Path, plant: Callable[[pytest.MonkeyPatch], None]
-) -> None:
+def test_power_cut_histories_find_a_planted_recovery_bug(tmp_path: Path, plant: PlantBug) -> None:
     # Runs in a child process: reading a tree with lost pages crashes the process.
     done = subprocess.run(
         [

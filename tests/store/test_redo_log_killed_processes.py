@@ -16,11 +16,11 @@ from typing import NoReturn
 import lmdb
 import pytest
 
+from holdfast import failpoints
 from holdfast.config import MAP_BYTES, READERS_MAX
 from holdfast.errors import StoreError, StoreFull
 from holdfast.store.lmdb import redo_log
 from holdfast.store.lmdb.backend import LmdbBackend
-from holdfast.store.lmdb.page_reader import PageReader
 from holdfast.store.lmdb.redo_log import DATA_FILE, LOG_FILES, RedoLog
 
 Rows = dict[bytes, bytes]
@@ -31,15 +31,15 @@ DEADLINE_S = 60
 KILLED_IN_RECOVERY = """
 import os, signal, sys
 from pathlib import Path
-from holdfast.store.lmdb import backend, redo_log
+from holdfast import failpoints
+from holdfast.store.lmdb import backend
 
-def commit(self, env, id, body, real=redo_log.RedoRecovery._replay_commit):
+def die_at(id):
     if id == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
-    real(self, env, id, body)
 
-redo_log.RedoRecovery._replay_commit = commit
-backend.LmdbBackend(Path(sys.argv[1]), readonly=False, logged=True)
+with failpoints.on("redo_log.replay_commit", calls=die_at):
+    backend.LmdbBackend(Path(sys.argv[1]), readonly=False, logged=True)
 """
 
 # Opens the file and reads nothing.
@@ -109,9 +109,10 @@ sys.stdin.read()
 KILLED_AFTER_RECOVERY = """
 import os, signal, sys
 from pathlib import Path
+from holdfast import failpoints
 from holdfast.store.lmdb import backend
-backend.RedoLog = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-backend.LmdbBackend(Path(sys.argv[1]), readonly=False, logged=True)
+with failpoints.on("redo_log.replayed", calls=lambda _: os.kill(os.getpid(), signal.SIGKILL)):
+    backend.LmdbBackend(Path(sys.argv[1]), readonly=False, logged=True)
 """
 
 
@@ -150,7 +151,7 @@ def killed_store_with_long_log(path: Path, patch: pytest.MonkeyPatch) -> Rows:
     patch.setattr(redo_log, "REDO_COMMITS", 10**9)
     patch.setattr(redo_log, "REDO_BYTES", 10**9)
     # Without the reservation a log file has the size of its records.
-    patch.setattr(redo_log, "_reserve_space", lambda fd: None)
+    patch.setattr(redo_log.os, "posix_fallocate", lambda *_: None)
     backend = logged(path)
     rows = {b"k%03d" % n: bytes([n]) * 1500 for n in range(KEYS)}
     put(backend, rows)
@@ -251,9 +252,7 @@ def test_recovered_store_closed_without_a_commit_opens_again(tmp_path: Path, com
     backend.close()
 
 
-def test_file_without_its_last_unused_pages_is_checked_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_without_its_last_unused_pages_is_checked_once(tmp_path: Path) -> None:
     backend = logged(tmp_path)
     for _ in range(10):
         # Free pages become reusable when no snapshot needs them.
@@ -265,16 +264,12 @@ def test_file_without_its_last_unused_pages_is_checked_once(
     txn.delete(b"b")
     txn.commit()
     backend.close()
-    checks: list[object] = []
-    real_check_all = PageReader.check_all
-    monkeypatch.setattr(
-        PageReader, "check_all", lambda pages: (checks.append(pages), real_check_all(pages))[1]
-    )
-    for _ in range(3):
-        backend = logged(tmp_path)
-        assert rows_of(backend) == {b"a": b"1", b"c": b"2"}
-        backend.close()
-    assert len(checks) == 1
+    with failpoints.on("lmdb.check_pages") as check_pages:
+        for _ in range(3):
+            backend = logged(tmp_path)
+            assert rows_of(backend) == {b"a": b"1", b"c": b"2"}
+            backend.close()
+    assert check_pages.hits == 1
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -325,14 +320,11 @@ def test_long_redo_log_is_not_truncated_before_the_next_log_is_valid(
     redo_log_of(backend).close_files()
     backend.env.close()
     monkeypatch.setattr(redo_log, "REDO_BYTES_MAX", 20_000)
-
-    def killed_before_it_writes(*_: object) -> NoReturn:
-        raise SimulatedKill
-
-    with monkeypatch.context() as patch:
-        patch.setattr(redo_log, "_encode_header", killed_before_it_writes)
-        with pytest.raises(SimulatedKill):
-            logged(tmp_path)
+    with (
+        failpoints.on("redo_log.begin_epoch", raises=SimulatedKill),
+        pytest.raises(SimulatedKill),
+    ):
+        logged(tmp_path)
     with closing(logged(tmp_path)) as backend:
         assert rows_of(backend) == rows
 
@@ -343,14 +335,14 @@ def test_restore_of_the_meta_page_excludes_other_openers(
     killed_store_with_long_log(tmp_path, monkeypatch)
     blocked: list[bool] = []
 
-    def put_back(*_: object) -> None:
+    def try_lock(path: Path) -> None:
         probe = "import fcntl,sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 0)"
-        command = [sys.executable, "-c", probe, str(tmp_path / "lock.mdb")]
+        command = [sys.executable, "-c", probe, str(path / "lock.mdb")]
         done = subprocess.run(command, capture_output=True, timeout=DEADLINE_S)
         blocked.append(b"BlockingIOError" in done.stderr)
 
-    monkeypatch.setattr(redo_log, "_restore_meta_pages", put_back)
-    redo_log.RedoRecovery(tmp_path).restore_base()
+    with failpoints.on("redo_log.restore_meta", calls=try_lock):
+        redo_log.RedoRecovery(tmp_path).restore_base()
     assert blocked == [True]
 
 
@@ -389,19 +381,14 @@ def test_close_syncs_all_commits_with_a_full_reader_table(
     assert synced == [2]
 
 
-def test_failed_append_keeps_the_last_redo_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_append_keeps_the_last_redo_record(tmp_path: Path) -> None:
     backend = logged(tmp_path)
     put(backend, {b"a": b"1"})
-    with monkeypatch.context() as patch:
-
-        def full(*_: object) -> NoReturn:
-            raise lmdb.ReadersFullError("no place")
-
-        patch.setattr(redo_log_of(backend), "append", full)
-        with pytest.raises(Exception, match="no place"):
-            put(backend, {b"b": b"2"})
+    with (
+        failpoints.on("redo_log.append", raises=lmdb.ReadersFullError("no place")),
+        pytest.raises(Exception, match="no place"),
+    ):
+        put(backend, {b"b": b"2"})
     assert [id for id, _ in _records(tmp_path)] == [1]
     close_as_killed(backend)
     with closing(logged(tmp_path)) as again:
@@ -458,24 +445,24 @@ def test_checkpoint_that_cannot_start_fails_the_next_commit_only(
     backend.env.close()
 
 
-@pytest.mark.parametrize("bound", ["REDO_COMMITS_MAX", "REDO_BYTES_MAX"])
+@pytest.mark.parametrize(("commits_max", "bytes_max"), [(20, 10**9), (10**9, 10_000)])
 def test_commits_wait_for_a_checkpoint_at_the_redo_log_bounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits_max: int, bytes_max: int
 ) -> None:
     class CheckpointAwaited(Exception):
         pass
 
-    def wait() -> NoReturn:
-        raise CheckpointAwaited
-
-    monkeypatch.setattr(redo_log, bound, 20 if bound == "REDO_COMMITS_MAX" else 10_000)
+    monkeypatch.setattr(redo_log, "REDO_COMMITS_MAX", commits_max)
+    monkeypatch.setattr(redo_log, "REDO_BYTES_MAX", bytes_max)
     backend = logged(tmp_path)
     redo_log_of(backend)._sync_jobs = queue.SimpleQueue()  # not served
     put(backend, {b"n": b"0"})
     redo_log_of(backend).checkpoint()
-    monkeypatch.setattr(redo_log_of(backend), "_wait_for_checkpoint", wait)
     commits = 0
-    with suppress(CheckpointAwaited):
+    with (
+        failpoints.on("redo_log.checkpoint_wait", raises=CheckpointAwaited),
+        suppress(CheckpointAwaited),
+    ):
         while commits < 100:
             put(backend, {b"n": b"1" * 500})
             commits += 1

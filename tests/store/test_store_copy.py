@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from holdfast import failpoints
 from holdfast import store as stores
 from holdfast.clock import S
 from holdfast.config import WriterLimits
@@ -30,7 +31,6 @@ from holdfast.store.admin.copy import CopyDiffers, CopyPhase, CopyResult, SameSt
 from holdfast.store.admin.raw_access import RawStore
 from holdfast.store.api import Store
 from holdfast.store.engine import check_schema
-from holdfast.store.postgres import presence
 from holdfast.store.postgres.presence import StoreBeingCopied
 from holdfast.store.postgres.store import PostgresStore
 from tests.postgres import fresh_url
@@ -234,13 +234,16 @@ def test_disconnected_client_of_a_moved_store_gets_store_moved(
 
 
 def test_client_without_presence_lock_gets_store_moved(
-    make_url: MakeUrl, monkeypatch: pytest.MonkeyPatch
+    make_url: MakeUrl,
 ) -> None:
     """A client of an old release takes no presence lock, and its connection is still open."""
     source, target = make_url("postgres"), make_url("lmdb")
     fill_store(source)
-    monkeypatch.setattr(presence, "lock_shared", lambda connection, lock: None)
-    with PostgresStore(source) as client:
+
+    def unlock(connection: Any) -> None:
+        connection.execute("SELECT pg_advisory_unlock_all()")
+
+    with failpoints.on("postgres.presence_locked", calls=unlock), PostgresStore(source) as client:
         client.transact(now)
         move_store(source, target)
         before = rows_of(source)

@@ -15,6 +15,7 @@ from types import FrameType
 import pytest
 
 import holdfast.store
+from holdfast import failpoints
 from holdfast.config import WriterLimits
 from holdfast.errors import StoreClosed, WriterLost
 from holdfast.store.api import Txn
@@ -141,18 +142,17 @@ def test_sleeper_becomes_reader_when_the_reader_left_before_it_was_listed(
 ) -> None:
     monkeypatch.setattr("holdfast.store.lmdb.writer_client.POLL_S", 120.0)
     lock = store._client._reader_lock
-    try_acquire = lock.try_acquire
-    # The first try fails, as if a reader held the lock and released it before this sleeper was listed.
-    monkeypatch.setattr(
-        lock,
-        "try_acquire",
-        lambda *, check_orphaned=False: check_orphaned and try_acquire(check_orphaned=True),
-    )
+    # This thread is the reader until the sleeper has tried the lock, and leaves before the sleeper is listed.
+    assert lock.try_acquire()
     commits: list[int] = []
     listener = threading.Thread(target=lambda: commits.append(store.wait("topic", -1, 120.0)))
     listener.daemon = True
-    listener.start()
-    listener.join(30)
+    with failpoints.on(
+        "lmdb.reader_exists", calls=lambda _: lock.release(), times=1
+    ) as reader_exists:
+        listener.start()
+        listener.join(30)
+    assert reader_exists.hits == 1
     assert len(commits) == 1
 
 
@@ -319,49 +319,38 @@ def test_cancelled_subscription_leaves_no_waiter_at_the_client(store: LmdbStore)
 )
 def test_interrupted_subscription_leaves_no_waiter_at_the_client(
     store: LmdbStore,
-    monkeypatch: pytest.MonkeyPatch,
     subscribe: Callable[[LmdbStore], object],
 ) -> None:
-    def interrupt(data: bytes) -> bool:
-        raise SignalInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(store._client._connection, "send", interrupt)
-        with pytest.raises(SignalInterrupt):
-            subscribe(store)
+    with failpoints.on("lmdb.send", raises=SignalInterrupt), pytest.raises(SignalInterrupt):
+        subscribe(store)
     assert store._client.topics._waiter_counts == {}
     # The interrupted send is repeated on a new connection.
     assert store.wait("topic", -1, 20) != -1
 
 
-@pytest.mark.parametrize("step", ["connect", "send"])
-def test_subscribe_does_not_wait_for_a_reconnecting_thread(
-    store: LmdbStore, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    """The event loop of the HTTP server subscribes. `send`: the new writer has got all earlier topics."""
+@pytest.mark.parametrize("step", ["lmdb.connect", "lmdb.resubscribe"])
+def test_subscribe_does_not_wait_for_a_reconnecting_thread(store: LmdbStore, step: str) -> None:
+    """The event loop of the HTTP server subscribes. Resubscribe: the client has collected its earlier topics."""
     client = store._client
     reached, may_continue = threading.Event(), threading.Event()
-    patched, name = (
-        (client._connection, "connect") if step == "connect" else (client, "_send_calls")
-    )
-    function = getattr(patched, name)
 
-    def run_late(*args: object) -> None:
+    def pause(_: object) -> None:
         reached.set()
         may_continue.wait(60)
-        function(*args)
 
     client.start_delivery()
-    monkeypatch.setattr(patched, name, run_late)
-    os.kill(client.welcome.pid, signal.SIGKILL)
-    assert reached.wait(30)
-    subscriptions: list[Subscription] = []
-    subscribing = threading.Thread(target=lambda: subscriptions.append(store.subscribe("topic")))
-    subscribing.start()
-    subscribing.join(10)
-    subscribed_in_time = len(subscriptions)
-    may_continue.set()
-    subscribing.join(30)
+    with failpoints.on(step, calls=pause):
+        os.kill(client.welcome.pid, signal.SIGKILL)
+        assert reached.wait(30)
+        subscriptions: list[Subscription] = []
+        subscribing = threading.Thread(
+            target=lambda: subscriptions.append(store.subscribe("topic"))
+        )
+        subscribing.start()
+        subscribing.join(10)
+        subscribed_in_time = len(subscriptions)
+        may_continue.set()
+        subscribing.join(30)
     assert subscribed_in_time == 1
     assert client.topics._waiter_counts == {"topic": 1}
     store.transact(notify, "topic")

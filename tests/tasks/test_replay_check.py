@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -220,22 +221,21 @@ def test_illegal_log_record_is_reported(populated_rig: TaskOperationsRig) -> Non
     assert (first.where, first.height, first.what) == (f"{UNIVERSE}/1-4", height, "TaskCompleted")
 
 
-def test_checkpoint_that_differs_from_the_log_is_reported(
-    populated_rig: TaskOperationsRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = checkpoint.logged_part
+def change_checkpointed_failures(txn: Txn) -> None:
+    """Change the failures of the completed tasks in the chunks of the checkpoint."""
+    prefix = KEYS.checkpoints + tuples.pack(("c",))
+    for key, row in txn.scan(prefix, tuples.prefix_end(prefix), 100):
+        chunk = codec.unpack_as(checkpoint.CheckpointChunk, zlib.decompress(row))
+        tasks = [
+            (seq, replace(status, failures=5) if status.state == TaskState.COMPLETED else status)
+            for seq, status in chunk.tasks
+        ]
+        txn.put(key, zlib.compress(pack(replace(chunk, tasks=tasks)), 1))
 
-    def wrong(status: TaskStatusRow) -> TaskStatusRow:
-        logged_status = original(status)
-        return (
-            replace(logged_status, failures=5)
-            if logged_status.state == TaskState.COMPLETED
-            else logged_status
-        )
 
-    monkeypatch.setattr(checkpoint, "logged_part", wrong)
+def test_checkpoint_that_differs_from_the_log_is_reported(populated_rig: TaskOperationsRig) -> None:
     checkpoint.create(populated_rig.store, UNIVERSE)
-    monkeypatch.setattr(checkpoint, "logged_part", original)
+    populated_rig.store.transact(change_checkpointed_failures)
     first = find_differences(populated_rig)[0]
     assert (first.where, first.what) == (f"{UNIVERSE}/1-2", "checkpoint")
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from holdfast import failpoints
 from holdfast.clock import S
 from holdfast.errors import Invalid
 from holdfast.tasks import operations, task_list
@@ -155,12 +156,11 @@ def test_task_leased_again_is_listed_once(rig: TaskOperationsRig) -> None:
     assert list_all_pages(rig, limit=1, where="leased") == [seq]
 
 
-def test_task_list_of_an_empty_state_scans_nothing(
-    rig: TaskOperationsRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_list_of_an_empty_state_scans_nothing(rig: TaskOperationsRig) -> None:
     rig.submit_one()
-    monkeypatch.setattr(task_list, "_iter_candidates", None)
-    assert rig.store.read(task_list.list_tasks, UNIVERSE, "failed") == task_list.TaskPage([], "")
+    with failpoints.on("tasks.list_scan") as scan:
+        page = rig.store.read(task_list.list_tasks, UNIVERSE, "failed")
+    assert (page, scan.hits) == (task_list.TaskPage([], ""), 0)
 
 
 @pytest.mark.parametrize("cursor", ["?", "AAAA", "kgEC", "a" * 1000])

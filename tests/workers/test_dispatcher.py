@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import holdfast as hf
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast import store as stores
 from holdfast.adapters import pane_prompter as typing
 from holdfast.adapters.dispatch_protocol import set_leader_pane
@@ -419,19 +419,13 @@ def test_notice_typed_before_a_crash_is_not_typed_twice(
     dispatcher: Dispatcher,
     log: DispatchLog,
     store: Store,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Died(BaseException):
         pass
 
-    def dies(*_: object) -> None:
-        raise Died
-
     end_request(log, "r1")
-    with monkeypatch.context() as patched:
-        patched.setattr(Dispatcher, "_advance_cursor", dies)
-        with pytest.raises(Died):
-            dispatcher.tick()
+    with failpoints.on("dispatcher.advance_cursor", raises=Died), pytest.raises(Died):
+        dispatcher.tick()
     assert store.read(notifications.count_pending, U) == 3
     dispatcher.tick()
     lead.expect(*expected_notices(store))

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast import store as stores
 from holdfast.adapters import llm
 from holdfast.adapters.errors import RejectedByServer, Unavailable
@@ -126,7 +126,10 @@ short = Speech("short", ENDPOINT, attempts=1, timeout_s=0.1, concurrency=2)
 # The second attempt must not time out on a busy machine.
 again = Speech("again", ENDPOINT, attempts=2, timeout_s=1.0, concurrency=2)
 again_talk = Talk("again.talk", ENDPOINT, attempts=2, timeout_s=1.0, concurrency=2)
-EFFECTS: dict[str, Any] = {one.kind: one for one in (talk, speech, short, again, again_talk)}
+# A price that no integer of the ledger can hold.
+DEAR = Endpoint("http://localhost/v1", "", {"m": Price(1e300, 1e300)})
+dear = Speech("dear", DEAR, attempts=2, timeout_s=5.0, concurrency=8)
+EFFECTS: dict[str, Any] = {one.kind: one for one in (talk, speech, short, again, again_talk, dear)}
 
 
 class Ask(hf.Event):
@@ -540,21 +543,13 @@ def test_waiting_effects_share_few_budget_retry_times(budget_rig: BudgetRig) -> 
     assert len({deferred_ns(budget_rig, seq) // MS for seq in range(2, 92)}) <= 3
 
 
-def test_budget_is_checked_once_per_waiting_world_in_a_batch(
-    budget_rig: BudgetRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_budget_is_checked_once_per_waiting_world_in_a_batch(budget_rig: BudgetRig) -> None:
     exhaust_budget(budget_rig)
     budget_rig.asker("many", *[Ask() for _ in range(40)])
     budget_rig.asker("few", Ask(), Ask())
     asked: list[str] = []
-    reserve = budget.reserve.fn
-
-    def asking(txn: Any, universe: str, world: str, *args: Any) -> Any:
-        asked.append(world)
-        return reserve(txn, universe, world, *args)
-
-    monkeypatch.setattr(budget.reserve, "fn", asking)
-    budget_rig.run_until_idle(budget_rig.pool())
+    with failpoints.on("budget.reserve", calls=asked.append):
+        budget_rig.run_until_idle(budget_rig.pool())
     assert budget_rig.effect_counts("speech").delayed == 42
     assert len(asked) == len(set(asked)) == 2
 
@@ -718,12 +713,8 @@ def test_intent_without_a_cost_bound_is_invalid_and_delays_no_other_intent(
     assert budget_rig.account() == BudgetAccount(BILLED[TOKENS], 0, None)
 
 
-def test_price_overflow_rejects_the_call_and_keeps_the_pool_running(
-    budget_rig: BudgetRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dear = Endpoint("http://localhost/v1", "", {"m": Price(1e300, 1e300)})
-    monkeypatch.setattr(speech, "_endpoint", dear)
-    ada = budget_rig.asker("ada", Ask())
+def test_price_overflow_rejects_the_call_and_keeps_the_pool_running(budget_rig: BudgetRig) -> None:
+    ada = budget_rig.asker("ada", Ask(kind="dear"))
     budget_rig.run_until_idle(budget_rig.pool())
     assert (fake_chat.calls, ada.state().told) == ([], ["error invalid"])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.clock import S
 from holdfast.durable import inbox, journal, queue
 from holdfast.durable.queue import Claim
@@ -189,16 +189,8 @@ def test_effect_answered_by_an_operator_keeps_only_that_receipt(rig: FusedCommit
 def test_concurrent_event_voids_the_fused_cycle_and_loses_nothing(rig: FusedCommitRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered())
     outcome = rig.outcome_of(*rig.claim())
-    drained = rig.world_worker.read_inboxes
-
-    def drain_then_send(world_ids: list[str]) -> dict[str, list[inbox.InboxEntry]]:
-        found = drained(world_ids)
-        ada.send(Woken("between"))
-        return found
-
-    rig.world_worker.read_inboxes = drain_then_send  # type: ignore[assignment,method-assign]
-    handoff = rig.commit_handoff(outcome)
-    rig.world_worker.read_inboxes = drained  # type: ignore[method-assign]
+    with failpoints.on("world.inboxes_read", calls=lambda _: ada.send(Woken("between"))):
+        handoff = rig.commit_handoff(outcome)
     assert handoff.result == ([outcome], None)
     rig.store.transact(
         queue.finish_batch,

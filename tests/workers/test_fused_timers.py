@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast as hf
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.app.runtime import Runtime
 from holdfast.clock import S
 from holdfast.durable import delayed, inbox, journal, queue
@@ -88,17 +89,11 @@ class FusedTimerRig(WorkerRig):
         self.fused_timer_worker = self.timer_worker()
         self.fused_timer_worker.set_commit_owner(self.committer)
 
-    def run_before_commit(self, action: Callable[[], Any]) -> None:
+    @contextmanager
+    def run_before_commit(self, action: Callable[[], Any]) -> Iterator[None]:
         """Run an action once between the read of the inboxes and the fused commit."""
-        read_inboxes = self.world_worker.read_inboxes
-
-        def then(world_ids: Any) -> Any:
-            found = read_inboxes(world_ids)
-            self.world_worker.read_inboxes = read_inboxes  # type: ignore[method-assign]
-            action()
-            return found
-
-        self.world_worker.read_inboxes = then  # type: ignore[method-assign]
+        with failpoints.on("world.inboxes_read", calls=lambda _: action(), times=1):
+            yield
 
     def advance(self, seconds: float = 10.0) -> None:
         self.clock.advance(int(seconds * S))
@@ -286,8 +281,8 @@ def test_fused_timer_changed_before_its_commit_is_not_delivered(
         act(rig)
         rows_after_change.update(rig.rows())
 
-    rig.run_before_commit(meanwhile)
-    rig.fused_timer_worker.tick()
+    with rig.run_before_commit(meanwhile):
+        rig.fused_timer_worker.tick()
     assert rig.batches == 1
     assert rig.rows() == rows_after_change
 
@@ -299,8 +294,8 @@ def test_timer_changed_before_its_fused_commit_fires_at_most_once(
     act, expected = CONCURRENT_CHANGES[what]
     ada = rig.buyer("ada", Slept(5, key="k", name="x"))
     rig.advance()
-    rig.run_before_commit(lambda: act(rig))
-    rig.run_until_idle(rig.fused_timer_worker, seconds=60)
+    with rig.run_before_commit(lambda: act(rig)):
+        rig.run_until_idle(rig.fused_timer_worker, seconds=60)
     rig.run_until_idle(rig.fused_timer_worker, seconds=60)
     assert ada.state().woken == expected
     if what not in ("paused", "parked"):
@@ -313,8 +308,8 @@ def test_timer_of_a_paused_or_parked_world_fires_after_resume(
 ) -> None:
     ada = rig.buyer("ada", Slept(5, name="x"))
     rig.advance()
-    rig.run_before_commit(lambda: change_world(event)(rig))
-    rig.run_until_idle(rig.fused_timer_worker, seconds=5)
+    with rig.run_before_commit(lambda: change_world(event)(rig)):
+        rig.run_until_idle(rig.fused_timer_worker, seconds=5)
     rig.store.transact(catalog.change_status, rig.universe, rig.id(ada), catalog.WorldEvent.RESUME)
     rig.run_until_idle(rig.fused_timer_worker, seconds=5)
     assert ada.state().woken == ["x"]
@@ -324,9 +319,9 @@ def test_timer_of_a_deleted_world_is_not_delivered(rig: FusedTimerRig) -> None:
     ada = rig.buyer("ada", Slept(5, name="x"))
     subject = rig.subject(ada)
     rig.advance()
-    rig.run_before_commit(lambda: change_world(catalog.WorldEvent.DELETE)(rig))
     height = rig.store.read(journal.head, subject).height
-    rig.run_until_idle(rig.fused_timer_worker, seconds=5)
+    with rig.run_before_commit(lambda: change_world(catalog.WorldEvent.DELETE)(rig)):
+        rig.run_until_idle(rig.fused_timer_worker, seconds=5)
     assert rig.store.read(journal.head, subject).height == height
     assert rig.timer_counts() == queue.QueueCounts(done=1)
 
@@ -411,8 +406,8 @@ def test_due_timer_that_names_another_timer_is_rejected(rig: FusedTimerRig, wron
 def test_rejected_timer_does_not_reject_timers_of_other_worlds(rig: FusedTimerRig) -> None:
     ada, bob = rig.buyer("ada", Slept(5, name="a")), rig.buyer("bob", Slept(5, name="b"))
     rig.advance()
-    rig.run_before_commit(lambda: ada.send(Woken("sent")))
-    rig.fused_timer_worker.tick()
+    with rig.run_before_commit(lambda: ada.send(Woken("sent"))):
+        rig.fused_timer_worker.tick()
     assert (bob.state().woken, rig.timer_counts()) == (["b"], queue.QueueCounts(delayed=1, done=1))
     rig.run_until_idle(rig.fused_timer_worker)
     assert ada.state().woken == ["sent", "a"]
@@ -421,8 +416,8 @@ def test_rejected_timer_does_not_reject_timers_of_other_worlds(rig: FusedTimerRi
 def test_timers_are_not_fused_for_a_while_after_a_conflict(rig: FusedTimerRig) -> None:
     ada = rig.buyer("ada", Slept(5, name="a"), Slept(11, name="b"), Slept(40, name="c"))
     rig.advance()
-    rig.run_before_commit(lambda: ada.send(Woken("sent")))
-    rig.run_until_idle(rig.fused_timer_worker)
+    with rig.run_before_commit(lambda: ada.send(Woken("sent"))):
+        rig.run_until_idle(rig.fused_timer_worker)
     rig.advance(FUSION_OFF_S / 2)
     rig.run_until_idle(rig.fused_timer_worker)
     assert rig.batches == 1
@@ -670,14 +665,17 @@ class RandomTimerHistory:
     def advance(self) -> None:
         rig, random = self.rig, self.random
         rig.advance(random.choice([0.01, 1, 5]))
+        armed: AbstractContextManager[None] = nullcontext()
         if random.random() < 0.4:
-            rig.run_before_commit(random.choice([self.deliver_due, self.send, self.expire_leases]))
+            action = random.choice([self.deliver_due, self.send, self.expire_leases])
+            armed = rig.run_before_commit(action)
         elif random.random() < 0.5:
             rig.backend.arm({random.choice([1, 2]): random.choice(FAULTS)})
         try:
-            rig.fused_timer_worker.tick()
-            if random.random() < 0.5:
-                rig.world_worker.tick()
+            with armed:
+                rig.fused_timer_worker.tick()
+                if random.random() < 0.5:
+                    rig.world_worker.tick()
         except (Crash, CommitUnknown) as error:
             if isinstance(error, Crash):
                 self.restart_worker()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast import failpoints
 from holdfast.clock import MS
 from holdfast.errors import HoldfastError, StoreBusy, StoreClosed, StoreCorrupt, WriterLost
-from holdfast.tasks import operations
 from tests.workers.task_rig import TaskGates, TaskRig, open_task_rig
 from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, UNKNOWN_AFTER, UNKNOWN_BEFORE, Crash
 
@@ -89,27 +89,24 @@ def test_worker_parks_its_lease_request_while_it_reports() -> None:
 
 
 @pytest.mark.parametrize("granted", [False, True])
-def test_failed_worker_cancels_its_parked_lease_request(
-    granted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_worker_cancels_its_parked_lease_request(granted: bool) -> None:
     ran: list[int] = []
     work = counting(ran)
     with open_task_rig(work) as rig:
         worker = rig.worker()
         late: list[hf.TaskHandle[int]] = []
-        transact = rig.store.transact
 
-        def refuse(fn: Any, *args: Any, **kwargs: Any) -> Any:
-            if fn is not operations.report_and_lease or not worker._parked.is_open:
-                return transact(fn, *args, **kwargs)
+        def refuse(_: object) -> None:
+            if not worker._parked.is_open:
+                return
             if granted:
                 late.append(rig.rt.submit(work, 2))
             raise StoreCorrupt(what="test")
 
-        monkeypatch.setattr(rig.store, "transact", refuse)
-        worker.start()
-        first = rig.rt.submit(work, 1)
-        rig.step_until(lambda: not worker.running, "its end")
+        with failpoints.on("task_worker.report_and_lease", calls=refuse):
+            worker.start()
+            first = rig.rt.submit(work, 1)
+            rig.step_until(lambda: not worker.running, "its end")
         assert isinstance(worker.failure, StoreCorrupt)
         late.append(rig.rt.submit(work, 3))
         assert {state(handle) for handle in late} == {"WAITING"}

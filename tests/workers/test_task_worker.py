@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast import failpoints
 from holdfast.clock import MS, S
 from holdfast.errors import Invalid, StoreBusy
 from holdfast.tasks import leases, operations
@@ -885,9 +886,7 @@ def test_report_each_commits_each_outcome_before_the_next_task_starts(kind: str)
 
 
 @pytest.mark.parametrize("kind", ["thread", "loop"])
-def test_report_each_starts_no_task_while_an_outcome_is_committed(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_each_starts_no_task_while_an_outcome_is_committed(kind: str) -> None:
     """This includes the other threads: with `report="each"` the whole worker waits."""
     began = {n: threading.Event() for n in (1, 2)}
 
@@ -902,20 +901,16 @@ def test_report_each_starts_no_task_while_an_outcome_is_committed(
     work: Any = plain if kind == "thread" else coroutine
     with open_task_rig(work) as rig:
         worker = rig.worker(concurrency=4)
-        transact = rig.store.transact
         reported, let_go = threading.Event(), threading.Event()
         early: list[bool] = []
 
-        def slow(operation: Any, *args: Any, **kwargs: Any) -> Any:
-            if operation is operations.apply_reports and not reported.is_set():
-                reported.set()
-                let_go.wait(TIMEOUT_S)
-                # Enough time for another thread to start the task if the barrier failed.
-                early.append(began[2].wait(0.2))
-            return transact(operation, *args, **kwargs)
+        def pause(_: object) -> None:
+            reported.set()
+            let_go.wait(TIMEOUT_S)
+            # Enough time for another thread to start the task if the barrier failed.
+            early.append(began[2].wait(0.2))
 
-        with monkeypatch.context() as patch:
-            patch.setattr(rig.store, "transact", slow)
+        with failpoints.on("task_worker.report", calls=pause, times=1):
             handles = rig.rt.submit_many(work, [(1,)])
             rig.step_until(reported.is_set, "the first is reported", worker)
             handles += rig.rt.submit_many(work, [(2,)])
@@ -926,9 +921,7 @@ def test_report_each_starts_no_task_while_an_outcome_is_committed(
         assert began[2].is_set()
 
 
-def test_task_that_loses_its_lease_at_the_report_barrier_does_not_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_task_that_loses_its_lease_at_the_report_barrier_does_not_start() -> None:
     ran: list[tuple[int, int]] = []
 
     @hf.task(report="each", lease_s=5)
@@ -937,17 +930,13 @@ def test_task_that_loses_its_lease_at_the_report_barrier_does_not_start(
 
     with open_task_rig(work) as rig:
         worker = rig.worker(concurrency=4)
-        transact = rig.store.transact
         reported, let_go = threading.Event(), threading.Event()
 
-        def slow(operation: Any, *args: Any, **kwargs: Any) -> Any:
-            if operation is operations.apply_reports and not reported.is_set():
-                reported.set()
-                let_go.wait(TIMEOUT_S)
-            return transact(operation, *args, **kwargs)
+        def pause(_: object) -> None:
+            reported.set()
+            let_go.wait(TIMEOUT_S)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(rig.store, "transact", slow)
+        with failpoints.on("task_worker.report", calls=pause, times=1):
             handles = rig.rt.submit_many(work, [(1,)])
             rig.step_until(reported.is_set, "the first is reported", worker)
             handles += rig.rt.submit_many(work, [(2,)])
@@ -959,9 +948,7 @@ def test_task_that_loses_its_lease_at_the_report_barrier_does_not_start(
         assert (2, 1) not in ran
 
 
-def test_report_retries_pause_while_stopping_during_a_store_outage(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_report_retries_pause_while_stopping_during_a_store_outage() -> None:
     """The pause follows the clock: a stop flag set before the pause does not end it."""
     gates = TaskGates()
 
@@ -974,18 +961,15 @@ def test_report_retries_pause_while_stopping_during_a_store_outage(
         [handle] = rig.rt.submit_many(work, [(1,)])
         rig.step_until(lambda: gates.running, "it runs", worker)
         tries: list[int] = []
-        transact = rig.store.transact
 
-        def away(*args: Any, **kwargs: Any) -> Any:
+        def refuse(_: object) -> None:
             tries.append(rig.clock.mono_ns())
             # A worker without a pause leaves the loop after this many tries.
-            if len(tries) > 5_000:
-                return transact(*args, **kwargs)
-            raise StoreBusy(why="a test says so")
+            if len(tries) <= 5_000:
+                raise StoreBusy(why="a test says so")
 
         worker._stopping.set()
-        with monkeypatch.context() as patch:
-            patch.setattr(rig.store, "transact", away)
+        with failpoints.on("task_worker.report", calls=refuse):
             gates.open(1)
             rig.step_until(lambda: worker._executors.has_finished, "its lease is over")
         assert len(tries) <= 5 / RETRY_PAUSE_S + 1

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 import holdfast as hf
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.app.world_handle import WorldHandle
 from holdfast.clock import S
 from holdfast.durable import journal, snapshot
@@ -346,18 +346,13 @@ def test_ask_raises_no_reply_when_its_entry_is_trimmed_before_reading() -> None:
     """The event was handled without a key, so the caller cannot repeat the call."""
     rig = rig_with_keep(hf.Keep(entries=5))
     ada = rig.world()
-    wait = rig.store.wait
 
-    def late(topic: str, since: int, seconds: float) -> int:
-        if seconds:
-            make_deposits(rig, ada, 60)
-            run_leader(rig)
-        return wait(topic, since, 0.0)
+    def trim(_: object) -> None:
+        make_deposits(rig, ada, 60)
+        run_leader(rig)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rig.store, "wait", late)
-        with pytest.raises(NoReply, match="removed"):
-            ada.ask(bank.DepositMade(1))
+    with failpoints.on("world.ask_wait", calls=trim), pytest.raises(NoReply, match="removed"):
+        ada.ask(bank.DepositMade(1))
 
 
 def test_given_up_event_is_reported_after_its_entry_is_trimmed() -> None:

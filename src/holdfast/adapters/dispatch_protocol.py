@@ -17,6 +17,7 @@ from hashlib import sha256
 
 import msgspec
 
+from holdfast import failpoints
 from holdfast.adapters.errors import NotInstalled
 from holdfast.adapters.pane_prompter import (
     PanePrompter,
@@ -232,6 +233,8 @@ class DispatchProtocol:
             )
         except NotInstalled as error:
             return PromptResult(DispatchOutcomeReason.SEND_FAILED, str(error))
+        if failpoints.armed:
+            failpoints.hit("dispatch.prompt_typed", request)
         if leads and result.reason is DispatchOutcomeReason.TARGET_MISSING:
             return _leader_missing(result.detail)
         return result

@@ -24,6 +24,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast import failpoints
 from holdfast.adapters.errors import NotInstalled
 from holdfast.errors import HoldfastError, Invalid, Timeout
 
@@ -163,6 +164,8 @@ class Tmux:
 
     def press_key(self, pane_id: str, key: str) -> None:
         """Press a key by its name: Enter, C-u."""
+        if failpoints.armed:
+            failpoints.hit("tmux.press_key", self, key)
         self._run("send-keys", "-t", pane_id, key)
 
     def leave_mode(self, pane_id: str) -> None:

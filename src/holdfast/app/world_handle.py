@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.app.definitions import World
 from holdfast.config import SCAN_PAGE
 from holdfast.durable import inbox
@@ -125,6 +125,8 @@ class WorldHandle(Generic[W]):
                 if blocker.type:
                     error_fields["waits_for"] = blocker.type
                 raise Timeout(**error_fields)
+            if failpoints.armed:
+                failpoints.hit("world.ask_wait", self)
             since = runtime.store.wait(topic, since, left_s)
         if step.reply is None:
             raise NoReply(world=self.name, event=type(event).__name__, error=step.error)

@@ -16,7 +16,7 @@ from holdfast.cli import EXIT_OK
 from holdfast.cli import selection as selections
 from holdfast.cli.output import emit
 from holdfast.cli.selection import SelectionResult
-from holdfast.clock import SYSTEM, Clock, S
+from holdfast.clock import Clock, S
 from holdfast.durable import queue
 from holdfast.durable.item import keys_of
 from holdfast.durable.queue import DeadLetter
@@ -154,7 +154,7 @@ def redrive_selected(
     operation: Callable[[list[int]], list[T]],
     *,
     selection: LetterSelection,
-    clock: Clock = SYSTEM,
+    clock: Clock | None = None,
     verb: str = "redriven",
 ) -> SelectionResult[int, T]:
     """Process the selected letters: redrive or drop them. `verb` names the operation in the progress line."""

@@ -122,7 +122,7 @@ def process_selected(
     rate_per_s: float,
     explicit: bool,
     collect_refused: bool = False,
-    clock: Clock = SYSTEM,
+    clock: Clock | None = None,
     progress_verb: str = "",
 ) -> SelectionResult[Item, Made]:
     """Process the items of the pages within the rate, in small commits, until done or interrupted.
@@ -133,7 +133,7 @@ def process_selected(
     result: SelectionResult[Item, Made] = SelectionResult()
     size = max(1, min(COMMIT_MAX, int(rate_per_s) // COMMITS_PER_S))
     with InterruptHandler() as interrupt:
-        limiter = RateLimiter(rate_per_s, clock, interrupt)
+        limiter = RateLimiter(rate_per_s, clock or SYSTEM, interrupt)
         for batch in _batches(pages, size):
             if interrupt.requested or (batch and not limiter.acquire(len(batch))):
                 result.stopped = True

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.config import DEDUPE_RETENTION_NS, ERROR_TEXT_CHARS_MAX
 from holdfast.dispatch import notifications
 from holdfast.dispatch.outcomes import DispatchOutcomeReason, QueueTransition, transition_of
@@ -102,9 +102,13 @@ class DispatchLog:
         return self._store.read(backlog, self.universe)
 
     def _move(self, request_id: str, transition: QueueTransition, reason: str) -> DispatchRecord:
+        if failpoints.armed:
+            failpoints.hit("dispatch.log_transition", request_id, transition)
         moved: DispatchRecord = self._store.transact(
             move, self.universe, request_id, transition, reason
         )
+        if failpoints.armed:
+            failpoints.hit("dispatch.transition_logged", request_id, transition)
         return moved
 
 

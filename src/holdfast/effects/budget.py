@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.codec import Record
 from holdfast.durable import queue as queues
 from holdfast.durable.validation import check_limit, check_name, check_time
@@ -131,6 +131,8 @@ def reserve(
     expiries: int = 0,
 ) -> ReservationResult:
     """Reserve all costs in the accounts of the world and the universe, or none."""
+    if failpoints.armed:
+        failpoints.hit("budget.reserve", world)
     check_name("world", world)
     _check_charges(charges)
     open_reservation = reservation(txn, universe, key)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.config import BATCH_MAX, SCAN_PAGE
 from holdfast.durable import journal, lease, snapshot
 from holdfast.durable.lease import Lease
@@ -114,6 +114,8 @@ def open_run(store: Store, run_id: str, lease: Lease) -> tuple[RunLog, RunSchedu
 
 def load_run(store: Store, run_id: str) -> RunScheduler:
     """Load the scheduler of a run from its log, for reading."""
+    if failpoints.armed:
+        failpoints.hit("ledger.load_run", run_id)
     board, _ = store.read(_load, run_id)
     board.renew_all_grants(store.now_ns())
     return board

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from holdfast import failpoints
 from holdfast.durable.queue import Admission, Claim
 from holdfast.errors import CommitUnknown, HoldfastError
 from holdfast.runner import claim_ops
@@ -180,6 +181,8 @@ class Claimer:
 
     def _to_work_items(self, claimed: list[Claim]) -> deque[WorkItem]:
         if any(claim.blob for claim in claimed):
+            if failpoints.armed:
+                failpoints.hit("runner.read_payloads", claimed)
             payloads: list[bytes | None] = self._store.read(claim_ops.read_payloads, claimed)
         else:
             payloads = [claim.payload for claim in claimed]

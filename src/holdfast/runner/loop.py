@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from holdfast import failpoints
 from holdfast.clock import MS, S
 from holdfast.durable.queue import topic
 from holdfast.errors import HoldfastError, Invalid
@@ -135,6 +136,8 @@ class RunnerLoop:
 
     def _pause_after(self, tick: TickStats) -> None:
         runner = self._runner
+        if failpoints.armed:
+            failpoints.hit("runner.ticked", runner)
         stopping = runner.state is not RunnerState.RUNNING
         if stopping and not runner.has_unsettled:
             return

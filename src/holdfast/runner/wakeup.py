@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast import failpoints
 from holdfast.store.api import Store
 
 # After an error of the store a wait pauses this long at most.
@@ -27,6 +28,8 @@ class Wakeup:
         if since is not None:
             self._subscription.since = since
         try:
+            if failpoints.armed:
+                failpoints.hit("runner.wait")
             self._subscription.wait(timeout_s)
         except Exception:
             # The loop gets the same error from its next call and handles it. OSError and RuntimeError: the waiting

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
+from holdfast import failpoints
 from holdfast.sim.choice_tape import PER_MILLE, ChoiceTape
 
 
@@ -54,6 +55,8 @@ class FaultPlan:
         """Return the fault of this commit. Answers to doubtful commits are lost more often, if
         losses are enabled."""
         self.boundary += 1
+        if failpoints.armed:
+            failpoints.hit("sim.commit", self.boundary, loss_prone)
         if self.boundary in self._faults_by_commit:
             return self._faults_by_commit[self.boundary]
         if self.faults_stopped or not self._bands:

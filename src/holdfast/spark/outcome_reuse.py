@@ -27,7 +27,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.config import SCAN_PAGE
 from holdfast.durable.lease import Lease
 from holdfast.ledger import runs
@@ -238,6 +238,8 @@ class OutcomeAdoption:
         self._sources = [ReuseSource(store, one, record) for one in sources]
 
     def adopt_page(self, page: int) -> PageAdoption:
+        if failpoints.armed:
+            failpoints.hit("spark.adopt_page", page)
         page_rows = self.record.policy.page_rows
         lo, hi = page * page_rows, min((page + 1) * page_rows, self.record.size)
         return self.adopt_rows(self._read_page(lo, hi))

@@ -16,7 +16,7 @@ from types import TracebackType
 
 import msgspec
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
 from holdfast.spark import ledger_protocol
@@ -131,6 +131,8 @@ class PartWriterThread:
 
 def check_output(work: ledger_protocol.PartAssignment) -> None:
     """Refuse an output that this executor cannot write."""
+    if failpoints.armed:
+        failpoints.hit("spark.check_output", work)
     _open_sink(work).check_writer(work.writer)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import pyarrow as pa
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.clock import SYSTEM
 from holdfast.errors import NotFound, from_wire
 from holdfast.ledger import runs
@@ -384,6 +384,8 @@ class RunDriver:
     def _pull_frame(self, body: PullRows, tasks: int) -> DataFrame:
         from pyspark.sql import functions as F
 
+        if failpoints.armed:
+            failpoints.hit("spark.build_pull_job", tasks)
         # Totals of the finished tasks, for Spark's web UI and listeners.
         figures = [F.sum(name).alias(name) for name in ("calls", "cost", "reused")]
         with spark_jobs.use_driver_python(self.spark):

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.clock import SYSTEM
 from holdfast.errors import Invalid, ValueTooLarge
 from holdfast.ledger import runs
@@ -134,6 +134,8 @@ class Spool:
         return self._checked(block.at, 0, block.keys_size, block.keys_size, block.keys_sha256)
 
     def _checked(self, at: SpoolObject, lo: int, hi: int | None, size: int, sha256: bytes) -> bytes:
+        if failpoints.armed:
+            failpoints.hit("spool.read", at)
         data = self.storage.get(self.path(at.name), lo, hi)
         if data is None:
             raise ObjectLost("missing")

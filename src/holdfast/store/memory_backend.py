@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
+from holdfast import failpoints
 from holdfast.errors import HoldfastError
 from holdfast.store.api import Row
 
@@ -68,12 +69,16 @@ class MemoryTxn:
         for key, value in rows:
             self._undo.append((key, self._backend.rows.get(key)))
             self._backend.set(key, value)
+        if failpoints.armed:
+            failpoints.hit("memory.rows_put", self)
 
     def delete(self, key: bytes) -> None:
         self._undo.append((key, self._backend.rows.get(key)))
         self._backend.set(key, None)
 
     def commit(self) -> None:
+        if failpoints.armed:
+            failpoints.hit("memory.commit", self)
         self._backend.id = self.id
 
     def abort(self) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from holdfast import failpoints
 from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid
 from holdfast.store import tuples
@@ -56,6 +57,8 @@ def list_tasks(
     rows: list[TaskRow] = []
     if not limit or not left:
         return TaskPage([], "")
+    if failpoints.armed:
+        failpoints.hit("tasks.list_scan", where)
     leases = LeaseTable(txn, keys)
     walk = _iter_candidates(txn, keys, where, queue, _decode_cursor(cursor))
     for scanned, (position, packed_seq, lease) in enumerate(walk, 1):

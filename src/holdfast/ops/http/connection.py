@@ -22,6 +22,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast import failpoints
 from holdfast.errors import HoldfastError
 from holdfast.ops.http.http1 import HEAD_BYTES_MAX, HttpRequest, parse_head, response_bytes
 from holdfast.ops.http.problem import (
@@ -235,6 +236,8 @@ class HttpConnection:
     async def _handle(self, admitted: _AdmittedRequest, body: bytes) -> HttpResponse:
         request, route, names, trusted = admitted
         try:
+            if failpoints.armed:
+                failpoints.hit("http.handle", request)
             return await route.handler(
                 RouteCall(request, names, body, trusted, self._reader.disconnect)
             )

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from holdfast import failpoints
 from holdfast.clock import S
 from holdfast.errors import HoldfastError, StoreClosed
 from holdfast.ops.http.router import ClientDisconnect
@@ -201,6 +202,8 @@ class LongPoller:
     def _subscribe(self, topics: set[str]) -> None:
         """Replace the subscription. The wait on the former one ends."""
         former = self._subscription
+        if failpoints.armed:
+            failpoints.hit("http.long_poll.subscribe", topics)
         # First: after an error the former subscription remains.
         self._subscription = self._store.subscribe(list(topics), former.since if former else 0)
         self._topics = topics
@@ -232,6 +235,8 @@ class LongPoller:
         timeout_s = LISTEN_S
         if due_ns is not None:
             timeout_s = min(max((due_ns - store.now_ns()) / S, DUE_S), LISTEN_S)
+        if failpoints.armed:
+            failpoints.hit("http.long_poll.wait")
         await self._subscription.wait_async(timeout_s)
         queues = {name for key, _ in self._queues for name in key}
         tasks = list(self._tasks)
@@ -244,6 +249,8 @@ class LongPoller:
 
     async def _read(self, size: int, fn: Callable[..., Any], *args: Any) -> Any:
         """Read in the event loop, or in a thread if the read may block or is long."""
+        if failpoints.armed:
+            failpoints.hit("http.long_poll.read")
         if self._reads_block or size > READS_IN_LOOP_MAX:
             return await self._run_in_thread(self._store.read, fn, *args)
         return self._store.read(fn, *args)

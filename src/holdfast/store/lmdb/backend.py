@@ -38,6 +38,8 @@ NETWORK_FILESYSTEMS = frozenset(
     | {"ocfs2", "gfs2", "glusterfs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs"}
     | {"fuse.gcsfuse", "fuse.rclone", "fuse.davfs"}
 )
+# The mounts of this process, in the format of proc(5).
+MOUNTINFO = "/proc/self/mountinfo"
 
 
 # Locks and shared memory of a FUSE mount depend on its daemon: only these local ones are known to work.
@@ -418,7 +420,7 @@ _DENIED_ERRNOS = (errno.EACCES, errno.EPERM)
 
 def _mountinfo() -> str:
     try:
-        return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+        return Path(MOUNTINFO).read_text(errors="surrogateescape")
     except OSError:
         return ""
 

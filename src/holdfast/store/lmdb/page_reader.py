@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from holdfast import failpoints
 from holdfast.errors import StoreCorrupt
 from holdfast.store.api import Row
 
@@ -142,6 +143,8 @@ class PageReader:
 
     def check_all(self) -> set[int]:
         """Check the whole file: each page is used once, keys are sorted, counts match. Return the used pages."""
+        if failpoints.armed:
+            failpoints.hit("lmdb.check_pages", self)
         used: set[int] = set()
         self._check_tree(self.meta.main, used)
         self._check_tree(self.meta.free, used, ordered=False)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import lmdb
 
+from holdfast import failpoints
 from holdfast.errors import LocksUnsupported, NetworkFilesystem
 from holdfast.store.lmdb.directory_identity import READER_TABLE_FILE
 
@@ -70,4 +71,6 @@ def _kernel_has_ofd_locks() -> bool:
 
 
 def _lock(fd: int, kind: int, start: int) -> None:
+    if failpoints.armed:
+        failpoints.hit("lmdb.lock_reader", fd)
     fcntl.fcntl(fd, _SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, 1, 0))

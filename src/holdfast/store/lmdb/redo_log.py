@@ -35,6 +35,7 @@ from pathlib import Path
 import lmdb
 import msgspec
 
+from holdfast import failpoints
 from holdfast.clock import SYSTEM
 from holdfast.config import REDO_BYTES, REDO_BYTES_MAX, REDO_COMMITS, REDO_COMMITS_MAX, REDO_NS
 from holdfast.errors import Invalid, SchemaMismatch, StoreCorrupt, StoreError
@@ -126,6 +127,8 @@ class RedoLog:
         self._checkpoint_done = threading.Event()
         self._checkpoint_done.set()
         self._bases: list[lmdb.Transaction] = []
+        if failpoints.armed:
+            failpoints.hit("redo_log.open", self)
         _sync_directory(path)
         self._thread = threading.Thread(
             target=self._run_sync_jobs, name="holdfast-redo", daemon=True
@@ -138,6 +141,8 @@ class RedoLog:
 
     def append(self, id: int, changes: Sequence[Change]) -> None:
         """Make a commit durable. If it raises, the commit did not happen."""
+        if failpoints.armed:
+            failpoints.hit("redo_log.append", self)
         if self._append_at > REDO_BYTES_MAX or self._commits >= REDO_COMMITS_MAX:
             self._wait_for_checkpoint()
             self.checkpoint()
@@ -210,6 +215,8 @@ class RedoLog:
         self._commits = 0
         file, epoch = self._log_fd, self._epoch
         other = self._log_fds[(epoch + 1) % len(self._log_fds)]
+        if failpoints.armed:
+            failpoints.hit("redo_log.begin_epoch", self)
         # Records of this epoch are valid if the records of the former epoch reach its base.
         _write(
             file, _encode_header(RedoHeader(epoch, id, schema=version, salt=salt)), _BEGUN_HEADER_AT
@@ -229,6 +236,8 @@ class RedoLog:
 
         self._checkpoint_done.clear()
         self._sync_jobs.put(finish_checkpoint)
+        if failpoints.armed:
+            failpoints.hit("redo_log.checkpoint_started", self)
 
     def close(self) -> None:
         """Sync everything and mark the log as closed, so that nothing needs recovery."""
@@ -265,6 +274,8 @@ class RedoLog:
         return self._log_fds[self._epoch % len(self._log_fds)]
 
     def _wait_for_checkpoint(self) -> None:
+        if failpoints.armed:
+            failpoints.hit("redo_log.checkpoint_wait", self)
         self._checkpoint_done.wait()
         self._check_failure()
 
@@ -294,7 +305,11 @@ class RedoRecovery:
         self._full_bytes = 0
         # The schema version of the rows, known after `open_view`.
         self.version = schema.SCHEMA_VERSION
-        headers = [_read_latest_header(path / name) for name in LOG_FILES]
+        headers: list[RedoHeader | None] = []
+        for name in LOG_FILES:
+            headers.append(_read_latest_header(path / name))
+            if failpoints.armed:
+                failpoints.hit("redo_log.header_read", path)
         logs = [header for header in headers if header is not None]
         self.has_logs = bool(logs)
         last = max((log.epoch for log in logs), default=0)
@@ -381,6 +396,8 @@ class RedoRecovery:
 
     def replay(self, env: lmdb.Environment) -> None:
         """Replay the commits that LMDB's file lacks."""
+        if failpoints.armed:
+            failpoints.hit("redo_log.replay", self)
         # A writer that died in the last step of a commit left the lock file one commit behind. An empty write
         # transaction corrects it. (Its snapshots stay: if other processes have the file open, they keep the base.)
         env.begin(write=True).abort()
@@ -389,12 +406,18 @@ class RedoRecovery:
         # If this recovery is killed, the next one starts from the base, so its pages must be kept.
         with env.begin() as base_snapshot:
             at = base_snapshot.id()
+            if failpoints.armed:
+                failpoints.hit("redo_log.base_pinned", base_snapshot)
             for id, body in _iter_records(self._path, self._base):
                 if id > at:
                     self._replay_commit(env, id, body)
             env.sync(True)
+        if failpoints.armed:
+            failpoints.hit("redo_log.replayed", self)
 
     def _replay_commit(self, env: lmdb.Environment, id: int, body: bytes) -> None:
+        if failpoints.armed:
+            failpoints.hit("redo_log.replay_commit", id)
         with env.begin(write=True) as txn:
             if txn.id() != id:
                 why = "the log does not continue from the file"
@@ -404,6 +427,8 @@ class RedoRecovery:
                     txn.delete(key)
                 else:
                     txn.put(key, value)
+        if failpoints.armed:
+            failpoints.hit("redo_log.commit_replayed", id)
 
 
 def discard_logs(path: Path) -> None:
@@ -424,6 +449,8 @@ def discard_logs(path: Path) -> None:
 
 def _iter_records(path: Path, base: RedoHeader) -> Iterator[tuple[int, bytes]]:
     """Yield the commits after the base in order, from its log and from the following log."""
+    if failpoints.armed:
+        failpoints.hit("redo_log.read_records", path, base)
     id = base.base
     for epoch in (base.epoch, base.epoch + 1):
         file = path / LOG_FILES[epoch % len(LOG_FILES)]
@@ -571,6 +598,8 @@ def _exclusive_access(path: Path, *, create: bool) -> Iterator[bool]:
 
 def _restore_meta_pages(path: Path, base: RedoHeader, records: list[tuple[int, bytes]]) -> None:
     """Make the base the latest commit of LMDB's file again."""
+    if failpoints.armed:
+        failpoints.hit("redo_log.restore_meta", path)
     fd = os.open(path / DATA_FILE, os.O_RDWR | os.O_CLOEXEC)
     try:
         _check_log_matches_file(path, fd, base, records)
@@ -580,6 +609,8 @@ def _restore_meta_pages(path: Path, base: RedoHeader, records: list[tuple[int, b
         os.fsync(fd)
     finally:
         os.close(fd)
+    if failpoints.armed:
+        failpoints.hit("redo_log.meta_restored", path)
 
 
 def _extend_file(file: Path, size: int) -> None:

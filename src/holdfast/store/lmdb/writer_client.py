@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from holdfast import failpoints
 from holdfast.clock import SYSTEM
 from holdfast.config import FRAME_BYTES_MAX, RESEND_BATCH, RESENDS_MAX, WriterLimits
 from holdfast.errors import (
@@ -467,6 +468,8 @@ class WriterClient:
         if self._reconnect_ended.is_set() and self._reader_lock.try_acquire():
             self._read_unless_due(subscription, last, timeout_s)
             return
+        if failpoints.armed:
+            failpoints.hit("lmdb.reader_exists", self)
         subscription.gate.acquire(blocking=False)
         is_reader = is_over = False
         try:
@@ -609,6 +612,8 @@ class WriterClient:
         self._fail_after_resends([call for call in to_resend if call.resends > RESENDS_MAX])
         to_resend = [call for call in to_resend if call.answer is None]
         watch, _ = self.topics.take_changes(all_topics=True)
+        if failpoints.armed:
+            failpoints.hit("lmdb.resubscribe", self)
         self._send_calls([], watch)
         for at in range(0, len(to_resend), RESEND_BATCH):
             self._send_calls(to_resend[at : at + RESEND_BATCH])

@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from holdfast import failpoints
 from holdfast.child_process import is_stopped, kill_verified
 from holdfast.clock import SYSTEM, S
 from holdfast.config import WriterLimits
@@ -101,6 +102,8 @@ class WriterConnection:
 
     def connect(self) -> None:
         """Connect to the writer, or start one."""
+        if failpoints.armed:
+            failpoints.hit("lmdb.connect", self)
         if self._directory is None:
             sock, welcome = connect_or_start(
                 self.path, bootstrap=self._bootstrap, limits=self._limits
@@ -179,6 +182,8 @@ class WriterConnection:
 
     def send(self, data: bytes) -> bool:
         """Send and return whether any byte was sent. The reader detects and replaces a broken connection."""
+        if failpoints.armed:
+            failpoints.hit("lmdb.send", self)
         view = memoryview(data)
         while view:
             try:

@@ -21,6 +21,7 @@ from typing import Any
 
 import psycopg
 
+from holdfast import failpoints
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreReadOnly, to_wire
 from holdfast.store.engine import invalid_transaction
 from holdfast.store.postgres import in_doubt as postgres_in_doubt
@@ -267,6 +268,8 @@ class PgEngine(PostgresSession):
             for part in earlier_parts:
                 rows = ByteaArray(list(part)), ByteaArray(list(part.values()))
                 run_pipelined(connection, self.counters, [(_PUT_EARLIER, rows)])
+                if failpoints.armed:
+                    failpoints.hit("postgres.part_sent", connection, rows)
             micros = self._send(connection, values, optimistic, *naming)
         except psycopg.Error as error:
             failure = self._disconnect_and_translate(error)
@@ -284,6 +287,8 @@ class PgEngine(PostgresSession):
         optimistic: bool,
         *more: Statement,
     ) -> int:
+        if failpoints.armed:
+            failpoints.hit("postgres.send", connection, values, more)
         if optimistic:
             [(micros,)] = run_statement(connection, self.counters, _APPLY, *values)
             if micros is None:
@@ -291,6 +296,8 @@ class PgEngine(PostgresSession):
         else:
             statements: list[Statement] = [(_APPLY, values), *more, ("COMMIT", ())]
             [(micros,)], *_ = run_pipelined(connection, self.counters, statements)
+        if failpoints.armed:
+            failpoints.hit("postgres.sent", connection)
         return int(micros)
 
     def _resolve_in_doubt(

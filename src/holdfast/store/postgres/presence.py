@@ -7,6 +7,7 @@ of such processes (`PostgresRawStore.mark_moved`).
 
 from __future__ import annotations
 
+from holdfast import failpoints
 from holdfast.errors import StoreBusy
 from holdfast.store.postgres.server import PostgresUnreachable
 from holdfast.store.postgres.statements import PostgresConnection
@@ -34,6 +35,8 @@ def lock_shared(connection: PostgresConnection, lock: int) -> None:
     """Take the shared presence lock for the lifetime of the session. `lock` is the key of the commit lock."""
     if not _try_lock(connection, "SELECT pg_try_advisory_lock_shared(%s::bigint)", lock):
         raise StoreBeingCopied()
+    if failpoints.armed:
+        failpoints.hit("postgres.presence_locked", connection)
 
 
 def lock_exclusive(connection: PostgresConnection, lock: int) -> None:

@@ -19,6 +19,7 @@ import psycopg
 from psycopg.generators import fetch
 from psycopg.pq import ExecStatus
 
+from holdfast import failpoints
 from holdfast.errors import StoreClosed
 from holdfast.store.api import Row
 from holdfast.store.coalescer import CoalescedCall, Coalescer
@@ -76,6 +77,8 @@ class ReadPool:
             self.release(connection, reusable=reusable)
 
     def fetch_all(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        if failpoints.armed:
+            failpoints.hit("postgres.fetch", self, statement)
         with self.borrowed() as connection:
             return connection.execute(statement, values, binary=True).fetchall()
 
@@ -201,6 +204,8 @@ class CoalescedReads:
 
     def refresh(self) -> None:
         """Apply every commit made before this call."""
+        if failpoints.armed:
+            failpoints.hit("postgres.refresh", self)
         self._refreshes.run(CoalescedCall())
 
     def _get_all(self, requests: Sequence[_RowsRequest]) -> None:

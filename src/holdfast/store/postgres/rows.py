@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from holdfast import failpoints
 from holdfast.store import tuples
 from holdfast.store.api import Row
 from holdfast.store.postgres.local_state import LocalState
@@ -76,6 +77,8 @@ class CommitReads:
         since = self._local_state.commit_no
         rows = run_statement(self._connection, self._counters, GET, key)
         value: bytes | None = rows[0][0] if rows else None
+        if failpoints.armed:
+            failpoints.hit("postgres.row_read", key)
         self._local_state.fill(since, {key: value})
         return value
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
+from holdfast import failpoints
 from holdfast.clock import MS, SYSTEM, Clock
 from holdfast.config import (
     COMMIT_ROWS_MAX,
@@ -330,6 +331,8 @@ class PostgresStore:
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ClientTxn, Any]:
         """Run on a server snapshot, and retry during an outage."""
+        if failpoints.armed:
+            failpoints.hit("postgres.snapshot", self)
         began_ns = self._clock.mono_ns()
         while True:
             self._check_open()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
+from holdfast import failpoints
 from holdfast.adapters.errors import NotInstalled
 from holdfast.adapters.pane_prompter import PanePrompter, PromptResult
 from holdfast.adapters.tmux import Tmux, TmuxFailed
@@ -187,6 +188,8 @@ class Dispatcher(TickService):
 
     def _advance_cursor(self, done: list[LoggedEvent]) -> None:
         if done:
+            if failpoints.armed:
+                failpoints.hit("dispatcher.advance_cursor", done)
             self.store.transact(self._advance_to, done)
 
     def _advance_to(self, txn: Txn, done: list[LoggedEvent]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 
+from holdfast import failpoints
 from holdfast.clock import Clock
 from holdfast.config import SETTLEMENT_BYTES_MAX
 from holdfast.errors import CommitUnknown, HoldfastError
@@ -58,6 +59,8 @@ class ReportBuffer:
             del self.pending[: len(batch)]
 
     def commit(self, reports: list[TaskReport]) -> list[int]:
+        if failpoints.armed:
+            failpoints.hit("task_worker.report", reports)
         answers: list[int] = self._store.transact(
             tasks.apply_reports, self._universe, self._owner, self._store.generation, reports
         )

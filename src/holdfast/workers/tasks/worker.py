@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from holdfast import gc_control
+from holdfast import failpoints, gc_control
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.config import CONCURRENCY_MAX
 from holdfast.durable.validation import check_name
@@ -415,6 +415,8 @@ class TaskWorker:
                 # Park in the same message, so that new tasks are granted without another round
                 # trip.
                 self._park()
+            if failpoints.armed:
+                failpoints.hit("task_worker.report_and_lease", self)
             result: ReportAndLeaseResult = self.store.transact(
                 tasks.report_and_lease, identity.universe, self.store.generation, reports, request
             )

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from holdfast import failpoints
 from holdfast.clock import MS, SYSTEM, Clock, S
 from holdfast.config import BATCH_MAX, CYCLES_BYTES_MAX, CYCLES_MAX, UNKNOWN_EVENT_TIMEOUT_S
 from holdfast.durable import inbox
@@ -234,6 +235,8 @@ class WorldWorker(TickService):
         inboxes: dict[str, list[inbox.InboxEntry]] = read_stale(
             self.store, self._read_inboxes, world_ids
         )
+        if failpoints.armed:
+            failpoints.hit("world.inboxes_read", self)
         return inboxes
 
     def prepare_cycle(
@@ -462,6 +465,8 @@ class WorldWorker(TickService):
         """Submit cycles. The same commit claims their intents for idle runners that made offers."""
         cycles = [cycle for _, cycle in some]
         offers = self.committer.take_offers(cycles)
+        if failpoints.armed:
+            failpoints.hit("world.submit_cycles", self)
         if offers:
             return some, offers, self.store.submit(fused_commit.commit_fused, offers, cycles)
         # Without offers it is a single operation.
