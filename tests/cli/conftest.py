@@ -1,5 +1,6 @@
 """Fixtures of the CLI tests: sample stores, and a function that runs a command in this process."""
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 
 from holdfast import store as stores
-from holdfast.cli import main, selection
+from holdfast.cli import main, restore, selection
 from holdfast.clock import S, SystemClock
+from holdfast.config import WriterLimits
 from holdfast.durable import queue
+from holdfast.ops import rebuild, store_copy
 from holdfast.store.api import Store
+from holdfast.store.lmdb import backup
 from tests.ops.account_rig import AccountRig
 from tests.ops.app import QuotedDeposit
 
@@ -64,6 +68,28 @@ def replace_rate_limit_sleep(
             sleep(seconds)
 
     monkeypatch.setattr(selection, "SYSTEM", RateLimitClock())
+
+
+@pytest.fixture
+def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer exits soon after its last client. A command waits for its lock as long as a busy machine needs."""
+    names = list(inspect.signature(WriterLimits).parameters)
+    defaults = dict(zip(names, WriterLimits.__init__.__defaults__ or (), strict=True))
+    limits = {**defaults, "idle_exit_s": 0.05, "reader_check_s": 0.05}
+    monkeypatch.setattr(WriterLimits.__init__, "__defaults__", tuple(limits.values()))
+    _set_lock_waits(monkeypatch, 20.0)
+
+
+@pytest.fixture
+def short_lock_waits(short_linger: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command waits only a moment for the lock of a store that the test keeps open."""
+    _set_lock_waits(monkeypatch, 0.1)
+    monkeypatch.setattr(backup, "WRITER_EXIT_WAIT_S", 0.1)
+
+
+def _set_lock_waits(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    for module in (rebuild, store_copy, restore):
+        monkeypatch.setattr(module, "GRACE_S", seconds)
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from holdfast import store as stores
 from holdfast.durable import queue
 from tests.cli.conftest import RunCommand
@@ -22,6 +24,7 @@ def test_backup_of_an_open_store_succeeds(run: RunCommand, path: Path, tmp_path:
     assert (tmp_path / "copy" / "data.mdb").exists()
 
 
+@pytest.mark.usefixtures("short_linger")
 def test_restore_returns_the_rows_with_a_new_generation(
     run: RunCommand, path: Path, tmp_path: Path
 ) -> None:
@@ -31,7 +34,7 @@ def test_restore_returns_the_rows_with_a_new_generation(
     assert backup["bytes"] > 0
     fill(path, "after the backup")
 
-    # The writer process lingers for some seconds. The restore waits until it exits.
+    # The writer process lingers. The restore waits until it exits.
     restored = run("restore", tmp_path / "copy", "--store", path, "--json").document
     assert restored["generation"] > generation
     with stores.open(path) as store:
@@ -49,6 +52,7 @@ def test_restore_to_a_new_directory(run: RunCommand, path: Path, tmp_path: Path)
     assert run("store", "info", "--store", tmp_path / "new", "--json").document["queues"]
 
 
+@pytest.mark.usefixtures("short_lock_waits")
 def test_restore_of_an_open_store_raises_store_busy(
     run: RunCommand, path: Path, tmp_path: Path
 ) -> None:

@@ -266,6 +266,8 @@ def test_sigint_while_redrive_waits_leaves_the_rest_dead(letters: Store) -> None
 
 
 def test_sigint_during_a_redrive_commit_stops_after_the_commit(letters: Store) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+
     def redrive_with_sigint(seqs: list[int]) -> list[int]:
         signal.raise_signal(signal.SIGINT)
         new_seqs: list[int] = redrive_in(letters)(seqs)
@@ -282,7 +284,7 @@ def test_sigint_during_a_redrive_commit_stops_after_the_commit(letters: Store) -
     assert result.stopped
     assert [old for old, _ in result.made] == [1, 2]
     assert letters.read(queue.counts, "mail") == queue.QueueCounts(ready=2, dead=38)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 @pytest.fixture

@@ -120,6 +120,7 @@ def test_store_copy_of_a_newer_schema_is_refused(run: RunCommand, source: str, t
     assert run("store", "copy", source, target).error.startswith("schema_mismatch: ")
 
 
+@pytest.mark.usefixtures("short_lock_waits")
 def test_store_copy_of_an_open_store_is_refused_and_names_its_workers(
     run: RunCommand, source: str, target: str
 ) -> None:
@@ -130,6 +131,7 @@ def test_store_copy_of_an_open_store_is_refused_and_names_its_workers(
     assert "bank/worker-7" in refused
 
 
+@pytest.mark.usefixtures("short_lock_waits")
 def test_store_copy_of_an_open_database_is_refused_and_names_its_sessions(
     run: RunCommand, source: str, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from holdfast.dispatch.outcomes import DispatchOutcomeReason
 from holdfast.dispatch.request import DispatchStatus
 from holdfast.durable import item, queue
 from holdfast.durable.lease import LeaseFence, LeaseState
+from holdfast.ops import rebuild
 from holdfast.ops.verify import find_differences
 from holdfast.store import schema, tuples
 from holdfast.store.api import Store, Txn
@@ -368,7 +369,7 @@ def test_store_rebuild_refuses_when_a_result_older_than_the_log_is_lost(
 
 
 @pytest.mark.postgresql
-def test_store_rebuild_on_postgresql(run: RunCommand) -> None:
+def test_store_rebuild_on_postgresql(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     url = fresh_url()
     with app.open(url) as bank:
         bank.world(Sum, "bob").send(AmountAdded(1))
@@ -389,7 +390,8 @@ def test_store_rebuild_on_postgresql(run: RunCommand) -> None:
         assert result.code == 0, (damage, result.err)
         assert result.document["written"], damage
         assert stored_rows(url) == before, damage
-    with stores.open(url):
+    with stores.open(url), monkeypatch.context() as patch:
+        patch.setattr(rebuild, "GRACE_S", -WriterLimits().idle_exit_s)
         assert run(*argv).error.startswith("store_busy")
     damage_store(url, lose_item)
     damage_store(url, lose_counter)
@@ -398,6 +400,7 @@ def test_store_rebuild_on_postgresql(run: RunCommand) -> None:
     assert stored_rows(url) == before
 
 
+@pytest.mark.usefixtures("short_lock_waits")
 def test_store_rebuild_of_an_open_store_raises_store_busy(
     run: RunCommand, used_store: Path
 ) -> None:

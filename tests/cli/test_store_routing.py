@@ -104,6 +104,7 @@ def test_app_open_of_a_new_universe_raises_while_another_store_is_unreachable() 
     assert raised.value.retryable
 
 
+@pytest.mark.usefixtures("short_linger")
 def test_moved_store_is_ignored_by_routing(run: RunCommand) -> None:
     write(north="./n")
     with client(north) as runtime:

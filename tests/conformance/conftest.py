@@ -13,7 +13,7 @@ from holdfast.config import WriterLimits
 from holdfast.store.api import Store
 from holdfast.store.in_process import InProcessStore
 from holdfast.store.lmdb.backend import LmdbBackend
-from tests.postgres import OLDEST, fresh_url
+from tests.postgres import OLDEST, reused_url
 
 STORES = ("memory", "lmdb-local", "lmdb", "postgres", "postgres-16")
 
@@ -28,7 +28,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
     """Return a function that closes a durable store and opens it again."""
     opened: list[Store] = []
-    url = fresh_url() if request.param == "postgres" else ""
+    url = reused_url() if request.param == "postgres" else ""
 
     def again() -> Store:
         if opened:
@@ -54,9 +54,9 @@ class LocalLmdbStore(InProcessStore):
 
 def open_store(kind: str, path: Path, url: str = "") -> Store:
     if kind == "postgres":
-        return holdfast.store.open(url or fresh_url())
+        return holdfast.store.open(url or reused_url())
     if kind == "postgres-16":
-        return holdfast.store.open(fresh_url(OLDEST))
+        return holdfast.store.open(reused_url(OLDEST))
     if kind == "memory":
         return holdfast.store.open("memory:")
     if kind == "lmdb":

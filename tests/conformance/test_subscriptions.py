@@ -17,7 +17,7 @@ from holdfast.errors import Invalid, StoreClosed, StoreForked
 from holdfast.store.api import Store, Txn
 from holdfast.store.in_process import InProcessStore
 from holdfast.store.subscription import Subscription, wait_once
-from tests.process.watch import until
+from tests.process.watch import POLL_S, until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -52,8 +52,14 @@ def run_in_thread(fn: Callable[[], Any]) -> Future[Any]:
 def drained(store: Store, *topics: str) -> Subscription:
     """Return a subscription that has reported all earlier notifications."""
     subscription = store.subscribe(list(topics))
-    while subscription.wait(0.05):
-        pass
+    source = subscription._source
+
+    def reports_nothing() -> bool:
+        # The first wait makes the store report the last commits of the topics.
+        is_notified = subscription.wait(POLL_S)
+        return not is_notified and source.last_notified(topics) is not None
+
+    until(reports_nothing, "the last commits of the topics", poll_s=0)
     return subscription
 
 

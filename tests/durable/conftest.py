@@ -15,7 +15,7 @@ from holdfast.store.in_process import InProcessStore
 from holdfast.store.lmdb.backend import LmdbBackend
 from holdfast.store.memory_backend import MemoryBackend
 from holdfast.store.postgres.store import PostgresStore
-from tests.postgres import fresh_url
+from tests.postgres import reused_url
 
 Opener = Callable[[Path, SimClock], Iterator[Store]]
 
@@ -33,7 +33,7 @@ def open_lmdb_local(path: Path, clock: SimClock) -> Iterator[Store]:
 
 
 def open_postgres(path: Path, clock: SimClock) -> Iterator[Store]:
-    with PostgresStore(fresh_url(), clock=clock) as store:
+    with PostgresStore(reused_url(), clock=clock) as store:
         yield store
 
 

@@ -35,7 +35,8 @@ PAGE_ROWS = 5_000
 PAGE_BYTES = 8 * 1024 * 1024
 FIRST_KEY = b"\x00"
 END_KEY = b"\xff" * (KEY_BYTES_MAX + 1)
-LOCK_POLL_S = 0.1
+# The poll interval of a process that waits for the lock of a store. It grows from the first value to the last.
+LOCK_POLL_S, LOCK_POLL_S_MAX = 0.002, 0.1
 _NO_ROWS = MemoryBackend().snapshot()
 
 

@@ -81,8 +81,8 @@ _PRELOAD_POLL_S = 0.001
 _DIRECTORY_CHECK_NS = S
 # After this long without a batch, the writer checks the data file before the next batch.
 _IDLE_CHECK_NS = S // 100
-# The poll interval of a process that waits for the lock.
-_LOCK_POLL_S = 0.05
+# The poll interval of a process that waits for the lock. It grows from the first value to the last.
+_LOCK_POLL_S, _LOCK_POLL_S_MAX = 0.002, 0.05
 
 
 class ClientConnection:
@@ -485,6 +485,7 @@ def try_lock(path: Path) -> WriterLock | None:
 def wait_for_lock(path: Path, lock_wait_s: float) -> WriterLock:
     """Wait for the writer lock. An idle writer exits after some time, and a killed one may first finish a sync."""
     deadline_ns = SYSTEM.mono_ns() + int(lock_wait_s * S)
+    poll_s = _LOCK_POLL_S
     while True:
         try:
             lock = try_lock(path)
@@ -494,7 +495,8 @@ def wait_for_lock(path: Path, lock_wait_s: float) -> WriterLock:
             return lock
         if SYSTEM.mono_ns() >= deadline_ns:
             raise StoreBusy(path=str(path))
-        SYSTEM.sleep(_LOCK_POLL_S)
+        SYSTEM.sleep(poll_s)
+        poll_s = min(poll_s * 1.5, _LOCK_POLL_S_MAX)
 
 
 def open_engine(path: Path, *, bootstrap: bool) -> tuple[LmdbBackend, StoreEngine]:

@@ -24,6 +24,7 @@ from holdfast.store.admin.raw_access import (
     END_KEY,
     FIRST_KEY,
     LOCK_POLL_S,
+    LOCK_POLL_S_MAX,
     PAGE_BYTES,
     PAGE_ROWS,
     LastCommit,
@@ -200,6 +201,7 @@ class PostgresRawStore:
         """Take the exclusive locks, waiting for the sessions of exited processes to end."""
         lock = server.commit_lock_key(self._connection)
         deadline_ns = SYSTEM.mono_ns() + int(lock_wait_s * S)
+        poll_s = LOCK_POLL_S
         while True:
             try:
                 presence.lock_exclusive(self._connection, lock)
@@ -207,7 +209,8 @@ class PostgresRawStore:
             except StoreBusy as busy:
                 if SYSTEM.mono_ns() >= deadline_ns:
                     raise StoreBusy(url=self.url, **busy.fields) from None
-                SYSTEM.sleep(LOCK_POLL_S)
+                SYSTEM.sleep(poll_s)
+                poll_s = min(poll_s * 1.5, LOCK_POLL_S_MAX)
         # Wait for a running commit whose session was cut off.
         self._connection.execute("SELECT pg_advisory_lock(%s::bigint)", (lock,))
 
