@@ -7,13 +7,13 @@ with runner:        # boots and loops in a thread; alternatively call runner.boo
 runner            one tick                             policy         all settings, one frozen value
 loop              repeats ticks, sleeps, start, stop   error_policy   error classification
 boot              checks before the first tick         counters       metrics
-claimer           claims items                         tick_stats     counts of one tick
+claimer           claims items                         tick           counts and lock of a tick
 claim_ops         operations of the claimer            hooks          log and replay events
 executor          handlers in threads or an event loop recorder       steps in a file
 claim_supervisor  extends claims, enforces timeouts    replay         runs recorded steps again
 settlement        commits outcomes                     frames         LMSG and LINT formats
 commit_handoff    outcomes in another's commit         frame_handler  handler for LMSG frames
-isolation         poison suspects run alone            wakeup, tick_lock
+isolation         poison suspects run alone            wakeup         ends the sleep of a loop
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from holdfast.runner.policy import RunnerPolicy
 from holdfast.runner.recorder import Recorder, RecordingDamaged, read_steps
 from holdfast.runner.replay import ReplayReport, replay, replay_file
 from holdfast.runner.runner import Runner
-from holdfast.runner.tick_lock import TickLock, TickLockClosed
-from holdfast.runner.tick_stats import TickStats
+from holdfast.runner.tick import TickLock, TickLockClosed, TickStats
 from holdfast.runner.work import WorkHandler, WorkItem
 
 __all__ = [
