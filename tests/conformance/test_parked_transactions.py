@@ -25,7 +25,7 @@ from holdfast.tasks.row_ranges import get_status
 from holdfast.tasks.states import TaskState
 from tests.conformance.conftest import open_store
 
-MODULES = ("holdfast.store.parked_requests", "holdfast.tasks.parked_lease")
+MODULES = ("holdfast.store.parked_requests", "holdfast.tasks.leases")
 WITHIN_S = 30.0
 KEYS = keys_of("main")
 

@@ -23,7 +23,8 @@ from holdfast.runner import (
     TickStats,
     WorkItem,
 )
-from holdfast.runner.claim_supervisor import SUPERVISE_INTERVAL_NS, UNSTARTED_MAX_NS
+from holdfast.runner.claim_supervisor import SUPERVISE_INTERVAL_NS
+from holdfast.runner.executor import UNSTARTED_MAX_NS
 from tests.runner.rig import QUEUE, UNKNOWN_ABORTED, UNKNOWN_COMMITTED, RunnerRig
 
 MODULES = ("holdfast.runner.runner", "holdfast.runner.work", "holdfast.runner.settlement")

@@ -28,13 +28,13 @@ from holdfast.runner import (
     TickStats,
     WorkItem,
 )
-from holdfast.runner.loop import BACKOFF_FIRST_MS
+from holdfast.runner.demand import BACKOFF_FIRST_MS
 from holdfast.runner.wakeup import Wakeup
 from holdfast.store.api import Store
 from tests.postgres import fresh_url
 from tests.runner.rig import COMMIT_OK, QUEUE, TIMERS, RunnerRig, ScriptedHandler, SimulatedCrash
 
-MODULES = ("holdfast.runner.loop", "holdfast.runner.wakeup", "holdfast.runner.tick_lock")
+MODULES = ("holdfast.runner.loop", "holdfast.runner.wakeup", "holdfast.runner.tick")
 
 LONG_S = 30.0
 # Longer than any test: a passing test did not rely on polling.

@@ -99,7 +99,7 @@ def test_replayed_handler_sees_kind_and_attempt_and_may_extend(rig: RunnerRig, p
     seen: list[tuple[str, int, int]] = []
 
     def handler(work: WorkItem) -> None:
-        assert work.extend() == work.deadline_ns
+        assert work.extend() == work.expires_ns
         seen.append((work.kind, work.seq, work.attempt))
 
     replay_file(path, handler)

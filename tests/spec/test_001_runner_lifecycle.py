@@ -305,8 +305,8 @@ def test_item_is_claimed_while_its_handler_runs(rig: RunnerRig) -> None:
 
     def look(work: WorkItem) -> None:
         seen.append(rig.counts())
-        assert work.deadline_ns == work.claim.expires_ns
-        assert abs(work.deadline_ns - rig.store.now_ns() - 5 * S) < MS
+        assert work.expires_ns == work.claim.expires_ns
+        assert abs(work.expires_ns - rig.store.now_ns() - 5 * S) < MS
 
     rig.runner(look, lease_ttl_ms=5000).tick()
     assert seen == [queue.QueueCounts(claimed=1)]
@@ -907,7 +907,7 @@ def test_run_uses_the_injected_clock_and_sleep(rig: RunnerRig) -> None:
 
 
 @pytest.mark.spec(
-    "001", "Worker shell", "a shared gate serialises ticks", module="holdfast.runner.tick_lock"
+    "001", "Worker shell", "a shared gate serialises ticks", module="holdfast.runner.tick"
 )
 def test_tick_lock_serialises_ticks_of_two_runners(rig: RunnerRig) -> None:
     gate = TickLock()
@@ -943,7 +943,7 @@ def test_tick_lock_serialises_ticks_of_two_runners(rig: RunnerRig) -> None:
     "001",
     "Worker shell",
     "the rate gate also covers scans for due items",
-    module="holdfast.runner.tick_lock",
+    module="holdfast.runner.tick",
 )
 def test_closed_tick_lock_refuses_tick_and_idle_sleep(rig: RunnerRig) -> None:
     gate = TickLock()

@@ -143,7 +143,7 @@ LEASE_BUG = Mutant(
     "a mistake",
     (
         Edit(
-            "tasks.parked_lease:lease_or_park",
+            "tasks.leases:lease_or_park",
             "unit = UnitOfWork(txn, universe)",
             "raise ZeroDivisionError('a mistake')",
         ),

@@ -34,7 +34,7 @@ from holdfast.effects import budget
 from holdfast.effects.budget import MONEY, TOKENS, UNIVERSE_SCOPE, BudgetAccount, Cost
 from holdfast.errors import Timeout
 from holdfast.messages import Intent
-from holdfast.runner.tick_stats import TickStats
+from holdfast.runner.tick import TickStats
 from holdfast.store import tuples
 from holdfast.store.api import Store
 from holdfast.workers.effects import admission, receipts

@@ -231,3 +231,21 @@ def test_cancel_reaches_the_task_despite_lost_answers() -> None:
         rig.step_until(lambda: runs[0].cancelled, "the flag", worker, tick_ns=100 * MS)
         gates.open("a")
         assert state(handle) == "DEAD"
+
+
+def test_stopped_worker_releases_the_leases_of_a_lost_reply() -> None:
+    ran: list[int] = []
+    work = counting(ran)
+    with open_task_rig(work) as rig:
+        handles = rig.rt.submit_many(work, [(n,) for n in range(TASKS)])
+        worker = rig.worker(concurrency=2)
+        # The second commit grants leases, after the heartbeat.
+        rig.backend.arm({2: UNKNOWN_AFTER})
+        worker.step()
+        assert "LEASED" in {state(handle) for handle in handles}
+        worker.request_stop()
+        worker.run()
+        rig.workers.remove(worker)
+        assert {state(handle) for handle in handles} == {"WAITING"}
+        assert {handle.status().expiries for handle in handles} == {0}
+        assert (ran, worker.failure) == ([], None)

@@ -13,10 +13,11 @@ import holdfast as hf
 from holdfast import failpoints
 from holdfast.clock import MS, S
 from holdfast.errors import Invalid, StoreBusy
+from holdfast.runner.executor import ExecutorExhausted
 from holdfast.tasks import leases, operations
 from holdfast.tasks.model import QueueLimits
 from holdfast.tasks.operations import GrantRequest, ReportAnswer
-from holdfast.workers.tasks.worker import RETRY_PAUSE_S, ExecutorExhausted
+from holdfast.workers.tasks.report_buffer import RETRY_PAUSE_S
 from tests.workers.task_rig import TIMEOUT_S, TaskGates, TaskRig, open_task_rig
 
 MODULES = ("holdfast.workers.tasks.worker", "holdfast.workers.tasks.attempt")

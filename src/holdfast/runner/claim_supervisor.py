@@ -1,11 +1,11 @@
 """The claim supervisor: starts claimed items, extends their claims, enforces time limits, releases claims.
 
 - A claimed item is in the executor or waits: a poison suspect for isolation (`isolation`), a rate-limited
-  item for its token. One commit extends all claims.
+  item for its token. `lease_supervision` has the rules of the extension and the loss of claims.
 - A handler that exceeds its time limit ends as a timeout. A handler whose item was cancelled is
   abandoned.
-- After a stop no item starts. Items in progress have a grace period. Then they are released without
-  counting a failure.
+- After a stop no item starts. Items in progress have a grace time (`drain`). Then they are released
+  without counting a failure.
 """
 
 from __future__ import annotations
@@ -17,29 +17,24 @@ from typing import Protocol
 from holdfast.clock import MS, Clock
 from holdfast.durable import queue as queues
 from holdfast.durable.queue import Claim
-from holdfast.errors import CommitUnknown, HoldfastError, Timeout
+from holdfast.errors import HoldfastError, Timeout
 from holdfast.runner import claim_ops
 from holdfast.runner.claimer import Claimer
-from holdfast.runner.error_policy import is_transient
-from holdfast.runner.executor import STALL_NS, Executor
+from holdfast.runner.drain import Drain, DrainPhase
+from holdfast.runner.executor import STALL_NS, Executor, ExecutorExhausted
 from holdfast.runner.hooks import Hooks
 from holdfast.runner.isolation import SUSPECT_EXPIRIES, IsolationLock, IsolationMember
+from holdfast.runner.lease_supervision import LeaseSupervision
 from holdfast.runner.policy import RunnerPolicy
-from holdfast.runner.tick_stats import TickStats
+from holdfast.runner.tick import TickStats
+from holdfast.runner.unknown_outcome import can_repeat_claim
 from holdfast.runner.work import WorkItem, WorkOutcome
 from holdfast.store.api import Store, read_stale
 
 # Interval of the checks of an executor whose claims are extended.
 SUPERVISE_INTERVAL_NS = 50 * MS
-# A claimed item that waits longer than this for a worker is released.
-UNSTARTED_MAX_NS = 1_000 * MS
 # Maximum time for which a suspect blocks all other starts.
 ISOLATION_MAX_NS = 2_000 * MS
-
-
-class ExecutorExhausted(HoldfastError):
-    code = "hands_lost"
-    hint = "handlers that never return occupy all threads: set timeouts on their blocking calls, then restart"
 
 
 class Throttle(Protocol):
@@ -88,10 +83,10 @@ class ClaimSupervisor:
         self.suspects: deque[WorkItem] = deque()
         self.rate_limited: deque[WorkItem] = deque()
         self._isolated_since_ns = 0
-        self._stop_by_ns = 0
         self._supervise_at_ns = 0
-        self._extend_at_ns = 0
-        self._cancelled_seen = 0
+        self._ttl_ns = 0
+        self._leases: LeaseSupervision[WorkItem] = LeaseSupervision(self)
+        self._stop = Drain()
 
     # -- queries -------------------------------------------------------------------------------
 
@@ -151,7 +146,8 @@ class ClaimSupervisor:
                 except HoldfastError as error:
                     _check_transient(error)
                     tick.busy += 1
-                    self._drop_expired(executor, tick)
+                    for work in self._leases.expired(self._store.now_ns()):
+                        self._abandon(executor, work, tick)
         if self._isolation is not None and self._isolation.is_requested:
             # A suspect that has run this long does not crash its worker immediately.
             since_ns = self._isolated_since_ns
@@ -173,8 +169,10 @@ class ClaimSupervisor:
         self.suspects.clear()
         self.rate_limited.clear()
         self._release(unstarted, tick)
-        self._stop_by_ns = self._stop_by_ns or now_ns + policy.stop_grace_ms * MS
-        if policy.extend_claims and executor.busy and now_ns >= self._stop_by_ns:
+        # Without extended claims a handler is never abandoned.
+        grace_ns = policy.stop_grace_ms * MS if policy.extend_claims else None
+        phase = self._stop.phase(now_ns, grace_ns=grace_ns, in_progress=executor.count)
+        if phase is DrainPhase.OVERDUE:
             work_items = executor.in_progress
             for work in work_items:
                 # Another worker may claim it from now on, so a late cost is booked separately.
@@ -195,46 +193,39 @@ class ClaimSupervisor:
                         WorkOutcome(work, timeout, now_ns - work.began_ns), policy, tick
                     )
             # Items that waited too long for a worker are released to other workers.
-            self._release(executor.take_overdue(UNSTARTED_MAX_NS), tick)
-        cancelled = read_stale(self._store, queues.cancelled_count, self._queue)
-        if cancelled != self._cancelled_seen:
-            self._drop_lost(executor, tick)
-            self._cancelled_seen = cancelled
-        if now_ns >= self._extend_at_ns:
-            self._extend_claims(executor, policy, tick)
-            self._extend_at_ns = now_ns + policy.lease_ttl_ns // 3
+            self._release(executor.take_overdue(), tick)
+        self._ttl_ns = policy.lease_ttl_ns
+        for work in self._leases.check(self._store.now_ns()):
+            self._abandon(executor, work, tick)
 
-    def _extend_claims(self, executor: Executor, policy: RunnerPolicy, tick: TickStats) -> None:
-        """Extend claims, all in one commit."""
-        work_items = [work for work in executor.in_progress if work.limit_ns or not work.began_ns]
-        work_items += [*self.suspects, *self.rate_limited]
-        if not work_items:
-            return
-        expiries: list[int | None] = self._store.transact(
-            queues.extend, [work.claim.token for work in work_items], policy.lease_ttl_ns
-        )
-        for work, deadline_ns in zip(work_items, expiries, strict=True):
-            if deadline_ns is not None:
-                work.deadline_ns = max(work.deadline_ns, deadline_ns)
-            else:
-                self._abandon(executor, work, tick)
+    # -- called by the lease supervision -------------------------------------------------------
 
-    def _drop_lost(self, executor: Executor, tick: TickStats) -> None:
-        """Abandon the items whose claims were cancelled. Called when the queue's cancel counter has changed."""
-        work_items = [*executor.in_progress, *self.suspects, *self.rate_limited]
-        tokens = [work.claim.token for work in work_items]
-        for work, lost in zip(
-            work_items, self._store.read(claim_ops.are_lost, tokens), strict=True
-        ):
-            if lost:
-                self._abandon(executor, work, tick)
+    def held(self) -> list[WorkItem]:
+        in_progress = [] if self.executor is None else self.executor.in_progress
+        return [*in_progress, *self.suspects, *self.rate_limited]
 
-    def _drop_expired(self, executor: Executor, tick: TickStats) -> None:
-        """Abandon items whose claims have expired by the local clock, while the store is unavailable."""
-        now_ns = self._store.now_ns()
-        for work in [*executor.in_progress, *self.suspects, *self.rate_limited]:
-            if work.deadline_ns <= now_ns:
-                self._abandon(executor, work, tick)
+    def extend(self, due: list[WorkItem]) -> list[int | None]:
+        # The claim of a started handler without a time limit is not extended.
+        limited = [bool(work.limit_ns or not work.began_ns) for work in due]
+        tokens = [
+            work.claim.token for work, is_limited in zip(due, limited, strict=True) if is_limited
+        ]
+        if not tokens:
+            return [work.expires_ns for work in due]
+        expiries = iter(self._store.transact(queues.extend, tokens, self._ttl_ns))
+        return [
+            next(expiries) if is_limited else work.expires_ns
+            for work, is_limited in zip(due, limited, strict=True)
+        ]
+
+    def count_revocations(self) -> int:
+        return read_stale(self._store, queues.cancelled_count, self._queue)
+
+    def find_revoked(self, held: list[WorkItem]) -> list[WorkItem]:
+        flags = self._store.read(claim_ops.are_lost, [work.claim.token for work in held])
+        return [work for work, lost in zip(held, flags, strict=True) if lost]
+
+    # -- starts and ends -----------------------------------------------------------------------
 
     def _abandon(self, executor: Executor, work: WorkItem, tick: TickStats) -> None:
         # Set before `abandon`, so that a handler that sees `dropped` also sees the reason.
@@ -273,6 +264,7 @@ class ClaimSupervisor:
             if not work_items:
                 return
             executor = self.executor = self._make_executor(policy)
+        self._add_leases(work_items)
         if self._isolation is None:
             self._start_allowed(executor, list(work_items), tick)
             return
@@ -287,6 +279,15 @@ class ClaimSupervisor:
             except HoldfastError as error:
                 _check_transient(error)
                 tick.busy += 1
+
+    def _add_leases(self, work_items: Sequence[WorkItem]) -> None:
+        expires_ns = renew_ns = 0
+        for work in work_items:
+            # Items claimed together share the expiry.
+            if work.expires_ns != expires_ns:
+                expires_ns = work.expires_ns
+                renew_ns = self._leases.add_lease(self._store.now_ns(), expires_ns)
+            work.renew_ns = renew_ns
 
     def _start_allowed(
         self, executor: Executor, work_items: list[WorkItem], tick: TickStats
@@ -336,5 +337,5 @@ class ClaimSupervisor:
 
 
 def _check_transient(error: HoldfastError) -> None:
-    if not (is_transient(error) or isinstance(error, CommitUnknown)):
+    if not can_repeat_claim(error):
         raise error

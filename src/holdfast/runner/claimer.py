@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable
 
 from holdfast import failpoints
 from holdfast.durable.queue import Admission, Claim
-from holdfast.errors import CommitUnknown, HoldfastError
+from holdfast.errors import HoldfastError
 from holdfast.runner import claim_ops
 from holdfast.runner.claim_ops import ClaimRequest
-from holdfast.runner.error_policy import is_transient
+from holdfast.runner.demand import ClaimDemand
 from holdfast.runner.hooks import Hooks
 from holdfast.runner.policy import RunnerPolicy
-from holdfast.runner.tick_stats import TickStats
+from holdfast.runner.tick import TickStats
+from holdfast.runner.unknown_outcome import can_repeat_claim, orphaned_leases
 from holdfast.runner.work import WorkItem
 from holdfast.store.api import Store, read_stale
 
@@ -29,6 +30,7 @@ class Claimer:
         store: Store,
         queue: str,
         timers: str | None,
+        demand: ClaimDemand,
         *,
         owner: str,
         extend: Callable[[Claim, int | None], int | None],
@@ -42,7 +44,7 @@ class Claimer:
         self._extend = extend
         self._hooks = hooks
         self._admission = admission
-        self._claim_no = 0
+        self._demand = demand
         self._uncertain = False
 
     def next_due_ns(self) -> int | None:
@@ -75,7 +77,7 @@ class Claimer:
                 tick.not_admitted += batch.not_admitted
                 work_items = self._to_work_items(batch.items + batch.timers)
         except HoldfastError as error:
-            if not (is_transient(error) or isinstance(error, CommitUnknown)):
+            if not can_repeat_claim(error):
                 raise
             tick.busy += 1
             return deque()
@@ -102,7 +104,7 @@ class Claimer:
                 None if self._admission is None else self._admission(),
             )
         except HoldfastError as error:
-            if not (is_transient(error) or isinstance(error, CommitUnknown)):
+            if not can_repeat_claim(error):
                 raise
             tick.busy += 1
             self._uncertain = True
@@ -122,7 +124,7 @@ class Claimer:
 
     def _adopt_orphans(self, limit: int, is_known: Callable[[Claim], bool]) -> list[Claim]:
         live = self._store.read(claim_ops.live_claims, self.names, self.owner)
-        return [claim for claim in live if not is_known(claim)][:limit]
+        return orphaned_leases(live, is_known, limit)
 
     def _claim_batch(
         self, limit: int, policy: RunnerPolicy, expired_before_max: int | None
@@ -144,17 +146,17 @@ class Claimer:
         self, limit: int, policy: RunnerPolicy, expired_before_max: int | None
     ) -> ClaimRequest:
         """Return a claim request for a caller that marks uncertainty explicitly."""
-        self._claim_no += 1
+        plan = self._demand.plan(limit, policy, expired_before_max)
         return ClaimRequest(
             queue=self._queue,
             timers=self._timers,
             owner=self.owner,
-            limit=limit,
-            reserved=policy.reserved_for_timers(self._claim_no, limit),
+            limit=plan.limit,
+            reserved=plan.reserved,
             ttl_ns=policy.lease_ttl_ns,
             budget=policy.budget,
             admission=None if self._admission is None else self._admission(),
-            expired_before_max=expired_before_max,
+            expired_before_max=plan.expired_before_max,
         )
 
     def accept_requested(self, batch: claim_ops.ClaimedBatch, tick: TickStats) -> deque[WorkItem]:

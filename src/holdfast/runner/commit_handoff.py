@@ -28,7 +28,7 @@ from holdfast.runner.claimer import Claimer
 from holdfast.runner.error_policy import is_transient
 from holdfast.runner.policy import RunnerPolicy
 from holdfast.runner.settlement import SettlementBuffer
-from holdfast.runner.tick_stats import TickStats
+from holdfast.runner.tick import TickStats
 from holdfast.runner.work import WorkItem, WorkOutcome
 
 # Outcomes per handoff: few enough that handlers and commits overlap. Above PARCELS_MAX handoffs in flight

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 from holdfast import forks
 from holdfast.clock import MS, Clock
+from holdfast.errors import HoldfastError
 from holdfast.runner.error_policy import HandlerExited
 from holdfast.runner.work import WorkOutcome
 
@@ -40,6 +41,8 @@ ENOUGH_WORKERS_NS = 60_000
 SURPLUS_WORKERS_NS = 30_000
 # A queue without progress for this time gets another worker.
 STALL_NS = 5 * MS
+# Work that waits longer than this for a worker is released, so that another process can start it.
+UNSTARTED_MAX_NS = 1_000 * MS
 # Quick outcomes are reported to the loop in batches of this size.
 NOTIFY_BATCH = 64
 # Maximum abandoned workers that are replaced, per worker of the executor's size.
@@ -50,6 +53,11 @@ _EWMA_WEIGHT = 0.05
 # The end of an attempt: `HandlerCrash`, or the result of `run`, which has `work` and `latency_ns` (0 if the
 # executor is to measure it).
 AttemptEnd = Any
+
+
+class ExecutorExhausted(HoldfastError):
+    code = "hands_lost"
+    hint = "handlers that never return occupy all threads: set timeouts on their blocking calls, then restart"
 
 
 class WorkUnit(Protocol):
@@ -206,7 +214,7 @@ class Executor:
             del self._in_progress[unit.token]
         return units
 
-    def take_overdue(self, waited_ns: int) -> list[Any]:
+    def take_overdue(self, waited_ns: int = UNSTARTED_MAX_NS) -> list[Any]:
         """Remove and return the unstarted units if the first one has waited for `waited_ns`."""
         with self._lock:
             if not self._queued or self._clock.mono_ns() - self._queued[0].taken_ns < waited_ns:

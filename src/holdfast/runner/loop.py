@@ -19,16 +19,15 @@ from holdfast.clock import MS, S
 from holdfast.durable.queue import topic
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.runner.boot import NotRunning, RunnerState
+from holdfast.runner.demand import ClaimDemand
 from holdfast.runner.error_policy import is_transient
-from holdfast.runner.tick_stats import TickStats
+from holdfast.runner.tick import TickStats
 from holdfast.runner.wakeup import Wakeup
 from holdfast.store.api import Store
 
 if TYPE_CHECKING:
     from holdfast.runner.runner import Runner
 
-# First backoff after a fruitless tick. It doubles up to the idle maximum.
-BACKOFF_FIRST_MS = 10
 # Maximum wait for the result of a commit handoff before the next tick.
 HANDOFF_WAIT_MS = 20
 
@@ -39,20 +38,19 @@ class RunnerLoop:
         runner: Runner,
         store: Store,
         queues: Sequence[str],
+        demand: ClaimDemand,
         *,
         sleep: Callable[[float], object] | None,
     ) -> None:
         self._runner = runner
         self._store = store
         self._topics = [topic(queue) for queue in queues]
+        self._demand = demand
         self._sleep = sleep
         self._running = threading.Lock()
         self._wakeup: Wakeup | None = None
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
-        self._fruitless_ticks = 0
-        # Whether the last tick was a recheck for an item that fell due right after the tick before.
-        self._rechecked = False
 
     def start(self) -> None:
         if self._thread is not None and self._thread.is_alive():
@@ -147,21 +145,13 @@ class RunnerLoop:
             return
         longest_ns = runner.policy.idle_sleep_max_ms * MS
         can_claim = runner.capacity > 0 and not stopping
-        if tick.made_progress and not tick.busy and can_claim:
-            self._fruitless_ticks, self._rechecked = 0, False
+        demand, busy = self._demand, bool(tick.busy)
+        if demand.repeats_at_once(made_progress=tick.made_progress, busy=busy, can_claim=can_claim):
             return
-        pause_ns = self._idle_ns() if can_claim else longest_ns
-        if tick.busy or pause_ns == 0:
-            if not (tick.busy or self._rechecked):
-                # The item fell due after the tick: tick again without a pause, once.
-                self._rechecked = True
-                return
-            pause_ns = min((BACKOFF_FIRST_MS * MS) << min(self._fruitless_ticks, 20), longest_ns)
-            self._fruitless_ticks += 1
-        else:
-            self._fruitless_ticks = 0
-        self._rechecked = False
-        self._pause(min(pause_ns / S, runner.next_check_s()))
+        idle_ns = self._idle_ns() if can_claim else longest_ns
+        sleep_ns = demand.sleep_ns(busy=busy, idle_ns=idle_ns, longest_ns=longest_ns)
+        if sleep_ns:
+            self._pause(min(sleep_ns / S, runner.next_check_s()))
 
     def _idle_ns(self) -> int:
         try:

@@ -27,8 +27,8 @@ from holdfast.clock import MS, SYSTEM, Clock
 from holdfast.config import CONCURRENCY_MAX
 from holdfast.durable import queue as queues
 from holdfast.durable.queue import Admission, Claim
-from holdfast.errors import CommitUnknown, HoldfastError, Invalid
-from holdfast.runner import boot
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.runner import boot, demand
 from holdfast.runner.boot import NotRunning, RunnerLifecycle, RunnerState
 from holdfast.runner.claim_supervisor import ClaimSupervisor, Throttle
 from holdfast.runner.claimer import Claimer
@@ -41,8 +41,8 @@ from holdfast.runner.isolation import IsolationLock
 from holdfast.runner.loop import RunnerLoop
 from holdfast.runner.policy import RunnerPolicy
 from holdfast.runner.settlement import SettlementBuffer
-from holdfast.runner.tick_lock import TickLock
-from holdfast.runner.tick_stats import TickStats
+from holdfast.runner.tick import TickLock, TickStats
+from holdfast.runner.unknown_outcome import can_repeat
 from holdfast.runner.work import (
     AsyncWorkHandler,
     WorkHandler,
@@ -204,10 +204,12 @@ class Runner:
 
     def _create_parts(self) -> None:
         owner = f"{self.worker}/{self._clock.entropy(6).hex()}"
+        claim_demand = demand.ClaimDemand()
         self._claimer = Claimer(
             self._store,
             self._queue,
             self._setup.timers,
+            claim_demand,
             owner=owner,
             extend=self._extend,
             hooks=self.hooks,
@@ -227,7 +229,9 @@ class Runner:
             throttle=self._throttle,
         )
         self._settlement = SettlementBuffer(self._store, self.hooks)
-        self._loop = RunnerLoop(self, self._store, self._claimer.names, sleep=self._setup.sleep)
+        self._loop = RunnerLoop(
+            self, self._store, self._claimer.names, claim_demand, sleep=self._setup.sleep
+        )
         self._handoffs: HandoffQueue | None = None
         if self._commit_owner is not None:
             self._handoffs = HandoffQueue(
@@ -252,13 +256,14 @@ class Runner:
     def capacity(self) -> int:
         """Number of further items that may be claimed now."""
         supervisor = self._supervisor
-        if supervisor.blocked:
-            return 0
-        if self._throttle is not None:
-            return self._policy.max_batch - len(supervisor.rate_limited)
-        if supervisor.executor is not None:
-            return supervisor.executor.capacity
-        return self._concurrency if self._has_executor else self._policy.max_batch
+        executor = supervisor.executor
+        return demand.claim_capacity(
+            blocked=supervisor.blocked,
+            max_batch=self._policy.max_batch,
+            rate_limited=None if self._throttle is None else len(supervisor.rate_limited),
+            executor_capacity=None if executor is None else executor.capacity,
+            concurrency=self._concurrency if self._has_executor else None,
+        )
 
     def tick(self) -> TickStats:
         """Process up to one batch. Blocks on the store and, without an executor, on the handlers."""
@@ -279,7 +284,7 @@ class Runner:
         try:
             self._advance(policy, tick)
         except HoldfastError as error:
-            if not (error.retryable or isinstance(error, CommitUnknown)):
+            if not can_repeat(error):
                 raise
             # The store may fail at any call. Claims requested before that may exist.
             tick.busy += 1
@@ -384,12 +389,15 @@ class Runner:
         """Return the time until the next item is due, at most the policy's idle maximum."""
         with self._tick_lock:
             due_ns = self._claimer.next_due_ns()
-        longest_ns = self._policy.idle_sleep_max_ms * MS
-        if due_ns is None:
-            return longest_ns
-        if self._throttle is not None:
-            due_ns = max(due_ns, self._store.now_ns() + self._throttle.wait_ns())
-        return max(0, min(due_ns - self._store.now_ns(), longest_ns))
+        throttled_ns = (
+            None if due_ns is None or self._throttle is None else self._throttle.wait_ns()
+        )
+        return demand.idle_ns(
+            self._store.now_ns(),
+            due_ns=due_ns,
+            throttled_ns=throttled_ns,
+            longest_ns=self._policy.idle_sleep_max_ms * MS,
+        )
 
     def idle_sleep_ms(self) -> int:
         """Return `idle_sleep_ns` in milliseconds, rounded up."""
@@ -437,7 +445,7 @@ class Runner:
             if self._clock.mono_ns() >= settle_at_ns and not tick.busy:
                 self._settlement.settle(policy, tick)
                 settle_at_ns = self._clock.mono_ns() + policy.settle_after_ms * MS
-            late = work_items[0].deadline_ns <= self._store.now_ns() + needs_ns
+            late = work_items[0].expires_ns <= self._store.now_ns() + needs_ns
             if late or self._must_stop_batch(policy):
                 self._claimer.release_unstarted(work_items, tick)
                 return

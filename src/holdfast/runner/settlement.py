@@ -8,7 +8,7 @@ the buffer exactly once, and is counted then:
     the commit is unknown  it stays, marked as in doubt, and is looked up before it is settled again
 
 The lookup resolves an in-doubt commit. If the claim still exists, it was not settled. If it is gone before
-its deadline, our commit settled it. If it is gone after its deadline, it counts as lost: either our commit
+its expiry, our commit settled it. If it is gone after its expiry, it counts as lost: either our commit
 settled it or another worker claimed it, and no item may be counted twice.
 """
 
@@ -26,7 +26,8 @@ from holdfast.runner import claim_ops
 from holdfast.runner.error_policy import ErrorKind, code_of, is_transient
 from holdfast.runner.hooks import Hooks, error_text
 from holdfast.runner.policy import RunnerPolicy
-from holdfast.runner.tick_stats import TickStats
+from holdfast.runner.tick import TickStats
+from holdfast.runner.unknown_outcome import can_repeat_claim
 from holdfast.runner.work import WorkOutcome
 from holdfast.store.api import Store, Txn
 
@@ -140,7 +141,7 @@ class SettlementBuffer:
     ) -> None:
         """Return outcomes of a rejected handoff to the buffer. The next tick settles them normally."""
         self.requeue(outcomes, outcome_unknown=isinstance(error, CommitUnknown))
-        if not (is_transient(error) or isinstance(error, CommitUnknown)):
+        if not can_repeat_claim(error):
             raise error
         self._on_refused(error, policy, tick)
 
@@ -250,7 +251,7 @@ def _lookup_outcome(txn: Txn, outcome: WorkOutcome, held_claims: set[tuple[str, 
     for letter in queues.list_dead(txn, claim.queue, claim.seq - 1, 1):
         if (letter.seq, letter.claims) == (claim.seq, claim.number):
             return DEAD if letter.code == code_of(outcome.error) else LOST
-    if txn.now_ns >= outcome.work.deadline_ns:
+    if txn.now_ns >= outcome.work.expires_ns:
         return LOST
     return DONE if outcome.error is None else REQUEUED
 

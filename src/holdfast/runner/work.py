@@ -22,7 +22,7 @@ JoinedCall = tuple[Operation[Any, Any], tuple[Any, ...]]
 
 
 class WorkItem:
-    """A claimed item. After `deadline_ns` (store time) this claim can no longer settle it."""
+    """A claimed item. After `expires_ns` (store time) this claim can no longer settle it."""
 
     __slots__ = (
         "_clock",
@@ -32,13 +32,14 @@ class WorkItem:
         "began_ns",
         "claim",
         "claim_lost_operations",
-        "deadline_ns",
         "dropped",
+        "expires_ns",
         "failure_operations",
         "kind",
         "limit_ns",
         "lost",
         "payload",
+        "renew_ns",
         "seq",
         "taken_ns",
         "token",
@@ -58,7 +59,9 @@ class WorkItem:
         self.seq = claim.seq
         # Failures and expired claims count as attempts. A release does not.
         self.attempt = claim.failures + claim.expiries + 1
-        self.deadline_ns = claim.expires_ns
+        self.expires_ns = claim.expires_ns
+        # The time of the next extension.
+        self.renew_ns = 0
         self.lost = False
         # Operations that commit with the ack: (operation, arguments).
         self.ack_operations: list[JoinedCall] = []
@@ -109,13 +112,13 @@ class WorkItem:
                 store.submit(operation, *args)
 
     def extend(self, ttl_ms: int | None = None) -> int:
-        """Extend the claim from now (by default by the policy's TTL), and return the new deadline."""
-        deadline_ns = self._extend(self.claim, ttl_ms)
-        if deadline_ns is None:
+        """Extend the claim from now (by default by the policy's TTL), and return the new expiry."""
+        expires_ns = self._extend(self.claim, ttl_ms)
+        if expires_ns is None:
             self.lost = True
             raise ClaimLost(queue=self.claim.queue, seq=self.seq, number=self.claim.number)
-        self.deadline_ns = deadline_ns
-        return deadline_ns
+        self.expires_ns = expires_ns
+        return expires_ns
 
 
 class WorkHandler(Protocol):

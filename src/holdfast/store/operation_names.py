@@ -49,7 +49,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "runs": ("holdfast.ledger.runs",),
     "tasks": (
         "holdfast.tasks.leases",
-        "holdfast.tasks.parked_lease",
         "holdfast.tasks.admin",
         "holdfast.tasks.reports",
         "holdfast.tasks.submit",

@@ -6,6 +6,11 @@ remain, it grants nothing, sets `LeaseResult.overdue`, and the worker repeats th
 task with expired leases may be the one that kills its workers, together with the tasks leased
 beside it. The last lease of such a task is therefore granted alone (`model.is_quarantined`), so no
 task becomes DEAD because of another task.
+
+`lease_or_park` is the lease request of an idle worker (long poll): the writer holds it
+(`store.parked_requests`) and grants tasks in the commit that submits them. It asks only for idle
+executor slots and prefetches nothing. A worker that is suspended while its request is parked
+therefore delays no more tasks than it can start.
 """
 
 from __future__ import annotations
@@ -14,9 +19,10 @@ from collections.abc import Iterator
 from itertools import product
 
 from holdfast import codec
+from holdfast.clock import S
 from holdfast.codec import Record
 from holdfast.durable.validation import check_limit, check_name
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, NothingToDo
 from holdfast.store import tuples
 from holdfast.store.api import Row, Txn, operation
 from holdfast.tasks import dependents, status_fold
@@ -57,6 +63,8 @@ SKIPPED_MAX = 1_000
 # An index row may hold many tasks: the size of the first page of rows, and of a page of bodies.
 ROWS_FIRST = 16
 BODIES_PAGE = 250
+# A parked request ignores due times later than this, because its worker polls more often.
+SOON_NS = 5 * S
 EXPIRIES_EXHAUSTED = "expiries_exhausted"
 
 
@@ -97,6 +105,35 @@ def lease(txn: Txn, universe: str, request: GrantRequest) -> LeaseResult:
     granted = grant_tasks(unit, request)
     unit.close()
     return granted
+
+
+@operation("tasks.lease_or_park")
+def lease_or_park(txn: Txn, universe: str, request: GrantRequest, due_ns: int) -> LeaseResult:
+    """Lease tasks, or stay parked while there is nothing to grant.
+
+    The request also returns when a due time that the worker does not know is near. The worker polls
+    at `due_ns` (0: it knows none), and within `SOON_NS` in any case.
+    """
+    next_ns = next_due_ns(txn, universe)
+    soon_ns = txn.now_ns + SOON_NS
+    due = next_ns is not None and next_ns < (min(soon_ns, due_ns) if due_ns else soon_ns)
+    unit = UnitOfWork(txn, universe)
+    if not due and not any(_may_grant(unit, queue) for queue in request.queues):
+        raise NothingToDo(what="task", worker=request.worker)
+    swept = next_ns is None or next_ns > txn.now_ns
+    granted = grant_tasks(unit, request, swept=swept)
+    if not due and not granted.grants and not granted.suspects and not unit.skipped:
+        raise NothingToDo(what="task", worker=request.worker)
+    unit.close()
+    return granted
+
+
+def _may_grant(unit: UnitOfWork, queue: str) -> bool:
+    """Whether the counters show a task to grant. This keeps the retry of many parked requests
+    cheap.
+    """
+    count = unit.counts.current
+    return bool(count(queue, "ready") or count(queue, "suspect") or count(queue, "stray"))
 
 
 def grant_tasks(unit: UnitOfWork, request: GrantRequest, *, swept: bool = False) -> LeaseResult:

@@ -20,8 +20,14 @@ from __future__ import annotations
 
 from holdfast.tasks.admin import cancel, maintain, redrive, report_progress, set_limits
 from holdfast.tasks.grants import TaskGrant
-from holdfast.tasks.leases import GrantRequest, HeldLease, LeaseResult, extend, lease
-from holdfast.tasks.parked_lease import lease_or_park
+from holdfast.tasks.leases import (
+    GrantRequest,
+    HeldLease,
+    LeaseResult,
+    extend,
+    lease,
+    lease_or_park,
+)
 from holdfast.tasks.reports import (
     AttemptOutcome,
     ReportAndLeaseResult,

@@ -28,12 +28,12 @@ from holdfast.clock import SYSTEM, Clock
 from holdfast.config import ROUTE_ANNOUNCE_INTERVAL_NS, ROUTE_LOOKUP_PAUSE_NS_MAX
 from holdfast.durable import queue
 from holdfast.durable.queue import Claim
-from holdfast.errors import CommitUnknown, HoldfastError, Invalid, Overloaded
+from holdfast.errors import HoldfastError, Invalid, Overloaded
 from holdfast.messages import FABRIC_SEND, Intent
 from holdfast.retry import Backoff, jitter
 from holdfast.runner import Runner, WorkItem
-from holdfast.runner.error_policy import is_transient
-from holdfast.runner.tick_stats import TickStats
+from holdfast.runner.tick import TickStats
+from holdfast.runner.unknown_outcome import can_repeat_claim
 from holdfast.store.api import Store, Txn
 from holdfast.workers.mail.peers import PeerStores, PeerUnreachable, VerifyPeer, open_existing
 from holdfast.workers.mail.router import LocalRedelivery, MailRouter, has_peer_route, retry_routing
@@ -194,7 +194,7 @@ class RouteAnnouncer:
         try:
             self._store.transact(outbox.announce_route, *self._route)
         except HoldfastError as error:
-            if not (is_transient(error) or isinstance(error, CommitUnknown)):
+            if not can_repeat_claim(error):
                 raise
             return  # retried at the next tick
         self._next_ns = now_ns + ROUTE_ANNOUNCE_INTERVAL_NS

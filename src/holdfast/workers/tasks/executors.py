@@ -11,8 +11,14 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from holdfast.clock import MS, Clock, S
-from holdfast.runner.executor import AsyncExecutor, AsyncRun, Executor, ThreadExecutor
+from holdfast.clock import Clock, S
+from holdfast.runner.executor import (
+    UNSTARTED_MAX_NS,
+    AsyncExecutor,
+    AsyncRun,
+    Executor,
+    ThreadExecutor,
+)
 from holdfast.tasks.leases import LEASE_BATCH_MAX
 from holdfast.tasks.model import EXECUTOR_KINDS, LOOP, PROCESS, THREAD
 from holdfast.workers.tasks.attempt import (
@@ -31,7 +37,6 @@ COROUTINES = 200
 # The prefetch bound: for short tasks one batch is queued while another is reported and the next
 # leased.
 PREFETCH_MAX = 2 * LEASE_BATCH_MAX
-RETURN_UNSTARTED_NS = 1_000 * MS
 # The cleanup time of cancelled coroutines when the worker stops.
 CANCEL_GRACE_S = 1.0
 # An event loop without progress for this long counts as blocked.
@@ -178,7 +183,7 @@ class TaskExecutors:
         """The longest time until the executors need supervision."""
         if any(crew.is_stalled for crew in self._executors.values()):
             return 0.005
-        return RETURN_UNSTARTED_NS / S if self.busy else float("inf")
+        return UNSTARTED_MAX_NS / S if self.busy else float("inf")
 
     def submit(self, attempts: Sequence[TaskAttempt]) -> None:
         kinds = self._kinds
@@ -214,10 +219,10 @@ class TaskExecutors:
         return found
 
     def take_overdue(self) -> list[TaskAttempt]:
-        """Remove and return attempts that were not started within `RETURN_UNSTARTED_NS`."""
+        """Remove and return attempts that were not started within `UNSTARTED_MAX_NS`."""
         found: list[TaskAttempt] = []
         for kind, executor in self._executors.items():
-            late = executor.take_overdue(RETURN_UNSTARTED_NS)
+            late = executor.take_overdue()
             if late:
                 self._stalled.add(kind)
                 found += late

@@ -11,7 +11,8 @@ import threading
 from holdfast import failpoints
 from holdfast.clock import Clock
 from holdfast.config import SETTLEMENT_BYTES_MAX
-from holdfast.errors import CommitUnknown, HoldfastError
+from holdfast.errors import HoldfastError
+from holdfast.runner.unknown_outcome import can_repeat
 from holdfast.store.api import Store
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.operations import AttemptOutcome, TaskReport
@@ -75,7 +76,7 @@ class ReportBuffer:
             try:
                 [answer] = self.commit([result.report])
             except HoldfastError as error:
-                if not is_transient(error):
+                if not can_repeat(error):
                     return False
                 # Also while the worker stops: it retries until the lease is over.
                 self._clock.sleep(RETRY_PAUSE_S)
@@ -84,10 +85,3 @@ class ReportBuffer:
                 self.counts[tasks.ReportAnswer(answer)] += 1
             return True
         return False
-
-
-def is_transient(error: BaseException) -> bool:
-    """Whether a store error is transient. An unknown outcome is, because reports are idempotent."""
-    return isinstance(error, CommitUnknown) or (
-        isinstance(error, HoldfastError) and error.retryable
-    )

@@ -5,7 +5,7 @@
 
 - Plain functions run in threads, coroutines in one event loop, tasks with `isolation="process"` in
   child processes. The worker leases as many tasks as the executors will start soon at their
-  measured rate. It releases tasks that are not started within `RETURN_UNSTARTED_NS`, which changes
+  measured rate. It releases tasks that are not started within `UNSTARTED_MAX_NS`, which changes
   no counter.
 - A lease is extended while its function runs, within the task's execution window. Each progress
   report restarts the window. When a lease is lost (expired or cancelled), the attempt is marked
@@ -33,11 +33,13 @@ from holdfast.clock import SYSTEM, Clock, S
 from holdfast.config import CONCURRENCY_MAX
 from holdfast.durable.validation import check_name
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreClosed
-from holdfast.runner.claim_supervisor import ExecutorExhausted
+from holdfast.runner.drain import Drain, DrainPhase
+from holdfast.runner.executor import ExecutorExhausted
+from holdfast.runner.unknown_outcome import can_repeat, orphaned_leases
 from holdfast.runner.wakeup import Wakeup
 from holdfast.store.api import Store, Txn, read_stale
 from holdfast.tasks import operations as tasks
-from holdfast.tasks.leases import leases_of_worker, next_due_ns
+from holdfast.tasks.leases import SOON_NS, leases_of_worker, next_due_ns
 from holdfast.tasks.model import keys_of
 from holdfast.tasks.operations import (
     AttemptOutcome,
@@ -46,7 +48,6 @@ from holdfast.tasks.operations import (
     ReportAndLeaseResult,
     TaskReport,
 )
-from holdfast.tasks.parked_lease import SOON_NS
 from holdfast.tasks.queries import queues_with_work
 from holdfast.workers.tasks.attempt import TaskAttempt, TaskDefinition
 from holdfast.workers.tasks.demand import LeaseCapacity, LeaseDemand, LeasePlan
@@ -54,7 +55,7 @@ from holdfast.workers.tasks.executors import TaskExecutors
 from holdfast.workers.tasks.leader_handoff import LeaderHandoff, LocalRun
 from holdfast.workers.tasks.lease_table import LeaseTable
 from holdfast.workers.tasks.parked_request import ParkedRequest
-from holdfast.workers.tasks.report_buffer import RETRY_PAUSE_S, ReportBuffer, is_transient
+from holdfast.workers.tasks.report_buffer import RETRY_PAUSE_S, ReportBuffer
 from holdfast.workers.tasks.upkeep import TaskUpkeep, WorkerHeartbeat
 
 CONCURRENCY = 16
@@ -264,7 +265,7 @@ class TaskWorker:
             pass
         except BaseException as error:
             # While the store is unavailable, leases that were not released expire.
-            if not (self._stopping.is_set() and is_transient(error)):
+            if not (self._stopping.is_set() and can_repeat(error)):
                 self.failure = error
             self._cancel_parked()
         self._upkeep.close()
@@ -321,14 +322,13 @@ class TaskWorker:
             self._upkeep.start_if_due(now_ns)
             # Last, so that the executors have the GIL when they start the tasks.
             moved = self._report_and_lease()
-        except CommitUnknown:
-            self._outcome_unknown = True
-            self._leases.drop_expired()
-            return True
         except HoldfastError as error:
-            if not error.retryable:
+            if not can_repeat(error):
                 raise
             self._leases.drop_expired()
+            if isinstance(error, CommitUnknown):
+                self._outcome_unknown = True
+                return True
             self.look_for_tasks()
             self._stopping.wait(RETRY_PAUSE_S)
             return True
@@ -364,10 +364,10 @@ class TaskWorker:
         """
         identity = self.identity
         leased = self.store.read(leases_of_worker, identity.universe, identity.owner)
-        reported = {(report.seq, report.lease) for report in self._reports.pending}
-        for token in leased:
-            if token not in self._leases.attempts and token not in reported:
-                self._reports.add_release(token)
+        known = {(report.seq, report.lease) for report in self._reports.pending}
+        known.update(self._leases.attempts)
+        for token in orphaned_leases(leased, known.__contains__):
+            self._reports.add_release(token)
         self._outcome_unknown = False
 
     # -- reports and leases ----------------------------------------------------------------------
@@ -522,10 +522,12 @@ class TaskWorker:
     def _shut_down(self) -> None:
         """Release unstarted tasks, wait for running ones, and release them after the grace time."""
         self._retry_until(self._unpark)
+        if self._outcome_unknown:
+            self._retry_until(self._recover_unknown)
         for attempt in self._executors.take_unstarted():
             self._release_attempt(attempt)
-        until_ns = self._clock.mono_ns() + self._grace_ns
-        while self._leases.attempts and self._clock.mono_ns() < until_ns:
+        drain = Drain()
+        while self._drain_phase(drain) is DrainPhase.GRACE:
             self._collect_finished()
             self._retry_until(self._reports.commit_all)
             self._retry_until(self._supervise_leases)
@@ -538,6 +540,11 @@ class TaskWorker:
         self._retry_until(self._reports.commit_all)
         self._retry_until(self._heartbeat.remove)
 
+    def _drain_phase(self, drain: Drain) -> DrainPhase:
+        return drain.phase(
+            self._clock.mono_ns(), grace_ns=self._grace_ns, in_progress=self.leased_count
+        )
+
     def _retry_until(self, action: Callable[[], None]) -> None:
         """Run a shutdown action, with bounded retries while the store is busy."""
         until_ns = self._clock.mono_ns() + SHUTDOWN_RETRY_NS
@@ -546,8 +553,10 @@ class TaskWorker:
                 return action()
             except HoldfastError as error:
                 late = not left or self._clock.mono_ns() >= until_ns
-                if late or not is_transient(error):
+                if late or not can_repeat(error):
                     raise
+                self._outcome_unknown |= isinstance(error, CommitUnknown)
+                self._leases.drop_expired()
                 self._clock.sleep(RETRY_PAUSE_S)
 
 

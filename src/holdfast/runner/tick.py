@@ -1,4 +1,4 @@
-"""The tick lock: serialises ticks and due checks of runners.
+"""One tick of a runner: its counts, and the lock that serialises ticks and due checks.
 
 Every runner has a tick lock, and several runners may share one. Stores are thread-safe and do not need
 it. It is for runners whose inline handlers, which run inside a tick, share objects that are not
@@ -9,8 +9,39 @@ handler or sink is rejected, because it would deadlock.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 from holdfast.errors import HoldfastError, Invalid
+
+
+@dataclass(slots=True)
+class TickStats:
+    """Counts of one tick."""
+
+    claimed: int = 0
+    done: int = 0
+    requeued: int = 0
+    dead: int = 0
+    # Claims that expired or were cancelled before settlement.
+    lost: int = 0
+    # Transient store errors (busy, conflict, not found, unknown outcome).
+    busy: int = 0
+    # Claims that were released without counting a failure.
+    released: int = 0
+    # Due items that were not admitted: dropped, refused or delayed.
+    not_admitted: int = 0
+
+    @property
+    def made_progress(self) -> bool:
+        """Whether the tick made progress. Otherwise the runner may sleep."""
+        return bool(
+            self.claimed
+            or self.done
+            or self.requeued
+            or self.dead
+            or self.lost
+            or self.not_admitted
+        )
 
 
 class TickLockClosed(HoldfastError):
