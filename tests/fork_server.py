@@ -37,7 +37,11 @@ RESOURCES = [getattr(resource, name) for name in dir(resource) if name.startswit
 PRELOADED_MODULES = (
     "holdfast.cli.up",
     "holdfast.cli.ready",
+    "holdfast.app.builtin_effects.fabric",
+    "holdfast.store.lmdb.store",
+    "holdfast.store.lmdb.writer_client",
     "holdfast.store.postgres.store",
+    "encodings.idna",
 )
 
 
@@ -191,5 +195,4 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     if (received := serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
-        gc.unfreeze()
         run(received)
