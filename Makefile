@@ -71,6 +71,8 @@ CHAOS_BUDGET = $(if $(filter file,$(origin BUDGET)),600,$(BUDGET))
 # Their kills are counted by HOLDFAST_TEST_KILLS.
 KILL_LOOPS = $(shell grep -l "import KILLS" tests/process/test_*.py)
 
+# Each process starts in a new interpreter, as for users (tests/fork_server.py).
+chaos: export HOLDFAST_TEST_FRESH = 1
 chaos: setup  ## kill real processes KILLS times (200), then break servers and links for BUDGET seconds (600)
 	$(BIN)/python -m tests.process.chaos --kills $(KILLS)
 	HOLDFAST_TEST_KILLS=12 $(BIN)/python -m pytest -q -m "not deep" $(KILL_LOOPS)

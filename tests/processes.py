@@ -10,6 +10,7 @@
 - Waits do not sleep: one thread watches the output and, through a pidfd, the exit. A stop is awaited by the kernel's
   report. The exit is published after all output of the process.
 - The dead leader stays a zombie until the block ends, so the kernel cannot reuse its pid and group id.
+- A process handles SIGINT, even if the tests were started in the background of a shell, which ignores it there.
 
 Linux only, like the fault injection that uses it.
 """
@@ -32,6 +33,8 @@ from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
+from tests.fork_server import ForkedChild, ForkServer, can_fork
+
 ROOT = Path(__file__).resolve().parent.parent
 TAG = "HOLDFAST_TEST_PROC"
 
@@ -45,6 +48,16 @@ TAIL_LINES = 30
 # Reads of an empty environment, a millisecond apart; the parent of the kernel threads.
 _EXEC_TRIES = 20
 _KTHREADD = 2
+_FORK_SERVER = ForkServer()
+
+
+def _handle_sigint() -> None:
+    """Handle SIGINT in this process if it was started with SIGINT ignored. A child inherits an ignored signal."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_handle_sigint()
 
 
 def require_programs(*programs: str) -> None:
@@ -66,6 +79,7 @@ class Proc:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
+        fresh: bool = False,
     ) -> None:
         self.args = list(args)
         self.lines: list[str] = []
@@ -74,21 +88,26 @@ class Proc:
         self._lines_passed = 0  # lines that `expect` has passed
         self._exit_code: int | None = None
         self._changed = threading.Condition()
-        self._popen = subprocess.Popen(
-            self.args,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env={
-                **os.environ,
-                "PYTHONUNBUFFERED": "1",
-                **(env or {}),
-                TAG: self._environment_tags(),
-            },
-            cwd=cwd,
-            start_new_session=True,
-        )
+        environment = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            **(env or {}),
+            TAG: self._environment_tags(),
+        }
+        self._popen: subprocess.Popen[bytes] | ForkedChild
+        if not fresh and can_fork(self.args, env):
+            self._popen = _FORK_SERVER.fork(self.args, environment, os.path.abspath(cwd or "."))
+        else:
+            self._popen = subprocess.Popen(
+                self.args,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=environment,
+                cwd=cwd,
+                start_new_session=True,
+            )
         self.pid = self._popen.pid
         self._pidfd = os.pidfd_open(self.pid)
         self._closing, self._close = os.pipe()
@@ -104,12 +123,14 @@ class Proc:
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         timeout_s: float = TIMEOUT_S,
+        fresh: bool = False,
     ) -> Self:
         """Start `args` and return once it printed a line that begins with the word `ready`.
 
-        `env` is added to this process's environment. With `ready=None` it returns immediately.
+        `env` is added to this process's environment. With `ready=None` it returns immediately. With `fresh` a Python
+        program starts in a new interpreter, which imports Holdfast. Otherwise the fork server starts it.
         """
-        proc = cls(args, env=env, cwd=cwd)
+        proc = cls(args, env=env, cwd=cwd, fresh=fresh)
         if ready is not None:
             try:
                 proc._await_line(re.compile(re.escape(ready) + r"(?!\w)").match, ready, timeout_s)

@@ -1,7 +1,10 @@
 """Proc: spawn, signals, output, time-outs, and the removal of descendants."""
 
 import os
+import resource
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -177,3 +180,81 @@ def test_spawn_runs_any_command() -> None:
     with Proc.spawn(["sh", "-c", "echo ready; exec cat"]) as proc:
         proc.send("x")
         assert proc.expect("x") == "x"
+
+
+# -- processes of the fork server ------------------------------------------------------------------
+
+# The directory, umask, limit of open files, parent, session and modules of the process at its start.
+CIRCUMSTANCES = """
+import sys
+loaded = sorted(sys.modules)
+import os, resource
+umask = os.umask(0)
+print("ready", os.getcwd(), umask, resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.getppid(),
+      os.getsid(0) == os.getpid(), "holdfast.cli.up" in loaded, flush=True)
+"""
+
+
+def test_forked_process_has_the_circumstances_of_a_spawned_one(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    before = os.umask(0o027)
+    try:
+        with (
+            python_proc(CIRCUMSTANCES, cwd=tmp_path) as forked,
+            Proc.spawn([sys.executable, "-c", CIRCUMSTANCES], cwd=tmp_path, fresh=True) as spawned,
+        ):
+            circumstances = f"ready {tmp_path} {0o027} {soft - 1} {os.getpid()} True"
+            assert spawned.lines == [f"{circumstances} False"]
+            assert forked.lines == [f"{circumstances} True"]
+    finally:
+        os.umask(before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_forked_process_has_the_arguments_and_main_module_of_its_program(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import sys\nprint('ready', __name__, __file__, sys.argv, sys.path[0])"
+    )
+    path = tmp_path / "program.py"
+    with python_proc("program", "one", cwd=tmp_path) as proc:
+        assert proc.lines == [f"ready __main__ {path} {[str(path), 'one']} {tmp_path}"]
+
+
+def test_process_with_a_variable_of_the_interpreter_is_not_forked() -> None:
+    code = "import sys; print('ready', 'holdfast' in sys.modules, hash('a'))"
+    env = {"PYTHONHASHSEED": "1"}
+    with python_proc(code, env=env) as one, python_proc(code, env=env) as other:
+        assert one.lines == other.lines
+        assert one.lines[0].startswith("ready False ")
+
+
+def test_forked_processes_have_different_random_numbers() -> None:
+    code = "import random; print('ready', random.random())"
+    with python_proc(code) as one, python_proc(code) as other:
+        assert one.lines != other.lines
+
+
+def test_forked_process_reports_its_exit_code_and_its_signal() -> None:
+    with python_proc("raise SystemExit(7)", ready=None) as proc:
+        assert proc.wait() == 7
+    with python_proc("import os; os.abort()", ready=None) as proc:
+        assert proc.wait() == -signal.SIGABRT
+
+
+# A process that ignores SIGINT, like one in the background of a shell.
+BACKGROUND = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from tests.processes import Proc
+code = "print('ready', flush=True); import time; time.sleep(600)"
+with Proc.spawn([sys.executable, "-c", code], fresh=sys.argv[1] == "fresh") as proc:
+    os.kill(proc.pid, signal.SIGINT)
+    print("ended", proc.wait(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("start", ["fresh", "forked"])
+def test_process_of_a_background_test_run_handles_sigint(start: str) -> None:
+    with python_proc(BACKGROUND, start, ready=None) as background:
+        assert background.expect("ended") == f"ended {-signal.SIGINT}"

@@ -25,8 +25,8 @@ trap 'rm -rf "$scratch"' EXIT
 : >"$scratch/curl"
 [ -z "${HOLDFAST_TOKEN:-}" ] || printf 'header = "Authorization: Bearer %s"\n' "$HOLDFAST_TOKEN" >"$scratch/curl"
 
-stopping=
-trap 'stopping=1' TERM INT
+stopping= asking=
+trap 'stopping=1; [ -z "$asking" ] || kill $asking 2>/dev/null' TERM INT
 
 # post WHAT FILE: the body is in the file. Always in a subshell, which becomes curl.
 post() {
@@ -109,13 +109,17 @@ while [ -z "$stopping" ]; do
     : >"$scratch/status"
     post lease "$scratch/lease" >"$scratch/status" &
     asking=$!
+    # A signal that came before there was a request to hang up.
+    [ -z "$stopping" ] || kill $asking 2>/dev/null
     wait $asking
     if [ "$(cat "$scratch/status")" != 200 ]; then
         # Told to stop: hanging up gives back what is on its way. Else the server is away for a while.
         kill $asking 2>/dev/null
+        asking=
         [ -n "$stopping" ] || sleep 1
         continue
     fi
+    asking=
     leased=$scratch/lease.answer
     # An answer begins with the id, the lease and the name, and ends with the times: what stands in the
     # arguments between cannot be taken for them.

@@ -44,6 +44,10 @@ SERVER_FAULTS = (
 PROMOTION_EVERY = 3
 OUTAGE_S = (0.0, 4.0)
 LONG_OUTAGE_S = 12.0
+# During a longer outage `holdfast ready` is run.
+CHECKED_OUTAGE_S = 2.0
+PROMOTION_PAUSE_S = (0.0, 3.0)
+REFUSE_S = (0.5, 3.0)
 FAULT_INTERVAL_S = (0.3, 2.5)
 SWALLOW_S = (1.0, 8.0)
 STOP_S = (0.5, 2.5 * LEASE_S)
@@ -64,7 +68,9 @@ class PostgresChaosRun:
         clients: int,
         rate: float,
         server_fault_interval_s: tuple[float, float],
+        time_scale: float,
     ) -> None:
+        """`time_scale` multiplies the pauses between faults and the duration of each fault."""
         self.folder = folder
         self.random = random.Random(seed)
         self.done: Counter[str] = Counter()
@@ -72,6 +78,7 @@ class PostgresChaosRun:
         self.client_logs = invariant_checks.ClientLogs()
         self._rate = rate
         self._server_fault_interval_s = server_fault_interval_s
+        self._time_scale = time_scale
         self._counts = (workers, clients)
         self._logs = folder / "logs"
         self._logs.mkdir()
@@ -129,7 +136,7 @@ class PostgresChaosRun:
         while not self.breaches and (
             time.monotonic() - began < seconds or self._server_faults < server_faults_min
         ):
-            time.sleep(self.random.uniform(*FAULT_INTERVAL_S))
+            time.sleep(self._seconds(FAULT_INTERVAL_S))
             self._run_due()
             if time.monotonic() >= next_server_fault_at:
                 self._inject_server_fault()
@@ -171,9 +178,9 @@ class PostgresChaosRun:
             self._remaining_faults = self.random.sample(SERVER_FAULTS, len(SERVER_FAULTS))
         fault = self._remaining_faults.pop()
         self.done[fault] += 1
-        outage_s = self.random.uniform(*OUTAGE_S)
+        outage_s = self._seconds(OUTAGE_S)
         if self.random.random() < 0.15:
-            outage_s = LONG_OUTAGE_S
+            outage_s = LONG_OUTAGE_S * self._time_scale
         primary, standby = self._cluster.primary, self._cluster.standby
         if fault == "server freezes":
             frozen = primary.freeze()
@@ -199,13 +206,13 @@ class PostgresChaosRun:
         """Drop the primary with its data, promote the standby, and attach a new standby."""
         lost = self._cluster.fail_over()
         self.done["promotions"] += 1
-        time.sleep(self.random.uniform(0.0, 3.0))
+        time.sleep(self._seconds(PROMOTION_PAUSE_S))
         self._cluster.attach(lost)
 
     def _wait_unavailable(self, seconds: float, *, check_ready: bool = True) -> None:
         """Wait during an outage. If it is long enough, check that `holdfast ready` fails."""
         end_s = time.monotonic() + seconds
-        if check_ready and seconds > 2.0:
+        if check_ready and seconds > CHECKED_OUTAGE_S * self._time_scale:
             self._check_not_ready()
         while time.monotonic() < end_s:
             self._run_due()
@@ -259,14 +266,14 @@ class PostgresChaosRun:
         proxy = self._proxy()
         [(up, down)] = self.random.choices([(True, True), (True, False), (False, True)])
         proxy.swallow(up=up, down=down)
-        self._schedule(self.random.uniform(*SWALLOW_S), proxy.cut)
+        self._schedule(self._seconds(SWALLOW_S), proxy.cut)
 
     def _refuse(self) -> None:
         proxy = self._proxy()
         proxy.refuse()
         proxy.cut()
         self.done["refusals"] += 1
-        self._schedule(self.random.uniform(0.5, 3.0), lambda: proxy.refuse(False))
+        self._schedule(self._seconds(REFUSE_S), lambda: proxy.refuse(False))
 
     def _kill_worker(self) -> None:
         worker = self.random.choice(self._workers)
@@ -284,7 +291,7 @@ class PostgresChaosRun:
             worker.proc.stop()
             worker.stopped = True
             self.done["workers stopped"] += 1
-            self._schedule(self.random.uniform(*STOP_S), lambda: self._resume(worker))
+            self._schedule(self._seconds(STOP_S), lambda: self._resume(worker))
 
     def _kill_client(self) -> None:
         client = self.random.choice(self._clients)
@@ -299,6 +306,10 @@ class PostgresChaosRun:
         if worker in self._workers and worker.stopped:
             worker.proc.cont()
             worker.stopped = False
+
+    def _seconds(self, between: tuple[float, float]) -> float:
+        """A random duration within these bounds, in the time scale of the run."""
+        return self.random.uniform(*between) * self._time_scale
 
     def _schedule(self, seconds: float, action: Callable[[], object]) -> None:
         self._scheduled.append((time.monotonic() + seconds, action))
@@ -451,6 +462,7 @@ def run(
     clients: int = 2,
     rate: float = 8.0,
     server_fault_interval_s: tuple[float, float] = SERVER_FAULT_INTERVAL_S,
+    time_scale: float = 1.0,
 ) -> PostgresChaosRun:
     with PostgresChaosRun(
         folder,
@@ -459,6 +471,7 @@ def run(
         clients=clients,
         rate=rate,
         server_fault_interval_s=server_fault_interval_s,
+        time_scale=time_scale,
     ) as chaos:
         chaos.run(seconds, server_faults_min, lambda line: print(line, flush=True))
     return chaos

@@ -30,10 +30,11 @@ class Wired(hf.Event):
 
 
 class Ruined(hf.Event):
-    """An order whose every call ends the calling process."""
+    """An order for the effect of one way to crash. Every call of a deadly order ends the calling process."""
 
     n: int
     how: str
+    deadly: bool
 
 
 class SleepRequested(hf.Event):
@@ -63,14 +64,22 @@ async def wire(call: hf.Call, n: int) -> int:
     return n
 
 
-@hf.effect("ruin", attempts=3, timeout_s=60, concurrency=1)
-def ruin(call: hf.Call, n: int, how: str) -> int:
-    log_call(call, n)
-    if how == "exit":
-        os._exit(7)
-    if how:
-        signal.raise_signal(signal.Signals[how])
-    return n
+def crash_effect(how: str) -> hf.Effect:
+    """The effect whose deadly calls end their process this way."""
+
+    @hf.effect(f"ruin-{how}", attempts=3, timeout_s=60, concurrency=1)
+    def ruin(call: hf.Call, n: int, deadly: bool) -> int:
+        log_call(call, n)
+        if deadly and how == "exit":
+            os._exit(7)
+        if deadly:
+            signal.raise_signal(signal.Signals[how])
+        return n
+
+    return ruin
+
+
+CRASH_EFFECTS = {how: crash_effect(how) for how in ("exit", "SIGKILL", "SIGSEGV")}
 
 
 def log_call(call: hf.Call, n: int) -> None:
@@ -110,9 +119,9 @@ class Till(hf.World):
 
     @hf.on(Ruined)
     def told_to(self, event: Ruined, cx: hf.Context) -> None:
-        cx.do(ruin, event.n, event.how, tag=str(event.n))
+        cx.do(CRASH_EFFECTS[event.how], event.n, event.deadly, tag=str(event.n))
 
-    @hf.on(ruin)
+    @hf.on(*CRASH_EFFECTS.values())
     def ended(self, receipt: hf.Receipt[int], cx: hf.Context) -> None:
         self.ruined.append(f"{receipt.tag} {receipt.status} {receipt.code}".strip())
 

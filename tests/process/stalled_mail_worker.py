@@ -12,9 +12,11 @@ import sys
 from typing import Any
 
 from holdfast import store as stores
-from holdfast.workers.mail.delivery import MailDelivery
+from holdfast.workers.mail import delivery
 from holdfast.workers.runner_service import RunnerService
 from tests.process.conftest import LIMITS
+
+CLAIM_MS = 1_000
 
 
 class HaltingStore:
@@ -34,8 +36,10 @@ class HaltingStore:
 
 
 def main(url: str, peer: str) -> None:
+    # A test waits for the expiry of the claims of a killed worker.
+    delivery.PEER_LEASE_MS = CLAIM_MS
     with stores.open(url, limits=LIMITS) as store:
-        fabric = MailDelivery(
+        fabric = delivery.MailDelivery(
             store, universe="north", worker="courier", peers={"south": peer}, open=HaltingStore
         )
         role = RunnerService(fabric.runners)

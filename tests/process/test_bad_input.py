@@ -28,8 +28,9 @@ from holdfast.errors import (
 from holdfast.store.api import Store, Txn
 from holdfast.store.lmdb.protocol import PROTOCOL, encode_frame
 from holdfast.store.lmdb.writer_address import SOCKET_FILE, short_directory
+from tests.process.conftest import LIMITS
 from tests.process.refusal_checks import refused, untouched
-from tests.process.watch import writer_of
+from tests.process.watch import assert_no_process_left, writer_of
 from tests.processes import python_proc
 
 MODULES = (
@@ -47,6 +48,15 @@ encode = msgspec.msgpack.encode
 def store(home: Path, limits: WriterLimits) -> Iterator[Store]:
     with stores.open(home, limits=limits) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """One store for all invalid calls: none of them may affect the next."""
+    path = tmp_path_factory.mktemp("shared") / "store"
+    with stores.open(path, limits=LIMITS) as opened:
+        yield opened
+    assert_no_process_left(path, LIMITS.idle_exit_s)
 
 
 # -- invalid calls ---------------------------------------------------------------------------------
@@ -103,14 +113,18 @@ INVALID_CALLS: dict[str, tuple[Callable[[Txn], Any], type[HoldfastError]]] = {
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("wrong", INVALID_CALLS)
-def test_invalid_call_raises_and_rolls_back_its_transaction(store: Store, wrong: str) -> None:
+def test_invalid_call_raises_and_rolls_back_its_transaction(
+    shared_store: Store, wrong: str
+) -> None:
+    store = shared_store
     call, kind = INVALID_CALLS[wrong]
     with pytest.raises(HoldfastError) as caught:
         store.transact(lambda txn: (txn.put(("beside",), b"1"), call(txn)))
     assert type(caught.value) is kind
     assert "\n" not in str(caught.value)
     assert store.read(lambda txn: txn.get(("beside",))) is None
-    store.transact(lambda txn: txn.put(("after",), b"1"))
+    store.transact(lambda txn: txn.put(("after", wrong), b"1"))
+    assert store.read(lambda txn: txn.get(("after", wrong))) == b"1"
 
 
 @pytest.mark.timeout(60)

@@ -9,17 +9,21 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from holdfast import store as stores
 from holdfast.app.runtime import Runtime
 from holdfast.app.world_handle import WorldHandle
+from holdfast.clock import S
 from holdfast.durable import queue
+from holdfast.durable.dead_letters import DeadLetter
 from holdfast.store.api import Store
 from holdfast.world import intents
 from tests.process.conftest import LIMITS
 from tests.process.payment_app import (
+    CRASH_EFFECTS,
     LOG,
     WIRES_AT_ONCE,
     PaymentRequested,
@@ -29,18 +33,20 @@ from tests.process.payment_app import (
     Wired,
     app,
 )
-from tests.process.watch import KILLS, until
+from tests.process.watch import KILLS, assert_no_process_left, until
 from tests.processes import Proc
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.payment_app:app"]
 ADAPTERS = 4
-WIRES = 40
+WIRES = WIRES_AT_ONCE * KILLS
 # Seconds without progress after which a full pool counts as hung ...
 STALLED_FULL_S = 0.3
 # ... and a pool with free slots: a kill expires a claim that the pool has not started.
 STALLED_IDLE_S = 5.0
 # The calls of a dead adapter are repeated after this time.
 LEASE_S = "1"
+# The time between two timers.
+TIMER_STEP_S = 0.05
 
 Up = Callable[..., Proc]
 
@@ -76,10 +82,10 @@ def up(home: Path, tmp_path: Path, store: Store) -> Iterator[Up]:
         yield up
 
 
-def calls_by_order(tmp_path: Path) -> dict[int, list[tuple[str, int]]]:
+def calls_by_order(log: Path) -> dict[int, list[tuple[str, int]]]:
     """For each order: the idempotency key and the attempt of each logged call."""
     found: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
-    for line in (tmp_path / "calls").read_text().splitlines():
+    for line in log.read_text().splitlines():
         n, key, attempt = line.split()
         found[int(n)].append((key, int(attempt)))
     return found
@@ -117,7 +123,7 @@ def test_each_effect_has_one_receipt_when_adapters_are_killed_before_the_receipt
                 kills += 1
                 adapters[index] = up("adapter", "--kinds", "pay", ready=None)
 
-    state, calls = till.state(), calls_by_order(tmp_path)
+    state, calls = till.state(), calls_by_order(tmp_path / "calls")
     repeated = sum(len(made) - 1 for made in calls.values())
     print(
         f"{kills} adapters killed between call and receipt: {KILLS + 1} intents, "
@@ -158,7 +164,7 @@ def test_each_async_effect_has_one_receipt_when_its_pool_is_killed(
             adapter.kill()
             kills += 1
             adapter = up("adapter", "--kinds", "wire", ready=None)
-    calls = calls_by_order(tmp_path)
+    calls = calls_by_order(tmp_path / "calls")
     print(f"{kills} pools killed with coroutines under way: {WIRES} intents, {WIRES} receipts")
     assert sorted(till.state().paid) == list(range(1, WIRES + 1)), "one receipt each, and no other"
     assert all(len(made) >= 2 for made in calls.values())
@@ -168,31 +174,71 @@ def test_each_async_effect_has_one_receipt_when_its_pool_is_killed(
     )
 
 
-@pytest.mark.parametrize("how", ["exit", "SIGKILL", "SIGSEGV"])
+class CrashResult(NamedTuple):
+    """The end of ten orders, one of which crashes each adapter that calls it."""
+
+    exits: list[int]
+    receipts: list[str]
+    deadly_keys: set[str]
+    dead: list[DeadLetter]
+
+
+@pytest.fixture(scope="module")
+def crashes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CrashResult]:
+    """The results of all ways to crash, which run at the same time: most of it is waiting for leases."""
+    folder = tmp_path_factory.mktemp("crashes")
+    exits: dict[str, list[int]] = {how: [] for how in CRASH_EFFECTS}
+    with (
+        stores.open(folder / "store", limits=LIMITS) as store,
+        app.open(store, roles=("orchestrator", "world")) as runtime,
+        contextlib.ExitStack() as running,
+    ):
+
+        def start_adapter(how: str) -> Proc:
+            options = ["--role", "adapter", "--lease-s", LEASE_S, "--kinds", f"ruin-{how}"]
+            env = {LOG: str(folder / how)}
+            argv = [*UP, "--store", str(folder / "store"), *options]
+            return running.enter_context(Proc.spawn(argv, ready=None, env=env))
+
+        tills = {how: runtime.world(Till, how) for how in CRASH_EFFECTS}
+        for how, till in tills.items():
+            for n in range(1, 11):
+                till.send(Ruined(n, how, deadly=n == 5))
+        adapters = {how: start_adapter(how) for how in CRASH_EFFECTS}
+
+        def all_ended() -> bool:
+            for how, adapter in adapters.items():
+                if not adapter.running:
+                    exits[how].append(adapter.wait())
+                    adapters[how] = start_adapter(how)
+            return all(len(till.state().ruined) >= 10 for till in tills.values())
+
+        until(all_ended, "ten receipts each", timeout_s=60)
+        results = {
+            how: CrashResult(
+                exits[how],
+                till.state().ruined,
+                {key for key, _ in calls_by_order(folder / how)[5]},
+                store.read(queue.list_dead, intents.effect_queue("pay", f"ruin-{how}")),
+            )
+            for how, till in tills.items()
+        }
+    assert_no_process_left(folder / "store", LIMITS.idle_exit_s)
+    return results
+
+
+@pytest.mark.parametrize("how", CRASH_EFFECTS)
 def test_effect_that_crashes_its_process_gets_one_expiries_exhausted_receipt(
-    up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path, how: str
+    crashes: dict[str, CrashResult], how: str
 ) -> None:
-    for n in range(1, 11):
-        till.send(Ruined(n, how if n == 5 else ""))
-    adapter = up("adapter", "--kinds", "ruin", ready=None)
-    exits: list[int] = []
-
-    def all_ended() -> bool:
-        nonlocal adapter
-        if not adapter.running:
-            exits.append(adapter.wait())
-            adapter = up("adapter", "--kinds", "ruin", ready=None)
-        return len(till.state().ruined) >= 10
-
-    until(all_ended, "ten receipts", timeout_s=60)
-    receipts = till.state().ruined
-    assert sorted(receipts) == sorted(
+    found = crashes[how]
+    assert sorted(found.receipts) == sorted(
         "5 timeout expiries_exhausted" if n == 5 else f"{n} ok" for n in range(1, 11)
     )
     died = 7 if how == "exit" else -signal.Signals[how]
-    assert exits == [died] * 3, "as often as its claims may run out, and no more"
-    assert len({key for key, _ in calls_by_order(tmp_path)[5]}) == 1
-    [letter] = store.read(queue.list_dead, intents.effect_queue("pay", "ruin"))
+    assert found.exits == [died] * 3, "as often as its claims may run out, and no more"
+    assert len(found.deadly_keys) == 1
+    [letter] = found.dead
     assert (letter.code, letter.expiries) == ("expiries_exhausted", 3)
 
 
@@ -212,7 +258,7 @@ def test_adapter_stopped_during_its_call_delivers_no_second_receipt(
     till.send(PaymentRequested(2))
     until(lambda: 2 in till.state().paid, "the next receipt")
     assert (till.state().paid, till.state().attempts) == ([1, 2], [2, 1])
-    [first, second] = calls_by_order(tmp_path)[1]
+    [first, second] = calls_by_order(tmp_path / "calls")[1]
     assert (first[0], first[1] + 1) == second, "one key, and the next attempt"
     counts = store.read(queue.counts, intents.effect_queue("pay", "pay"))
     assert counts == queue.QueueCounts(done=2)
@@ -223,10 +269,10 @@ def test_timers_due_without_a_timer_worker_fire_once_later(
 ) -> None:
     first = up("timer")
     for n in range(20):
-        till.send(SleepRequested(n, 0.1 * n))
+        till.send(SleepRequested(n, TIMER_STEP_S * n))
     until(lambda: len(till.state().woken) >= 3, "the first timers")
     first.kill()
-    due_ns = store.now_ns() + 2_500_000_000
+    due_ns = store.now_ns() + int(20 * TIMER_STEP_S * S)
     until(lambda: store.now_ns() > due_ns, "that all are overdue")
     up("timer")
     until(lambda: len(till.state().woken) >= 20, "all timers")
@@ -239,12 +285,12 @@ def test_timers_of_a_killed_worker_fire_once_and_not_early(
     worker = up("timer")
     began_s = time.monotonic()
     for n in range(30):
-        till.send(SleepRequested(n, 0.1 * n))
+        till.send(SleepRequested(n, TIMER_STEP_S * n))
     for _ in range(3):
         worker.kill()
         worker = up("timer")
     until(lambda: len(till.state().woken) >= 30, "all timers", timeout_s=40)
-    assert time.monotonic() - began_s >= 2.9
+    assert time.monotonic() - began_s >= 29 * TIMER_STEP_S
     assert sorted(till.state().woken) == list(range(30))
 
 

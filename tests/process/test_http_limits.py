@@ -1,6 +1,7 @@
 """Clients that exhaust the limits of a running `holdfast up --http`, over raw sockets.
 
-These tests import nothing from the server, so that they hold for any server behind the same command.
+The tests share one server, and each closes its connections. They import nothing from the server, so that they hold for
+any server behind the same command.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -27,6 +27,10 @@ BODY_BYTES_MAX = 16 * 1024 * 1024
 CLIENT_TIMEOUT_S = 45.0
 # More than the server accepts.
 CONNECTIONS = 1_100
+# Fewer than the kernel queues for the server.
+ACCEPT_QUEUE = 50
+# The sent part of a body that stalls.
+STALLED_BODIES = {"nothing": b"", "some of it": b"{" + b" " * 10_000}
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -38,7 +42,7 @@ class HttpAddress(NamedTuple):
         return socket.create_connection((self.host, self.port), timeout=CLIENT_TIMEOUT_S)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def files() -> Iterator[None]:
     """Raise the limit of open files for 1,000 connections, in this process and its children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -47,16 +51,24 @@ def files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.fixture
-def server(tmp_path: Path, files: None) -> Iterator[HttpAddress]:
-    (tmp_path / "shop.py").write_text(APP, encoding="utf-8")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, files: None) -> Iterator[HttpAddress]:
+    folder = tmp_path_factory.mktemp("shop")
+    (folder / "shop.py").write_text(APP, encoding="utf-8")
     argv = [sys.executable, "-m", "holdfast.cli", "up", "shop:app", "--store", "data"]
-    proc = Proc.spawn([*argv, "--http", "127.0.0.1:0"], ready="ready", cwd=tmp_path)
-    try:
+    with Proc.spawn([*argv, "--http", "127.0.0.1:0"], ready="ready", cwd=folder) as proc:
         host, _, port = proc.lines[0].rpartition("://")[2].rpartition(":")
         yield HttpAddress(host, int(port))
-    finally:
-        proc.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stalled(server: HttpAddress) -> Iterator[dict[str, socket.socket]]:
+    """Connections whose bodies stall while the first tests run."""
+    with contextlib.ExitStack() as closing:
+        made = {name: closing.enter_context(server.connect()) for name in STALLED_BODIES}
+        for name, sock in made.items():
+            sock.sendall(head(BODY_BYTES_MAX) + STALLED_BODIES[name])
+        yield made
 
 
 @pytest.fixture
@@ -106,6 +118,17 @@ def status_of(server: HttpAddress, request: bytes) -> int:
         return read_response(sock)[0]
 
 
+def open_connections(server: HttpAddress, opened: list[socket.socket], said: bytes) -> None:
+    """Open more connections than the server accepts, and say something in each."""
+    for number in range(CONNECTIONS):
+        opened.append(server.connect())
+        with contextlib.suppress(OSError):  # the server may already have evicted it
+            opened[-1].sendall(said)
+        if number % ACCEPT_QUEUE == 0:
+            # An answer shows that the server has accepted the others. A full queue would delay the next by seconds.
+            assert status_of(server, HEALTH) == 200
+
+
 def test_announced_content_length_reserves_no_body_memory(
     server: HttpAddress, opened: list[socket.socket]
 ) -> None:
@@ -127,65 +150,6 @@ def test_get_request_with_a_body_is_a_bad_request(server: HttpAddress) -> None:
             sock.sendall(request)
             status, body = read_response(sock)
             assert (status, json.loads(body)["code"]) == (400, "bad_request")
-
-
-def test_slow_bodies_do_not_block_other_bodies(
-    server: HttpAddress, opened: list[socket.socket]
-) -> None:
-    """The 17 incomplete bodies exceed the memory limit of all bodies."""
-    body_start = b"a" * (BODY_BYTES_MAX - 1000)
-    for _ in range(17):
-        opened.append(server.connect())
-        with contextlib.suppress(OSError):
-            opened[-1].sendall(head(BODY_BYTES_MAX) + body_start)
-    request = submission(json.dumps("a" * 500_000))
-    for _ in range(15):
-        time.sleep(0.2)
-        for sock in opened:
-            with contextlib.suppress(OSError):
-                sock.send(b"a")
-    for _ in range(5):
-        assert status_of(server, request) == 201
-
-
-@pytest.mark.parametrize(
-    "said",
-    [b"", b"POST /v1/tasks HTT", head(5), head(1000) + b"{"],
-    ids=["nothing", "half a head", "a head", "a head and a byte"],
-)
-def test_thousand_idle_connections_do_not_block_requests(
-    server: HttpAddress, opened: list[socket.socket], said: bytes
-) -> None:
-    for _ in range(CONNECTIONS):
-        opened.append(server.connect())
-        with contextlib.suppress(OSError):  # the server may already have evicted it
-            opened[-1].sendall(said)
-    for _ in range(20):
-        assert status_of(server, HEALTH) == 200
-        assert status_of(server, submission()) == 201
-
-
-def test_answered_connection_is_not_evicted_by_idle_connections(
-    server: HttpAddress, opened: list[socket.socket]
-) -> None:
-    with server.connect() as sock:
-        sock.sendall(submission())
-        assert read_response(sock)[0] == 201
-        for _ in range(CONNECTIONS):
-            opened.append(server.connect())
-            with contextlib.suppress(OSError):
-                opened[-1].sendall(head(5))
-        assert status_of(server, HEALTH) == 200
-        sock.sendall(submission())
-        assert read_response(sock)[0] == 201
-
-
-@pytest.mark.parametrize("sent", [b"", b"{" + b" " * 10_000], ids=["nothing", "some of it"])
-def test_stalled_body_gets_408_too_slow(server: HttpAddress, sent: bytes) -> None:
-    with server.connect() as sock:
-        sock.sendall(head(BODY_BYTES_MAX) + sent)
-        status, body = read_response(sock)
-        assert (status, json.loads(body)["code"]) == (408, "too_slow")
 
 
 def test_body_sent_in_pieces_is_accepted(server: HttpAddress) -> None:
@@ -224,3 +188,54 @@ def test_other_requests_are_answered_during_large_bodies(server: HttpAddress) ->
             other.sendall(HEALTH)
             assert read_response(other)[0] == 200
             assert read_response(large)[0] == 201
+
+
+@pytest.mark.parametrize("sent", STALLED_BODIES)
+def test_stalled_body_gets_408_too_slow(stalled: dict[str, socket.socket], sent: str) -> None:
+    status, body = read_response(stalled[sent])
+    assert (status, json.loads(body)["code"]) == (408, "too_slow")
+
+
+def test_slow_bodies_do_not_block_other_bodies(
+    server: HttpAddress, opened: list[socket.socket]
+) -> None:
+    """The 17 incomplete bodies exceed the memory limit of all bodies."""
+    body_start = b"a" * (BODY_BYTES_MAX - 1000)
+    for _ in range(17):
+        opened.append(server.connect())
+        with contextlib.suppress(OSError):
+            opened[-1].sendall(head(BODY_BYTES_MAX) + body_start)
+    request = submission(json.dumps("a" * 500_000))
+    for _ in range(15):
+        time.sleep(0.2)
+        for sock in opened:
+            with contextlib.suppress(OSError):
+                sock.send(b"a")
+    for _ in range(5):
+        assert status_of(server, request) == 201
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"POST /v1/tasks HTT", head(5), head(1000) + b"{"],
+    ids=["nothing", "half a head", "a head", "a head and a byte"],
+)
+def test_thousand_idle_connections_do_not_block_requests(
+    server: HttpAddress, opened: list[socket.socket], said: bytes
+) -> None:
+    open_connections(server, opened, said)
+    for _ in range(20):
+        assert status_of(server, HEALTH) == 200
+        assert status_of(server, submission()) == 201
+
+
+def test_answered_connection_is_not_evicted_by_idle_connections(
+    server: HttpAddress, opened: list[socket.socket]
+) -> None:
+    with server.connect() as sock:
+        sock.sendall(submission())
+        assert read_response(sock)[0] == 201
+        open_connections(server, opened, head(5))
+        assert status_of(server, HEALTH) == 200
+        sock.sendall(submission())
+        assert read_response(sock)[0] == 201

@@ -11,6 +11,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -78,6 +79,28 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_and_kill(path: Path, last: dict[bytes, bytes] | None = None) -> Path:
+    """Make the store of a killed writer whose last commit has these rows. Equal stores are copies of the first."""
+    made = _killed_stores.get(repr(last))
+    if made is None:
+        folder = tempfile.mkdtemp(prefix="hf-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
+        made = _killed_stores[repr(last)] = Path(folder) / "store"
+        _run_killed_writer(made, last)
+    shutil.copytree(made, path, dirs_exist_ok=True)
+    return path
+
+
+_killed_stores: dict[str, Path] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _remove_killed_stores() -> Iterator[None]:
+    yield
+    for path in _killed_stores.values():
+        shutil.rmtree(path.parent)
+    _killed_stores.clear()
+
+
+def _run_killed_writer(path: Path, last: dict[bytes, bytes] | None) -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED_WRITER_SCRIPT, str(path), str(ROWS), repr(last or {})],
         stdout=subprocess.DEVNULL,
@@ -85,7 +108,6 @@ def write_and_kill(path: Path, last: dict[bytes, bytes] | None = None) -> Path:
         timeout=60,
     )
     assert done.returncode == -9, done.stderr.decode()
-    return path
 
 
 def assert_store_opens(path: Path) -> None:
@@ -423,7 +445,8 @@ def test_refused_copy_leaves_source_and_target_unchanged(
         write_and_kill(home, {schema.MARKER_KEY: schema.encode_marker(schema.SCHEMA_MAJOR + 1, 0)})
     else:
         write_and_kill(home)
-        write_and_kill(other)
+        # Another store, not a copy of the first.
+        _run_killed_writer(other, None)
     kind: type[HoldfastError] = SchemaMismatch if side == "source" else TargetNotEmpty
     kept = (home,) if side == "source" else (home, other)
 

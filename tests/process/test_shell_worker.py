@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -27,8 +29,9 @@ pytestmark = [
 
 
 class TaskApiClient:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, queue: str) -> None:
         self._port = port
+        self._queue = queue
 
     def call(self, method: str, path: str, document: Any = None) -> Any:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=70)
@@ -44,7 +47,7 @@ class TaskApiClient:
             connection.close()
 
     def submit(self, name: str, *args: Any, **options: Any) -> str:
-        task = {"name": name, "args": args, "options": {"queue": QUEUE, **options}}
+        task = {"name": name, "args": args, "options": {"queue": self._queue, **options}}
         return str(self.call("POST", "tasks", task)["id"])
 
     def wait_for_end(self, id: str) -> Any:
@@ -56,33 +59,49 @@ class TaskApiClient:
         return str(self.call("GET", f"tasks/{id}")["state"])
 
 
-class ShellWorkerRig:
-    """A rig with a server, a directory of jobs, and shell workers."""
+class TaskServer:
+    """A server with its store. It starts again on the same port."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.jobs = path / "jobs"
-        shutil.copytree(EXAMPLE / "jobs", self.jobs)
+        shutil.copy(EXAMPLE / "app.py", path / "app.py")
         self.port = 0
         self._started: list[Proc] = []
-        self.server = self.start_server()
-        self.api = TaskApiClient(self.port)
+        self.proc = self.start()
 
-    def start_server(self) -> Proc:
+    def start(self) -> Proc:
         argv = [sys.executable, "-m", "holdfast.cli", "up", "app:app", "--store", "data"]
-        proc = Proc.spawn(
+        self.proc = Proc.spawn(
             [*argv, "--http", f"127.0.0.1:{self.port}"],
             cwd=self.path,
             env={"HOLDFAST_TOKEN": TOKEN},
         )
-        self._started.append(proc)
-        self.port = int(proc.lines[0].rpartition(":")[2])
-        return proc
+        self._started.append(self.proc)
+        self.port = int(self.proc.lines[0].rpartition(":")[2])
+        return self.proc
+
+    def close(self) -> None:
+        for proc in self._started:
+            proc.close()
+        assert_no_client_left(self.path / "data")
+
+
+class ShellWorkerRig:
+    """A rig with a queue of its own, a directory of jobs, and shell workers."""
+
+    def __init__(self, server: TaskServer, path: Path, queue: str) -> None:
+        self.server = server
+        self.path = path
+        self.queue = queue
+        self.jobs = path / "jobs"
+        shutil.copytree(EXAMPLE / "jobs", self.jobs)
+        self._started: list[Proc] = []
+        self.api = TaskApiClient(server.port, queue)
 
     def start_worker(self, name: str, *, token: str = TOKEN) -> Proc:
-        url = f"http://127.0.0.1:{self.port}"
+        url = f"http://127.0.0.1:{self.server.port}"
         proc = Proc.spawn(
-            ["sh", str(WORKER), str(self.jobs), QUEUE],
+            ["sh", str(WORKER), str(self.jobs), self.queue],
             env={"HOLDFAST_URL": url, "HOLDFAST_TOKEN": token, "WORKER": name},
             cwd=self.path,
         )
@@ -99,16 +118,31 @@ class ShellWorkerRig:
             proc.close()
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[ShellWorkerRig]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaskServer]:
     require_programs("curl")
-    shutil.copy(EXAMPLE / "app.py", tmp_path / "app.py")
-    made = ShellWorkerRig(tmp_path)
+    made = TaskServer(tmp_path_factory.mktemp("server"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def home(server: TaskServer, tmp_path: Path) -> Iterator[ShellWorkerRig]:
+    made = ShellWorkerRig(server, tmp_path, f"{QUEUE}-{next(_numbers)}")
     try:
         yield made
     finally:
         made.close()
-    assert_no_client_left(tmp_path / "data")
+
+
+_numbers = itertools.count(1)
+
+
+def expect_end(worker: Proc, job: str, id: str, end: str) -> None:
+    """Wait for the line of the first task of this worker. A lease has the number of its grant inside the task id."""
+    store, number = id.split("-")
+    line = worker.expect(f"{job} {store}-")
+    assert re.fullmatch(rf"{job} {store}-\d+-{number} {end}", line), line
 
 
 def test_shell_worker_runs_tasks_of_its_queue(home: ShellWorkerRig) -> None:
@@ -116,7 +150,7 @@ def test_shell_worker_runs_tasks_of_its_queue(home: ShellWorkerRig) -> None:
     done = home.api.wait_for_end(home.api.submit("checksum", "hello"))
     assert done["result"].startswith("2cf24dba5fb0a30e")
     assert (done["worker"], done["attempt"]) == ("one", 1)
-    worker.expect(f"checksum {done['id'].replace('-', '-1-')} COMMITTED")
+    expect_end(worker, "checksum", done["id"], "COMMITTED")
 
 
 def test_refused_task_fails_with_the_error_output_of_the_job(home: ShellWorkerRig) -> None:
@@ -187,7 +221,7 @@ def test_cancelled_task_terminates_its_job(home: ShellWorkerRig) -> None:
     until(lambda: (home.path / "began").exists(), "it is begun")
     home.api.call("POST", f"tasks/{id}/cancel", {})
     until(lambda: (home.path / "ended").exists(), "its job is told")
-    worker.expect(f"long {id.replace('-', '-1-')} CANCELLED")
+    expect_end(worker, "long", id, "CANCELLED")
 
 
 def test_sigterm_lets_the_worker_finish_its_job(home: ShellWorkerRig) -> None:
@@ -216,9 +250,9 @@ def test_worker_survives_a_restart_of_the_server(home: ShellWorkerRig) -> None:
     home.start_worker("one")
     id = home.api.submit("gate")
     until(lambda: (home.path / "began").exists(), "it is begun")
-    home.server.kill()
+    home.server.proc.kill()
     (home.path / "open").touch()
-    home.start_server()
+    home.server.start()
     done = home.api.wait_for_end(id)
     assert (done["result"], done["attempt"]) == (3, 1)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
@@ -18,7 +19,7 @@ from tests.postgres import fresh_url
 from tests.probe_operations import now
 from tests.process.conftest import LIMITS
 from tests.process.test_store_files import small_disk
-from tests.process.watch import OsProcess, until, writer_of
+from tests.process.watch import OsProcess, assert_no_process_left, until, writer_of
 from tests.processes import Proc
 
 pytestmark = pytest.mark.timeout(120)
@@ -29,14 +30,23 @@ VALUES = 12
 VALUE_BYTES = 12 * MIB
 
 
-@pytest.fixture
-def here(home: Path) -> Path:
-    """A store large enough that its copy takes a moment."""
-    with stores.open(home, limits=LIMITS) as store:
+@pytest.fixture(scope="module")
+def closed_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A store large enough that its copy takes a moment. No process uses it."""
+    path = tmp_path_factory.mktemp("closed") / "store"
+    with stores.open(path, limits=LIMITS) as store:
         for n in range(VALUES):
             store.transact(
                 lambda txn, n=n: txn.put(("big", n), os.urandom(64) * (VALUE_BYTES // 64))
             )
+    assert_no_process_left(path, LIMITS.idle_exit_s)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def here(closed_store: Path, home: Path) -> Path:
+    shutil.copytree(closed_store, home)
     return home
 
 

@@ -335,7 +335,7 @@ def test_second_writer_does_not_start_while_the_first_lives_without_lock_file(
 def test_stopped_writer_without_its_files_is_killed_by_the_next_client(
     home: Path,
 ) -> None:
-    limits = WriterLimits(idle_exit_s=1.0, stopped_s=0.5)
+    limits = WriterLimits(idle_exit_s=0.2, stopped_s=0.3)
     with stores.open(home, limits=limits) as store:
         store.transact(lambda txn: txn.put(("k",), b"1"))
         first = writer_of(home)
@@ -437,7 +437,7 @@ ENDINGS: dict[str, tuple[Callable[[Path, Path], object], str]] = {
 @pytest.mark.parametrize("roles", ["all roles", "one role"])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_up_exits_with_one_line_when_the_store_directory_is_gone(
-    tmp_path: Path, left: Callable[[Path], Path], ending: str, roles: str
+    tmp_path: Path, limits: WriterLimits, left: Callable[[Path], Path], ending: str, roles: str
 ) -> None:
     home, backup = left(tmp_path / "data"), tmp_path / "backup"
     (tmp_path / "shop.py").write_text(APP, encoding="utf-8")
@@ -453,7 +453,7 @@ def test_up_exits_with_one_line_when_the_store_directory_is_gone(
         assert status in (200, 201), made
         end, code = ENDINGS[ending]
         if ending == "replaced":
-            with stores.open(home) as store:
+            with stores.open(home, limits=limits) as store:
                 store.backup(str(backup))
             home.rename(home.with_name("former"))
         end(home, backup)
@@ -469,7 +469,7 @@ def test_up_exits_with_one_line_when_the_store_directory_is_gone(
         assert not any("Traceback" in line for line in up.errors)
     left(home.with_name("former"))
     if ending == "replaced":
-        with stores.open(home) as store:
+        with stores.open(home, limits=limits) as store:
             assert store.read(lambda txn: txn.get(("again",))) is None
     else:
         assert not home.exists()

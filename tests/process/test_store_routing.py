@@ -32,6 +32,8 @@ pytestmark = pytest.mark.timeout(90 + 10 * KILLS)
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 STALLED_MAIL_WORKER = [sys.executable, "-m", "tests.process.stalled_mail_worker"]
 EACH = 5
+# Another process delivers the mail of a killed one after this time.
+LEASE_S = "1"
 each_kind = pytest.mark.parametrize("kind", ["lmdb", "postgres"])
 
 Up = Callable[..., Proc]
@@ -96,7 +98,7 @@ def up(routed_stores: RoutedStores) -> Iterator[Up]:
         def up(universe: str, *options: str) -> Proc:
             argv = [*HOLDFAST, "up", "tests.process.mail_app:north", "--universe", universe]
             return running.enter_context(
-                Proc.spawn([*argv, "--lease-s", "3", *options], env=routed_stores.env, cwd=ROOT)
+                Proc.spawn([*argv, "--lease-s", LEASE_S, *options], env=routed_stores.env, cwd=ROOT)
             )
 
         yield up

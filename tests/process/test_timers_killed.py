@@ -37,6 +37,8 @@ UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.timer_app:app"]
 # Kills of each kind of process. The acceptance test uses 200.
 VICTIMS = 4
 COUNT = 50
+# The worlds of a killed worker are hosted elsewhere after this time.
+LEASE_S = "2"
 QUEUES = (timers.delay_queue("sleep"), timers.calendar_queue("sleep"))
 
 # Claims one due timer, prints a line, and holds the claim until it is killed.
@@ -82,7 +84,7 @@ def up(home: Path) -> Iterator[Start]:
     with contextlib.ExitStack() as running:
 
         def up(role: str) -> Proc:
-            argv = [*UP, "--store", str(home), "--role", role]
+            argv = [*UP, "--store", str(home), "--role", role, "--lease-s", LEASE_S]
             return running.enter_context(Proc.spawn(argv, ready=None))
 
         yield up

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,13 @@ from tests.processes import Proc, python_proc
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.counter_app:app"]
 EXIT_STUCK = 75
+# `holdfast up` with a shorter last resort: by default it comes five seconds after the watchdog.
+UP_WITH_SHORT_HARD_TIMEOUT = """
+import sys
+from holdfast.cli import main, up
+up.HARD_TIMEOUT_EXTRA_S = 2.0
+sys.exit(main(["up", "tests.process.counter_app:app", *sys.argv[1:]]))
+"""
 # A failover with the short lease of the test ends before this. With the default lease it would not have started.
 FAILOVER_S = 9.0
 
@@ -52,14 +59,27 @@ def up(home: Path, store: Store) -> Iterator[Up]:
     """Starts workers by name and closes them at the end of the test."""
     started: list[Proc] = []
 
-    def up(worker: str, *options: object, ready: str | None = "ready") -> Proc:
-        argv = [*UP, "--store", str(home), "--worker", worker, *map(str, options)]
+    def up(
+        worker: str,
+        *options: object,
+        ready: str | None = "ready",
+        command: Sequence[str] = UP,
+    ) -> Proc:
+        argv = [*command, "--store", str(home), "--worker", worker, *map(str, options)]
         started.append(Proc.spawn(argv, ready=ready))
         return started[-1]
 
     yield up
     for proc in started:
         proc.close()
+
+
+def up_two(up: Up, *options: object) -> dict[str, Proc]:
+    """Start two workers at the same time."""
+    workers = {name: up(name, *options, ready=None) for name in ("one", "two")}
+    for worker in workers.values():
+        worker.expect("ready")
+    return workers
 
 
 def lease_holder(store: Store, world: WorldHandle[Any]) -> str:
@@ -119,7 +139,7 @@ def test_signal_drains_the_worker_and_releases_its_leases(
 ) -> None:
     """The leases last an hour. Another worker can only take over if the signal releases them."""
     world = runtime.world(Counter, "a")
-    workers = {name: up(name, "--lease-s", 3600) for name in ("one", "two")}
+    workers = up_two(up, "--lease-s", 3600)
     assert world.ask(Added(5)) == 5
     first = workers[lease_holder(runtime.store, world)]
     os.kill(first.pid, number)
@@ -141,7 +161,7 @@ def test_drained_worker_hosts_its_worlds_again_after_a_restart(up: Up, runtime: 
 
 def test_worlds_of_a_killed_worker_fail_over_within_the_lease(up: Up, runtime: Runtime) -> None:
     world = runtime.world(Counter, "a")
-    workers = {name: up(name, "--lease-s", 2) for name in ("one", "two")}
+    workers = up_two(up, "--lease-s", 2)
     sent = [world.ask(Added(1)) for _ in range(20)]
     first = workers[lease_holder(runtime.store, world)]
     first.kill()
@@ -169,7 +189,7 @@ def test_events_sent_without_a_worker_wait_for_the_next_worker(up: Up, runtime: 
 
 def test_stopped_worker_loses_its_worlds_and_keeps_running(up: Up, runtime: Runtime) -> None:
     world = runtime.world(Counter, "a")
-    workers = {name: up(name, "--lease-s", 1) for name in ("one", "two")}
+    workers = up_two(up, "--lease-s", 1)
     assert world.ask(Added(1)) == 1
     zombie = workers[lease_holder(runtime.store, world)]
     zombie.stop()
@@ -232,19 +252,20 @@ def test_up_refuses_invalid_options(home: Path, store: Store, option: tuple[str,
 
 
 def test_stuck_reducer_ends_the_process_and_names_its_world(up: Up, runtime: Runtime) -> None:
-    worker = up("one", "--stuck-s", 2)
+    worker = up("one", "--stuck-s", 1)
     world = runtime.world(Counter, "a")
     assert world.ask(Added(1)) == 1
     world.send(Hung())
     assert worker.wait() == EXIT_STUCK
     [line] = worker.errors
-    assert line.startswith("holdfast: stuck: role=world world=Counter/a seq=2 for_s=2 ")
+    assert line.startswith("holdfast: stuck: role=world world=Counter/a seq=2 for_s=1 ")
     assert world.state().total == 1
 
 
 @pytest.mark.slow
 def test_stuck_reducer_that_holds_the_gil_ends_the_process(up: Up, runtime: Runtime) -> None:
-    worker = up("one", "--stuck-s", 1)
+    command = [sys.executable, "-c", UP_WITH_SHORT_HARD_TIMEOUT]
+    worker = up("one", "--stuck-s", 1, command=command)
     runtime.world(Counter, "a").send(Gripped())
     assert worker.wait() == 1
     assert any("Timeout" in line for line in worker.errors)
@@ -254,7 +275,8 @@ def test_idle_worker_is_not_reported_as_stuck(up: Up, runtime: Runtime) -> None:
     worker = up("one", "--stuck-s", 1)
     world = runtime.world(Counter, "a")
     began = time.monotonic()
-    until(lambda: time.monotonic() - began > 3.0, "seconds without work")
+    # The watchdog looks four times in this second.
+    until(lambda: time.monotonic() - began > 2.0, "seconds without work")
     assert world.ask(Added(1)) == 1
     assert worker.running
 

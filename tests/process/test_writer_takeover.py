@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,12 @@ store._client._connection.sock.sendall((1 << 20).to_bytes(4, "big") + b"the begi
 print("ready", flush=True)
 sys.stdin.readline()
 """
+
+
+@pytest.fixture
+def limits() -> WriterLimits:
+    """A stopped writer is replaced soon. A writer that only waits for the CPU is not stopped."""
+    return replace(LIMITS, stopped_s=0.3)
 
 
 @pytest.fixture
