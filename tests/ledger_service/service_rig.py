@@ -1,9 +1,13 @@
-"""A test rig: a ledger service in a real process, and raw connections to it.
+"""A test rig: a ledger service, and raw connections to it.
 
-    with running_service(url, rows=100) as service:
+    with service_thread(rows=100) as service:
         worker = service.connect()
         grant = worker.claim(10, begin=10)
         worker.report(grant, done=[(0, 10)])
+
+`service_thread` runs the service in a thread of this process, on a store in memory. `running_service` runs it as a
+driver does, in a real process on an embedded store, for tests in which that process dies, stops or restarts. It takes
+a hundred times as long to start.
 
 `RawConnection` sends single frames. It can repeat, omit and falsify requests, unlike `LedgerClient`.
 """
@@ -14,15 +18,16 @@ import contextlib
 import os
 import select
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from msgspec.structs import replace
 
 from holdfast import codec
@@ -34,15 +39,19 @@ from holdfast.ledger.run_policy import RunPolicy
 from holdfast.ledger.run_scheduler import RunScheduler
 from holdfast.ledger.states import RowState
 from holdfast.spark import ledger_protocol, spark_task
+from holdfast.spark import service as service_module
 from holdfast.spark.arrow_rows import decode_table, encode_batch, encode_stream
-from holdfast.spark.ledger_client import BlockUploaderFactory, ServiceAddress
+from holdfast.spark.ledger_client import BlockUploader, LedgerClient, ServiceAddress
 from holdfast.spark.part_cuts import FILE_BYTES
 from holdfast.spark.run_data import RunInput, RunOutcomes, encode_schema
-from holdfast.spark.service import ServiceConfig
+from holdfast.spark.service import LedgerService, ServiceConfig
 from holdfast.spark.service_supervisor import ServiceSupervisor, new_token
 from holdfast.spark.sinks.parquet import read_parts
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
+from holdfast.store.in_process import InProcessStore
+from holdfast.store.memory_backend import MemoryBackend
+from tests.process.watch import until
 
 WAIT_S = 20.0
 S = 1_000_000_000
@@ -242,10 +251,57 @@ def next_report(
     return grant_report, data
 
 
+class MemoryStore(InProcessStore):
+    """A store in memory for several services, one after another. A service that stops does not close it."""
+
+    def __init__(self) -> None:
+        super().__init__("memory:", MemoryBackend(), SYSTEM)
+
+    def close(self) -> None:
+        pass
+
+
+class ServiceThread:
+    """The ledger service in a thread of this process, with the interface of `ServiceSupervisor`."""
+
+    def __init__(self, store: Store, config: ServiceConfig) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service_module, "open_store", lambda url: store)
+            self.service = LedgerService(config)
+        self.config = replace(config, port=self.service.port)
+        self._thread = threading.Thread(
+            target=self.service.serve, name="ledger service", daemon=True
+        )
+        self._thread.start()
+        self._client = LedgerClient(self.local_address, "driver", reconnect_s=0)
+
+    address = ServiceSupervisor.address
+    local_address = ServiceSupervisor.local_address
+
+    def request(self, message: ledger_protocol.WireMessage) -> Any:
+        answer, _ = self._client.request(message)
+        return answer
+
+    def stop(self) -> None:
+        """Stop like a service whose driver has exited."""
+        if not self._thread.is_alive():
+            return
+        self._client.close()
+        self.service.drain()
+        self.service.stop()
+        self._thread.join()
+
+    def __enter__(self) -> ServiceThread:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+
 @dataclass
 class ServiceRig:
     store: Store
-    supervisor: ServiceSupervisor
+    supervisor: ServiceSupervisor | ServiceThread
     run_id: str
     connections: list[RawConnection] = field(default_factory=list)
 
@@ -256,7 +312,7 @@ class ServiceRig:
 
     def put_input(self, rows: int, blocks: int = 1) -> int:
         """Upload an input of `rows` rows in `blocks` blocks and seal it."""
-        uploader = BlockUploaderFactory(self.supervisor.local_address)()
+        uploader = BlockUploader(self.supervisor.local_address)
         bounds = [rows * i // blocks for i in range(blocks + 1)]
         uploaded = [
             (uploader.put_block(encode_stream(input_table(lo, hi))), hi - lo)
@@ -265,6 +321,10 @@ class ServiceRig:
         ]
         uploader.close()
         return int(self.supervisor.request(seal_request(uploaded)).size)
+
+    def seal_input(self, rows: int | None, blocks: int) -> None:
+        if rows is not None:
+            assert self.put_input(rows, blocks) == rows
 
     def status(self) -> ledger_protocol.RunStatusReply:
         status: ledger_protocol.RunStatusReply = self.supervisor.request(
@@ -287,19 +347,23 @@ class ServiceRig:
         return RunOutcomes(self.store, record, RunInput(self.store, record))
 
     def wait_until(self, condition: Any) -> ledger_protocol.RunStatusReply:
-        """Poll the run status until the condition holds. Each poll is a round trip, so no sleep is needed."""
-        end_ns = SYSTEM.mono_ns() + int(WAIT_S * 1e9)
-        while SYSTEM.mono_ns() < end_ns:
+        """Poll the run status until the condition holds."""
+
+        def find() -> ledger_protocol.RunStatusReply | None:
             status = self.status()
-            if condition(status):
-                return status
-        raise AssertionError(f"it never came to that: {self.status()} {self.progress()}")
+            return status if condition(status) else None
+
+        try:
+            return until(find, "the condition", WAIT_S)
+        except AssertionError as late:
+            raise AssertionError(f"{late}: {self.status()} {self.progress()}") from None
 
     def wait_over(self) -> ledger_protocol.RunStatusReply:
         return self.wait_until(lambda stand: stand.over)
 
     def wait_exit(self) -> int:
         """Wait for the service process to exit. Return its exit status."""
+        assert isinstance(self.supervisor, ServiceSupervisor)
         pidfd = os.pidfd_open(self.supervisor.pid)
         try:
             ready, _, _ = select.select([pidfd], [], [], WAIT_S)
@@ -340,22 +404,44 @@ def running_service(
     config: ServiceConfig | None = None,
     **options: Any,
 ) -> Iterator[ServiceRig]:
-    """Run a ledger service on a separate store. With `rows`, the input is already sealed."""
+    """Run a ledger service process on a separate store. With `rows`, the input is already sealed."""
     with open_store(str(path), bootstrap=True) as store:
-        effective_config = config or service_config(str(path), **options)
-        if config is None:
-            name = codec.unpack_as(runs.RunRecord, effective_config.record).name
-            latest = store.read(runs.get_latest, name)
-            effective_config = msgspec.structs.replace(
-                effective_config, expected_latest=latest.run_id if latest else ""
-            )
-        with ServiceSupervisor(store, effective_config) as supervisor:
-            run_id = codec.unpack_as(runs.RunRecord, effective_config.record).run_id
-            rig = ServiceRig(store, supervisor, run_id)
-            if rows is not None:
-                assert rig.put_input(rows, blocks) == rows
-            try:
-                yield rig
-            finally:
-                for connection in rig.connections:
-                    connection.close()
+        config = config or _next_config(store, service_config(str(path), **options))
+        with ServiceSupervisor(store, config) as supervisor, _rig(store, supervisor) as rig:
+            rig.seal_input(rows, blocks)
+            yield rig
+
+
+@contextlib.contextmanager
+def service_thread(
+    rows: int | None = None,
+    *,
+    store: MemoryStore | None = None,
+    blocks: int = 1,
+    config: ServiceConfig | None = None,
+    **options: Any,
+) -> Iterator[ServiceRig]:
+    """Run a ledger service in this process, on a new store in memory unless a `store` is given."""
+    store = store or MemoryStore()
+    config = config or _next_config(store, service_config("memory:", **options))
+    with ServiceThread(store, config) as supervisor, _rig(store, supervisor) as rig:
+        rig.seal_input(rows, blocks)
+        yield rig
+
+
+def _next_config(store: Store, config: ServiceConfig) -> ServiceConfig:
+    """The configuration of a driver that has seen the latest run of the name."""
+    latest = store.read(runs.get_latest, codec.unpack_as(runs.RunRecord, config.record).name)
+    return replace(config, expected_latest=latest.run_id if latest else "")
+
+
+@contextlib.contextmanager
+def _rig(store: Store, supervisor: ServiceSupervisor | ServiceThread) -> Iterator[ServiceRig]:
+    rig = ServiceRig(
+        store, supervisor, codec.unpack_as(runs.RunRecord, supervisor.config.record).run_id
+    )
+    try:
+        yield rig
+    finally:
+        for connection in rig.connections:
+            connection.close()

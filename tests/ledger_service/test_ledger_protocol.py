@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from itertools import accumulate
 
 import msgspec
 import pytest
@@ -17,6 +18,11 @@ from holdfast.ledger.events import FinishedRange
 from holdfast.spark import ledger_protocol
 
 pytestmark = pytest.mark.timeout(30)
+
+# Within this distance of a frame's start, a stream is cut into chunks of any size.
+NEAR_BYTES = 64
+# Elsewhere a chunk has at least this size: a million smaller ones would take a second.
+CHUNK_BYTES_MIN = 500
 
 EXCHANGE = ledger_protocol.Exchange(
     [
@@ -220,6 +226,20 @@ def test_error_fields_without_plain_values_are_sent_as_text(socket_pair: SocketP
     }
 
 
+def chunks_of(frames: list[bytes], cut: int) -> Iterator[bytes]:
+    """The frames as one stream, in chunks of `cut` bytes. Far from the start of a frame no chunk is tiny."""
+    stream = b"".join(frames)
+    starts = list(accumulate((len(frame) for frame in frames), initial=0))
+    at = 0
+    while at < len(stream):
+        step = cut
+        if cut < CHUNK_BYTES_MIN and not any(abs(at - start) <= NEAR_BYTES for start in starts):
+            to_next_start = (start - NEAR_BYTES - at for start in starts if start > at)
+            step = min([CHUNK_BYTES_MIN, *to_next_start])
+        yield stream[at : at + step]
+        at += step
+
+
 @given(
     sizes=st.lists(
         st.sampled_from(
@@ -231,15 +251,13 @@ def test_error_fields_without_plain_values_are_sent_as_text(socket_pair: SocketP
 )
 def test_request_reader_returns_whole_requests_for_any_chunking(sizes: list[int], cut: int) -> None:
     sent = [(ledger_protocol.AcquireTokens(n), bytes([n]) * size) for n, size in enumerate(sizes)]
-    stream = b"".join(
-        ledger_protocol.encode_frame(message, len(data)) + data for message, data in sent
-    )
+    frames = [ledger_protocol.encode_frame(message, len(data)) + data for message, data in sent]
     ours, theirs = socket.socketpair()
     with ours, theirs:
 
         def write() -> None:
-            for at in range(0, len(stream), cut):
-                ours.sendall(stream[at : at + cut])
+            for chunk in chunks_of(frames, cut):
+                ours.sendall(chunk)
             ours.shutdown(socket.SHUT_WR)
 
         thread = threading.Thread(target=write, daemon=True)

@@ -43,6 +43,7 @@ from tests.ledger_service.service_rig import (
     output_ids,
     running_service,
     service_config,
+    service_thread,
 )
 
 pytestmark = pytest.mark.timeout(60)
@@ -127,7 +128,7 @@ def result_values(service: ServiceRig, size: int) -> list[int]:
     return list(successes.column("y").to_pylist())
 
 
-def test_executors_share_the_rows_and_call_each_row_once(tmp_path: Path) -> None:
+def test_executors_share_the_rows_and_call_each_row_once() -> None:
     calls = CallCounter()
 
     def fn(row: Any) -> Any:
@@ -135,7 +136,7 @@ def test_executors_share_the_rows_and_call_each_row_once(tmp_path: Path) -> None
             calls.count_call(row.id)
             return {"y": row.id + 1}
 
-    with running_service(tmp_path / "data", 5000, blocks=7) as service:
+    with service_thread(5000, blocks=7) as service:
         assert run_executors(service, fn, 3, concurrency=4) == ["over"] * 3
         service.wait_over()
         assert result_values(service, 5000) == list(range(1, 5001))
@@ -176,7 +177,7 @@ def test_async_call_queued_behind_a_blocked_loop_is_not_started(why: str) -> Non
     assert not pool.running
 
 
-def test_concurrency_bounds_the_running_calls(tmp_path: Path) -> None:
+def test_concurrency_bounds_the_running_calls() -> None:
     both = threading.Barrier(4)
 
     def fn(row: Any) -> Any:
@@ -193,20 +194,20 @@ def test_concurrency_bounds_the_running_calls(tmp_path: Path) -> None:
         running -= 1
         return {"y": 0}
 
-    with running_service(tmp_path / "data", 40) as service:
+    with service_thread(40) as service:
         assert run_executor(service, fn, concurrency=4) == "over"
-    with running_service(tmp_path / "data2", 400) as service:
+    with service_thread(400) as service:
         assert run_executor(service, later, concurrency=16) == "over"
         assert most == 16
 
 
-def test_many_successes_and_skips_are_all_reported(tmp_path: Path) -> None:
+def test_many_successes_and_skips_are_all_reported() -> None:
     size = 30_000
 
     def fn(row: Any) -> Any:
         return Skip("even") if row.id % 2 == 0 else {"y": row.id}
 
-    with running_service(tmp_path / "data", size) as service:
+    with service_thread(size) as service:
         assert run_executor(service, fn, flush_rows=50_000) == "over"
         service.wait_over()
         assert service.progress().ended == [size // 2, size // 2, 0, 0]
@@ -217,14 +218,14 @@ def test_many_successes_and_skips_are_all_reported(tmp_path: Path) -> None:
         return pa.table({"y": table.column("id"), "_skip": even})
 
     policy = RunPolicy(page_rows=size, batch_rows=size)
-    with running_service(tmp_path / "batches", size, policy=policy) as service:
+    with service_thread(size, policy=policy) as service:
         assert run_executor(service, by_batch, batch_rows=size) == "over"
         service.wait_over()
         assert service.progress().ended == [size // 2, size // 2, 0, 0]
         assert result_values(service, size) == list(range(1, size, 2))
 
 
-def test_retried_rows_are_called_again_with_the_next_attempt(tmp_path: Path) -> None:
+def test_retried_rows_are_called_again_with_the_next_attempt() -> None:
     seen: Counter[int] = Counter()
 
     def fn(row: Any, call: Call) -> Any:
@@ -236,7 +237,7 @@ def test_retried_rows_are_called_again_with_the_next_attempt(tmp_path: Path) -> 
             return Retry("once more", after_s=0)
         return {"y": call.attempt}
 
-    with running_service(tmp_path / "data", 200) as service:
+    with service_thread(200) as service:
         assert run_executor(service, fn) == "over"
         service.wait_over()
         values = result_values(service, 200)
@@ -245,7 +246,7 @@ def test_retried_rows_are_called_again_with_the_next_attempt(tmp_path: Path) -> 
         assert attempts == values
 
 
-def test_batches_are_whole_under_a_rate_limit(tmp_path: Path) -> None:
+def test_batches_are_whole_under_a_rate_limit() -> None:
     sizes: list[int] = []
 
     def fn(table: pa.Table) -> pa.Table:
@@ -253,16 +254,16 @@ def test_batches_are_whole_under_a_rate_limit(tmp_path: Path) -> None:
         return pa.table({"y": table.column("id")})
 
     policy = RunPolicy(page_rows=100, batch_rows=10)
-    with running_service(tmp_path / "data", 95, policy=policy, rate_per_s=100) as service:
+    with service_thread(95, policy=policy, rate_per_s=100) as service:
         assert run_executor(service, fn, batch_rows=10, rate=True) == "over"
         assert sorted(sizes) == [5] + [10] * 9
 
 
-def test_rows_of_an_expired_grant_are_called_again(tmp_path: Path) -> None:
+def test_rows_of_an_expired_grant_are_called_again() -> None:
     """The fenced grant reports nothing. The next executor calls its rows."""
     seen: Counter[int] = Counter()
     policy = RunPolicy(lease_ns=300_000_000, attempts_max=5)
-    with running_service(tmp_path / "data", 30, policy=policy) as service:
+    with service_thread(30, policy=policy) as service:
         line = service.connect("child/idle")
         lost = line.claim(5, begin=5)
 
@@ -323,14 +324,14 @@ def test_output_does_not_depend_on_page_block_and_part_boundaries(tmp_path: Path
     sink: dict[str, str | int | bool] = {"kind": "parquet", "path": str(out)}
     policy = RunPolicy(page_rows=6 * 10_000, batch_rows=10_000)
     options: dict[str, Any] = {"sink": sink, "policy": policy, "file_rows": 27_000}
-    with running_service(tmp_path / "data", size, blocks=11, **options) as service:
+    with service_thread(size, blocks=11, **options) as service:
         assert run_executors(service, fn, 2, batch_rows=10_000) == ["over", "over"]
         assert service.wait_over().status == "finished"
     assert output_ids(out) == [seq for seq in range(size) if seq & 1023 != 5]
 
 
-def test_executor_stops_when_the_run_is_cancelled(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data", 1000, policy=RunPolicy(grace_ns=10**9)) as service:
+def test_executor_stops_when_the_run_is_cancelled() -> None:
+    with service_thread(1000, policy=RunPolicy(grace_ns=10**9)) as service:
         begun = threading.Event()
         cancelled = threading.Event()
 
@@ -355,7 +356,7 @@ def test_executor_stops_when_the_run_is_cancelled(tmp_path: Path) -> None:
         assert 1 <= done <= 5
 
 
-def test_call_beyond_its_timeout_raises_hung_call(tmp_path: Path) -> None:
+def test_call_beyond_its_timeout_raises_hung_call() -> None:
     stop = threading.Event()
 
     def fn(row: Any) -> Any:
@@ -364,7 +365,7 @@ def test_call_beyond_its_timeout_raises_hung_call(tmp_path: Path) -> None:
         return {"y": row.id}
 
     policy = RunPolicy(lease_ns=1_000_000_000)
-    with running_service(tmp_path / "data", 10, policy=policy) as service:
+    with service_thread(10, policy=policy) as service:
         with pytest.raises(HungCall, match="timeout_s"):
             run_executor(service, fn, timeout_s=0.2)
         stop.set()
@@ -398,10 +399,8 @@ def deadly(row: Any) -> Any:
 
 
 @pytest.mark.parametrize("fn", [exiting, reading, deadly], ids=lambda fn: fn.__name__)
-def test_every_row_ends_when_the_function_disturbs_its_process(
-    tmp_path: Path, fn: Callable[..., Any]
-) -> None:
-    with running_service(tmp_path / "data", 12) as service:
+def test_every_row_ends_when_the_function_disturbs_its_process(fn: Callable[..., Any]) -> None:
+    with service_thread(12) as service:
         assert (
             run_child_job(child_job(service), function_pickle.dump_function(fn, RETRY_ON)) == "over"
         )
@@ -423,7 +422,7 @@ def test_function_that_does_not_load_fails_the_task_with_the_reason(tmp_path: Pa
         sys.path.remove(str(module_directory))
         sys.modules.pop("not_there_later", None)
     (module_directory / "not_there_later.py").unlink()
-    with running_service(tmp_path / "data", 5) as service:
+    with service_thread(5) as service:
         with pytest.raises(ChildFailed) as failed:
             run_child_job(child_job(service), function)
         assert failed.value.fields["code_of_cause"] == "not_loadable"
@@ -512,10 +511,8 @@ def _run_keys(txn: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("rate", "most"), [(True, 4), (False, 104)])
-def test_window_under_a_rate_limit_is_the_concurrency(
-    tmp_path: Path, rate: bool, most: int
-) -> None:
-    with running_service(tmp_path / "data", 10, rate_per_s=1000.0) as service:
+def test_window_under_a_rate_limit_is_the_concurrency(rate: bool, most: int) -> None:
+    with service_thread(10, rate_per_s=1000.0) as service:
         job = child_job(service, rate=rate, concurrency=4, flush_rows=100)
         caller = FunctionCaller(
             lambda row: {"y": 1}, RETRY_ON, ResultEncoder(SCHEMA), job.run_id, 60.0
@@ -527,8 +524,8 @@ def test_window_under_a_rate_limit_is_the_concurrency(
             assert executor.run() == "over"
 
 
-def test_window_is_small_after_child_deaths_and_grows_again(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data", 20_000) as service:
+def test_window_is_small_after_child_deaths_and_grows_again() -> None:
+    with service_thread(20_000) as service:
         job = child_job(service, deaths=3)
         caller = FunctionCaller(
             lambda row: {"y": 1}, RETRY_ON, ResultEncoder(SCHEMA), job.run_id, 60.0
@@ -540,7 +537,7 @@ def test_window_is_small_after_child_deaths_and_grows_again(tmp_path: Path) -> N
             assert executor._window.size() > 100
 
 
-def test_orphaned_executor_reports_begun_calls_and_begins_no_more(tmp_path: Path) -> None:
+def test_orphaned_executor_reports_begun_calls_and_begins_no_more() -> None:
     orphaned = threading.Event()
     begun: list[int] = []
 
@@ -549,7 +546,7 @@ def test_orphaned_executor_reports_begun_calls_and_begins_no_more(tmp_path: Path
         orphaned.set()
         return {"y": row.id}
 
-    with running_service(tmp_path / "data", 1000) as service:
+    with service_thread(1000) as service:
         job = child_job(service)
         caller = FunctionCaller(fn, RETRY_ON, ResultEncoder(SCHEMA), job.run_id, 60.0)
         with LedgerClient(job.address, "child") as client:

@@ -33,6 +33,7 @@ from holdfast.spark.service_supervisor import ServiceSupervisor
 from holdfast.spark.sinks.parquet import read_parts
 from holdfast.store import open as open_store
 from tests.ledger_service.service_rig import (
+    MemoryStore,
     RawConnection,
     ServiceRig,
     exchange_request,
@@ -44,7 +45,9 @@ from tests.ledger_service.service_rig import (
     running_service,
     seal_request,
     service_config,
+    service_thread,
 )
+from tests.process.watch import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -69,7 +72,14 @@ def skipped(seq: int, why: str = "dull") -> ledger_protocol.ResultlessRowReport:
 
 
 @pytest.fixture
-def filled(tmp_path: Path) -> Iterator[ServiceRig]:
+def filled() -> Iterator[ServiceRig]:
+    with service_thread(100) as service:
+        yield service
+
+
+@pytest.fixture
+def killable(tmp_path: Path) -> Iterator[ServiceRig]:
+    """A service in a process that the test may kill."""
     with running_service(tmp_path / "data", 100) as service:
         yield service
 
@@ -193,14 +203,16 @@ def test_report_is_durable_after_its_connection_closes(filled: ServiceRig) -> No
     line.send(exchange_request(None, move), data)
     line.close()
     other = filled.connect("child/other")
-    while not codec.unpack_as(
-        runs.RunProgress, other.request(ledger_protocol.GetRunStatus()).progress
-    ).ended[0]:
-        pass
+    until(
+        lambda: codec.unpack_as(
+            runs.RunProgress, other.request(ledger_protocol.GetRunStatus()).progress
+        ).ended[0],
+        "the outcome of the report",
+    )
 
 
-def test_row_requests_before_the_seal_are_refused(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data") as service:
+def test_row_requests_before_the_seal_are_refused() -> None:
+    with service_thread() as service:
         line = service.connect()
         for request in (
             exchange_request(ledger_protocol.ClaimRows(1, 1)),
@@ -215,14 +227,14 @@ def test_row_requests_before_the_seal_are_refused(tmp_path: Path) -> None:
         assert [grant.seqs for grant in line.claim_all(3)] == [[0], [1], [2]]
 
 
-def test_empty_input_finishes_immediately(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data", 0) as service:
+def test_empty_input_finishes_immediately() -> None:
+    with service_thread(0) as service:
         assert service.wait_over().status == "finished"
         assert service.connect().exchange(ledger_protocol.ClaimRows(5, 5)).state == "over"
 
 
-def test_repeated_seal_changes_nothing(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data", 10) as service:
+def test_repeated_seal_changes_nothing() -> None:
+    with service_thread(10) as service:
         grant = service.connect().claim(4, begin=4)
         assert service.supervisor.request(seal_request([(0, 10)])).size == 10
         service.connections[0].report(grant, done=[(0, 4)])
@@ -238,8 +250,8 @@ def test_put_block_after_the_seal_is_refused(filled: ServiceRig) -> None:
     line.close()
 
 
-def test_seal_deletes_blocks_that_it_does_not_name(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data") as service:
+def test_seal_deletes_blocks_that_it_does_not_name() -> None:
+    with service_thread() as service:
         line = BlockUploaderFactory(service.supervisor.address)()
         numbers = [line.put_block(encode_stream(input_table(i * 5, i * 5 + 5))) for i in range(4)]
         line.close()
@@ -299,8 +311,8 @@ def test_restarted_service_merges_overlapping_blocks_in_key_order(
 # --- claims and reports -------------------------------------------------------------------------
 
 
-def test_claim_grants_each_row_once_with_its_input(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data", 1000, blocks=7) as service:
+def test_claim_grants_each_row_once_with_its_input() -> None:
+    with service_thread(1000, blocks=7) as service:
         service.connect("child/a")
         line = service.connect("child/b")
         seen: list[int] = []
@@ -392,14 +404,14 @@ def test_illegal_transition_halts_the_run_and_is_described_in_full(
     assert verify_run(filled.store, filled.run_id)
 
 
-def test_a_halted_run_stays_halted_after_a_restart(filled: ServiceRig) -> None:
-    line = filled.connect()
+def test_a_halted_run_stays_halted_after_a_restart(killable: ServiceRig) -> None:
+    line = killable.connect()
     grant = line.claim(10, begin=5)
     with pytest.raises(IllegalTransition):
         line.report(grant, done=[(7, 8)])
-    os.kill(filled.supervisor.pid, signal.SIGKILL)
-    filled.wait_exit()
-    stand = filled.status()
+    os.kill(killable.supervisor.pid, signal.SIGKILL)
+    killable.wait_exit()
+    stand = killable.status()
     assert (stand.status, bool(stand.halted)) == ("halted", True)
 
 
@@ -421,9 +433,9 @@ def test_reports_before_an_invalid_report_of_an_exchange_are_logged(filled: Serv
     assert verify_run(filled.store, filled.run_id)
 
 
-def test_disconnect_releases_granted_rows_immediately(tmp_path: Path) -> None:
+def test_disconnect_releases_granted_rows_immediately() -> None:
     policy = RunPolicy(lease_ns=3600 * 10**9)
-    with running_service(tmp_path / "data", 20, policy=policy) as service:
+    with service_thread(20, policy=policy) as service:
         disconnected = service.connect("child/gone")
         disconnected.claim(10, begin=4)
         disconnected.close()
@@ -446,9 +458,9 @@ def test_disconnect_releases_granted_rows_immediately(tmp_path: Path) -> None:
         assert service.progress().reclaims == 1
 
 
-def test_fenced_report_is_dropped_and_the_later_report_counts(tmp_path: Path) -> None:
+def test_fenced_report_is_dropped_and_the_later_report_counts() -> None:
     policy = RunPolicy(lease_ns=200_000_000, backoff_first_ns=0, backoff_max_ns=0)
-    with running_service(tmp_path / "data", 50, policy=policy) as service:
+    with service_thread(50, policy=policy) as service:
         zombie = service.connect("child/zombie")
         old = zombie.claim(5, begin=5)
         service.wait_until(lambda stand: service.progress().reclaims == 1)
@@ -467,9 +479,9 @@ def test_fenced_report_is_dropped_and_the_later_report_counts(tmp_path: Path) ->
         assert service.outcomes().successes(0, 5).num_rows == 0
 
 
-def test_heartbeat_keeps_the_lease_of_a_grant(tmp_path: Path) -> None:
+def test_heartbeat_keeps_the_lease_of_a_grant() -> None:
     policy = RunPolicy(lease_ns=400_000_000)
-    with running_service(tmp_path / "data", 10, policy=policy) as service:
+    with service_thread(10, policy=policy) as service:
         silent, lively = service.connect("child/silent"), service.connect("child/lively")
         lost, kept = silent.claim(5, begin=5), lively.claim(5, begin=5)
         while not service.progress().reclaims:
@@ -478,9 +490,9 @@ def test_heartbeat_keeps_the_lease_of_a_grant(tmp_path: Path) -> None:
         assert silent.report(lost, done=lost.ranges).report_replies[0].lost is True
 
 
-def test_row_that_always_kills_its_worker_fails_with_lease_expired(tmp_path: Path) -> None:
+def test_row_that_always_kills_its_worker_fails_with_lease_expired() -> None:
     policy = RunPolicy(attempts_max=3, lease_ns=3600 * 10**9)
-    with running_service(tmp_path / "data", 1, policy=policy) as service:
+    with service_thread(1, policy=policy) as service:
         for attempt in (1, 2, 3):
             line = service.connect(f"child/{attempt}")
             grant = line.claim(1, wait_ms=5000)
@@ -493,9 +505,9 @@ def test_row_that_always_kills_its_worker_fails_with_lease_expired(tmp_path: Pat
         assert (row["_attempts"], row["_error_class"]) == (3, "lease_expired")
 
 
-def test_transient_failure_is_retried_up_to_attempts_max(tmp_path: Path) -> None:
+def test_transient_failure_is_retried_up_to_attempts_max() -> None:
     policy = RunPolicy(attempts_max=3, backoff_first_ns=0, backoff_max_ns=0)
-    with running_service(tmp_path / "data", 2, policy=policy) as service:
+    with service_thread(2, policy=policy) as service:
         line = service.connect()
         good, bad = line.claim_all(2)
         line.report(good, done=[(0, 1)])
@@ -510,8 +522,8 @@ def test_transient_failure_is_retried_up_to_attempts_max(tmp_path: Path) -> None
         assert service.progress().retries == 2
 
 
-def test_outcomes_of_interleaved_reports_are_in_seq_order(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data", 12) as service:
+def test_outcomes_of_interleaved_reports_are_in_seq_order() -> None:
+    with service_thread(12) as service:
         line = service.connect()
         grants = line.claim_all(12)
         for part in (1, 0):
@@ -544,9 +556,9 @@ def test_outcomes_of_running_rows_are_not_ready(filled: ServiceRig) -> None:
 # --- back-pressure, rate ------------------------------------------------------------------------
 
 
-def test_claim_waits_when_rows_are_far_ahead_of_the_commit(tmp_path: Path) -> None:
+def test_claim_waits_when_rows_are_far_ahead_of_the_commit() -> None:
     policy = RunPolicy(ahead_rows_max=20)
-    with running_service(tmp_path / "data", 1000, policy=policy, file_rows=10) as service:
+    with service_thread(1000, policy=policy, file_rows=10) as service:
         line = service.connect()
         held = line.claim(10, begin=10)
         ahead: list[Any] = []
@@ -564,8 +576,8 @@ def test_claim_waits_when_rows_are_far_ahead_of_the_commit(tmp_path: Path) -> No
         assert line.claim(10, wait_ms=5000).seqs
 
 
-def test_rate_limit_holds_across_clients(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data", 10, rate_per_s=50) as service:
+def test_rate_limit_holds_across_clients() -> None:
+    with service_thread(10, rate_per_s=50) as service:
         lines = [service.connect(f"child/{i}") for i in range(2)]
         began_ns = service.store.now_ns()
         given = 0
@@ -585,9 +597,9 @@ def test_tokens_without_a_rate_limit_are_granted_in_full(filled: ServiceRig) -> 
 # --- cancellation -------------------------------------------------------------------------------
 
 
-def test_cancel_lets_begun_rows_end_and_begins_no_more(tmp_path: Path) -> None:
+def test_cancel_lets_begun_rows_end_and_begins_no_more() -> None:
     policy = RunPolicy(grace_ns=3600 * 10**9)
-    with running_service(tmp_path / "data", 100, policy=policy) as service:
+    with service_thread(100, policy=policy) as service:
         line = service.connect()
         grant = line.claim(10, begin=4)
         service.supervisor.request(ledger_protocol.CancelRun())
@@ -601,9 +613,9 @@ def test_cancel_lets_begun_rows_end_and_begins_no_more(tmp_path: Path) -> None:
         assert service.outcomes().successes(0, 100).column("y").to_pylist() == [0, 2, 4]
 
 
-def test_rows_still_running_after_the_cancel_grace_are_cancelled(tmp_path: Path) -> None:
+def test_rows_still_running_after_the_cancel_grace_are_cancelled() -> None:
     policy = RunPolicy(grace_ns=100_000_000)
-    with running_service(tmp_path / "data", 100, policy=policy) as service:
+    with service_thread(100, policy=policy) as service:
         line = service.connect()
         grant = line.claim(10, begin=10)
         service.supervisor.request(ledger_protocol.CancelRun())
@@ -639,92 +651,92 @@ def test_service_exits_cleanly_when_its_driver_is_gone(tmp_path: Path) -> None:
         assert service.record().status is runs.RunLifecycle.OPEN
 
 
-def test_service_exits_on_a_shutdown_request(filled: ServiceRig) -> None:
-    filled.connect().request(ledger_protocol.ShutdownService())
-    assert filled.wait_exit() == 0
-    assert filled.store.read(leases.current_status, runs.lease_resource("job")).worker == ""
+def test_service_exits_on_a_shutdown_request(killable: ServiceRig) -> None:
+    killable.connect().request(ledger_protocol.ShutdownService())
+    assert killable.wait_exit() == 0
+    assert killable.store.read(leases.current_status, runs.lease_resource("job")).worker == ""
 
 
-def test_sigint_does_not_stop_the_service(filled: ServiceRig) -> None:
-    os.kill(filled.supervisor.pid, signal.SIGINT)
-    assert filled.connect().claim(5).seqs
-    assert filled.supervisor.restarts == 0
+def test_sigint_does_not_stop_the_service(killable: ServiceRig) -> None:
+    os.kill(killable.supervisor.pid, signal.SIGINT)
+    assert killable.connect().claim(5).seqs
+    assert killable.supervisor.restarts == 0
 
 
-def test_service_that_lost_its_lease_exits_fenced(filled: ServiceRig) -> None:
-    line = filled.connect()
+def test_service_that_lost_its_lease_exits_fenced(killable: ServiceRig) -> None:
+    line = killable.connect()
     line.claim(10, begin=10)
-    filled.store.transact(leases.force_release, runs.lease_resource("job"), "a test")
-    assert filled.wait_exit() == EXIT_FENCED
+    killable.store.transact(leases.force_release, runs.lease_resource("job"), "a test")
+    assert killable.wait_exit() == EXIT_FENCED
     assert line.wait_closed()
 
 
-def test_service_without_its_lease_writes_no_report(filled: ServiceRig) -> None:
-    line = filled.connect()
+def test_service_without_its_lease_writes_no_report(killable: ServiceRig) -> None:
+    line = killable.connect()
     grant = line.claim(10, begin=10)
-    filled.store.transact(leases.force_release, runs.lease_resource("job"), "a test")
+    killable.store.transact(leases.force_release, runs.lease_resource("job"), "a test")
     with pytest.raises((HoldfastError, OSError)):
         line.report(grant, done=grant.ranges)
-    assert filled.wait_exit() == EXIT_FENCED
-    assert filled.load_scheduler().ledger.counts()[RowState.TERMINAL_SUCCESS] == 0
+    assert killable.wait_exit() == EXIT_FENCED
+    assert killable.load_scheduler().ledger.counts()[RowState.TERMINAL_SUCCESS] == 0
 
 
-def test_killed_service_restarts_with_its_state_and_grants(filled: ServiceRig) -> None:
-    line = filled.connect()
+def test_killed_service_restarts_with_its_state_and_grants(killable: ServiceRig) -> None:
+    line = killable.connect()
     grant = line.claim(10, begin=10)
     line.report(grant, done=[(0, 2)])
-    before = filled.load_scheduler().dump()
-    port = filled.supervisor.address.port
-    os.kill(filled.supervisor.pid, signal.SIGKILL)
-    filled.wait_exit()
-    assert filled.status().status == "open"
-    assert (filled.supervisor.restarts, filled.supervisor.address.port) == (1, port)
-    assert filled.load_scheduler().dump() == before
-    again = filled.connect()
+    before = killable.load_scheduler().dump()
+    port = killable.supervisor.address.port
+    os.kill(killable.supervisor.pid, signal.SIGKILL)
+    killable.wait_exit()
+    assert killable.status().status == "open"
+    assert (killable.supervisor.restarts, killable.supervisor.address.port) == (1, port)
+    assert killable.load_scheduler().dump() == before
+    again = killable.connect()
     answer = again.report(grant, done=[(2, len(grant.seqs))])
     assert answer.report_replies == [ledger_protocol.GrantReportReply(False, 0, "")]
-    assert filled.progress().reclaims == 0
-    assert verify_run(filled.store, filled.run_id)
+    assert killable.progress().reclaims == 0
+    assert verify_run(killable.store, killable.run_id)
 
 
 def test_restarted_service_repeats_the_reply_to_a_known_report(
-    filled: ServiceRig,
+    killable: ServiceRig,
 ) -> None:
-    line = filled.connect()
+    line = killable.connect()
     grant = line.claim(10, begin=10)
     move, data = next_report(grant, done=[(0, 2)])
     first = line.exchange(None, move, data=data)
-    os.kill(filled.supervisor.pid, signal.SIGKILL)
-    filled.wait_exit()
-    filled.status()
-    assert filled.connect().exchange(None, move, data=data) == first
-    assert filled.load_scheduler().ledger.counts()[RowState.TERMINAL_SUCCESS] == 2
+    os.kill(killable.supervisor.pid, signal.SIGKILL)
+    killable.wait_exit()
+    killable.status()
+    assert killable.connect().exchange(None, move, data=data) == first
+    assert killable.load_scheduler().ledger.counts()[RowState.TERMINAL_SUCCESS] == 2
 
 
-def test_restarted_service_resends_an_unacknowledged_grant(filled: ServiceRig) -> None:
-    line = filled.connect("child/a")
+def test_restarted_service_resends_an_unacknowledged_grant(killable: ServiceRig) -> None:
+    line = killable.connect("child/a")
     known, lost = line.claim(5, begin=2), line.claim(5, begin=3)
-    os.kill(filled.supervisor.pid, signal.SIGKILL)
-    filled.wait_exit()
-    filled.status()
-    line = filled.connect("child/a")
+    os.kill(killable.supervisor.pid, signal.SIGKILL)
+    killable.wait_exit()
+    killable.status()
+    line = killable.connect("child/a")
     line.known_epochs = [known.epoch]
     again = line.claim(5, begin=5)
     assert (again.epoch, again.seqs, again.begun) == (lost.epoch, lost.seqs, 3)
     assert again.rows == lost.rows
     assert line.report(again, done=[(5, 8)]).report_replies[0].lost is False
     # Another child does not get these grants. They end with the owner's last connection.
-    other = filled.connect("child/b")
+    other = killable.connect("child/b")
     assert min(other.claim(5).seqs) >= 10
     line.close()
-    assert filled.wait_until(lambda _: filled.progress().reclaims == 2)
+    assert killable.wait_until(lambda _: killable.progress().reclaims == 2)
 
 
-def test_client_waits_for_a_restarting_service(filled: ServiceRig) -> None:
-    client = LedgerClient(filled.supervisor.address, "child")
+def test_client_waits_for_a_restarting_service(killable: ServiceRig) -> None:
+    client = LedgerClient(killable.supervisor.address, "child")
     client.connect()
-    os.kill(filled.supervisor.pid, signal.SIGKILL)
-    filled.wait_exit()
+    os.kill(killable.supervisor.pid, signal.SIGKILL)
+    killable.wait_exit()
     answers: list[Any] = []
     thread = threading.Thread(
         target=lambda: answers.append(
@@ -732,31 +744,32 @@ def test_client_waits_for_a_restarting_service(filled: ServiceRig) -> None:
         )
     )
     thread.start()
-    filled.status()
+    killable.status()
     thread.join(20)
     assert answers[0][0].state == "granted"
     client.close()
 
 
-def test_client_raises_service_lost_after_its_reconnect_timeout(filled: ServiceRig) -> None:
-    client = LedgerClient(filled.supervisor.address, "child", reconnect_s=0.2)
+def test_client_raises_service_lost_after_its_reconnect_timeout(killable: ServiceRig) -> None:
+    client = LedgerClient(killable.supervisor.address, "child", reconnect_s=0.2)
     client.connect()
-    os.kill(filled.supervisor.pid, signal.SIGKILL)
-    filled.wait_exit()
+    os.kill(killable.supervisor.pid, signal.SIGKILL)
+    killable.wait_exit()
     with pytest.raises(ServiceLost) as lost:
         client.request(ledger_protocol.GetRunStatus())
-    assert str(filled.supervisor.address.port) in lost.value.fields["address"]
+    assert str(killable.supervisor.address.port) in lost.value.fields["address"]
 
 
-def test_rows_begun_before_a_takeover_are_granted_isolated(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data", 20) as service:
+def test_rows_begun_before_a_takeover_are_granted_isolated() -> None:
+    store = MemoryStore()
+    with service_thread(20, store=store) as service:
         line = service.connect()
         grant = line.claim(10, begin=10)
         line.report(grant, done=[(0, 2)])
         record = service.record()
         begun = [seq for seq in grant.seqs if seq >= 2]
-    made = service_config(str(tmp_path / "data"), record=record)
-    with running_service(tmp_path / "data", config=made) as successor:
+    made = service_config("memory:", record=record)
+    with service_thread(store=store, config=made) as successor:
         assert successor.progress().reclaims == 1
         line = successor.connect()
         isolated = []
@@ -770,12 +783,12 @@ def test_rows_begun_before_a_takeover_are_granted_isolated(tmp_path: Path) -> No
         assert verify_run(successor.store, successor.run_id)
 
 
-def test_a_name_has_one_service_at_a_time(filled: ServiceRig, tmp_path: Path) -> None:
+def test_a_name_has_one_service_at_a_time(killable: ServiceRig, tmp_path: Path) -> None:
     with pytest.raises(runs.RunAtWork) as refused:
-        ServiceSupervisor(filled.store, service_config(str(tmp_path / "data")))
+        ServiceSupervisor(killable.store, service_config(str(tmp_path / "data")))
     assert refused.value.fields["name"] == "job"
     assert "wait for it" in refused.value.hint
-    assert filled.connect().claim(5).seqs
+    assert killable.connect().claim(5).seqs
     with running_service(tmp_path / "data", 5, name="another") as other:
         assert other.connect().claim(5).seqs
 
@@ -787,11 +800,11 @@ def test_service_with_an_unusable_ledger_host_is_refused(tmp_path: Path) -> None
     assert refused.value.fields["what"] == "ledger_host"
 
 
-def test_outdated_driver_gets_conflict_and_overwrites_no_run(tmp_path: Path) -> None:
-    url = str(tmp_path / "data")
-    with running_service(tmp_path / "data", 5) as service:
+def test_outdated_driver_gets_conflict_and_overwrites_no_run() -> None:
+    url, store = "memory:", MemoryStore()
+    with service_thread(5, store=store) as service:
         old = service.record()
-    with running_service(tmp_path / "data", 5) as service:
+    with service_thread(5, store=store) as service:
         new = service.record()
     # The first config continues the old run. The second and third create a run and missed the latest one.
     for late in (
@@ -799,9 +812,9 @@ def test_outdated_driver_gets_conflict_and_overwrites_no_run(tmp_path: Path) -> 
         service_config(url),
         service_config(url, expected_latest=old.run_id),
     ):
-        with pytest.raises(Conflict), running_service(tmp_path / "data", config=late):
+        with pytest.raises(Conflict), service_thread(store=store, config=late):
             pass
-    with running_service(tmp_path / "data", config=service_config(url, record=new)) as service:
+    with service_thread(store=store, config=service_config(url, record=new)) as service:
         assert service.status().status == "open"
 
 
@@ -828,7 +841,7 @@ def process_all_rows(service: ServiceRig, rows: int = 7) -> None:
 
 def test_commit_writes_parts_of_file_rows_in_order(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with running_service(tmp_path / "data", 95, sink=parquet_spec(out), file_rows=20) as service:
+    with service_thread(95, sink=parquet_spec(out), file_rows=20) as service:
         process_all_rows(service)
         assert service.wait_over().status == "finished"
         assert service.progress().counts[RowState.COMMITTED] == 95
@@ -840,7 +853,7 @@ def test_commit_writes_parts_of_file_rows_in_order(tmp_path: Path) -> None:
 
 def test_part_is_committed_only_after_all_its_rows_ended(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with running_service(tmp_path / "data", 60, sink=parquet_spec(out), file_rows=20) as service:
+    with service_thread(60, sink=parquet_spec(out), file_rows=20) as service:
         line = service.connect()
         grants = line.claim_all(60)
         late = grants[0]
@@ -880,12 +893,12 @@ class RaisingSink:
         return []
 
 
-def test_sink_exception_is_reported_in_the_run_status(tmp_path: Path) -> None:
+def test_sink_exception_is_reported_in_the_run_status() -> None:
     sink: dict[str, str | int | bool] = {
         "kind": "tests.ledger_service.test_service:RaisingSink",
         "path": "x",
     }
-    with running_service(tmp_path / "data", 5, sink=sink) as service:
+    with service_thread(5, sink=sink) as service:
         line = service.connect()
         for grant in line.claim_all(5):
             line.report(grant, done=grant.ranges)
@@ -981,11 +994,9 @@ def test_slower_driver_gets_conflict_when_the_run_name_is_taken(tmp_path: Path) 
         assert found.run_id == first
 
 
-def test_retry_that_died_during_ingest_is_deleted_and_the_finished_run_stays(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "data"
-    with running_service(path, 5) as service:
+def test_retry_that_died_during_ingest_is_deleted_and_the_finished_run_stays() -> None:
+    store = MemoryStore()
+    with service_thread(5, store=store) as service:
         process_all_rows(service)
         assert service.wait_over().status == "finished"
         finished = service.record()
@@ -993,37 +1004,38 @@ def test_retry_that_died_during_ingest_is_deleted_and_the_finished_run_stays(
         finished, run_id="retry", status=runs.RunLifecycle.INGESTING, retry_of=finished.run_id
     )
     made = msgspec.structs.replace(
-        service_config(str(path), record=retry, expected_latest=finished.run_id), is_new_run=True
+        service_config("memory:", record=retry, expected_latest=finished.run_id), is_new_run=True
     )
-    with running_service(path, config=made):
+    with service_thread(store=store, config=made):
         pass
     another = msgspec.structs.replace(
-        service_config(str(path), expected_latest="retry"),
+        service_config("memory:", expected_latest="retry"),
         record=codec.pack(msgspec.structs.replace(retry, run_id="again")),
     )
-    with running_service(path, config=another) as service:
+    with service_thread(store=store, config=another) as service:
         assert service.store.read(runs.get_record, "retry") is None, "what it took in makes room"
         assert service.store.read(runs.get_record, finished.run_id) is not None
 
 
-def test_cancel_after_all_rows_ended_finishes_the_run(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data", 5) as service:
+def test_cancel_after_all_rows_ended_finishes_the_run() -> None:
+    with service_thread(5) as service:
         process_all_rows(service)
         service.supervisor.request(ledger_protocol.CancelRun())
         assert service.wait_over().status == "finished"
 
 
-def test_service_stopped_beyond_its_lease_is_replaced(
-    filled: ServiceRig,
-) -> None:
-    pid = filled.supervisor.pid
+def test_service_stopped_beyond_its_lease_is_replaced(killable: ServiceRig) -> None:
+    pid = killable.supervisor.pid
     os.kill(pid, signal.SIGSTOP)
     resource = runs.lease_resource("job")
-    while filled.store.transact(leases.mark_stale, resource) is False:
-        held = filled.store.read(leases.current_status, resource)
-        if held is not None and held.state is not leases.LeaseState.HELD:
-            break
+    until(lambda: _has_expired(killable, resource), "the end of the lease")
     os.kill(pid, signal.SIGCONT)
-    while filled.supervisor.restarts == 0:
-        filled.supervisor.request(ledger_protocol.GetRunStatus())
-    assert filled.supervisor.pid != pid
+    killable.wait_until(lambda _: killable.supervisor.restarts)
+    assert killable.supervisor.pid != pid
+
+
+def _has_expired(service: ServiceRig, resource: str) -> bool:
+    if service.store.transact(leases.mark_stale, resource):
+        return True
+    held = service.store.read(leases.current_status, resource)
+    return held is not None and held.state is not leases.LeaseState.HELD

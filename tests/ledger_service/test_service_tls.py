@@ -16,7 +16,12 @@ from holdfast.spark.errors import NotAStage
 from holdfast.spark.ledger_client import LedgerClient, LedgerUnreachable, ServiceLost
 from holdfast.spark.service import ServiceConfig
 from holdfast.spark.unauthenticated import UNAUTHENTICATED_MAX
-from tests.ledger_service.service_rig import RawConnection, running_service, service_config
+from tests.ledger_service.service_rig import (
+    RawConnection,
+    running_service,
+    service_config,
+    service_thread,
+)
 
 NAME = "ledger.example"
 
@@ -59,7 +64,7 @@ def test_service_listens_on_bind_and_advertises_ledger_host(
     tmp_path: Path,
 ) -> None:
     made = replace(service_config(str(tmp_path / "data")), host=NAME, bind="0.0.0.0")
-    with running_service(tmp_path / "data", config=made) as service:
+    with service_thread(config=made) as service:
         assert service.put_input(5) == 5
         assert service.supervisor.address.host == NAME
         assert service.supervisor.local_address.host == "127.0.0.1"
@@ -68,9 +73,7 @@ def test_service_listens_on_bind_and_advertises_ledger_host(
 def test_tls_client_verifies_the_advertised_name_and_needs_the_token(
     tmp_path: Path, files: TlsFiles
 ) -> None:
-    with running_service(
-        tmp_path / "data", config=files.service_config(tmp_path / "data")
-    ) as service:
+    with service_thread(config=files.service_config(tmp_path / "data")) as service:
         near = service.supervisor.local_address
         with LedgerClient(near, "child") as client:
             assert client.connect().run_id == service.run_id
@@ -82,7 +85,7 @@ def test_tls_client_verifies_the_advertised_name_and_needs_the_token(
 def test_plain_connection_to_a_tls_service_fails(tmp_path: Path, files: TlsFiles) -> None:
     made = files.service_config(tmp_path / "data")
     with (
-        running_service(tmp_path / "data", config=made) as service,
+        service_thread(config=made) as service,
         pytest.raises((OSError, EOFError)),
     ):
         RawConnection(service.supervisor.local_address)
@@ -92,9 +95,7 @@ def test_plain_connection_to_a_tls_service_fails(tmp_path: Path, files: TlsFiles
 def test_unexpected_tls_certificate_is_refused_immediately(
     tmp_path: Path, files: TlsFiles, what: str
 ) -> None:
-    with running_service(
-        tmp_path / "data", config=files.service_config(tmp_path / "data")
-    ) as service:
+    with service_thread(config=files.service_config(tmp_path / "data")) as service:
         near = service.supervisor.local_address
         if what == "ca":
             near = replace(
@@ -122,9 +123,7 @@ def test_driver_with_the_wrong_tls_authority_raises_ledger_untrusted(
 
 
 def test_silent_connections_to_a_tls_service_are_closed(tmp_path: Path, files: TlsFiles) -> None:
-    with running_service(
-        tmp_path / "data", config=files.service_config(tmp_path / "data")
-    ) as service:
+    with service_thread(config=files.service_config(tmp_path / "data")) as service:
         near = service.supervisor.local_address
         silent = [
             socket.create_connection((near.host, near.port), timeout=20)
@@ -159,8 +158,8 @@ def test_bind_error_names_a_port_in_use(tmp_path: Path) -> None:
     assert refused.value.fields["port"] == port
 
 
-def test_client_distinguishes_unreachable_from_lost_service(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data", 5) as service:
+def test_client_distinguishes_unreachable_from_lost_service() -> None:
+    with service_thread(5) as service:
         address = service.supervisor.address
         with LedgerClient(address, "child", reconnect_s=0) as client:
             client.connect()

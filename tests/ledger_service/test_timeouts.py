@@ -25,7 +25,7 @@ from holdfast.spark.ledger_client import BlockUploaderFactory, LedgerClient
 from holdfast.spark.row_executor import RowExecutor
 from holdfast.spark.run_data import encode_schema
 from holdfast.spark.spark_task import run_child_job
-from tests.ledger_service.service_rig import ServiceRig, kill_idle_children, running_service
+from tests.ledger_service.service_rig import ServiceRig, kill_idle_children, service_thread
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -87,7 +87,7 @@ def hold_the_gil(seconds: float) -> None:
 # --- progress -------------------------------------------------------------------------------------
 
 
-def test_call_progress_resets_the_timeout_of_a_call(tmp_path: Path) -> None:
+def test_call_progress_resets_the_timeout_of_a_call() -> None:
     never = threading.Event()
 
     def fn(row: Any, call: Any) -> Any:
@@ -96,12 +96,12 @@ def test_call_progress_resets_the_timeout_of_a_call(tmp_path: Path) -> None:
             call.progress()
         return {"y": row.id}
 
-    with running_service(tmp_path / "data", 2) as service:
+    with service_thread(2) as service:
         assert run_row_executor(service, fn, timeout_s=0.8, concurrency=2) == "over"
         assert attempts_by_seq(service, 2) == {0: 1, 1: 1}
 
 
-def test_call_progress_resets_the_timeout_of_an_async_call(tmp_path: Path) -> None:
+def test_call_progress_resets_the_timeout_of_an_async_call() -> None:
     import asyncio
 
     async def fn(row: Any, call: Any) -> Any:
@@ -117,11 +117,11 @@ def test_call_progress_resets_the_timeout_of_an_async_call(tmp_path: Path) -> No
     async def silent(row: Any) -> Any:
         await asyncio.sleep(30)
 
-    with running_service(tmp_path / "data", 2) as service:
+    with service_thread(2) as service:
         assert run_row_executor(service, fn, timeout_s=0.8, concurrency=2) == "over"
         assert attempts_by_seq(service, 2) == {0: 1, 1: 1}
     policy = RunPolicy(attempts_max=1)
-    with running_service(tmp_path / "other", 1, policy=policy) as service:
+    with service_thread(1, policy=policy) as service:
         assert run_row_executor(service, silent, timeout_s=0.2) == "over"
         [failed] = service.outcomes().failed(0, 1).to_pylist()
         assert failed["_error_class"] == "transient"
@@ -194,7 +194,7 @@ def test_call_timeout_repeats_only_the_timed_out_call(
     policy = RunPolicy(
         lease_ns=5 * S, batch_rows=batch_rows, page_rows=32, backoff_first_ns=0, backoff_max_ns=0
     )
-    with running_service(tmp_path / "data", 32, policy=policy) as service:
+    with service_thread(32, policy=policy) as service:
         run_in_children(
             service, fn, timeout_s=2.0, lease_s=5.0, batch_rows=batch_rows,
             concurrency=1 if "GIL" in kind else 2,
@@ -232,20 +232,20 @@ class FakeRow:
 
 def test_a_call_that_holds_the_gil_keeps_its_lease(tmp_path: Path) -> None:
     fn = hanging_function(str(tmp_path), lambda: hold_the_gil(4))
-    with running_service(tmp_path / "data", 8, policy=RunPolicy(lease_ns=S)) as service:
+    with service_thread(8, policy=RunPolicy(lease_ns=S)) as service:
         run_in_children(service, fn, timeout_s=60.0, lease_s=1.0)
         assert set(attempts_by_seq(service, 8).values()) == {1}
         assert service.progress().reclaims == 0
 
 
-def test_call_timeout_at_every_attempt_fails_the_row(tmp_path: Path) -> None:
+def test_call_timeout_at_every_attempt_fails_the_row() -> None:
     def fn(row: Any) -> Any:
         if row.id == 1:
             time.sleep(600)
         return {"y": row.id}
 
     policy = RunPolicy(attempts_max=2, lease_ns=2 * S, backoff_first_ns=0, backoff_max_ns=0)
-    with running_service(tmp_path / "data", 4, policy=policy) as service:
+    with service_thread(4, policy=policy) as service:
         run_in_children(service, fn, timeout_s=0.3, lease_s=2.0)
         [failed] = service.outcomes().failed(0, 4).to_pylist()
         assert (failed["_seq"], failed["_attempts"]) == (1, 2)
@@ -254,8 +254,8 @@ def test_call_timeout_at_every_attempt_fails_the_row(tmp_path: Path) -> None:
         )
 
 
-def test_grant_without_a_successor_child_expires_with_its_lease(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data", 4, policy=RunPolicy(lease_ns=S)) as service:
+def test_grant_without_a_successor_child_expires_with_its_lease() -> None:
+    with service_thread(4, policy=RunPolicy(lease_ns=S)) as service:
         line = service.connect("child/a")
         grants = line.claim_all(4)
         service.supervisor.request(ledger_protocol.AnnounceHandover("child/a"))
@@ -268,8 +268,8 @@ def test_grant_without_a_successor_child_expires_with_its_lease(tmp_path: Path) 
         assert service.progress().reclaims == len(grants)
 
 
-def test_successor_child_inherits_the_rest_of_a_grant(tmp_path: Path) -> None:
-    with running_service(tmp_path / "data", 8) as service:
+def test_successor_child_inherits_the_rest_of_a_grant() -> None:
+    with service_thread(8) as service:
         first = service.connect("child/a")
         grant = first.claim(8, begin=3)
         rows = grant.seqs
@@ -295,7 +295,7 @@ def test_successor_child_inherits_the_rest_of_a_grant(tmp_path: Path) -> None:
 # --- rows that cannot be converted ----------------------------------------------------------------
 
 
-def test_row_that_cannot_be_converted_fails_alone_with_its_cause(tmp_path: Path) -> None:
+def test_row_that_cannot_be_converted_fails_alone_with_its_cause() -> None:
     far = pa.array([0, 1 << 60, 2], pa.int64()).cast(pa.timestamp("us"))
     table = pa.table({"id": pa.array([0, 1, 2], pa.int64()), "at": far})
     seen: list[Any] = []
@@ -304,7 +304,7 @@ def test_row_that_cannot_be_converted_fails_alone_with_its_cause(tmp_path: Path)
         seen.append(row.at)
         return {"y": row.id}
 
-    with running_service(tmp_path / "data") as service:
+    with service_thread() as service:
         line = BlockUploaderFactory(service.supervisor.address)()
         block = line.put_block(encode_stream(table))
         line.close()

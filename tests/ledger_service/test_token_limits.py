@@ -21,7 +21,7 @@ from holdfast.spark.caller import FunctionCaller
 from holdfast.spark.errors import NotAStage
 from holdfast.spark.ledger_client import LedgerClient
 from holdfast.spark.row_executor import RowExecutor
-from tests.ledger_service.service_rig import ServiceRig, running_service
+from tests.ledger_service.service_rig import ServiceRig, running_service, service_thread
 from tests.ledger_service.test_row_executor import RETRY_ON, child_job
 from tests.process.watch import until
 
@@ -40,14 +40,14 @@ def run_row_executor(service: ServiceRig, fn: Any, estimate: Any, **options: Any
         return RowExecutor(job, caller, client, estimate=estimate).run()
 
 
-def test_tokens_per_min_holds_across_children_by_tokens_used(tmp_path: Path) -> None:
+def test_tokens_per_min_holds_across_children_by_tokens_used() -> None:
     """Calls use four times their estimate. The account is charged the difference and later calls wait."""
 
     def fn(row: Any, call: Any) -> Any:
         call.tokens = 2000
         return {"y": row.id}
 
-    with running_service(tmp_path / "data", 120, tokens_per_min=PER_MIN) as service:
+    with service_thread(120, tokens_per_min=PER_MIN) as service:
         threads = [
             threading.Thread(
                 target=run_row_executor, args=(service, fn, 500), kwargs={"concurrency": 4}
@@ -66,7 +66,7 @@ def test_tokens_per_min_holds_across_children_by_tokens_used(tmp_path: Path) -> 
         assert found.tokens <= PER_S * passed_s + 2 * 2 * 4 * 2000
 
 
-def test_token_estimate_counts_when_the_call_reports_no_tokens(tmp_path: Path) -> None:
+def test_token_estimate_counts_when_the_call_reports_no_tokens() -> None:
     def estimate(row: Any) -> int:
         if row.id == 3:
             raise KeyError("text")
@@ -77,7 +77,7 @@ def test_token_estimate_counts_when_the_call_reports_no_tokens(tmp_path: Path) -
             call.tokens = 1000
         return {"y": row.id}
 
-    with running_service(tmp_path / "data", 10, tokens_per_min=PER_MIN) as service:
+    with service_thread(10, tokens_per_min=PER_MIN) as service:
         assert run_row_executor(service, fn, estimate) == "over"
         service.wait_over()
         assert service.progress().tokens == sum(range(10)) - 3 - 7 + 1000
@@ -86,7 +86,7 @@ def test_token_estimate_counts_when_the_call_reports_no_tokens(tmp_path: Path) -
         assert [(row["_seq"], row["_error"]) for row in rows if row["_error"]] == [(3, error_text)]
 
 
-def test_token_estimate_is_made_once_per_batch(tmp_path: Path) -> None:
+def test_token_estimate_is_made_once_per_batch() -> None:
     estimated_rows: list[int] = []
 
     def estimate(table: pa.Table) -> int:
@@ -94,7 +94,7 @@ def test_token_estimate_is_made_once_per_batch(tmp_path: Path) -> None:
         return 10 * table.num_rows
 
     policy = RunPolicy(page_rows=100, batch_rows=10)
-    with running_service(tmp_path / "data", 95, policy=policy, tokens_per_min=PER_MIN) as service:
+    with service_thread(95, policy=policy, tokens_per_min=PER_MIN) as service:
         fn = lambda table: pa.table({"y": table.column("id")})  # noqa: E731
         assert run_row_executor(service, fn, estimate, batch_rows=10, concurrency=2) == "over"
         service.wait_over()

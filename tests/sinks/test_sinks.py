@@ -1,16 +1,17 @@
 """Sinks commit each row once and in order, also when the writer is killed.
 
-Tests of common guarantees run on the Parquet and the Delta sink. Kill tests run `write` in a process that
-kills itself at a given step. A second writer then resumes and must produce the same bytes.
+Tests of common guarantees run on the Parquet and the Delta sink. Kill tests run a writer in a process that
+kills itself at a given step (`killed_writer`). A second writer then resumes and must produce the same bytes.
 """
 
 import fcntl
 import itertools
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -38,19 +39,11 @@ from holdfast.spark.sinks import (
     open_sink,
     read_parts,
 )
-from tests.processes import ROOT, Proc
+from tests.processes import ROOT, Proc, python_proc
+from tests.sinks.killed_writer import CUT, SCHEMA, part
 
-SCHEMA = pa.schema([("id", pa.int64()), ("label", pa.string())])
-CUT = 100
 DISK_BYTES = 2_000_000
 KINDS = ["parquet", "delta"]
-
-
-def part(number: int, *, rows: int = CUT) -> Part:
-    lo = number * CUT
-    ids = range(lo, lo + rows)
-    columns = {"id": list(ids), "label": [f"label {i % 7}" for i in ids]}
-    return Part(lo, lo + CUT, pa.table(columns, schema=SCHEMA))
 
 
 def sink_at(kind: str, path: Path) -> Sink:
@@ -320,28 +313,19 @@ STEPS = {
 }
 
 
-def write(kind: str, path: str, step: str, count: int) -> None:
-    """Runs in a separate process: begin, commit four parts in two commits, kill itself at a step."""
-    seen = 0
-
-    def die(name: str) -> None:
-        nonlocal seen
-        seen += name == step
-        if seen == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    sink: Sink
-    sink = ParquetSink(path, step=die) if kind == "parquet" else DeltaSink(path, step=die)
-    sink.begin("run-1", "labels", SCHEMA)
-    sink.commit_many([part(0), part(1)])
-    sink.commit_many([part(2), part(3)])
-    sink.finish()
+KilledWriter = Callable[[str, Path, str, int], None]
 
 
-def killed_at(kind: str, path: Path, step: str, count: int) -> None:
-    call = f"from tests.sinks.test_sinks import write; write({kind!r}, {str(path)!r}, {step!r}, {count})"
-    with Proc.spawn([sys.executable, "-c", call], ready=None, cwd=ROOT) as writer:
-        assert writer.wait() == -signal.SIGKILL, writer.errors
+@pytest.fixture(scope="module")
+def killed_at() -> Iterator[KilledWriter]:
+    """A function that runs a writer of four parts in a process, which kills itself at a step."""
+    with python_proc("tests.sinks.killed_writer") as forks:
+
+        def run_writer(kind: str, path: Path, step: str, count: int) -> None:
+            forks.send(json.dumps([kind, str(path), step, count]))
+            assert forks.expect("ended") == f"ended {-signal.SIGKILL}", forks.errors
+
+        yield run_writer
 
 
 @pytest.mark.parametrize(
@@ -354,7 +338,7 @@ def killed_at(kind: str, path: Path, step: str, count: int) -> None:
     ],
 )
 def test_sink_killed_at_any_step_resumes_to_the_same_bytes(
-    kind: str, step: str, count: int, tmp_path: Path
+    killed_at: KilledWriter, kind: str, step: str, count: int, tmp_path: Path
 ) -> None:
     killed_at(kind, tmp_path / "out", step, count)
     sink = sink_at(kind, tmp_path / "out")
@@ -391,7 +375,9 @@ def test_previous_writer_with_a_removed_temporary_file_raises_output_taken(
         former.commit(*part(0))
 
 
-def test_reader_sees_no_part_of_an_interrupted_commit(tmp_path: Path) -> None:
+def test_reader_sees_no_part_of_an_interrupted_commit(
+    killed_at: KilledWriter, tmp_path: Path
+) -> None:
     killed_at("parquet", tmp_path / "out", "log-fsync", 2)
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 4
     manifest = read_parts(tmp_path / "out")

@@ -137,12 +137,15 @@ def no_session(session_slot: SessionSlot) -> None:
 
 
 @pytest.fixture(scope="session")
-def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+def two_workers(
+    session_slot: SessionSlot, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkCluster]:
     """A cluster of two Workers. The modules of a process share it."""
     with contextlib.ExitStack() as stack:
         # A session fixture starts before the fixtures of its module.
         with spark_environment():
             spark_cluster = stack.enter_context(cluster(tmp_path_factory.mktemp("cluster")))
+        stack.callback(session_slot.stop)  # before the cluster
         yield spark_cluster
 
 
@@ -156,13 +159,17 @@ def cluster_spark(session_slot: SessionSlot, two_workers: SparkCluster) -> Spark
 
 
 @pytest.fixture(scope="session")
-def remote_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+def remote_server(
+    session_slot: SessionSlot, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ConnectServer]:
     """A Connect server on two cores of this machine. The modules of a process share it."""
     with contextlib.ExitStack() as stack:
         with spark_environment():
             server = stack.enter_context(
                 connect_server(tmp_path_factory.mktemp("connect"), config=INTERPRETED)
             )
+        # Without its server, a session repeats its last request for minutes.
+        stack.callback(session_slot.stop)
         yield server
 
 

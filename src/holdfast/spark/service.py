@@ -522,6 +522,8 @@ class LedgerService:
         os._exit(EXIT_FENCED)
 
     def _close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends the `accept` under way
         self._listener.close()
         if self.committer is not None:
             self.committer.stop()
@@ -532,6 +534,7 @@ class LedgerService:
         with contextlib.suppress(HoldfastError):
             self.store.transact(leases.release, self.lease)
         self.store.close()
+        self._connections.close()
         self._stopped.set()
 
 
