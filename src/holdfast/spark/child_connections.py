@@ -58,18 +58,35 @@ class ConnectionReader:
         self._wake_out.setblocking(False)
         self._selector.register(self._wake_in, selectors.EVENT_READ, None)
         self._pool = ThreadPoolExecutor(REQUEST_THREADS_MAX, thread_name_prefix="line")
-        threading.Thread(target=self._run, name="lines", daemon=True).start()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="lines", daemon=True)
+        self._thread.start()
 
     def add(self, child: ChildConnection) -> None:
         """Start reading this connection."""
         self._added.append(child)
+        self._wake()
+
+    def close(self) -> None:
+        """End the reader thread and close the connections that it reads."""
+        self._closing = True
+        self._wake()
+        self._thread.join()
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                key.data.sock.close()
+        for resource in (self._selector, self._wake_in, self._wake_out):
+            resource.close()
+        self._pool.shutdown(wait=False)
+
+    def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self._wake_out.send(b"\0")
 
     # --- the thread that reads ----------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
+        while not self._closing:
             for key, _ in self._selector.select():
                 child = key.data
                 if child is not None:
