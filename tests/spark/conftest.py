@@ -7,6 +7,7 @@ process share the session, the cluster and the Connect server. Each of them star
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ LOCAL = {
     "spark.ui.enabled": "false",
     # Within a pool, jobs run in order of submission. Tests with several pools need the fair scheduler.
     "spark.scheduler.mode": "FAIR",
+    "spark.python.daemon.module": "tests.spark.warm_daemon",
     **INTERPRETED,
 }
 
@@ -77,6 +79,19 @@ def _importable_tests() -> Iterator[None]:
     """The environment ends with the module: the same process also runs tests of other directories."""
     with spark_environment():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _stopped_lazy_services() -> Iterator[None]:
+    """Stop the services of lazy forms after their test. Otherwise they would run until the process ends."""
+    yield
+    # Imported by the tests with stages only.
+    stage = sys.modules.get("holdfast.spark.stage")
+    for supervisor in list(stage._lazy_services.values()) if stage is not None else ():
+        supervisor.release(wait=True)
+        supervisor.store.close()
+    if stage is not None:
+        stage._lazy_services.clear()
 
 
 class SessionSlot:
@@ -127,7 +142,12 @@ def session_slot() -> Iterator[SessionSlot]:
 @pytest.fixture
 def spark(session_slot: SessionSlot) -> SparkSession:
     """A classic session on two cores of this machine. The modules of a process share it."""
-    return session_slot.use("local", lambda: session("local[2]", app="tests", config=LOCAL))
+    return local_session(session_slot)
+
+
+def local_session(slot: SessionSlot) -> SparkSession:
+    """The session of `spark`, for a fixture that several tests share. Such a fixture returns no DataFrame."""
+    return slot.use("local", lambda: session("local[2]", app="tests", config=LOCAL))
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from holdfast.spark import Skip
 from holdfast.spark.errors import NotAStage, RunChanged
 from holdfast.spark.sinks import DeltaSink, ParquetSink
-from tests.spark.test_stage import StageRig, append_line, tuples
+from tests.spark.row_functions import append_line
+from tests.spark.test_stage import StageRig, tuples
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -15,7 +15,8 @@ from holdfast.spark import Retry, stage_run_record
 from holdfast.spark.session import session
 from tests.processes import TIMEOUT_S
 from tests.spark.clusters import cluster
-from tests.spark.test_stage import RunThread, StageRig, append_line, wait_until_blocked
+from tests.spark.row_functions import append_line
+from tests.spark.test_stage import RunThread, StageRig, wait_until_blocked
 
 CHILDREN = 4
 # Longer than an idle task keeps its slot.

@@ -31,8 +31,9 @@ from tests.process.watch import until
 from tests.sinks.test_sink_s3 import S3Bucket, bucket
 from tests.spark.clusters import service_pid
 from tests.spark.executor_sinks import FailingParquetSink
+from tests.spark.row_functions import append_line
 from tests.spark.test_s3_read_back import server
-from tests.spark.test_stage import StageRig, append_line, place, tuples
+from tests.spark.test_stage import StageRig, place, tuples
 
 __all__ = ["bucket", "place", "server"]
 

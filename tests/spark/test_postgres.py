@@ -20,7 +20,8 @@ from holdfast.store.postgres.server import ServerDenied
 from tests.postgres import fresh_url, role_url
 from tests.process.watch import until
 from tests.spark.clusters import SparkCluster, service_pids
-from tests.spark.test_stage import StageRig, append_line
+from tests.spark.row_functions import append_line
+from tests.spark.test_stage import StageRig
 
 # A cluster takes half a minute, so this runs in `make chaos`. `test_postgres_local` covers a local session.
 pytestmark = [pytest.mark.timeout(200), pytest.mark.deep, pytest.mark.xdist_group("cluster")]

@@ -20,7 +20,8 @@ from holdfast.spark import spool_client as spool_lines
 from holdfast.spark.errors import NotAStage, RunChanged, SpoolLost
 from holdfast.store import open as open_store
 from tests.sinks.test_sink_s3 import SECRET, S3Bucket, bucket, server
-from tests.spark.test_stage import StageRig, append_line, place, tuples
+from tests.spark.row_functions import append_line
+from tests.spark.test_stage import StageRig, place, tuples
 
 __all__ = ["bucket", "place", "server"]
 

@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,7 +44,7 @@ from holdfast.spark.retry_run import make_remap_record
 from holdfast.spark.run import RunDriver
 from holdfast.spark.sinks import OutputNotOurs
 from holdfast.spark.sinks.delta import DeltaSink
-from holdfast.spark.sinks.parquet import read_parts
+from holdfast.spark.sinks.parquet import ParquetSink, read_parts
 from holdfast.spark.spark_jobs import use_driver_python
 from holdfast.spark.stage import _lazy_services
 from holdfast.spark.stage_options import parse_schema
@@ -52,6 +52,8 @@ from holdfast.spark.stage_run_record import new_run_record
 from holdfast.store import open as open_store
 from tests.process.watch import until
 from tests.processes import TIMEOUT_S
+from tests.spark.conftest import SessionSlot, local_session
+from tests.spark.row_functions import append_line, double
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -91,19 +93,9 @@ class StageRig:
         return work
 
 
-def append_line(log: str, what: object) -> None:
-    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(fd, f"{what}\n".encode())
-    os.close(fd)
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> StageRig:
     return StageRig(tmp_path)
-
-
-def double(row: Any) -> dict[str, Any]:
-    return {"y": row.id * 2}
 
 
 def final_counts(**counts: int) -> dict[str, int]:
@@ -118,6 +110,98 @@ def count_spark_jobs(spark: SparkSession) -> int:
     """The number of Spark jobs that this session has started."""
     tracker = spark.sparkContext._jsc.sc().dagScheduler()
     return int(tracker.numTotalJobs())
+
+
+# --- one run, several facts ----------------------------------------------------------------------
+
+SCRIPT = """
+FACTOR = 3
+
+class Helper:
+    def times(self, n):
+        return n * FACTOR
+
+def work(row, call):
+    return {"y": Helper().times(row.id)}
+"""
+ANY_NAME = "labels, v2/ü (a b):c"
+
+
+class PlainRun(NamedTuple):
+    """What the tests below observe of one run: without an output, of a function of `__main__`, in a job group."""
+
+    run_id: str
+    name: str
+    counts: dict[str, int]
+    output: list[tuple[Any, ...]]
+    failed_columns: list[str]
+    not_done_rows: int
+    job_descriptions: set[str]
+    pull_jobs: int
+
+
+@pytest.fixture(scope="module")
+def plain_run(session_slot: SessionSlot, tmp_path_factory: pytest.TempPathFactory) -> PlainRun:
+    spark, place = local_session(session_slot), StageRig(tmp_path_factory.mktemp("plain"))
+    script: dict[str, Any] = {"__name__": "__main__"}
+    exec(SCRIPT, script)
+    with failpoints.on("spark.build_pull_job") as build, job_group(spark, "cell-1"):
+        run = place.stage(script["work"], ANY_NAME, store=Path(place.store)).run(spark.range(10))
+        descriptions = job_descriptions(spark, "cell-1")
+    with run:
+        return PlainRun(
+            run.run_id,
+            run.name,
+            run.counts(),
+            tuples(run.output()),
+            run.failed().columns,
+            run.failed().count() + run.skipped().count(),
+            descriptions,
+            build.hits,
+        )
+
+
+@contextlib.contextmanager
+def job_group(spark: SparkSession, name: str) -> Iterator[None]:
+    context = spark.sparkContext
+    context.setJobGroup(name, "a cell")
+    try:
+        yield
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+
+
+def job_descriptions(spark: SparkSession, group: str) -> set[str]:
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)  # type: ignore[union-attr]
+    found = [jobs.apply(at) for at in range(jobs.size())]
+    return {job.description().get() for job in found if f"({group})" in job.jobGroup().toString()}
+
+
+def test_run_without_output_keeps_rows_in_the_store(plain_run: PlainRun) -> None:
+    assert [row[0] for row in plain_run.output] == list(range(10))
+    assert plain_run.not_done_rows == 0
+    assert plain_run.failed_columns[:2] == ["id", "_seq"]
+
+
+def test_function_of_main_is_pickled_with_its_globals(plain_run: PlainRun) -> None:
+    assert plain_run.output == [(i, 3 * i) for i in range(10)]
+
+
+def test_run_name_may_be_any_text(plain_run: PlainRun) -> None:
+    assert plain_run.name == ANY_NAME
+    assert plain_run.counts["COMMITTED"] == 10
+
+
+def test_spark_job_descriptions_name_the_run(plain_run: PlainRun) -> None:
+    about = f"holdfast stage {ANY_NAME}, run {plain_run.run_id}"
+    assert plain_run.job_descriptions == {f"{about}: read the input", f"{about}: call rows"}
+
+
+def test_run_builds_its_pull_job_once(plain_run: PlainRun) -> None:
+    """The pull job built during the ingest is the job that is started afterwards."""
+    assert plain_run.counts == final_counts(TERMINAL_SUCCESS=10, COMMITTED=10)
+    assert plain_run.pull_jobs == 1
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -197,13 +281,6 @@ def test_run_reports_every_row_outcome_and_a_second_run_calls_nothing(
     assert (manifest.rows, manifest.complete) == (70, True)
     for one in (run, again, resumed):
         one.close()
-
-
-def test_run_without_output_keeps_rows_in_the_store(spark: SparkSession, place: StageRig) -> None:
-    with place.stage(double, store=Path(place.store)).run(spark.range(10)) as run:
-        assert tuples(run.output()) == [(i, 2 * i) for i in range(10)]
-        assert run.failed().count() == run.skipped().count() == 0
-        assert run.failed().columns[:2] == ["id", "_seq"]
 
 
 def test_run_over_an_empty_input_has_an_empty_output(spark: SparkSession, place: StageRig) -> None:
@@ -294,25 +371,6 @@ def test_function_gets_its_broadcasts_and_imported_modules(
 
     with place.stage(work).run(spark.range(20)) as run:
         assert tuples(run.output()) == [(i, i * 100 + 7) for i in range(20)]
-
-
-SCRIPT = """
-FACTOR = 3
-
-class Helper:
-    def times(self, n):
-        return n * FACTOR
-
-def work(row, call):
-    return {"y": Helper().times(row.id)}
-"""
-
-
-def test_function_of_main_is_pickled_with_its_globals(spark: SparkSession, place: StageRig) -> None:
-    script: dict[str, Any] = {"__name__": "__main__"}
-    exec(SCRIPT, script)
-    with place.stage(script["work"]).run(spark.range(5)) as run:
-        assert tuples(run.output()) == [(i, 3 * i) for i in range(5)]
 
 
 # --- column types -------------------------------------------------------------------------------
@@ -452,23 +510,6 @@ def test_on_fail_raise_raises_rows_failed(spark: SparkSession, place: StageRig) 
         assert "no 8" in str(raised.value.fields["examples"])
     with place.stage(work).run(df) as run:
         assert run.failed().count() == 2
-
-
-def test_spark_job_descriptions_name_the_run(spark: SparkSession, place: StageRig) -> None:
-    context = spark.sparkContext
-    context.setJobGroup("cell-1", "a cell")
-    try:
-        with place.stage(double, "told").run(spark.range(3)) as run:
-            about = f"holdfast stage told, run {run.run_id}"
-        jobs = context._jsc.sc().statusStore().jobsList(None)  # type: ignore[union-attr]
-        found = [jobs.apply(at) for at in range(jobs.size())]
-        descriptions = {
-            job.description().get() for job in found if "(cell-1)" in job.jobGroup().toString()
-        }
-        assert descriptions == {f"{about}: read the input", f"{about}: call rows"}
-    finally:
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
-        context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
 
 
 def test_repeated_foreach_batch_calls_each_row_once(spark: SparkSession, place: StageRig) -> None:
@@ -616,6 +657,7 @@ def test_lazy_form_and_run_of_one_name_share_outcomes(spark: SparkSession, place
 
 def test_request_retry_runs_failed_rows_again(spark: SparkSession, place: StageRig) -> None:
     df = spark.range(20)
+    out = ParquetSink(place.output, grace_s=0)
     switch = place.path / "mended"
     log, mended = place.log, str(switch)
 
@@ -626,13 +668,13 @@ def test_request_retry_runs_failed_rows_again(spark: SparkSession, place: StageR
         return {"y": row.id}
 
     stage = place.stage(work)
-    with stage.run(df, output=place.output) as run:
+    with stage.run(df, output=out) as run:
         assert run.counts()["TERMINAL_FAIL"] == 4
         first = run.run_id
     switch.touch()
     with open_store(place.store) as store:
         store.transact(runs.request_retry, first)
-    with stage.run(df, output=place.output) as run:
+    with stage.run(df, output=out) as run:
         assert run.run_id != first
         assert run.counts() == final_counts(COMMITTED=20, TERMINAL_SUCCESS=19, TERMINAL_FAIL=1)
         assert tuples(run.output()) == [(i, i) for i in range(20) if i != 15]
@@ -640,13 +682,14 @@ def test_request_retry_runs_failed_rows_again(spark: SparkSession, place: StageR
             (15, "ValueError: broken")
         ]
     assert len(place.calls()) == 24
-    with stage.run(df, output=place.output) as run:
+    with stage.run(df, output=out) as run:
         assert run.output().count() == 19
     assert len(place.calls()) == 24
 
 
 def test_remap_converts_unfit_results_without_a_call(spark: SparkSession, place: StageRig) -> None:
     df = spark.range(12)
+    out = ParquetSink(place.output, grace_s=0)
     log = place.log
 
     def work(row: Any) -> Any:
@@ -656,7 +699,7 @@ def test_remap_converts_unfit_results_without_a_call(spark: SparkSession, place:
         return {"y": f"{row.id} points" if row.id % 3 == 0 else row.id}
 
     stage = place.stage(work)
-    with stage.run(df, output=place.output) as run:
+    with stage.run(df, output=out) as run:
         assert run.counts()["TERMINAL_FAIL"] == 5
         kept = [(row.id, row._error_class, row._raw) for row in run.failed().collect()]
         assert kept[:3] == [
@@ -683,7 +726,7 @@ def test_remap_converts_unfit_results_without_a_call(spark: SparkSession, place:
     # No row is left to remap, so `remap` returns the latest run.
     with stage.remap(points, spark) as run:
         assert run.run_id == last
-    with stage.run(df, output=place.output) as run:
+    with stage.run(df, output=out) as run:
         assert run.run_id == last
     assert len(place.calls()) == 12
 
@@ -1004,16 +1047,6 @@ def test_unknown_stage_option_raises_type_error() -> None:
         Stage("job", double, key="id", schema=Y, concurency=5)  # type: ignore[call-arg]
 
 
-def test_run_builds_its_pull_job_once(spark: SparkSession, place: StageRig) -> None:
-    """The pull job built during the ingest is the job that is started afterwards."""
-    with (
-        failpoints.on("spark.build_pull_job") as build,
-        place.stage(double).run(spark.range(30), output=place.output) as run,
-    ):
-        assert run.counts() == final_counts(TERMINAL_SUCCESS=30, COMMITTED=30)
-    assert build.hits == 1
-
-
 def test_use_driver_python_restores_python_exec_after_the_last_use(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1080,13 +1113,6 @@ def test_invalid_schemas_outputs_and_stores_are_refused(
     with pytest.raises(NotFound):
         place.stage(double).cancel()
     assert "no run yet" in str(place.stage(double).explain())
-
-
-def test_run_name_may_be_any_text(spark: SparkSession, place: StageRig) -> None:
-    name = "labels, v2/ü (a b):c"
-    with place.stage(double, name).run(spark.range(3)) as run:
-        assert run.name == name
-        assert run.counts()["COMMITTED"] == 3
 
 
 def test_failing_input_raises_the_spark_error_and_a_rerun_succeeds(

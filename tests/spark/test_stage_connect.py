@@ -46,7 +46,7 @@ def test_connect_run_ends_every_row_and_a_second_run_calls_nothing(
     log = place.log
 
     async def work(row: Any, call: Call) -> Any:
-        from tests.spark.test_stage import append_line
+        from tests.spark.row_functions import append_line
 
         append_line(log, row.id)
         await asyncio.sleep(0.001)

@@ -33,7 +33,8 @@ from tests.process.watch import until
 from tests.sinks.test_sink_s3 import SECRET, S3Bucket
 from tests.sinks.test_sinks import small_disk
 from tests.spark.executor_sinks import FullDiskMarkerSink
-from tests.spark.test_stage import RunThread, StageRig, append_line
+from tests.spark.row_functions import append_line
+from tests.spark.test_stage import RunThread, StageRig
 
 pytestmark = pytest.mark.timeout(200)
 

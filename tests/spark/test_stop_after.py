@@ -19,7 +19,7 @@ from holdfast.spark.errors import NotAStage
 
 pytestmark = pytest.mark.timeout(900)
 
-FLUSH_ROWS, CONCURRENCY, TASKS = 100, 4, 2
+FLUSH_ROWS, CONCURRENCY, TASKS = 20, 4, 2
 IN_FLIGHT = TASKS * (FLUSH_ROWS + CONCURRENCY)
 
 
@@ -90,7 +90,7 @@ def runs_show_document(capsys: pytest.CaptureFixture[str], store: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("rows", "bound"), [(2000, 100), pytest.param(50_000, 1000, marks=pytest.mark.deep)]
+    ("rows", "bound"), [(400, 60), pytest.param(50_000, 1000, marks=pytest.mark.deep)]
 )
 def test_stop_after_same_error_bounds_the_calls_with_a_wrong_key(
     spark: SparkSession,
@@ -141,22 +141,22 @@ def test_stop_after_same_error_bounds_the_calls_with_a_wrong_key(
 def test_run_stopped_by_cost_resumes_with_a_new_count(
     spark: SparkSession, tmp_path: Path, model: LabelApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = tmp_path / "data"
-    df = spark.range(1500)
-    stage = stage_of(calling_function(model.url), store, stop_after=Stop(cost=50))
+    store, rows = tmp_path / "data", 400
+    df = spark.range(rows)
+    stage = stage_of(calling_function(model.url), store, stop_after=Stop(cost=20))
     for paid_before in (0, 1):
         before = len(model.calls)
         with pytest.raises(RunStopped, match="the calls cost"):
             stage.run(df)
-        # 100 calls at a cost of 0.5, and another 100 after the resume.
-        assert 100 <= len(model.calls) - before <= 100 + IN_FLIGHT
+        # 40 calls at a cost of 0.5, and another 40 after the resume.
+        assert 40 <= len(model.calls) - before <= 40 + IN_FLIGHT
         assert bool(before) == bool(paid_before)
     paid = len(model.calls)
     model.is_key_valid = True
     with stage_of(calling_function(model.url), store).run(df) as run:
         counts = run.counts()
-        assert (counts["TERMINAL_FAIL"], counts["TERMINAL_SUCCESS"]) == (paid, 1500 - paid)
-    assert len(model.calls) == len(set(model.calls)) == 1500
+        assert (counts["TERMINAL_FAIL"], counts["TERMINAL_SUCCESS"]) == (paid, rows - paid)
+    assert len(model.calls) == len(set(model.calls)) == rows
     assert runs_show_document(capsys, store)["stopped"] == ""
 
 
@@ -164,14 +164,15 @@ def test_stop_after_applies_to_the_lazy_form(
     spark: SparkSession, tmp_path: Path, model: LabelApiServer
 ) -> None:
     stage = stage_of(calling_function(model.url), tmp_path / "data", stop_after=Stop(failures=20))
-    df = spark.range(1500)
+    rows = 300
+    df = spark.range(rows)
     with pytest.raises(Exception, match="RunStopped"):
         df.transform(stage).count()
     assert 20 <= len(model.calls) <= 20 + IN_FLIGHT
     paid = len(model.calls)
     model.is_key_valid = True
     mended = stage_of(calling_function(model.url), tmp_path / "data", on_fail="keep")
-    assert df.transform(mended).count() == 1500 - paid
+    assert df.transform(mended).count() == rows - paid
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from holdfast.failpoints import Failpoint
 from holdfast.spark.sinks import OutputError, OutputUnknown, Part, TableSink, open_sink
 from tests.postgres import drop_databases, fresh_url
 from tests.spark.conftest import JDBC_JAR
-from tests.spark.test_stage import StageRig, append_line, tuples
+from tests.spark.row_functions import append_line
+from tests.spark.test_stage import StageRig, tuples
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.postgresql]
 

@@ -640,10 +640,8 @@ class Run:
         return outcome_frame(self._spark, self._store, record, rows)
 
     def _frame(self, table: pa.Table) -> DataFrame:
-        if table.num_rows:
-            # One chunk, because Spark treats an empty batch as the end.
-            return self._spark.createDataFrame(table.combine_chunks())
-        return self._spark.createDataFrame([], self._spark_schema(table.schema))
+        # One chunk, because Spark treats an empty batch as the end.
+        return self._spark.createDataFrame(table.combine_chunks())
 
     def _spark_schema(self, schema: pa.Schema) -> Any:
         from pyspark.sql.pandas.types import from_arrow_schema

@@ -3,7 +3,11 @@
 It holds the run's lease and is the only writer of the run. The driver starts it with a `ServiceConfig` on
 standard input and keeps that pipe open. End of file means that the driver has exited: the service then
 grants no more rows, accepts the remaining reports, commits them, releases the lease and exits. On standard
-output it reports once its port, or its startup error.
+output it reports its port, or its startup error.
+
+The driver may also end a run with `END_OF_RUN`. The process then waits for the configuration of the next
+run, because loading its modules takes longer than a small run. A process that still has a thread of the last
+run, or that has grown, exits instead.
 
 Threads: one that reads all connections, a pool for blocking requests, one for the log, one for the commit,
 one that renews the lease and processes deadlines. With TLS each connection has a separate thread. A service
@@ -17,20 +21,20 @@ import errno
 import hmac
 import itertools
 import os
+import queue
 import resource
-import select
 import signal
 import socket
 import ssl
 import sys
 import threading
 import traceback
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from holdfast import codec
-from holdfast.clock import SYSTEM
+from holdfast.clock import SYSTEM, S
 from holdfast.durable import lease as leases
 from holdfast.errors import (
     Conflict,
@@ -58,8 +62,8 @@ from holdfast.spark.sinks import (
     open_sink,
     parquet,  # noqa: F401  loaded before the first commit needs it
 )
-from holdfast.spark.sinks.object_store import keep_options
-from holdfast.spark.spool import check_usable
+from holdfast.spark.sinks.object_store import forget_options, keep_options
+from holdfast.spark.spool import check_usable, close_storages
 from holdfast.spark.unauthenticated import HELLO_S, UnauthenticatedConnections
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
@@ -80,8 +84,12 @@ ACCEPT_DELAY_S = 0.05
 DELETE_ROWS = 8
 EXIT_FENCED = 76
 SPARE_IDLE_S = 300.0
-# The configuration on standard input.
+# The configuration on standard input, and the frame that ends a finished run.
 CONFIG_FRAMES = FrameFormat("<I", ledger_protocol.FRAME_BYTES_MAX)
+END_OF_RUN = b""
+# Limits for the next run of a process: how long threads of the last run may take to end, and its memory.
+THREADS_END_S = 1.0
+REUSE_MEMORY_KIB_MAX = 1 << 20
 ANOTHER_DRIVER_WHY = "another driver was faster; run it again, it resumes that run"
 
 
@@ -126,11 +134,17 @@ class ServiceConfig(msgspec.Struct, frozen=True):
     cert: str = ""
     key: str = ""
     ca: str = ""
+    # The environment of the driver: an idle process was started earlier.
+    environment: dict[str, str] = {}
 
 
 class StartupReply(msgspec.Struct, frozen=True):
     port: int
     error: list[Any] | None = None
+
+
+# The reply to `END_OF_RUN`: the process waits for another configuration.
+IDLE = StartupReply(0)
 
 
 def main() -> None:
@@ -140,30 +154,81 @@ def main() -> None:
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     threading.Thread(target=_preload_modules, daemon=True).start()
-    if not select.select([source], [], [], SPARE_IDLE_S)[0]:
-        sys.exit(0)  # a spare process that was not used
+    messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    threading.Thread(target=_read_messages, args=(source, messages), daemon=True).start()
+    while (message := _next_message(messages)) is not None:
+        try:
+            _serve_run(msgspec.msgpack.decode(message, type=ServiceConfig), messages, answers)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    # Exit at once, here and elsewhere: threads still block on the pipe and on claims, and the interpreter
+    # would join them.
+    os._exit(0)
+
+
+def _read_messages(source: BinaryIO, messages: queue.SimpleQueue[bytes | None]) -> None:
+    """Read the frames of the driver. None: the driver has exited."""
+    with contextlib.suppress(ConnectionEnded):
+        while (frame := read_frame(source, CONFIG_FRAMES)) is not None:
+            messages.put(frame[0])
+    messages.put(None)
+
+
+def _next_message(messages: queue.SimpleQueue[bytes | None]) -> bytes | None:
+    """Wait for the next configuration. None: the driver has exited, or the process is not used."""
     try:
-        frame = read_frame(source, CONFIG_FRAMES)
-    except ConnectionEnded:
-        frame = None
-    if frame is None:
-        sys.exit(0)
-    config = msgspec.msgpack.decode(frame[0], type=ServiceConfig)
+        return messages.get(timeout=SPARE_IDLE_S)
+    except queue.Empty:
+        return None
+
+
+def _serve_run(
+    config: ServiceConfig, messages: queue.SimpleQueue[bytes | None], answers: BinaryIO
+) -> None:
+    """Serve a run until its end. Returns if this process can serve another one."""
+    before = ProcessState.now()
+    if config.environment:
+        os.environ.clear()
+        os.environ.update(config.environment)
     try:
         service = LedgerService(config)
     except HoldfastError as error:
         _send_startup_reply(answers, StartupReply(0, ledger_protocol.error_reply(error).error))
-        sys.exit(1)
-    _send_startup_reply(answers, StartupReply(service.port))
-    threading.Thread(target=_wait_for_driver_exit, args=(source, service), daemon=True).start()
-    try:
-        service.serve()
-    except BaseException:
-        traceback.print_exc()
         os._exit(1)
-    # Exit at once: threads still block on the pipe and on claims, and the interpreter would join
-    # them.
-    os._exit(0)
+    _send_startup_reply(answers, StartupReply(service.port))
+    ending = threading.Thread(target=_wait_for_run_end, args=(messages, service), daemon=True)
+    ending.start()
+    service.serve()
+    if not service.is_finished_by_driver:
+        os._exit(0)
+    ending.join()
+    if not before.restore():
+        os._exit(0)
+    _send_startup_reply(answers, IDLE)
+
+
+class ProcessState(NamedTuple):
+    """The state of this process that a run changes."""
+
+    threads: frozenset[threading.Thread]
+    paths: tuple[str, ...]
+
+    @classmethod
+    def now(cls) -> ProcessState:
+        return cls(frozenset(threading.enumerate()), tuple(sys.path))
+
+    def restore(self) -> bool:
+        """Restore the state. Return False if it cannot be restored."""
+        until_ns = SYSTEM.mono_ns() + int(THREADS_END_S * S)
+        for thread in set(threading.enumerate()) - self.threads:
+            thread.join(max((until_ns - SYSTEM.mono_ns()) / S, 0.0))
+            if thread.is_alive():
+                return False
+        sys.path[:] = self.paths
+        forget_options()
+        close_storages()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < REUSE_MEMORY_KIB_MAX
 
 
 def _preload_modules() -> None:
@@ -205,6 +270,8 @@ class LedgerService:
         )
         self._stopping = threading.Event()
         self._stopped = threading.Event()
+        # The driver has ended the run and keeps this process.
+        self.is_finished_by_driver = False
         self.committer: OutputCommitter | None = None
         self._committing = threading.Lock()
         self._unauthenticated = UnauthenticatedConnections()
@@ -228,11 +295,11 @@ class LedgerService:
             while requests.has_running_rows() and (left_ns := until_ns - SYSTEM.mono_ns()) > 0:
                 requests.log_writer.changed.wait(left_ns / 1e9)
 
-    def stop(self) -> None:
-        """Shut down gracefully. Returns when the shutdown is complete."""
+    def stop(self) -> bool:
+        """Shut down gracefully. Returns whether the shutdown is complete."""
         self._stopping.set()
         self.requests.wake_timer()
-        self._stopped.wait(timeout=30)
+        return self._stopped.wait(timeout=30)
 
     def start_commit(self) -> None:
         with self._committing:
@@ -631,12 +698,12 @@ def _send_startup_reply(answers: BinaryIO, ready: StartupReply) -> None:
     answers.flush()
 
 
-def _wait_for_driver_exit(source: BinaryIO, service: LedgerService) -> None:
-    while source.read(4096):
-        pass
+def _wait_for_run_end(messages: queue.SimpleQueue[bytes | None], service: LedgerService) -> None:
+    """Stop the service when the driver has finished the run or has exited."""
+    service.is_finished_by_driver = messages.get() == END_OF_RUN
     service.drain()
-    service.stop()
-    os._exit(0)
+    if not service.stop() or not service.is_finished_by_driver:
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The service supervisor: the driver starts the ledger service, sends requests to it and restarts
 it.
 
+The process of a finished run serves the next run of this driver.
+
 A restarted service listens at the same address with the same token, so tasks reconnect without new
 settings. The supervisor knows for certain that the predecessor is dead (it was a child process), so it
 releases the predecessor's lease at once.
@@ -11,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -28,7 +31,8 @@ from holdfast.ledger import runs
 from holdfast.spark import ledger_protocol
 from holdfast.spark.errors import RunFailed
 from holdfast.spark.ledger_client import LedgerClient, ServiceAddress, ServiceLost
-from holdfast.spark.service import CONFIG_FRAMES, ServiceConfig, StartupReply
+from holdfast.spark.service import CONFIG_FRAMES, END_OF_RUN, ServiceConfig, StartupReply
+from holdfast.spark.sinks.api import KINDS
 from holdfast.store.api import Store, Txn
 
 RESTARTS_MAX = 10
@@ -53,6 +57,8 @@ class ServiceSupervisor:
         self._client: LedgerClient | None = None
         self._lock = threading.RLock()
         self._stopped = False
+        # The service has reported the end of the run.
+        self._is_over = False
         self._driver_pid = os.getpid()
         self._start(config)
 
@@ -112,7 +118,10 @@ class ServiceSupervisor:
 
     def _track_progress(self, answer: Any) -> None:
         """Reset the count of consecutive restarts when the run has progressed."""
-        if isinstance(answer, ledger_protocol.RunStatusReply) and answer.position != self._position:
+        if not isinstance(answer, ledger_protocol.RunStatusReply):
+            return
+        self._is_over = answer.over
+        if answer.position != self._position:
             if self._position:
                 self._restarts_in_a_row = 0
             self._position = answer.position
@@ -127,31 +136,59 @@ class ServiceSupervisor:
                 self.request(ledger_protocol.GetRunStatus())
             SYSTEM.sleep(WATCH_INTERVAL_S)
 
-    def stop(self, *, wait: bool = True) -> None:
-        """Stop the service gracefully: its state is durable, its lease is released.
-
-        Without `wait` a background thread waits for the service to exit.
+    def stop(self) -> None:
+        """Stop the service gracefully and wait until its process has exited. Its state is durable, its
+        lease is released.
         """
+        process = self._take_process()
+        if process is not None:
+            process.discard()
+
+    def release(self, *, wait: bool) -> None:
+        """End the run gracefully, like `stop`, and keep the process for the next run if possible. With
+        `wait` the lease is released when this returns.
+        """
+        process = self._take_process()
+        if process is None:
+            return
+        if self._has_builtin_sink() and process.end_run() and (not wait or process.wait_idle()):
+            _services.put(process)
+            _discard_idle_at_exit()
+        elif wait:
+            process.discard()
+        else:
+            process.discard_in_background()
+
+    def _take_process(self) -> ServiceProcess | None:
+        """Send no more requests. Return the process, if there is one."""
         if os.getpid() != self._driver_pid:
-            return  # a forked child: the service belongs to the parent
+            return None  # a forked child: the service belongs to the parent
         self._stopped = True
         if self._client is not None:
             self._client.close()
         with self._lock:
             process, self._process = self._process, None
-        if process is None:
-            return
-        process.close_input()
-        if wait:
-            process.discard()
-        else:
-            threading.Thread(target=process.discard, name="reaper").start()
+        return process
 
     def __enter__(self) -> ServiceSupervisor:
         return self
 
-    def __exit__(self, kind: object, *exc: object) -> None:
-        self.stop(wait=kind is not None)
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if kind is None and self._is_over:
+            self.release(wait=False)
+        elif kind is None:
+            # Children may still call rows: do not wait for them.
+            if (process := self._take_process()) is not None:
+                process.discard_in_background()
+        elif issubclass(kind, Exception):
+            self.release(wait=True)
+        else:
+            self.stop()
+
+    def _has_builtin_sink(self) -> bool:
+        """Whether the service has imported no module of the user, which may change before the next run."""
+        sink = codec.unpack_as(runs.RunRecord, self.config.record).sink
+        return not sink or sink.get("kind") in KINDS
 
     def _restart_if_dead(self) -> None:
         if self._stopped or self._process is None:
@@ -175,9 +212,10 @@ class ServiceSupervisor:
     def _start(self, config: ServiceConfig) -> None:
         if self._client is not None:
             self._client.close()
-        process = _services.take()
+        process = _take_idle_service()
+        message = msgspec.msgpack.encode(replace(config, environment=dict(os.environ)))
         with contextlib.suppress(OSError):
-            process.stdin.write(CONFIG_FRAMES.encode(msgspec.msgpack.encode(config)))
+            process.stdin.write(CONFIG_FRAMES.encode(message))
             process.stdin.flush()
         line = process.stdout.readline()
         if not line:
@@ -194,7 +232,7 @@ class ServiceSupervisor:
 
 
 class ServiceProcess(SpawnedChild):
-    """A process of the ledger service. It waits a few minutes for its configuration, and exits when this
+    """A process of the ledger service. It waits a few minutes for each configuration, and exits when this
     process closes its pipe or ends.
     """
 
@@ -203,6 +241,27 @@ class ServiceProcess(SpawnedChild):
             [sys.executable, "-m", "holdfast.spark.service"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+        )
+        # The process has not reported the end of its last run yet.
+        self._is_ending = False
+
+    def end_run(self) -> bool:
+        """End the run. The process then waits for the next one. False if it has exited."""
+        try:
+            self.stdin.write(CONFIG_FRAMES.encode(END_OF_RUN))
+            self.stdin.flush()
+        except OSError:
+            return False
+        self._is_ending = True
+        return True
+
+    def wait_idle(self) -> bool:
+        """Wait until the last run has ended. False if the process has exited instead or does not end it."""
+        if not self._is_ending:
+            return True
+        self._is_ending = False
+        return bool(
+            select.select([self.stdout], [], [], STOP_TIMEOUT_S)[0] and self.stdout.readline()
         )
 
     def close_input(self) -> None:
@@ -214,13 +273,28 @@ class ServiceProcess(SpawnedChild):
         self.close_input()
         self.end(STOP_TIMEOUT_S)
 
+    def discard_in_background(self) -> None:
+        self.close_input()
+        threading.Thread(target=self.discard, name="reaper").start()
+
 
 _services = ChildPool(ServiceProcess)
+
+
+def _take_idle_service() -> ServiceProcess:
+    """Take an idle service, or start one."""
+    while not (process := _services.take()).wait_idle():
+        process.discard()
+    return process
 
 
 def prestart_service() -> None:
     """Start a spare service for the next run: most of its startup time is loading modules."""
     _services.prestart()
+    _discard_idle_at_exit()
+
+
+def _discard_idle_at_exit() -> None:
     atexit.unregister(_services.discard_idle)
     atexit.register(_services.discard_idle)
 

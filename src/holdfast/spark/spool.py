@@ -48,6 +48,11 @@ _CHUNK = struct.Struct("<QQ")
 _open_storages: dict[tuple[str, tuple[tuple[str, str], ...]], SpoolStorage] = {}
 
 
+def close_storages() -> None:
+    """Forget the open storages with their credentials."""
+    _open_storages.clear()
+
+
 class ObjectLost(Exception):
     """An object is missing or has different bytes; the argument is the reason."""
 

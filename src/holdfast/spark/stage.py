@@ -689,4 +689,4 @@ def _stop_lazy_service(run_store: Store, name: str) -> None:
     """Stop the service of a lazy form, because another run of its name starts."""
     supervisor = _lazy_services.pop((run_store.url, name), None)
     if supervisor is not None:
-        supervisor.stop()
+        supervisor.release(wait=True)

@@ -26,6 +26,11 @@ def keep_options(url: str, options: Mapping[str, str] | None) -> None:
     _options[url] = dict(options)
 
 
+def forget_options() -> None:
+    """Forget all options. The next run of a process has its own."""
+    _options.clear()
+
+
 def options_of(url: str) -> dict[str, str]:
     """Return the options of the URL or of its nearest parent."""
     while url not in _options and "/" in url.partition("://")[2]:

@@ -1,0 +1,107 @@
+"""The process of a ledger service after its run: it serves the next run of the driver, or it exits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.durable import lease as leases
+from holdfast.ledger import runs
+from holdfast.spark import service_supervisor
+from holdfast.spark.sinks.parquet import ParquetSink, read_parts
+from tests.ledger_service.service_rig import ServiceRig, running_service
+from tests.process.watch import until
+
+
+@pytest.fixture(autouse=True)
+def _no_idle_service() -> None:
+    """Each test starts a process. The processes of other tests are not used."""
+    service_supervisor._services.discard_idle()
+
+
+class UserSink(ParquetSink):
+    def spec(self) -> Any:
+        return {**super().spec(), "kind": f"{__name__}:{type(self).__name__}"}
+
+
+def finish(service: ServiceRig, rows: int) -> int:
+    """Finish the run. Return the pid of the service."""
+    line, done = service.connect(), 0
+    while done < rows:
+        grant = line.claim(rows, begin=rows)
+        line.report(grant, done=grant.ranges)
+        done += len(grant.seqs)
+    assert service.wait_over().status == "finished"
+    return service.supervisor.pid
+
+
+def test_process_of_a_finished_run_serves_the_next_run(tmp_path: Path) -> None:
+    pids = set()
+    for n in (5, 7):
+        out = tmp_path / f"out-{n}"
+        with running_service(tmp_path / f"data-{n}", n, sink=ParquetSink(out).spec()) as service:
+            pids.add(finish(service, n))
+        assert read_parts(out).rows == n
+    assert len(pids) == 1
+
+
+def test_kept_process_has_released_the_lease_and_the_store_of_its_run(tmp_path: Path) -> None:
+    with running_service(tmp_path / "first", 5) as first:
+        pid = finish(first, 5)
+    with running_service(tmp_path / "second", 5) as second:
+        assert second.supervisor.pid == pid
+        files = [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
+        assert any(file.startswith(str(tmp_path / "second")) for file in files)
+        assert not any(file.startswith(str(tmp_path / "first")) for file in files)
+    with running_service(tmp_path / "first") as first:
+        # The new holder did not wait for a lease to expire.
+        lease = first.store.read(leases.current_status, runs.lease_resource("job"))
+        assert lease.worker == f"ledger-{first.supervisor.pid}"
+
+
+def test_process_with_the_module_of_a_user_sink_is_not_kept(tmp_path: Path) -> None:
+    sink = UserSink(tmp_path / "out").spec()
+    with running_service(tmp_path / "data", 5, sink=sink) as service:
+        pid = finish(service, 5)
+    with running_service(tmp_path / "other", 5) as service:
+        assert service.supervisor.pid != pid
+
+
+def test_process_of_an_unfinished_run_is_not_kept(tmp_path: Path) -> None:
+    with running_service(tmp_path / "data", 5) as service:
+        pid = service.supervisor.pid
+    with running_service(tmp_path / "other", 5) as service:
+        assert service.supervisor.pid != pid
+
+
+def test_process_of_a_failed_driver_has_released_its_lease(tmp_path: Path) -> None:
+    with pytest.raises(ValueError), running_service(tmp_path / "data", 5) as service:  # noqa: PT012
+        pid = service.supervisor.pid
+        raise ValueError("the driver failed")
+    with running_service(tmp_path / "data", name="other") as service:
+        lease = service.store.read(leases.current_status, runs.lease_resource("job"))
+        assert lease.worker == ""
+        assert service.supervisor.pid == pid
+
+
+def test_kept_process_that_died_is_replaced(tmp_path: Path) -> None:
+    with running_service(tmp_path / "data", 5) as service:
+        pid = finish(service, 5)
+    [idle] = service_supervisor._services._idle
+    assert idle.wait_idle()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not idle.is_alive(), "the exit of the process")
+    with running_service(tmp_path / "other", 5) as service:
+        assert finish(service, 5) != pid
+
+
+def test_kept_process_exits_with_its_driver(tmp_path: Path) -> None:
+    with running_service(tmp_path / "data", 5) as service:
+        finish(service, 5)
+    [idle] = service_supervisor._services._idle
+    idle.discard()
+    assert idle.process.returncode == 0
