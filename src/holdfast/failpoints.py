@@ -36,6 +36,7 @@ POINTS: dict[str, str] = {
     "lmdb.check_pages": "an open is about to check the whole LMDB file (page reader)",
     "lmdb.connect": "a client is about to connect to or start a writer (connection)",
     "lmdb.lock_reader": "a process is about to lock a byte of the reader table (file descriptor)",
+    "lmdb.poll": "the reading thread is about to poll its connection (connection)",
     "lmdb.reader_exists": "a waiting thread found a reader and is not yet listed as a sleeper (client)",
     "lmdb.resubscribe": "a reconnected client is about to send its topics to the new writer (client)",
     "lmdb.send": "a client is about to send a frame to the writer (connection)",

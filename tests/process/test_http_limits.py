@@ -125,7 +125,7 @@ def open_connections(server: HttpAddress, opened: list[socket.socket], said: byt
         with contextlib.suppress(OSError):  # the server may already have evicted it
             opened[-1].sendall(said)
         if number % ACCEPT_QUEUE == 0:
-            # An answer shows that the server has accepted the others. A full queue would delay the next by seconds.
+            # An answer shows that the server has accepted the connections so far. A full queue would delay the next by seconds.
             assert status_of(server, HEALTH) == 200
 
 

@@ -150,14 +150,14 @@ def plain_run(session_slot: SessionSlot, tmp_path_factory: pytest.TempPathFactor
         descriptions = job_descriptions(spark, "cell-1")
     with run:
         return PlainRun(
-            run.run_id,
-            run.name,
-            run.counts(),
-            tuples(run.output()),
-            run.failed().columns,
-            run.failed().count() + run.skipped().count(),
-            descriptions,
-            build.hits,
+            run_id=run.run_id,
+            name=run.name,
+            counts=run.counts(),
+            output=tuples(run.output()),
+            failed_columns=run.failed().columns,
+            not_done_rows=run.failed().count() + run.skipped().count(),
+            job_descriptions=descriptions,
+            pull_jobs=build.hits,
         )
 
 

@@ -387,47 +387,35 @@ def test_wake_before_the_poll_of_the_reader_ends_one_wait(
     subscription = store.subscribe("topic")
     while subscription.wait(0.05):
         pass
-    connection = store._client._connection
-    poll = connection.poll_or_interrupt
-
-    def wake_and_poll(timeout_s: float) -> tuple[bool, bool]:
-        subscription.wake()
-        return poll(timeout_s)
-
-    monkeypatch.setattr(connection, "poll_or_interrupt", wake_and_poll)
-    for _ in range(ROUNDS):
-        thread, results = start_wait(subscription)
-        thread.join(30)
-        assert results == [False]
+    with failpoints.on("lmdb.poll", calls=lambda connection: subscription.wake()):
+        for _ in range(ROUNDS):
+            thread, results = start_wait(subscription)
+            thread.join(30)
+            assert results == [False]
 
 
 @pytest.mark.parametrize("end", ["wake", "cancel"])
-def test_subscription_ends_its_wait_while_the_client_reconnects(
-    store: LmdbStore, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
+def test_subscription_ends_its_wait_while_the_client_reconnects(store: LmdbStore, end: str) -> None:
     """The connect of the new writer does not return. A stop request must not wait for it."""
-    connection = store._client._connection
     connecting, may_connect = threading.Event(), threading.Event()
-    connect = connection.connect
 
-    def connect_late() -> None:
+    def connect_late(connection: object) -> None:
         connecting.set()
         may_connect.wait(60)
-        connect()
 
-    monkeypatch.setattr(connection, "connect", connect_late)
-    reading, sleeping = store.subscribe("reading"), store.subscribe("sleeping")
-    waits = []
-    for subscription in (reading, sleeping):
-        waits.append(start_wait(subscription))
-        until_reading(store, reading)
-    kill_writer(store)
-    assert connecting.wait(30)
-    for subscription, (thread, results) in zip((reading, sleeping), waits, strict=True):
-        getattr(subscription, end)()
-        thread.join(30)
-        assert results == [False]
-    may_connect.set()
+    with failpoints.on("lmdb.connect", calls=connect_late):
+        reading, sleeping = store.subscribe("reading"), store.subscribe("sleeping")
+        waits = []
+        for subscription in (reading, sleeping):
+            waits.append(start_wait(subscription))
+            until_reading(store, reading)
+        kill_writer(store)
+        assert connecting.wait(30)
+        for subscription, (thread, results) in zip((reading, sleeping), waits, strict=True):
+            getattr(subscription, end)()
+            thread.join(30)
+            assert results == [False]
+        may_connect.set()
     later = store.subscribe("reading")
     store.transact(notify, "reading")
     assert later.wait(30)
@@ -445,13 +433,7 @@ def test_subscriptions_are_notified_after_the_writer_was_replaced(
     waits = [start_wait(subscription) for subscription in subscriptions]
     client = store._client
     until(lambda: len(client.sleepers) == 3, "one reads, the others sleep")
-    connected = threading.Event()
-    connect = client._connection.connect
-
-    def connect_and_tell() -> None:
-        connect()
-        connected.set()
-
+    former_pid = client.welcome.pid
     start = threading.Thread.start
 
     def refuse_to_reconnect(thread: threading.Thread) -> None:
@@ -459,12 +441,11 @@ def test_subscriptions_are_notified_after_the_writer_was_replaced(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(client._connection, "connect", connect_and_tell)
     if not threads_left:
         monkeypatch.setattr(threading.Thread, "start", refuse_to_reconnect)
     kill_writer(store)
     # No other thread uses the connection: the subscriptions detect the loss.
-    assert connected.wait(30)
+    until(lambda: client.welcome.pid != former_pid, "the reconnect")
     with holdfast.store.open(store.path) as other:
         for topic in topics:
             other.transact(notify, topic)
@@ -483,7 +464,7 @@ def test_subscription_survives_failed_reconnects(
     connection = store._client._connection
     failures = threading.Semaphore(0)
 
-    def fail() -> None:
+    def fail(connection: object) -> None:
         failures.release()
         raise error
 
@@ -492,8 +473,7 @@ def test_subscription_survives_failed_reconnects(
         pass
     thread, results = start_wait(subscription)
     until_reading(store, subscription)
-    with monkeypatch.context() as patch:
-        patch.setattr(connection, "connect", fail)
+    with failpoints.on("lmdb.connect", calls=fail):
         kill_writer(store)
         for _ in range(3):
             assert failures.acquire(timeout=30)

@@ -56,6 +56,7 @@ from holdfast.spark.output_commit import OutputCommitter
 from holdfast.spark.part_cuts import FILE_BYTES
 from holdfast.spark.reply_ticket import ReplyTicket
 from holdfast.spark.run_data import warm_up_arrow
+from holdfast.spark.service_listener import listen
 from holdfast.spark.service_log_writer import ServiceLogWriter
 from holdfast.spark.service_requests import ServiceRequests
 from holdfast.spark.sinks import (
@@ -77,7 +78,6 @@ PUBLISH_NS = 2_000_000_000
 # Slightly longer than children need to finish their begun calls.
 DRAIN_NS = 2_500_000_000
 HELLO_BYTES_MAX = 4096
-BACKLOG = 512
 # Delay of the accept loop when descriptors or memory are exhausted.
 ACCEPT_DELAY_S = 0.05
 # A block has megabytes, so a transaction deletes only a few rows.
@@ -245,7 +245,7 @@ class LedgerService:
         self.config = config
         record = codec.unpack_as(runs.RunRecord, config.record)
         self._tls = tls.server_context(config.cert, config.key) if config.cert else None
-        self._listener = _listen(config)
+        self._listener = listen(config.host, config.port, config.bind)
         self.port = int(self._listener.getsockname()[1])
         sys.path += [path for path in config.paths if path not in sys.path]
         for url, options in config.storage_options.items():
@@ -671,26 +671,6 @@ def _raise_file_limit() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _listen(config: ServiceConfig) -> socket.socket:
-    host, port = config.bind or config.host, config.port
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        what = "bind" if config.bind else "ledger_host"
-        raise Invalid(what=what, host=host, port=port, why=_bind_error(config, error)) from None
-    listener.listen(BACKLOG)
-    return listener
-
-
-def _bind_error(config: ServiceConfig, error: OSError) -> str:
-    if error.errno == errno.EADDRNOTAVAIL and not config.bind:
-        return f"{error.strerror}; bind= is the listening address, ledger_host= is the address for executors"
-    return error.strerror or str(error)
 
 
 def _send_startup_reply(answers: BinaryIO, ready: StartupReply) -> None:

@@ -217,6 +217,8 @@ class WriterConnection:
         sock_fd = self.sock.fileno()
         if sock_fd < 0 or self._interruptible_poll is None:
             return True, False  # the next receive detects it
+        if failpoints.armed:
+            failpoints.hit("lmdb.poll", self)
         ready = self._interruptible_poll.poll(timeout_s, 2)
         for fd, _ in ready:
             if fd == sock_fd:

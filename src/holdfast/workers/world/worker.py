@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from holdfast import failpoints
 from holdfast.clock import MS, SYSTEM, Clock, S
@@ -42,6 +42,7 @@ from holdfast.store.api import Deferred, Future, Store, Txn, read_stale
 from holdfast.workers.service import TickService
 from holdfast.workers.world import fused_commit
 from holdfast.workers.world.fused_commit import FusedCommitter
+from holdfast.workers.world.world_stop import WorldStop
 from holdfast.world import catalog, hosting_lease, redrive
 from holdfast.world.catalog import WorldBlocker, WorldRecord
 from holdfast.world.code_requirement import CODE, REPLAY, WORLD_TYPE, CodeRequirement
@@ -94,22 +95,6 @@ class HostedWorld:
     # The number of events that the world still processes isolated and one at a time. A poison event
     # is in the first batch, so a lost lease then identifies it (see `hosting_lease`).
     isolated_left: int
-
-
-class WorldStop(NamedTuple):
-    """A world to stop and release until a worker with the needed code hosts it."""
-
-    world_id: str
-    lease: leases.Lease
-    need: CodeRequirement
-    # The undeclared inbox item, or 0, and the time since which it has waited.
-    seq: int = 0
-    since_ns: int = 0
-    # A final snapshot to commit first.
-    last: Cycle | None = None
-    # The journal entry of other code that this worker replays differently, or 0, and the difference.
-    diverging_height: int = 0
-    why: str = ""
 
 
 class WorldWorker(TickService):
