@@ -8,7 +8,7 @@ When the writer process ends, the reader connects to or starts another one (`wri
 unanswered requests, marked as resent. The new writer looks up the recorded outcome of each before it applies it.
 
 The client is the source of its subscriptions: a thread that waits for a topic becomes the reader like a thread
-that waits for an answer. If it finds the connection lost, a separate thread reconnects, because `wake` and
+that waits for an answer. If it finds the connection lost, it starts a thread that reconnects, because `wake` and
 `cancel` must end the wait at once.
 """
 
