@@ -166,6 +166,14 @@ def _drop_reused(version: int, name: str) -> None:
     _drop_database(version, name)
 
 
+def drop_tables(url: str) -> None:
+    """Drop everything that stores have created in the database. Afterwards it is as a new one."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public AUTHORIZATION pg_database_owner")
+        connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
+
+
 @cache
 def _migrated_template(version: int) -> str:
     """Create the database with the tables of an empty store, once for each server, and return its name."""

@@ -32,6 +32,7 @@ BY_KEY = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_linger")
 def test_json_output_of_every_command_equals_the_recorded_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,9 +18,9 @@ from tests.process.watch import until
 
 TASKS = 200
 WORKERS = 6
-LEASE_S = 0.3
+LEASE_S = 0.15
 # Lease expiries increase the backoff too, and a slow machine has many of them.
-BACKOFF_MAX_S = 0.2
+BACKOFF_MAX_S = 0.1
 ATTEMPTS = 4
 EXPIRIES_MAX = 50
 SECONDS = 60

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from holdfast.sim.faults import Fault
@@ -24,26 +26,37 @@ Plain = dict[str, Any]
 EventPredicate = Callable[[HistoryEvent], bool]
 
 
+@dataclass(frozen=True)
+class OpPredicate:
+    """A condition on the events of one operation. Events of other operations are not examined."""
+
+    op: str
+    fits: EventPredicate
+
+    def __call__(self, event: HistoryEvent) -> bool:
+        return event.op == self.op and self.fits(event)
+
+
 def _refused(op: str, code: str) -> EventPredicate:
-    return lambda event: event.op == op and event.code == code
+    return OpPredicate(op, lambda event: event.code == code)
 
 
 def _applied(op: str, fits: Callable[[HistoryEvent], bool] = lambda event: True) -> EventPredicate:
-    return lambda event: event.op == op and event.applied and fits(event)
+    return OpPredicate(op, lambda event: event.applied and fits(event))
 
 
 def _happened(op: str, fits: Callable[[HistoryEvent], bool] = lambda event: True) -> EventPredicate:
-    return lambda event: event.op == op and fits(event)
+    return OpPredicate(op, fits)
 
 
 def _dead_lettered_for(code: str) -> EventPredicate:
-    return lambda event: (
-        event.op == "audit"
-        and any(
+    return OpPredicate(
+        "audit",
+        lambda event: any(
             letter["code"] == code
             for queue in event.value["queues"].values()
             for letter in queue["dead"].values()
-        )
+        ),
     )
 
 
@@ -120,13 +133,13 @@ def _acquire_answered(fits: Callable[[dict[str, Any]], bool]) -> EventPredicate:
 
 
 def _some_record(fits: Callable[[dict[str, Any]], bool]) -> EventPredicate:
-    return lambda event: (
-        event.op == "audit"
-        and any(
+    return OpPredicate(
+        "audit",
+        lambda event: any(
             fits(record)
             for universe in event.value["worlds"].values()
             for record in universe["records"].values()
-        )
+        ),
     )
 
 
@@ -138,17 +151,23 @@ def _steps(event: HistoryEvent) -> Iterator[Plain]:
 
 def _journaled_receipt(fits: Callable[[Plain], bool], kind: str = "") -> EventPredicate:
     """Match a commit that journals such a receipt."""
-    return lambda event: any(
-        step["ingress"]["kind"] == "receipt"
-        and step["ingress"]["type"].startswith(kind)
-        and fits(model_app.receipt_of(step["ingress"]))
-        for step in _steps(event)
+    return OpPredicate(
+        "commit",
+        lambda event: any(
+            step["ingress"]["kind"] == "receipt"
+            and step["ingress"]["type"].startswith(kind)
+            and fits(model_app.receipt_of(step["ingress"]))
+            for step in _steps(event)
+        ),
     )
 
 
 def _journaled_timer(fits: Callable[[Plain], bool] = lambda ingress: True) -> EventPredicate:
-    return lambda event: any(
-        step["ingress"]["kind"] == "timer" and fits(step["ingress"]) for step in _steps(event)
+    return OpPredicate(
+        "commit",
+        lambda event: any(
+            step["ingress"]["kind"] == "timer" and fits(step["ingress"]) for step in _steps(event)
+        ),
     )
 
 
@@ -175,11 +194,11 @@ def _inherited(name: str, *, again: bool = False) -> EventPredicate:
 
 
 def _has_queued(queue: str) -> EventPredicate:
-    return lambda event: (
-        event.op == "audit"
-        and any(
+    return OpPredicate(
+        "audit",
+        lambda event: any(
             name.endswith(queue) and found["items"] for name, found in event.value["queues"].items()
-        )
+        ),
     )
 
 
@@ -195,7 +214,7 @@ def _fuses(
 
 
 def _refused_fused_timer(code: str) -> EventPredicate:
-    return lambda event: event.op == "commit" and event.code == code and _fuses(event, "alarm")
+    return OpPredicate("commit", lambda event: event.code == code and _fuses(event, "alarm"))
 
 
 _EFFECT_POINTS: dict[str, EventPredicate] = {
@@ -380,13 +399,13 @@ def _report_answered(answer: int) -> EventPredicate:
 
 
 def _some_task(fits: Callable[[Plain], bool]) -> EventPredicate:
-    return lambda event: (
-        event.op == "audit"
-        and any(
+    return OpPredicate(
+        "audit",
+        lambda event: any(
             fits(row)
             for found in event.value.get("tasks", {}).values()
             for row in found["statuses"].values()
-        )
+        ),
     )
 
 
@@ -504,10 +523,20 @@ def count_coverage(history: History, counted_by_actors: Counter[str]) -> Counter
         {name: n for name, n in counted_by_actors.items() if name in _COUNTED_BY_ACTORS}
     )
     for event in expand(history):
-        for name, matches in _EVENT_POINTS.items():
+        for name, matches in _points_of(event.op):
             if matches(event):
                 counts[name] += 1
     return counts
+
+
+@cache
+def _points_of(op: str) -> list[tuple[str, EventPredicate]]:
+    """Return the conditions that an event of this operation may meet."""
+    return [
+        (name, matches)
+        for name, matches in _EVENT_POINTS.items()
+        if not isinstance(matches, OpPredicate) or matches.op == op
+    ]
 
 
 def uncovered_points(counts: Counter[str]) -> list[str]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from holdfast.sim.actor import Actor
 from holdfast.sim.choice_tape import ChoiceTape
@@ -29,10 +30,15 @@ class SeedResult:
     # The state hash without rows private to an engine. Equal on all stores.
     content_hash: str
     violations: list[Violation]
-    coverage: Counter[str]
     steps: int
     tape: list[int] = field(repr=False)
     history: History = field(repr=False)
+    counted_by_actors: Counter[str] = field(repr=False)
+
+    @cached_property
+    def coverage(self) -> Counter[str]:
+        """The conditions that occurred. Most callers do not need them."""
+        return count_coverage(self.history, self.counted_by_actors)
 
     @property
     def checkers(self) -> list[str]:
@@ -91,8 +97,8 @@ def check_simulation(simulation: Simulation) -> SeedResult:
         state_hash=simulation.state_hash,
         content_hash=simulation.content_hash,
         violations=violations,
-        coverage=count_coverage(history, simulation.coverage),
         steps=simulation.scheduler.steps,
         tape=simulation.tape.choices,
         history=history,
+        counted_by_actors=simulation.coverage,
     )

@@ -33,7 +33,7 @@ from holdfast.store.api import Store
 from holdfast.store.engine import check_schema
 from holdfast.store.postgres.presence import StoreBeingCopied
 from holdfast.store.postgres.store import PostgresStore
-from tests.postgres import fresh_url
+from tests.postgres import drop_tables, fresh_url
 from tests.probe_operations import now
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("probe_writers")]
@@ -325,9 +325,12 @@ def test_copy_crashed_at_any_write_leaves_one_store_and_can_be_resumed(
 ) -> None:
     before = {b"%02d" % n: bytes([n]) for n in range(16)}
     at, outcomes = 0, set()
+    databases = [make_url(kind) if kind == "postgres" else "" for kind in (here, there)]
     while True:
         at += 1
-        source, target = make_url(here), make_url(there)
+        for url in filter(None, databases):
+            drop_tables(url)
+        source, target = databases[0] or make_url(here), databases[1] or make_url(there)
         create_store(source, before)
         if not move_and_crash(source, target, at):
             break

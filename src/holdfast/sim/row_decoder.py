@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -57,6 +58,8 @@ ASSIGNMENT = _field_names("desired_worker_id priority reason pinned")
 
 # Queue rows other than items: fair-share ranks, rate, number of withdrawn items.
 NON_ITEM_ROWS = ("g", "turn", "rate", "withdrawn")
+
+KEYS_CACHED_MAX = 1 << 15
 
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -133,6 +136,8 @@ def decode_rows(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
             "generation": generation}  # fmt: skip
 
 
+# Each audit of a run decodes mostly the same keys.
+@lru_cache(maxsize=KEYS_CACHED_MAX)
 def decode_key(data: bytes) -> tuple[Any, ...]:
     """Decode a key of the tuple layer, for the element types that our keys use."""
     elements: list[Any] = []
