@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import select
 import signal
 import time
 from collections.abc import Callable
@@ -72,8 +73,19 @@ class OsProcess(NamedTuple):
     def kill(self) -> bool:
         """Send SIGKILL and wait until the process has ended."""
         sent = self.send(signal.SIGKILL)
-        until(lambda: not self.alive, f"the death of {self.pid}")
+        assert self.wait(30.0), f"the death of {self.pid}: not within 30 s"
         return sent
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the process has ended. Returns False after the time-out."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            return not self.alive or bool(select.select([fd], [], [], max(timeout_s, 0))[0])
+        finally:
+            os.close(fd)
 
     def stop(self) -> bool:
         """Send SIGSTOP and wait until the process is stopped."""
@@ -165,20 +177,15 @@ def lock_holders(path: Path) -> list[OsProcess]:
 
 def assert_no_process_left(path: Path, idle_exit_s: float, slack_s: float = 15.0) -> None:
     """Assert that the writer exits without clients and that no other process uses the store."""
-    left = "no process"
-
-    def all_ended() -> bool:
-        nonlocal left
-        processes = [*processes_of(path), *lock_holders(path)]
-        left = ", ".join(f"{pid} {_stat(pid)[0]}" for pid, _ in processes)
-        return not processes
-
-    try:
-        until(all_ended, "the exit of the writer", idle_exit_s + slack_s)
-    except AssertionError:
-        raise AssertionError(
-            f"{left} still serves {path} after {idle_exit_s} + {slack_s} s"
-        ) from None
+    deadline = time.monotonic() + idle_exit_s + slack_s
+    # A look at all processes costs more than a wait for one of them.
+    while processes := [*processes_of(path), *lock_holders(path)]:
+        for process in processes:
+            process.wait(deadline - time.monotonic())
+        if time.monotonic() > deadline:
+            left = ", ".join(f"{pid} {_stat(pid)[0]}" for pid, _ in processes)
+            raise AssertionError(f"{left} still serves {path} after {idle_exit_s} + {slack_s} s")
+        time.sleep(POLL_S)
 
 
 def assert_no_client_left(path: Path, slack_s: float = 15.0) -> None:
