@@ -137,16 +137,12 @@ def status_bytes(pid: int | str, name: str) -> int:
 
 def processes_of(path: Path) -> list[OsProcess]:
     """All live processes whose command line contains this directory."""
-    return [process for process, line in _command_lines() if os.fsencode(path) in line]
+    return _processes_with(os.fsencode(path))
 
 
 def writers_of(path: Path) -> list[OsProcess]:
     """The writer processes of this store, including starting ones that may still lose the lock."""
-    return [
-        process
-        for process, line in _command_lines()
-        if WRITER in line and f'"{path}"'.encode() in line
-    ]
+    return _processes_with(WRITER, f'"{path}"'.encode())
 
 
 def writer_of(path: Path, *, other_than: OsProcess | None = None) -> OsProcess:
@@ -199,17 +195,20 @@ def assert_no_client_left(path: Path, slack_s: float = 15.0) -> None:
     assert_no_process_left(path, 0, slack_s)
 
 
-def _command_lines() -> list[tuple[OsProcess, bytes]]:
+def _processes_with(*texts: bytes) -> list[OsProcess]:
+    """The live processes whose command line contains all of these texts."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
-                line = Path(f"/proc/{name}/cmdline").read_bytes()
-                letter, start_time = _stat(int(name))
                 # The command line of a zombie is empty. Between fork and exec a child shows the
                 # command line of its parent.
-                if line and letter not in ("", "Z", "X"):
-                    found.append((OsProcess(int(name), start_time), line))
+                with open(f"/proc/{name}/cmdline", "rb", buffering=0) as file:
+                    line = file.read()
+                if all(text in line for text in texts):
+                    letter, start_time = _stat(int(name))
+                    if letter not in ("", "Z", "X"):
+                        found.append(OsProcess(int(name), start_time))
     return found
 
 
@@ -223,4 +222,5 @@ def _stat(pid: int) -> tuple[str, str]:
 
 def _fields(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the name, which may contain spaces and brackets."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        return file.read().decode(errors="replace").rpartition(")")[2].split()
