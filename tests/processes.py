@@ -198,7 +198,11 @@ class Proc:
 
     def survivors(self) -> list[int]:
         """List live descendants: processes of its group, of its session, or with its tag."""
-        return [pid for pid in _live_pids() if pid != self.pid and self._is_descendant(pid)]
+        return [
+            pid
+            for pid, stat in _live_processes()
+            if pid != self.pid and self._is_descendant(pid, stat)
+        ]
 
     def close(self) -> None:
         """Kill and reap the process and its descendants. Fail if one is still alive."""
@@ -223,19 +227,17 @@ class Proc:
         if survivors:
             raise self._failure(f"left processes behind: {survivors}")
 
-    def _is_descendant(self, pid: int) -> bool:
+    def _is_descendant(self, pid: int, stat: list[bytes]) -> bool:
+        if self.pid in (int(stat[2]), int(stat[3])):
+            return True
         try:
-            # The command name may hold spaces and brackets: fields count from its last bracket.
-            stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-            if self.pid in (int(stat[2]), int(stat[3])):
-                return True
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            environ = _read_proc(pid, "environ")
             # The environment is empty during exec; that of a kernel thread is always empty.
             for _ in range(_EXEC_TRIES if int(stat[1]) not in (0, _KTHREADD) else 0):
                 if environ:
                     break
                 time.sleep(0.001)
-                environ = Path(f"/proc/{pid}/environ").read_bytes()
+                environ = _read_proc(pid, "environ")
         except OSError:  # gone, or another user's
             return False
         return self._token.encode() in environ
@@ -352,16 +354,22 @@ def python_proc(
     return Proc.spawn(command, ready=ready, env=env, cwd=cwd or ROOT, timeout_s=timeout_s)
 
 
-def _live_pids() -> list[int]:
-    """List every process that is not a zombie: a zombie holds no resources."""
+def _live_processes() -> list[tuple[int, list[bytes]]]:
+    """List every process that is not a zombie, with its fields in /proc: a zombie holds no resources."""
     live = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
-                stat = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()
+                # The command name may hold spaces and brackets: fields count from its last bracket.
+                stat = _read_proc(int(entry), "stat").rpartition(b")")[2].split()
                 if stat[0] not in (b"Z", b"X"):
-                    live.append(int(entry))
+                    live.append((int(entry), stat))
     return live
+
+
+def _read_proc(pid: int, name: str) -> bytes:
+    with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+        return file.read()
 
 
 def _kill_and_await(pid: int) -> None:

@@ -46,7 +46,7 @@ def measure_up(home: Path) -> float:
         handle = rt.submit(task_app.first)
         env = {task_app.LOG: os.devnull}
         began = time.perf_counter()
-        with Proc.spawn([*UP, "--store", str(home)], ready=None, env=env):
+        with Proc.spawn([*UP, "--store", str(home)], ready=None, env=env, fresh=True):
             handle.result(30)
             return time.perf_counter() - began
 
@@ -60,7 +60,7 @@ def measure_up_alone(home: Path) -> float:
     assert_no_process_left(home, LIMITS.idle_exit_s)
     env = {task_app.LOG: os.devnull}
     began = time.perf_counter()
-    with Proc.spawn([*UP, "--store", str(home)], ready=None, env=env) as worker:
+    with Proc.spawn([*UP, "--store", str(home)], ready=None, env=env, fresh=True) as worker:
         worker.expect("began")
         return time.perf_counter() - began
 

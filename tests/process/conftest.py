@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import WriterLimits
-from tests.process.watch import assert_no_process_left
+from tests.process.watch import assert_no_client_left
 
 # Short, so that a test does not wait long for its writer to exit.
 LIMITS = WriterLimits(idle_exit_s=0.2, reader_check_s=0.2)
@@ -23,4 +23,4 @@ def limits() -> WriterLimits:
 def home(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "store"
     yield path
-    assert_no_process_left(path, LIMITS.idle_exit_s, slack_s=10)
+    assert_no_client_left(path)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ with app.open(sys.argv[1]) as runtime:
 PRINT_MODULES_SCRIPT = "print(json.dumps(sorted(sys.modules)))"
 
 
+@cache
 def modules_after(source: str, *argv: str) -> set[str]:
     """The names of the modules that a new interpreter has imported after it ran the source."""
     ran = subprocess.run(

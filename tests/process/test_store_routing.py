@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -66,20 +64,10 @@ class RoutedStores:
         return runtime
 
     def command(self, *argv: str) -> Any:
-        ran = subprocess.run(
-            [*HOLDFAST, *argv, "--json"],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env={**_environ(), **self.env},
-            timeout=60,
-            check=False,
-        )
-        return json.loads(ran.stdout) if ran.stdout else ran.stderr
-
-
-def _environ() -> dict[str, str]:
-    return dict(os.environ)
+        command = [*HOLDFAST, *argv, "--json"]
+        with Proc.spawn(command, ready=None, env=self.env, cwd=ROOT) as ran:
+            ran.wait(60)
+        return json.loads("\n".join(ran.lines)) if ran.lines else "\n".join(ran.errors)
 
 
 @pytest.fixture

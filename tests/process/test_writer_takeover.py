@@ -24,7 +24,7 @@ from tests.process.conftest import LIMITS
 from tests.process.watch import (
     KILLS,
     OsProcess,
-    assert_no_process_left,
+    assert_no_client_left,
     lock_holders,
     until,
     writer_of,
@@ -129,7 +129,7 @@ def home() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="hf-", dir=DISK) as folder:
         path = Path(folder) / "store"
         yield path
-        assert_no_process_left(path, LIMITS.idle_exit_s, slack_s=10)
+        assert_no_client_left(path)
 
 
 class IncrementThreads:

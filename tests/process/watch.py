@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import select
 import signal
 import time
 from collections.abc import Callable
@@ -72,8 +73,19 @@ class OsProcess(NamedTuple):
     def kill(self) -> bool:
         """Send SIGKILL and wait until the process has ended."""
         sent = self.send(signal.SIGKILL)
-        until(lambda: not self.alive, f"the death of {self.pid}")
+        assert self.wait(30.0), f"the death of {self.pid}: not within 30 s"
         return sent
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the process has ended. Returns False after the time-out."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            return not self.alive or bool(select.select([fd], [], [], max(timeout_s, 0))[0])
+        finally:
+            os.close(fd)
 
     def stop(self) -> bool:
         """Send SIGSTOP and wait until the process is stopped."""
@@ -125,16 +137,12 @@ def status_bytes(pid: int | str, name: str) -> int:
 
 def processes_of(path: Path) -> list[OsProcess]:
     """All live processes whose command line contains this directory."""
-    return [process for process, line in _command_lines() if os.fsencode(path) in line]
+    return _processes_with(os.fsencode(path))
 
 
 def writers_of(path: Path) -> list[OsProcess]:
     """The writer processes of this store, including starting ones that may still lose the lock."""
-    return [
-        process
-        for process, line in _command_lines()
-        if WRITER in line and f'"{path}"'.encode() in line
-    ]
+    return _processes_with(WRITER, f'"{path}"'.encode())
 
 
 def writer_of(path: Path, *, other_than: OsProcess | None = None) -> OsProcess:
@@ -165,20 +173,15 @@ def lock_holders(path: Path) -> list[OsProcess]:
 
 def assert_no_process_left(path: Path, idle_exit_s: float, slack_s: float = 15.0) -> None:
     """Assert that the writer exits without clients and that no other process uses the store."""
-    left = "no process"
-
-    def all_ended() -> bool:
-        nonlocal left
-        processes = [*processes_of(path), *lock_holders(path)]
-        left = ", ".join(f"{pid} {_stat(pid)[0]}" for pid, _ in processes)
-        return not processes
-
-    try:
-        until(all_ended, "the exit of the writer", idle_exit_s + slack_s)
-    except AssertionError:
-        raise AssertionError(
-            f"{left} still serves {path} after {idle_exit_s} + {slack_s} s"
-        ) from None
+    deadline = time.monotonic() + idle_exit_s + slack_s
+    # A look at all processes costs more than a wait for one of them.
+    while processes := [*processes_of(path), *lock_holders(path)]:
+        for process in processes:
+            process.wait(deadline - time.monotonic())
+        if time.monotonic() > deadline:
+            left = ", ".join(f"{pid} {_stat(pid)[0]}" for pid, _ in processes)
+            raise AssertionError(f"{left} still serves {path} after {idle_exit_s} + {slack_s} s")
+        time.sleep(POLL_S)
 
 
 def assert_no_client_left(path: Path, slack_s: float = 15.0) -> None:
@@ -192,17 +195,20 @@ def assert_no_client_left(path: Path, slack_s: float = 15.0) -> None:
     assert_no_process_left(path, 0, slack_s)
 
 
-def _command_lines() -> list[tuple[OsProcess, bytes]]:
+def _processes_with(*texts: bytes) -> list[OsProcess]:
+    """The live processes whose command line contains all of these texts."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             with contextlib.suppress(OSError):
-                line = Path(f"/proc/{name}/cmdline").read_bytes()
-                letter, start_time = _stat(int(name))
                 # The command line of a zombie is empty. Between fork and exec a child shows the
                 # command line of its parent.
-                if line and letter not in ("", "Z", "X"):
-                    found.append((OsProcess(int(name), start_time), line))
+                with open(f"/proc/{name}/cmdline", "rb", buffering=0) as file:
+                    line = file.read()
+                if all(text in line for text in texts):
+                    letter, start_time = _stat(int(name))
+                    if letter not in ("", "Z", "X"):
+                        found.append(OsProcess(int(name), start_time))
     return found
 
 
@@ -216,4 +222,5 @@ def _stat(pid: int) -> tuple[str, str]:
 
 def _fields(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the name, which may contain spaces and brackets."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        return file.read().decode(errors="replace").rpartition(")")[2].split()
