@@ -25,6 +25,14 @@ SECONDS_PER_CALL = 0.02
 COST_PER_CALL = 0.002
 CONCURRENCY = 8
 FLUSH_ROWS = 16
+# A short job: the JVM compiles little, and Spark interprets its queries.
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SPARK_CONFIG = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 
 def text_of(n: int) -> str:
@@ -59,7 +67,8 @@ class Classify:
 def drive(home: Path) -> None:
     from holdfast.spark import Stage, session
 
-    spark = session("local[2]", config={"spark.ui.enabled": "false"})
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
+    spark = session("local[2]", config=SPARK_CONFIG)
     rows = [(f"doc-{n:04}", text_of(n)) for n in range(DOCUMENTS)]
     documents = spark.createDataFrame(rows, "doc_id string, text string")
     stage = Stage(

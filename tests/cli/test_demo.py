@@ -19,9 +19,11 @@ ACT_S = 100
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_S)
 def test_demo_claims_all_hold(tmp_path: Path, run: RunCommand) -> None:
+    from tests.spark.class_archive import jvm_options  # imports Spark
+
     path = tmp_path / "store"
     command = [sys.executable, "-m", "holdfast.cli", "demo", "--store", str(path), "--json"]
-    with Proc.spawn(command, ready=None) as process:
+    with Proc.spawn(command, ready=None, env={"SPARK_SUBMIT_OPTS": jvm_options()}) as process:
         assert process.wait(DEMO_S) == 0, "\n".join(process.errors)
         outcome = json.loads("\n".join(process.lines))
         assert "all claims hold" in "\n".join(process.errors)

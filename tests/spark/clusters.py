@@ -27,14 +27,13 @@ import pyspark
 
 from holdfast.spark.java import find_java
 from tests.processes import ROOT, Proc
+from tests.spark.class_archive import jvm_options
 from tests.spark.hosts import ATTACHED_CODE, PYTHON, WORK, NamespaceHost
 
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 DAEMON_MEMORY = "256m"
 DRIVER_MEMORY = "1g"
-# Short-lived JVMs: compile little, collect with one thread.
-JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 WHEEL = Path(pyspark.__file__).parent
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -167,7 +166,7 @@ def _session_config(workers: int, cores: int, memory_mib: int, driver: str) -> d
         "spark.driver.host": driver,
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.executor.cores": str(cores),
-        "spark.executor.extraJavaOptions": JVM_OPTIONS,
+        "spark.executor.extraJavaOptions": jvm_options(),
         "spark.executor.memory": f"{memory_mib // 2}m",
         # The first job waits for all executors, too.
         "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{START_TIMEOUT_S:.0f}s",
@@ -204,7 +203,7 @@ def connect_server(
         "spark.driver.bindAddress": LOOPBACK,
         "spark.driver.host": LOOPBACK,
         "spark.driver.memory": DRIVER_MEMORY,
-        "spark.driver.extraJavaOptions": JVM_OPTIONS,
+        "spark.driver.extraJavaOptions": jvm_options(),
         "spark.ui.enabled": "false",
         **(config or {}),
     }
@@ -272,7 +271,7 @@ def _start_daemon(
             "SPARK_LOCAL_IP": on.address,
             "SPARK_LOCAL_DIRS": work_directory,
             "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
-            "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS,
+            "SPARK_DAEMON_JAVA_OPTS": jvm_options(),
             "PYSPARK_PYTHON": PYTHON,
             **(env or {}),
         }
@@ -285,7 +284,7 @@ def _start_daemon(
         "SPARK_LOCAL_IP": LOOPBACK,
         "SPARK_LOCAL_DIRS": str(directory),
         "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
-        "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS,
+        "SPARK_DAEMON_JAVA_OPTS": jvm_options(),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
         **({"JAVA_HOME": java.home} if java.home else {}),

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 
 from holdfast.spark.session import session
 from tests.processes import ROOT
+from tests.spark.class_archive import jvm_options
 from tests.spark.clusters import (
-    JVM_OPTIONS,
     ConnectServer,
     SparkCluster,
     cluster,
@@ -70,7 +70,7 @@ def spark_environment() -> Iterator[None]:
         # Every JVM has the JDBC driver: one process shares one JVM between all modules.
         patch.setenv("SPARK_DIST_CLASSPATH", JDBC_JAR)
         # A JVM that lives for minutes gains nothing from its second compiler.
-        patch.setenv("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
+        patch.setenv("SPARK_SUBMIT_OPTS", jvm_options())
         yield
 
 
@@ -109,10 +109,6 @@ class SessionSlot:
             self._session, self._kind = start(), kind
             self._resources.callback(self._session.stop)
         return self._session
-
-    def patch_environment(self) -> pytest.MonkeyPatch:
-        """A patch of the environment that ends with the session."""
-        return self._resources.enter_context(pytest.MonkeyPatch.context())
 
     def stop(self) -> None:
         self._resources.close()
@@ -194,12 +190,11 @@ def remote_server(
 
 
 @pytest.fixture
-def connected(session_slot: SessionSlot, remote_server: ConnectServer) -> SparkSession:
+def connected(
+    session_slot: SessionSlot, remote_server: ConnectServer, monkeypatch: pytest.MonkeyPatch
+) -> SparkSession:
     """A Connect session on the server."""
-
-    def start() -> SparkSession:
-        # PySpark marks the whole process as remote. The end of the patch resets this for classic sessions.
-        session_slot.patch_environment().setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-        return session(connect=remote_server.url, app="tests")
-
-    return session_slot.use("connect", start)
+    # PySpark marks the whole environment as remote. The mark ends with the test: other tests start processes with
+    # classic sessions.
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    return session_slot.use("connect", lambda: session(connect=remote_server.url, app="tests"))

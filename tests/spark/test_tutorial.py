@@ -51,13 +51,9 @@ def test_tutorial_output_matches_and_repeated_calls_are_bounded(tmp_path: Path) 
     for block in blocks:
         if block.kind == "python":
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
-    settings = tmp_path / "settings"
-    settings.mkdir()
-    (settings / "spark-defaults.conf").write_text(
-        "".join(f"{name} {value}\n" for name, value in INTERPRETED.items())
-    )
+    settings = " ".join(f"--conf {name}={value}" for name, value in INTERPRETED.items())
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {"PATH": path, "SPARK_CONF_DIR": str(settings)}
+    env = {"PATH": path, "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell"}
     with Proc.spawn(["bash", "-c", script_of(blocks)], ready=None, cwd=tmp_path, env=env) as shell:
         code = shell.wait(TUTORIAL_S)
         printed = printed_by(shell.lines)
