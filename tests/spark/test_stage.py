@@ -157,14 +157,14 @@ def plain_run(session_slot: SessionSlot, tmp_path_factory: pytest.TempPathFactor
         descriptions = job_descriptions(spark, "cell-1")
     with run:
         return PlainRun(
-            run.run_id,
-            run.name,
-            run.counts(),
-            tuples(run.output()),
-            run.failed().columns,
-            run.failed().count() + run.skipped().count(),
-            descriptions,
-            len(built),
+            run_id=run.run_id,
+            name=run.name,
+            counts=run.counts(),
+            output=tuples(run.output()),
+            failed_columns=run.failed().columns,
+            not_done_rows=run.failed().count() + run.skipped().count(),
+            job_descriptions=descriptions,
+            pull_jobs=len(built),
         )
 
 
@@ -949,7 +949,7 @@ def test_large_unordered_input_is_numbered_in_key_order(
 ) -> None:
     """The input exceeds the merge limit, so Spark sorts it."""
     text = F.sha2(F.col("id").cast("string"), 256)
-    df = spark.range(2000, numPartitions=4).select(
+    df = spark.range(1700, numPartitions=4).select(
         text.alias("k"), F.repeat(text, 1000).alias("text"), "id"
     )
     stage = Stage("large", lambda row: {"y": len(row.text)}, key="k", schema=Y, store=place.store)
