@@ -14,7 +14,8 @@ from holdfast.spark import Stage
 from holdfast.spark.session import session
 from holdfast.spark.sinks import ParquetSink
 from tests.spark.conftest import LOCAL
-from tests.spark.test_changed_input import LabelOverHttp, frame, output_rows
+from tests.spark.row_functions import LabelOverHttp
+from tests.spark.test_changed_input import frame, output_rows
 
 
 def main() -> None:

@@ -38,6 +38,8 @@ LOCAL = {
     # Within a pool, jobs run in order of submission. Tests with several pools need the fair scheduler.
     "spark.scheduler.mode": "FAIR",
     "spark.python.daemon.module": "tests.spark.warm_daemon",
+    # The worker of a cancelled task is killed after this time.
+    "spark.python.task.killTimeout": "200ms",
     **INTERPRETED,
 }
 

@@ -9,7 +9,6 @@ import http.server
 import json
 import random
 import threading
-import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +19,12 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.ledger import runs
-from holdfast.spark import Skip, Stage
+from holdfast.spark import Stage
 from holdfast.spark.errors import InputChanged, NotAStage, RunChanged
 from holdfast.spark.sinks import DeltaSink, ParquetSink
 from holdfast.store import open as open_store
 from tests.processes import python_proc
+from tests.spark.row_functions import LabelOverHttp
 
 InputRows = dict[int, int]
 SCHEMA = "label string"
@@ -69,25 +69,6 @@ class _CountingHandler(http.server.BaseHTTPRequestHandler):
 
 def label(key: int, text: int) -> str:
     return f"{key}/{text}"
-
-
-class LabelOverHttp:
-    """The function of the stage: one HTTP request per row. Some rows are poison, some are skipped."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def __call__(self, row: Any, call: Any) -> Any:
-        payload = {"id": row.id, "text": row.text, "key": call.idempotency_key}
-        request = urllib.request.Request(self.url, data=json.dumps(payload).encode())
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            reply = json.load(answer)
-        call.cost = 0.5
-        if row.text % 7 == 6:
-            return Skip("seven")
-        if row.text % 11 == 10 and reply["poison"]:
-            raise ValueError("poison")
-        return {"label": reply["label"]}
 
 
 def ends_without_failure(text: int) -> bool:
@@ -391,7 +372,7 @@ def test_keep_runs_drops_old_inputs_and_keeps_outcomes(
     out = ParquetSink(tmp_path / "out", grace_s=0)
     input_rows = dict.fromkeys(range(20), 1)
     assert ends_without_failure(1)
-    for day in range(6):
+    for day in range(5):
         input_rows = input_rows | {100 + day: 1}
         with stage.run(frame(spark, input_rows), output=out, changed="extend") as run:
             assert output_rows(run.output()) == expected_output(input_rows)
@@ -401,7 +382,7 @@ def test_keep_runs_drops_old_inputs_and_keeps_outcomes(
     with_input = [record for record in records if not record.input_dropped]
     # The newest two runs and the base of the older one have their input. The first runs have only outcomes.
     assert len(with_input) == 3
-    assert len(records) == 6
+    assert len(records) == 5
     if spool:
         for record in records:
             blocks = tmp_path / "spool" / record.run_id / "i"

@@ -942,7 +942,7 @@ def test_large_unordered_input_is_numbered_in_key_order(
 ) -> None:
     """The input exceeds the merge limit, so Spark sorts it."""
     text = F.sha2(F.col("id").cast("string"), 256)
-    df = spark.range(2000, numPartitions=4).select(
+    df = spark.range(1700, numPartitions=4).select(
         text.alias("k"), F.repeat(text, 1000).alias("text"), "id"
     )
     stage = Stage("large", lambda row: {"y": len(row.text)}, key="k", schema=Y, store=place.store)
