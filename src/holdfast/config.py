@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 S = 1_000_000_000  # nanoseconds
 
@@ -123,12 +123,16 @@ SEGMENT_ENTRIES = 512
 SEGMENT_BYTES_MAX = 4 * 1024 * 1024
 
 
+WRITER_IDLE_EXIT_S = 3.0
+READER_CHECK_S = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class WriterLimits:
     """Limits of the embedded store's writer process."""
 
     # A writer without clients exits after this time.
-    idle_exit_s: float = 3.0
+    idle_exit_s: float = field(default_factory=lambda: WRITER_IDLE_EXIT_S)
     # A stopped writer (SIGSTOP, debugger) with a pending reply is replaced after this time.
     stopped_s: float = 1.0
     # A running writer that does not reply (dead disk) is replaced after this time.
@@ -138,7 +142,7 @@ class WriterLimits:
     # The writer disconnects a client with more unread replies than this.
     backlog_bytes: int = 256 * 1024 * 1024
     # Interval of the check for dead readers, which pin old pages.
-    reader_check_s: float = 1.0
+    reader_check_s: float = field(default_factory=lambda: READER_CHECK_S)
 
 
 # An item stores its last failed attempts, each with the beginning of its error.

@@ -1,6 +1,5 @@
 """Fixtures of the CLI tests: sample stores, and a function that runs a command in this process."""
 
-import inspect
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from holdfast import config
 from holdfast import store as stores
 from holdfast.cli import main, restore, selection
 from holdfast.clock import S, SystemClock
-from holdfast.config import WriterLimits
 from holdfast.durable import queue
 from holdfast.ops import rebuild, store_copy
 from holdfast.store.api import Store
@@ -73,10 +72,8 @@ def replace_rate_limit_sleep(
 @pytest.fixture
 def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer exits soon after its last client. A command waits for its lock as long as a busy machine needs."""
-    names = list(inspect.signature(WriterLimits).parameters)
-    defaults = dict(zip(names, WriterLimits.__init__.__defaults__ or (), strict=True))
-    limits = {**defaults, "idle_exit_s": 0.05, "reader_check_s": 0.05}
-    monkeypatch.setattr(WriterLimits.__init__, "__defaults__", tuple(limits.values()))
+    monkeypatch.setattr(config, "WRITER_IDLE_EXIT_S", 0.05)
+    monkeypatch.setattr(config, "READER_CHECK_S", 0.05)
     _set_lock_waits(monkeypatch, 20.0)
 
 

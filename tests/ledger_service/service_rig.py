@@ -27,7 +27,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from msgspec.structs import replace
 
 from holdfast import codec
@@ -39,7 +38,6 @@ from holdfast.ledger.run_policy import RunPolicy
 from holdfast.ledger.run_scheduler import RunScheduler
 from holdfast.ledger.states import RowState
 from holdfast.spark import ledger_protocol, spark_task
-from holdfast.spark import service as service_module
 from holdfast.spark.arrow_rows import decode_table, encode_batch, encode_stream
 from holdfast.spark.ledger_client import BlockUploader, LedgerClient, ServiceAddress
 from holdfast.spark.part_cuts import FILE_BYTES
@@ -265,9 +263,7 @@ class ServiceThread:
     """The ledger service in a thread of this process, with the interface of `ServiceSupervisor`."""
 
     def __init__(self, store: Store, config: ServiceConfig) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(service_module, "open_store", lambda url: store)
-            self.service = LedgerService(config)
+        self.service = LedgerService(config, store)
         self.config = replace(config, port=self.service.port)
         self._thread = threading.Thread(
             target=self.service.serve, name="ledger service", daemon=True

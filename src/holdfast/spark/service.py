@@ -241,7 +241,8 @@ def _preload_modules() -> None:
 
 
 class LedgerService:
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, store: Store | None = None) -> None:
+        """Without a store the service opens the one of its config. It closes the store when it stops."""
         self.config = config
         record = codec.unpack_as(runs.RunRecord, config.record)
         self._tls = tls.server_context(config.cert, config.key) if config.cert else None
@@ -252,7 +253,7 @@ class LedgerService:
             keep_options(url, options)
         if record.sink:
             open_sink(record.sink)  # fail at startup if it cannot be opened
-        self.store = open_store(config.store)
+        self.store = open_store(config.store) if store is None else store
         try:
             self.lease = _acquire_lease(self.store, record.name)
             try:
