@@ -61,6 +61,16 @@ def pytest_configure() -> None:
     forked_writers.install()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    # The collection makes thousands of lasting objects: the garbage collector would walk over them in vain.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if SLOWNESS_FACTOR != 1 and (limit_s := _time_limit_s(item)):

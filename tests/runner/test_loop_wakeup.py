@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.durable import queue
-from holdfast.runner import Runner, RunnerPolicy, TickStats, WorkItem
+from holdfast.runner import Runner, RunnerPolicy, TickStats, WorkItem, wakeup
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
 from holdfast.store.in_process import InProcessStore
@@ -114,6 +114,7 @@ def test_error_of_a_wait_does_not_end_the_runner_loop(
     def fail(*_: object) -> None:
         raise error
 
+    monkeypatch.setattr(wakeup, "ERROR_PAUSE_S", 0.01)
     until_asleep(store)
     with monkeypatch.context() as patch:
         patch.setattr(store, "sleep", fail)
