@@ -63,7 +63,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    # The collection makes thousands of lasting objects: the garbage collector would walk over them in vain.
+    # The collection makes thousands of lasting objects: each run of the garbage collector would visit all of them.
     gc.disable()
     try:
         return (yield)
