@@ -62,6 +62,16 @@ def pytest_configure() -> None:
     forked_writers.install()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    # The collection makes thousands of lasting objects: each run of the garbage collector would visit all of them.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if SLOWNESS_FACTOR != 1 and (limit_s := _time_limit_s(item)):

@@ -47,6 +47,8 @@ DURABILITY_SETTINGS = ("fsync", "full_page_writes", "synchronous_commit")
 _numbers = itertools.count(1)
 # The databases of the running test: (server version, name).
 _test_databases: list[tuple[int, str]] = []
+# If clients of earlier tests are still connected to this many databases, the oldest of them is dropped.
+IDLE_DATABASES_MAX = 4
 # The databases of the running test that later tests may use, and the ones without a test, by server version.
 _reused_databases: list[tuple[int, str]] = []
 _idle_databases: dict[int, list[str]] = defaultdict(list)
@@ -118,12 +120,13 @@ def reused_url(version: int = NEWEST) -> str:
     Only for tests that read and write it through a store: another change of the database would reach a later test.
     """
     idle = _idle_databases[version]
-    while idle and not _empty_tables(version, idle[-1]):
-        # A client of an earlier test is still connected.
-        _drop_reused(version, idle.pop())
-    if idle:
-        name = idle.pop()
+    # The sessions of the last test may not have ended yet, so the database that was used first comes first.
+    name = next((name for name in idle if _empty_tables(version, name)), None)
+    if name is not None:
+        idle.remove(name)
     else:
+        if len(idle) == IDLE_DATABASES_MAX:
+            _drop_reused(version, idle.pop(0))
         name = f"reused{next(_numbers)}"
         _create_database(version, name, _migrated_template(version))
     _reused_databases.append((version, name))

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import failpoints
 from holdfast.durable import queue
-from holdfast.runner import Runner, RunnerPolicy, TickStats, WorkItem
+from holdfast.runner import Runner, RunnerPolicy, TickStats, WorkItem, wakeup
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
 from holdfast.store.in_process import InProcessStore
@@ -109,8 +109,10 @@ def test_error_of_a_wait_does_not_end_the_runner_loop(
     store: Store,
     runner: TickCountingRunner,
     done: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
     error: Exception,
 ) -> None:
+    monkeypatch.setattr(wakeup, "ERROR_PAUSE_S", 0.01)
     until_asleep(store)
     with failpoints.on("runner.wait", raises=error):
         runner._loop.wake()
