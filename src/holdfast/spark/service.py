@@ -29,12 +29,12 @@ import ssl
 import sys
 import threading
 import traceback
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import msgspec
 
 from holdfast import codec
-from holdfast.clock import SYSTEM, S
+from holdfast.clock import SYSTEM
 from holdfast.durable import lease as leases
 from holdfast.errors import (
     Conflict,
@@ -54,6 +54,7 @@ from holdfast.spark import ledger_protocol, spool_maintenance, tls
 from holdfast.spark.child_connections import ChildConnection, ConnectionReader
 from holdfast.spark.output_commit import OutputCommitter
 from holdfast.spark.part_cuts import FILE_BYTES
+from holdfast.spark.process_state import ProcessState
 from holdfast.spark.reply_ticket import ReplyTicket
 from holdfast.spark.run_data import warm_up_arrow
 from holdfast.spark.service_listener import listen
@@ -63,8 +64,8 @@ from holdfast.spark.sinks import (
     open_sink,
     parquet,  # noqa: F401  loaded before the first commit needs it
 )
-from holdfast.spark.sinks.object_store import forget_options, keep_options
-from holdfast.spark.spool import check_usable, close_storages
+from holdfast.spark.sinks.object_store import keep_options
+from holdfast.spark.spool import check_usable
 from holdfast.spark.unauthenticated import HELLO_S, UnauthenticatedConnections
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
@@ -87,9 +88,6 @@ SPARE_IDLE_S = 300.0
 # The configuration on standard input, and the frame that ends a finished run.
 CONFIG_FRAMES = FrameFormat("<I", ledger_protocol.FRAME_BYTES_MAX)
 END_OF_RUN = b""
-# Limits for the next run of a process: how long threads of the last run may take to end, and its memory.
-THREADS_END_S = 1.0
-REUSE_MEMORY_KIB_MAX = 1 << 20
 ANOTHER_DRIVER_WHY = "another driver was faster; run it again, it resumes that run"
 
 
@@ -206,29 +204,6 @@ def _serve_run(
     if not before.restore():
         os._exit(0)
     _send_startup_reply(answers, IDLE)
-
-
-class ProcessState(NamedTuple):
-    """The state of this process that a run changes."""
-
-    threads: frozenset[threading.Thread]
-    paths: tuple[str, ...]
-
-    @classmethod
-    def now(cls) -> ProcessState:
-        return cls(frozenset(threading.enumerate()), tuple(sys.path))
-
-    def restore(self) -> bool:
-        """Restore the state. Return False if it cannot be restored."""
-        until_ns = SYSTEM.mono_ns() + int(THREADS_END_S * S)
-        for thread in set(threading.enumerate()) - self.threads:
-            thread.join(max((until_ns - SYSTEM.mono_ns()) / S, 0.0))
-            if thread.is_alive():
-                return False
-        sys.path[:] = self.paths
-        forget_options()
-        close_storages()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < REUSE_MEMORY_KIB_MAX
 
 
 def _preload_modules() -> None:
