@@ -119,13 +119,13 @@ def status_of(server: HttpAddress, request: bytes) -> int:
 
 
 def open_connections(server: HttpAddress, opened: list[socket.socket], said: bytes) -> None:
-    """Open more connections than the server accepts, and say something in each."""
+    """Open more connections than the server accepts, and send the same bytes on each."""
     for number in range(CONNECTIONS):
         opened.append(server.connect())
         with contextlib.suppress(OSError):  # the server may already have evicted it
             opened[-1].sendall(said)
         if number % ACCEPT_QUEUE == 0:
-            # An answer shows that the server has accepted the connections so far. A full queue would delay the next by seconds.
+            # An answer shows that the server has accepted each connection so far. A full queue would delay the next by seconds.
             assert status_of(server, HEALTH) == 200
 
 

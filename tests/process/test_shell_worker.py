@@ -87,7 +87,7 @@ class TaskServer:
 
 
 class ShellWorkerRig:
-    """A rig with its own queue, a directory of jobs, and shell workers."""
+    """A rig with a separate queue, a directory of jobs, and shell workers."""
 
     def __init__(self, server: TaskServer, path: Path, queue: str) -> None:
         self.server = server
