@@ -106,6 +106,15 @@ def test_pool_discards_a_dead_idle_child(spawn: Callable[..., WaitingChild]) -> 
     assert dead.stdout.closed
 
 
+def test_pool_discards_a_child_beyond_its_idle_bound(spawn: Callable[..., WaitingChild]) -> None:
+    pool = ChildPool(spawn, idle_max=1)
+    first, second = pool.take(), pool.take()
+    pool.put(first)
+    pool.put(second)
+    assert (first.is_alive(), second.is_alive()) == (True, False)
+    assert pool.take() is first
+
+
 def test_pool_discards_a_child_that_is_returned_dead(spawn: Callable[..., WaitingChild]) -> None:
     pool = ChildPool(spawn)
     child = pool.take()

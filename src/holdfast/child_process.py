@@ -121,9 +121,16 @@ class ChildPool(Generic[ChildT]):
     because a child that was started just now is not ready yet.
     """
 
-    def __init__(self, start: Callable[[], ChildT], *, newest_first: bool = False) -> None:
+    def __init__(
+        self,
+        start: Callable[[], ChildT],
+        *,
+        newest_first: bool = False,
+        idle_max: int | None = None,
+    ) -> None:
         self._start = start
         self._newest_first = newest_first
+        self._idle_max = idle_max
         self._idle: list[ChildT] = []
         # Weak: an owner may end its child instead of returning it.
         self._busy: weakref.WeakSet[ChildT] = weakref.WeakSet()
@@ -147,10 +154,11 @@ class ChildPool(Generic[ChildT]):
             return child
 
     def put(self, child: ChildT) -> None:
-        """Return a child. A dead child, or a child of a closed pool, is discarded."""
+        """Return a child. A dead child, a child beyond `idle_max` and a child of a closed pool are discarded."""
         with self._lock:
             self._busy.discard(child)
-            if child.is_alive() and not self._closed:
+            has_room = self._idle_max is None or len(self._idle) < self._idle_max
+            if child.is_alive() and has_room and not self._closed:
                 self._idle.append(child)
                 return
         child.discard()

@@ -278,7 +278,8 @@ class ServiceProcess(SpawnedChild):
         threading.Thread(target=self.discard, name="reaper").start()
 
 
-_services = ChildPool(ServiceProcess)
+# One process that served a run, and one that was started for the next.
+_services = ChildPool(ServiceProcess, idle_max=2)
 
 
 def _take_idle_service() -> ServiceProcess:
