@@ -1,4 +1,4 @@
-"""Run the tests in one pytest session on two worker processes; print the time of each part and one line for all.
+"""Run the tests in one pytest session on three worker processes; print the time of each part and one line for all.
 
     python tools/suites.py                   every test of `make test`
     python tools/suites.py simulator spark   the tests of the named parts
@@ -39,9 +39,9 @@ FAILED = "HOLDFAST_SUITE_FAILED"
 RETRIED = "retried "
 
 SELECTED = ["-m", "not bench and not deep"]
-# A third worker makes two cores too busy: several tests then exceed their limits.
+# Many tests wait, for a lease or for a process: three workers keep two cores busy.
 # A worker that crashes is replaced, and its test fails.
-WORKERS = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "2"]
+WORKERS = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "2"]
 PLUGINS = ["-p", "tools.suite_progress", "-p", "tools.file_order"]
 
 # The parts of the report: directories below tests/. The part "unit" has all other tests.
@@ -252,7 +252,7 @@ def report(outcome: Outcome, unstable: list[str]) -> None:
     print("\n=== slowest tests")
     for test in slowest:
         print(f"{test.seconds:8.2f} s  {test.module}::{test.name}")
-    print("\n=== parts: seconds of both workers together")
+    print("\n=== parts: seconds of all workers together")
     total_s = sum(test.seconds for test in outcome.tests) or 1.0
     for part in (UNIT, *PARTS):
         tests = [test for test in outcome.tests if test.part == part]
