@@ -559,9 +559,9 @@ def _effect_call(
 def _intent(execution: FlowExecution, step: StepCall, call: Any) -> Intent:
     return Intent(
         universe_id=execution.code.universe,
-        world_id=f"{FLOW_WORLD_PREFIX}{execution.seq}",
-        correlation_id=f"{execution.run}/{step.occurrence}/{step.name}",
-        intent_hash=keyed_hash(f"flow/{execution.generation}", step.idempotency_key),
+        world_id=f"{FLOW_WORLD_PREFIX}{execution.id.seq}",
+        correlation_id=f"{execution.id.run}/{step.occurrence}/{step.name}",
+        intent_hash=keyed_hash(f"flow/{execution.id.generation}", step.idempotency_key),
         effect_kind=call.kind,
         params=call.params,
         origin_name=step.idempotency_key,
@@ -570,7 +570,7 @@ def _intent(execution: FlowExecution, step: StepCall, call: Any) -> Intent:
         priority=call.priority,
         timeout_ns=call.timeout_ns,
         tag=call.tag,
-        generation=execution.generation,
+        generation=execution.id.generation,
     )
 
 

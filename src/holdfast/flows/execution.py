@@ -17,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Container, Coroutine
 from contextvars import ContextVar
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.errors import HoldfastError, Invalid, Timeout
 from holdfast.flows.loop import FlowLoop, LoopHost
@@ -46,7 +46,7 @@ UNDO_ATTEMPTS = 5
 
 
 class StepFailed(HoldfastError):
-    """A step failed for good: `step`, `error_type`, `error` and `attempts` of the original error."""
+    """A step has failed finally: `step`, `error_type`, `error` and `attempts` of the original error."""
 
     code = "step_failed"
 
@@ -97,9 +97,72 @@ class StepCall:
         return f"{self.name}#{self.occurrence}"
 
 
+class FlowRunId(NamedTuple):
+    generation: int
+    seq: int
+    run: int
+
+
 class Divergence(HoldfastError):
     code = "replay_diverged"
     hint = "deploy code that asks for the recorded steps, then resume the flow"
+
+
+class RecordQueue:
+    """The records of a flow: the undelivered ones in order, and every outcome by its step."""
+
+    def __init__(self) -> None:
+        self.known = 0
+        self.outcomes: dict[tuple[str, int], StepOutcome] = {}
+        self.undos: set[tuple[str, int]] = set()
+        # The number of recorded published values. A replay does not publish them again.
+        self.published = 0
+        self.undelivered: list[AnyRecord] = []
+
+    def feed(self, records: list[AnyRecord]) -> None:
+        self.known += len(records)
+        for record in records:
+            match record:
+                case FlowRedriven():
+                    self._forget_end(record)
+                case UndoRegistered():
+                    self.undos.add((record.name, record.occurrence))
+                case Published():
+                    self.published += 1
+                case StepCompleted() | StepFailure():
+                    self.outcomes[record.name, record.occurrence] = record
+                    if record.name not in VALUE_NAMES:
+                        self.undelivered.append(record)
+                case _:
+                    self.undelivered.append(record)
+
+    def _forget_end(self, redriven: FlowRedriven) -> None:
+        """Drop the end of the flow and the failure that caused it: the step runs again."""
+        ends = (CancelRequested, FlowTimedOut, CompensationStarted, FlowEnded)
+        failed = (redriven.name, redriven.occurrence)
+
+        def is_dropped(record: AnyRecord) -> bool:
+            if isinstance(record, StepFailure):
+                return (record.name, record.occurrence) == failed
+            return isinstance(record, ends)
+
+        if isinstance(self.outcomes.get(failed), StepFailure):
+            del self.outcomes[failed]
+        self.undelivered = [record for record in self.undelivered if not is_dropped(record)]
+
+    def take_next(self, asked: Container[tuple[str, int]], *, wait: bool) -> AnyRecord | None:
+        """Remove and return the first record that can be delivered now. The outcome of a step that was not asked for
+        stays: code that asks for it later gets it. With `wait` such an outcome holds back the records after it."""
+        for index, record in enumerate(self.undelivered):
+            if (
+                not isinstance(record, StepCompleted | StepFailure)
+                or (record.name, record.occurrence) in asked
+            ):
+                del self.undelivered[index]
+                return record
+            if wait:
+                return None
+        return None
 
 
 CURRENT_FLOW: ContextVar[FlowExecution | None] = ContextVar("holdfast_flow", default=None)
@@ -110,9 +173,7 @@ class FlowExecution:
         self,
         body: Callable[[], Coroutine[Any, Any, Any]],
         *,
-        generation: int,
-        seq: int,
-        run: int,
+        id: FlowRunId,
         host: LoopHost,
         on_ready: Callable[[], None],
         values: Callable[[str], Any],
@@ -121,64 +182,28 @@ class FlowExecution:
         """`values` makes the recorded values: `values("hf.now")`. `code` is the declared flow."""
         self._body = body
         self.code = code
-        self.generation, self.seq, self.run = generation, seq, run
+        self.id = id
         self.loop = FlowLoop(host, on_ready)
         self._make_value = values
         self._main: asyncio.Task[Any] | None = None
         self._undos: list[tuple[UndoRegistered, StepCall]] = []
-        self._recorded_undos: set[tuple[str, int]] = set()
         self._positions = 0
         self._occurrences: dict[str, int] = defaultdict(int)
         self._code_of_name: dict[str, Any] = {}
-        # Undelivered records in order, and the outcomes among them by step.
-        self._undelivered: list[AnyRecord] = []
-        self._outcomes: dict[tuple[str, int], StepOutcome] = {}
+        self.records = RecordQueue()
         # Steps that were asked for and have no outcome yet.
         self.asked: dict[tuple[str, int], StepCall] = {}
         self._new_steps: list[StepCall] = []
         self._buffer: list[AnyRecord] = []
-        # The number of recorded published values. A replay does not publish them again.
-        self._published_before = 0
-        self.known_records = 0
         self.divergence: Divergence | None = None
         self.cancelled = self.timed_out = False
         self.compensation: CompensationStarted | None = None
-        self.delivered: set[tuple[str, int]] = set()
 
     # -- for the shell ---------------------------------------------------------------------------
 
     def feed(self, records: list[AnyRecord]) -> None:
         """Add records that follow the known ones."""
-        self.known_records += len(records)
-        for record in records:
-            if isinstance(record, FlowRedriven):
-                self._forget_end(record)
-                continue
-            if isinstance(record, UndoRegistered):
-                self._recorded_undos.add((record.name, record.occurrence))
-            elif isinstance(record, Published):
-                self._published_before += 1
-            elif isinstance(record, StepCompleted | StepFailure):
-                self._outcomes[record.name, record.occurrence] = record
-                if record.name not in VALUE_NAMES:
-                    self._undelivered.append(record)
-            else:
-                self._undelivered.append(record)
-
-    def _forget_end(self, redriven: FlowRedriven) -> None:
-        """Drop the end of the flow and the failure that caused it: the step runs again."""
-        ends = (CancelRequested, FlowTimedOut, CompensationStarted, FlowEnded)
-        failed = (redriven.name, redriven.occurrence)
-        kept: list[AnyRecord] = []
-        for record in self._undelivered:
-            is_failure = (
-                isinstance(record, StepFailure) and (record.name, record.occurrence) == failed
-            )
-            if not is_failure and not isinstance(record, ends):
-                kept.append(record)
-        if isinstance(self._outcomes.get(failed), StepFailure):
-            del self._outcomes[failed]
-        self._undelivered = kept
+        self.records.feed(records)
 
     def advance(self) -> bool:
         """Run the flow's code until it waits for something that is not recorded. Returns False if the code did not
@@ -193,13 +218,17 @@ class FlowExecution:
                 return False
         return True
 
+    @property
+    def known_records(self) -> int:
+        return self.records.known
+
     def take_new_steps(self) -> list[StepCall]:
         """Remove and return the steps to start. Steps with a recorded outcome are not among them."""
         steps, self._new_steps = self._new_steps, []
         return [
             step
             for step in steps
-            if step.identity not in self._outcomes and step.identity in self.asked
+            if step.identity not in self.records.outcomes and step.identity in self.asked
         ]
 
     def take_buffer(self) -> list[AnyRecord]:
@@ -227,7 +256,7 @@ class FlowExecution:
         """The recorded outcomes that the code has not asked for."""
         return [
             record
-            for record in self._undelivered
+            for record in self.records.undelivered
             if isinstance(record, StepCompleted | StepFailure) and not record.name.startswith("hf.")
         ]
 
@@ -236,25 +265,14 @@ class FlowExecution:
         return bool(self._undos)
 
     def close(self) -> None:
-        """Drop the flow's code without running any more of it."""
+        """Drop the flow's code. None of it runs again."""
         self.loop.close()
 
     # -- delivery --------------------------------------------------------------------------------
 
     def _next_deliverable(self) -> AnyRecord | None:
-        """Remove and return the first record that can be delivered now. The outcome of a step that was not asked for
-        stays: code that asks for it later gets it."""
-        for index, record in enumerate(self._undelivered):
-            if not isinstance(record, StepCompleted | StepFailure):
-                del self._undelivered[index]
-                return record
-            if (record.name, record.occurrence) in self.asked:
-                del self._undelivered[index]
-                return record
-            if self.loop.foreign_waits:
-                # The code may ask for it after its own wait.
-                return None
-        return None
+        # The code may ask for the next outcome after its foreign wait.
+        return self.records.take_next(self.asked, wait=self.loop.foreign_waits > 0)
 
     def _deliver(self, record: AnyRecord) -> None:
         match record:
@@ -277,7 +295,6 @@ class FlowExecution:
             self._diverge(call, "it is recorded with other arguments")
             return
         del self.asked[call.identity]
-        self.delivered.add(call.identity)
         future = call.future
         if future.done():
             return
@@ -310,7 +327,7 @@ class FlowExecution:
         undos = [
             undo
             for registered, undo in self._undos
-            if (registered.name, registered.occurrence) in self._recorded_undos
+            if (registered.name, registered.occurrence) in self.records.undos
         ]
         self._main = self._start(lambda: self._compensate(undos))
 
@@ -337,10 +354,10 @@ class FlowExecution:
             )
         self._number(call)
         call.future = self.loop.create_future()
-        # A failed step that nobody awaits is no error of the flow.
+        # A failed step without a waiting coroutine is no error of the flow.
         call.future.add_done_callback(_retrieve)
         if (self.cancelled or self.timed_out) and self.compensation is None:
-            if call.identity not in self._outcomes:
+            if call.identity not in self.records.outcomes:
                 call.future.cancel()
                 return call.future
         self.asked[call.identity] = call
@@ -353,12 +370,12 @@ class FlowExecution:
         """Return a recorded value, or make and buffer it."""
         call = StepCall(StepKind.LOCAL, name, b"", None, decode)
         self._number(call)
-        recorded = self._outcomes.get(call.identity)
+        recorded = self.records.outcomes.get(call.identity)
         if isinstance(recorded, StepCompleted):
             return decode(recorded.value)
         packed = encode(self._make_value(name))
         record = StepCompleted(call.name, call.occurrence, call.position, b"", packed)
-        self._outcomes[call.identity] = record
+        self.records.outcomes[call.identity] = record
         self._buffer.append(record)
         return decode(packed)
 
@@ -366,21 +383,19 @@ class FlowExecution:
         self._number(call)
         registered = UndoRegistered(call.name, call.occurrence, call.position, call.digest)
         self._undos.append((registered, call))
-        if (call.name, call.occurrence) not in self._recorded_undos:
+        if (call.name, call.occurrence) not in self.records.undos:
             self._buffer.append(registered)
 
     def publish(self, name: str, value: bytes) -> None:
         self._number(call := StepCall(StepKind.LOCAL, "hf.publish", b"", None, bytes))
-        if call.occurrence > self._published_before:
+        if call.occurrence > self.records.published:
             self._buffer.append(Published(name, value))
 
     def _number(self, call: StepCall) -> None:
         self._positions += 1
         self._occurrences[call.name] += 1
         call.position, call.occurrence = self._positions, self._occurrences[call.name]
-        call.idempotency_key = step_key(
-            self.generation, self.seq, self.run, call.name, call.occurrence
-        )
+        call.idempotency_key = step_key(*self.id, call.name, call.occurrence)
 
     def _start(self, body: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
         context = contextvars.copy_context()

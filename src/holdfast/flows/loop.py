@@ -32,7 +32,7 @@ class LoopHost(Protocol):
     def run_in_executor(self, executor: Any, fn: Callable[..., Any], *args: Any) -> Any: ...
 
 
-# The typed interface has 50 methods; `_refuse` defines those that flows may not call.
+# The typed interface has 50 methods; `_refuse` defines the ones for I/O.
 _Base: Any = asyncio.AbstractEventLoop
 
 

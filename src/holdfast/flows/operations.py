@@ -8,7 +8,7 @@
     resume, redrive, remove_ended
 
 Each operation runs where commits are applied, so two of them never conflict. An outcome from outside (an event, a
-timer, the end of a child) is a record of its own. It wakes the flow in the same commit: the commit also submits
+timer, the end of a child) is its own record. It wakes the flow in the same commit: the commit also submits
 the activation task.
 """
 
@@ -184,8 +184,8 @@ class FlowCommit(Record, frozen=True):
 
 
 class FlowAnswer(Record, frozen=True):
-    """`records` are all records after the known ones, in order, including those of this commit. `applied` tells
-    whether the action was applied: a suspended flow must have seen all records."""
+    """`records` are all records after the known ones, in order, including those of this commit. `applied` means
+    that the action was applied: a suspended flow must have seen all records."""
 
     records: list[AnyRecord]
     applied: bool
@@ -399,7 +399,7 @@ def send(txn: Txn, universe: str, flow_seq: int, generation: int, mail: MailRow)
 
 
 def _find_receiver(unit: FlowUnit, flow: OpenFlow, type: str) -> tuple[str, int, OpenStep] | None:
-    """Return the receive that was called first among those that accept the type."""
+    """Return the receive that was called first among the ones that accept the type."""
     if not flow.head.open_steps:
         return None
     receivers = [

@@ -1,6 +1,6 @@
 """The records of a flow: everything that a replay needs, in one total order.
 
-A record is a row of its own, written in the commit of its decision. A replay delivers the outcomes of steps in the
+A record is its own row, written in the commit of its decision. A replay delivers the outcomes of steps in the
 order of their records. `decided_ns` is the store time of the commit.
 """
 

@@ -25,6 +25,7 @@ from holdfast.flows import operations
 from holdfast.flows.execution import (
     Divergence,
     FlowExecution,
+    FlowRunId,
     NextRun,
     StepCall,
     StepFailed,
@@ -152,9 +153,7 @@ class Activation:
         self._has_news = False
         self._execution = FlowExecution(
             code.bind(loaded.args),
-            generation=loaded.body.generation,
-            seq=seq,
-            run=loaded.head.run,
+            id=FlowRunId(loaded.body.generation, seq, loaded.head.run),
             host=self._loop,
             on_ready=self._wake.set,
             values=environment.make_value,
