@@ -496,7 +496,7 @@ def test_relative_paths_and_flow_paths_are_resolved() -> None:
     assert rules.missing_part_breaches(line) == []
 
 
-@pytest.mark.parametrize("part", ["shell", "spark.run", "flow"])
+@pytest.mark.parametrize("part", ["shell", "spark.run", "queue.drain"])
 def test_missing_part_of_a_layer_is_a_breach(part: str) -> None:
     block = f"```layers\nadapters  # the shipped effects: http, {part}\nerrors\n```\n"
     assert rules.missing_layer_part_breaches(block, MODULES, PUBLIC) == [

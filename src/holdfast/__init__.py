@@ -32,6 +32,20 @@ if TYPE_CHECKING:
     from holdfast.app.definitions import inbox as inbox
     from holdfast.app.definitions import on as on
     from holdfast.app.definitions import upcast as upcast
+    from holdfast.app.flow_handle import FlowHandle as FlowHandle
+    from holdfast.app.flows import Flow as Flow
+    from holdfast.app.flows import again as again
+    from holdfast.app.flows import cancelled as cancelled
+    from holdfast.app.flows import flow as flow
+    from holdfast.app.flows import now as now
+    from holdfast.app.flows import options as options
+    from holdfast.app.flows import publish as publish
+    from holdfast.app.flows import random as random
+    from holdfast.app.flows import receive as receive
+    from holdfast.app.flows import sleep as sleep
+    from holdfast.app.flows import step as step
+    from holdfast.app.flows import undo as undo
+    from holdfast.app.flows import uuid as uuid
     from holdfast.app.history_limit import Keep as Keep
     from holdfast.app.runtime import Runtime as Runtime
     from holdfast.app.simulator import simulate as simulate
@@ -42,12 +56,36 @@ if TYPE_CHECKING:
     from holdfast.app.tasks import task as task
     from holdfast.app.world_handle import Delivery as Delivery
     from holdfast.app.world_handle import WorldHandle as WorldHandle
+    from holdfast.errors import Overloaded as Overloaded
+    from holdfast.errors import Timeout as Timeout
+    from holdfast.flows.execution import StepFailed as StepFailed
+    from holdfast.flows.model import FlowFailed as FlowFailed
     from holdfast.runner.error_policy import Refused as Refused
+    from holdfast.workers.flows.step_runs import current_step as current_step
     from holdfast.workers.tasks.attempt import TaskRun as TaskRun
     from holdfast.workers.tasks.attempt import current_task as current_task
     from holdfast.world.context import Context as Context
 
 _HOMES = {
+    "Flow": "holdfast.app.flows",
+    "FlowFailed": "holdfast.flows.model",
+    "FlowHandle": "holdfast.app.flow_handle",
+    "Overloaded": "holdfast.errors",
+    "StepFailed": "holdfast.flows.execution",
+    "Timeout": "holdfast.errors",
+    "again": "holdfast.app.flows",
+    "cancelled": "holdfast.app.flows",
+    "current_step": "holdfast.workers.flows.step_runs",
+    "flow": "holdfast.app.flows",
+    "now": "holdfast.app.flows",
+    "options": "holdfast.app.flows",
+    "publish": "holdfast.app.flows",
+    "random": "holdfast.app.flows",
+    "receive": "holdfast.app.flows",
+    "sleep": "holdfast.app.flows",
+    "step": "holdfast.app.flows",
+    "undo": "holdfast.app.flows",
+    "uuid": "holdfast.app.flows",
     "App": "holdfast.app.app",
     "Call": "holdfast.app.definitions",
     "Costed": "holdfast.app.definitions",

@@ -25,6 +25,8 @@ from holdfast.durable.item import FailedAttempt
 TIMER_SET = "timer.set"
 TIMER_CANCEL = "timer.cancel"
 FABRIC_SEND = "fabric.send"
+# An intent of a flow has an id with this prefix in the place of the world id.
+FLOW_WORLD_PREFIX = "flow/"
 EFFECT_CANCEL = "effect.cancel"
 # Schema names of the parameters and the receipt of `fabric.send`, from document 004.
 FABRIC_PARAMS = "sys/FabricSendParams@1"

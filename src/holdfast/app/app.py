@@ -24,6 +24,7 @@ from holdfast.app.history_limit import Keep, bounds_of
 from holdfast.app.storable_types import check_fields, check_type
 from holdfast.app.tasks import Queue, Task, queues_of
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.flows.model import TASK_PREFIX
 from holdfast.messages import (
     INBOX,
     RESERVED_KINDS,
@@ -39,6 +40,7 @@ from holdfast.world.history import HistoryBound
 from holdfast.world.step_inputs import undeclared_error
 
 if TYPE_CHECKING:
+    from holdfast.app.flows import Flow
     from holdfast.app.runtime import Runtime
     from holdfast.store.api import Store
     from holdfast.world.context import Context
@@ -57,6 +59,7 @@ class App:
         worlds: Iterable[type[World]] = (),
         effects: Iterable[Effect[Any, Any]] = (),
         tasks: Iterable[Task[Any, Any]] = (),
+        flows: Iterable[Flow[Any, Any]] = (),
         queues: Iterable[Queue] = (),
         events: Iterable[type[Any] | Inbox] = (),
         upcasts: Iterable[tuple[type[Any], int, Upcast]] = (),
@@ -80,6 +83,9 @@ class App:
         self.tasks: dict[str, Task[Any, Any]] = {}
         for task in tasks:
             self._add_task(task)
+        self.flows: dict[str, Flow[Any, Any]] = {}
+        for flow in flows:
+            self._add_flow(flow)
         self.queues: dict[str, Queue] = queues_of(queues)
         self.effects: dict[str, Effect[Any, Any]] = {}
         self.events: dict[str, EventType] = {}
@@ -213,6 +219,22 @@ class App:
         if self.tasks.setdefault(task.name, task) is not task:
             raise Invalid(what="task", name=task.name, why="two tasks have this name")
         task.check_storable()
+
+    def _add_flow(self, flow: Any) -> None:
+        from holdfast.app.flows import Flow
+
+        if not isinstance(flow, Flow):
+            raise Invalid(what="flow", found=repr(flow)[:64], why="not made by @hf.flow")
+        if self.flows.setdefault(flow.name, flow) is not flow:
+            raise Invalid(what="flow", name=flow.name, why="two flows have this name")
+        if flow.name in self.tasks or TASK_PREFIX + flow.name in self.tasks:
+            raise Invalid(what="flow", name=flow.name, why="a task has this name")
+        flow.check_storable()
+
+    @property
+    def event_types(self) -> dict[type, EventType]:
+        """The events that the app knows, by class."""
+        return {kind: self.events[name] for kind, name in self._event_names.items()}
 
     def _add_effect(self, effect: Effect[Any, Any]) -> None:
         from holdfast.app.builtin_effects.fabric import Send

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import HoldfastError, Invalid, NotFound, StoreClosed
 from holdfast.store.api import Store, Txn, reads_block
-from holdfast.tasks.model import TASK_TOPICS, keys_of
+from holdfast.tasks.model import TASK_TOPICS
 
 LISTEN_S = 0.5
 IDLE_ROUNDS_MAX = 20
@@ -35,11 +35,13 @@ class _Wait(NamedTuple):
 
 
 class ResultWaiter:
-    def __init__(self, store: Store, universe: str, check: Callable[[], None]) -> None:
-        """`check` raises if a role of this process failed."""
+    def __init__(
+        self, store: Store, check: Callable[[], None], topic: Callable[[int], str]
+    ) -> None:
+        """`check` raises if a role of this process failed. `topic` is the topic of a seq."""
         self._store = store
         self._check = check
-        self._topics = [keys_of(universe).task_topic(n) for n in range(TASK_TOPICS)]
+        self._topics = [topic(n) for n in range(TASK_TOPICS)]
         self._lock = threading.Lock()
         # By topic: the listener checks only waits that are new or whose topic was notified.
         self._waits: dict[int, dict[int, _Wait]] = {}

@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from holdfast.app import submission
 from holdfast.app.app import App
@@ -19,6 +19,7 @@ from holdfast.app.tasks import Submission
 from holdfast.app.tasks import to_limits as declared_limits
 from holdfast.clock import SYSTEM, Clock
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.messages import Ingress, event_ingress
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
@@ -29,6 +30,7 @@ from holdfast.workers.effects.pool import CLAIM_S_MAX, EffectWorkerPool
 from holdfast.workers.mail.delivery import check_peers
 from holdfast.workers.orchestrator import Orchestrator
 from holdfast.workers.service import ManagedService
+from holdfast.workers.tasks.attempt import TaskDefinition
 from holdfast.workers.tasks.process import is_importing_script
 from holdfast.workers.tasks.worker import CONCURRENCY, STOP_GRACE_S, TaskWorker
 from holdfast.workers.timers.worker import TimerWorker
@@ -38,10 +40,14 @@ from holdfast.world.catalog import check_text, check_universe
 
 # Optional parts are imported by the functions that use them, so that the first task does not wait for them.
 if TYPE_CHECKING:
+    from holdfast.app.flow_handle import FlowHandle
+    from holdfast.app.flows import Flow, FlowCall
     from holdfast.app.world_handle import WorldHandle
     from holdfast.store.admin.routing import StoreRouting
 
 W = TypeVar("W", bound=World)
+T = TypeVar("T")
+P = ParamSpec("P")
 
 ROLES = ("orchestrator", "world", "adapter", "timer", "dispatch", "task")
 
@@ -135,7 +141,8 @@ class Runtime:
     def _create_coalescers(self) -> None:
         """Create the coalescers that merge calls of the threads and event loops of this process."""
         self.submitter = submission.SubmitCoalescer(self.store, self.universe)
-        self.waiting = ResultWaiter(self.store, self.universe, self.check)
+        self.waiting = ResultWaiter(self.store, self.check, keys_of(self.universe).task_topic)
+        self.flow_waiting = ResultWaiter(self.store, self.check, flow_keys_of(self.universe).topic)
         self.async_submitter = submission.AsyncSubmitCoalescer(self.store, self.universe)
 
     def world(self, kind: type[W], name: str, *, universe: str | None = None) -> WorldHandle[W]:
@@ -190,6 +197,22 @@ class Runtime:
         handle.status()
         return handle
 
+    # -- flows ---------------------------------------------------------------------------------
+
+    def start(
+        self, flow: Flow[P, T] | FlowCall[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> FlowHandle[T]:
+        """Start a flow, or `flow.options(…)`. The flow is durable on return. `key=` makes it idempotent."""
+        from holdfast.app import flow_start
+
+        return flow_start.start(self, flow, args, kwargs)
+
+    def flow(self, id: str | Flow[Any, T], *, key: str | None = None) -> FlowHandle[Any]:
+        """Return the handle of a flow by id, or of a declared flow by key. Raise NotFound if there is none."""
+        from holdfast.app import flow_start
+
+        return flow_start.find(self, id, key)
+
     def _peer_runtime(self, universe: str) -> Runtime:
         """Return a client runtime of the same app for another universe, in the store that routes name, or
         in this store."""
@@ -218,7 +241,20 @@ class Runtime:
             # A single name must not be split into characters.
             return [self._queues] if isinstance(self._queues, str) else list(self._queues)
         declared = {task.spec.queue for task in self.app.tasks.values()}
+        declared |= {flow.spec.queue for flow in self.app.flows.values()}
         return sorted(declared | set(self.app.queues)) or ["default"]
+
+    def _task_definitions(self) -> Mapping[str, TaskDefinition]:
+        """The tasks of the app, and the activation tasks of its flows."""
+        if not self.app.flows:
+            return self.app.tasks
+        from holdfast.workers.flows.definition import task_definitions
+
+        events = self.app.event_types
+        codes = {name: flow.within(self.universe, events) for name, flow in self.app.flows.items()}
+        threads_max = CONCURRENCY if self._concurrency is None else self._concurrency
+        flows = task_definitions(self.store, self.universe, codes, threads_max, self.clock)
+        return {**self.app.tasks, **flows}
 
     def _declare_limits(self) -> None:
         """Store the queue limits that the app declares, if they changed."""
@@ -313,7 +349,7 @@ class Runtime:
             return TaskWorker(
                 self.store,
                 universe=self.universe,
-                codes=self.app.tasks,
+                codes=self._task_definitions(),
                 worker=self.worker,
                 incarnation=self.incarnation,
                 queues=self._task_queues(),
@@ -371,6 +407,6 @@ def _require_here(store: Store, universe: str, routing: StoreRouting) -> None:
 def _default_roles(app: App) -> tuple[str, ...]:
     """Return the roles that the app needs: all, without `task` or `dispatch` if the app does not use them."""
     needed = {role for effect in app.effects.values() for role in effect.roles}
-    if app.tasks:
+    if app.tasks or app.flows:
         needed.add("task")
     return tuple(role for role in ROLES if role not in ("dispatch", "task") or role in needed)

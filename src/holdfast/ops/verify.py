@@ -1,7 +1,7 @@
 """Verification of derived rows and redundant records: runs the consistency checks of every feature.
 
-`durable.consistency`, `world.consistency`, `leadership.consistency`, `dispatch.consistency` and
-`tasks.consistency` hold the checks. All of them read one snapshot, so concurrent commits cause no
+`durable.consistency`, `world.consistency`, `leadership.consistency`, `dispatch.consistency`,
+`tasks.consistency` and `flows.consistency` hold the checks. All of them read one snapshot, so concurrent commits cause no
 differences. `world_replay` verifies the journals of worlds, and `tasks.replay_check` reads the task log.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from holdfast.dispatch.consistency import check_dispatches
 from holdfast.durable import consistency as durable_consistency
 from holdfast.durable.difference import Difference
+from holdfast.flows import consistency as flow_consistency
 from holdfast.leadership.consistency import check_leader_lease
 from holdfast.ops import catalog_queries, decode_errors
 from holdfast.store.api import Txn
@@ -59,6 +60,8 @@ def _checks(txn: Txn) -> Iterator[tuple[str, str, Iterator[Difference]]]:
     for universe in iter_names(txn, (int(Space.TASK),)):
         yield "task", universe, task_consistency.check_specs(txn, universe)
         yield "task", universe, _check_tasks(txn, universe)
+    for universe in iter_names(txn, (int(Space.FLOW),)):
+        yield "flow", universe, flow_consistency.find_differences(txn, universe)
 
 
 def _check_tasks(txn: Txn, universe: str) -> Iterator[Difference]:

@@ -25,6 +25,10 @@ MODULES: dict[str, tuple[str, ...]] = {
         "holdfast.workers.effects.admission",
     ),
     "events": ("holdfast.world.redrive",),
+    "flows": (
+        "holdfast.flows.operations",
+        "holdfast.flows.fork",
+    ),
     "fork": ("holdfast.world.fork_inheritance",),
     "history": ("holdfast.world.history",),
     "hosting_lease": ("holdfast.world.hosting_lease",),

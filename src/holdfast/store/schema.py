@@ -88,6 +88,20 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "g" <seq>                                last progress report
                     <u> "h" …                                    checkpoints of the log
                     <u> "seq" "lease" "v" "bytes"                counters
+    16 flow         <u> "b" <flow>                               the body of a flow; immutable
+                    <u> "h" <flow>                               its head: state, activation task, result
+                    <u> "k" <name> <key>                         the flow of an idempotency key
+                    <u> "r" <flow> <run> <n>                     the records of a run, in order
+                    <u> "o" <flow> <name> <occurrence>           open steps that no worker holds
+                    <u> "d" <due_ns> <flow> <name> <occurrence>  sleeps and timeouts, by due time
+                    <u> "m" <flow> <n>                           the mailbox, in order
+                    <u> "mk" <flow> <key>                        idempotency keys of its events
+                    <u> "p" <flow> <name>                        published values
+                    <u> "c" <flow> <flow'>                       the second is a child of the first
+                    <u> "s" <state> <flow>                       flows in each state
+                    <u> "n" <name>                               number of flows in each state
+                    <u> "x" <until_ns> <flow>                    ended, retained until this time
+                    <u> "seq"                                    counter
 
 If a key contains a name and is also scanned by a shorter prefix, the row kind precedes the name
 (`lease`), so that no name can be mistaken for a kind.
@@ -121,6 +135,7 @@ class Space(IntEnum):
     WORKER = 13
     RUN = 14
     TASK = 15
+    FLOW = 16
 
 
 SCHEMA_MAJOR = 0

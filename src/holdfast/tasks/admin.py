@@ -39,28 +39,30 @@ def cancel(txn: Txn, universe: str, seqs: list[int], reason: str = "cancelled") 
     check_limit(len(seqs), "tasks")
     check_name("reason", reason)
     unit = UnitOfWork(txn, universe)
-    cancelled: list[bool] = []
-    for seq in seqs:
-        packed_seq = pack_int(seq)
-        body = unit.body(packed_seq)
-        if body is None:
-            raise NotFound(what="task", task=seq)
-        status = unit.status(packed_seq) if is_batchable(body) else unit.waiting_status(packed_seq)
-        if status.state not in (TaskState.WAITING, TaskState.LEASED):
-            cancelled.append(False)
-            continue
-        spec = get_spec(txn, unit.keys, body.spec)
-        if status.state == TaskState.LEASED:
-            unit.on_lease_end(spec, body.limit)
-            txn.add(unit.keys.revocations, 1)
-            txn.notify(unit.keys.revoked_topic)
-        else:
-            unit.dequeue(packed_seq, body, spec, status)
-        mark_dead(unit, seq, packed_seq, spec, status, reason)
-        cancelled.append(True)
+    cancelled = [cancel_within(unit, seq, reason) for seq in seqs]
     dependents.release(unit)
     unit.close()
     return cancelled
+
+
+def cancel_within(unit: UnitOfWork, seq: int, reason: str = "cancelled") -> bool:
+    """Cancel a task within an open unit of work. Returns whether this call ended it."""
+    txn, packed_seq = unit.txn, pack_int(seq)
+    body = unit.body(packed_seq)
+    if body is None:
+        raise NotFound(what="task", task=seq)
+    status = unit.status(packed_seq) if is_batchable(body) else unit.waiting_status(packed_seq)
+    if status.state not in (TaskState.WAITING, TaskState.LEASED):
+        return False
+    spec = get_spec(txn, unit.keys, body.spec)
+    if status.state == TaskState.LEASED:
+        unit.on_lease_end(spec, body.limit)
+        txn.add(unit.keys.revocations, 1)
+        txn.notify(unit.keys.revoked_topic)
+    else:
+        unit.dequeue(packed_seq, body, spec, status)
+    mark_dead(unit, seq, packed_seq, spec, status, reason)
+    return True
 
 
 @operation("tasks.redrive")

@@ -23,6 +23,7 @@ from holdfast.durable.difference import Difference
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.store.prefix_scan import iter_rows
+from holdfast.tasks import dependents
 from holdfast.tasks.model import (
     NEW_STATUS,
     TaskBodyRow,
@@ -31,6 +32,7 @@ from holdfast.tasks.model import (
     TaskSpec,
     TaskStatusRow,
     decode_body,
+    decode_int_at,
     decode_status,
     get_counts,
     get_spec,
@@ -318,8 +320,10 @@ def _check_dependents(
 ) -> Iterator[Difference]:
     open_dependencies: Counter[int] = Counter()
     for key, row in iter_rows(txn, keys.dependents):
-        other, seq = int(tuples.unpack(key)[-2]), unpack_seq(row)
-        open_dependencies[seq] += 1
+        other = decode_int_at(key, len(keys.dependents))
+        # A listener is no task. It is checked like one, under the task it listens to.
+        seq = other if row.startswith(dependents.LISTENER) else unpack_seq(row)
+        open_dependencies[seq] += not row.startswith(dependents.LISTENER)
         first = tasks.get(other)
         ended = first is None or first.status.state not in (TaskState.WAITING, TaskState.LEASED)
         if ended and txn.get(keys.pending_releases + pack_int(other)) is None:

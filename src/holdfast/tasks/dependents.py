@@ -12,14 +12,18 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from holdfast.codec import unpack
 from holdfast.store import tuples
 from holdfast.tasks import status_fold
 from holdfast.tasks.events import TasksDead
-from holdfast.tasks.model import NEW_STATUS, pack_int, unpack_seq
+from holdfast.tasks.model import NEW_STATUS, pack, pack_int, unpack_seq
+from holdfast.tasks.owner_callbacks import callbacks_of
 from holdfast.tasks.states import TaskState
 from holdfast.tasks.unit_of_work import DEPENDENTS_MAX, UnitOfWork
 
 DEPENDENCY_FAILED = "dependency_failed"
+# The first byte of the row of a listener. The row of a dependent task starts with the type code of an integer.
+LISTENER = b"L"
 
 
 def register(unit: UnitOfWork, packed_seq: bytes, dependencies: Sequence[int]) -> int | None:
@@ -43,6 +47,18 @@ def register(unit: UnitOfWork, packed_seq: bytes, dependencies: Sequence[int]) -
     return waits
 
 
+def listen(unit: UnitOfWork, seq: int, owner: str, listener: bytes) -> None:
+    """Call `on_end` of the owner when a task has ended, with `listener`. The task must not have ended yet."""
+    packed_seq = pack_int(seq)
+    row = LISTENER + pack([owner, listener])
+    unit.txn.put(unit.keys.dependents + packed_seq + row, row)
+    status = unit.status(packed_seq)
+    if not status.awaited:
+        if status == NEW_STATUS:
+            unit.split_from_range(packed_seq, unit.body_and_spec(packed_seq)[1])
+        unit.write_status(packed_seq, replace(status, awaited=True))
+
+
 def release(unit: UnitOfWork, limit: int = DEPENDENTS_MAX) -> int:
     """Update the dependents of ended tasks, including tasks that end here. Returns the number
     processed.
@@ -58,14 +74,22 @@ def release(unit: UnitOfWork, limit: int = DEPENDENTS_MAX) -> int:
         completed = place == b"completed"
         prefix = keys.dependents + packed
         found = txn.scan(prefix, tuples.prefix_end(prefix), limit - released)
-        for row, packed_seq in found:
+        for row, dependent in found:
             txn.delete(row)
-            _on_dependency_end(unit, packed_seq, completed)
+            if dependent.startswith(LISTENER):
+                _call_listener(unit, packed, dependent)
+            else:
+                _on_dependency_end(unit, dependent, completed)
         released += len(found)
         if released < limit:
             txn.delete(key)
             released += 1
     return released
+
+
+def _call_listener(unit: UnitOfWork, packed_seq: bytes, row: bytes) -> None:
+    owner, listener = unpack(row[len(LISTENER) :])
+    callbacks_of(owner).on_end(unit, listener, unit.status(packed_seq))
 
 
 def _on_dependency_end(unit: UnitOfWork, packed_seq: bytes, completed: bool) -> None:

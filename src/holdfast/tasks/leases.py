@@ -42,6 +42,7 @@ from holdfast.tasks.model import (
     pack_int,
     pack_text,
 )
+from holdfast.tasks.owner_callbacks import callbacks_of
 from holdfast.tasks.row_ranges import (
     ExpiryBatch,
     decode_range,
@@ -418,6 +419,9 @@ def mark_dead(
     unit.log.append(TasksDead([seq], reason))
     unit.write_status(packed_seq, status_fold.apply_death(prior, reason, unit.now_ns))
     unit.finish(seq, spec, "dead", awaited=prior.awaited)
+    if spec.owner:
+        body, _ = unit.body_and_spec(packed_seq)
+        callbacks_of(spec.owner).on_dead(unit, body.args, seq, reason)
 
 
 class HeldLease(Record, frozen=True):

@@ -62,6 +62,8 @@ class TaskSpec(Record, frozen=True):
     backoff_ns_max: int = 60 * S
     # The executor kind. Each kind has its own queue index, so kinds do not block each other.
     kind: int = 0
+    # The component that gets a call when a task of this kind is DEAD (`owner_callbacks`).
+    owner: str = ""
 
 
 class TaskBodyRow(Record, frozen=True):

@@ -160,6 +160,12 @@ def explain_state(txn: Txn, universe: str, row: TaskRow) -> str:
     return "it is completed"
 
 
+def where_is(txn: Txn, universe: str, seq: int) -> str:
+    """Return the state of a task, or the wait state of a waiting one. "" if the task was removed."""
+    row = get_row(txn, keys_of(universe), pack_int(seq))
+    return "" if row is None else row.where
+
+
 def was_granted(txn: Txn, universe: str, lease: LeaseId) -> bool:
     """Whether a lease may have been granted. False proves that the worker invented the lease id."""
     keys = keys_of(universe)

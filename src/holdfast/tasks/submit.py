@@ -137,11 +137,25 @@ def _check_columns(specs: list[TaskSpec], spec_of_each: list[int], new: list[Tas
         raise Invalid(what="tasks", why="each task needs exactly one spec")
 
 
+def create_within(unit: UnitOfWork, spec: TaskSpec, new: list[TaskToSubmit]) -> list[int]:
+    """Create tasks of one spec within an open unit of work, which the caller closes."""
+    return _create_within(unit, [spec], [0] * len(new), new)
+
+
 def _create_tasks(
     txn: Txn, universe: str, specs: list[TaskSpec], spec_of_each: list[int], new: list[TaskToSubmit]
 ) -> list[int]:
-    check_limit(len(new), "tasks")
     unit = UnitOfWork(txn, universe)
+    seqs = _create_within(unit, specs, spec_of_each, new)
+    unit.close()
+    return seqs
+
+
+def _create_within(
+    unit: UnitOfWork, specs: list[TaskSpec], spec_of_each: list[int], new: list[TaskToSubmit]
+) -> list[int]:
+    check_limit(len(new), "tasks")
+    txn = unit.txn
     spec_rows = [_spec_row(unit.keys, spec) for spec in specs]
     for index, (spec_no, new_task) in enumerate(zip(spec_of_each, new, strict=True)):
         _check_new_task(unit.keys, specs[spec_no], new_task, index)
@@ -168,7 +182,6 @@ def _create_tasks(
     if ready:
         batch.add_ready(ready_spec_no, ready)
     batch.save()
-    unit.close()
     return batch.seqs
 
 

@@ -325,6 +325,13 @@ def deliver_receipt(txn: Txn, intent: Intent, receipt: IntentReceipt) -> None:
             put_ingress(txn, intent.universe_id, intent.world_id, key, ingress)
 
 
+def cancel_silently(txn: Txn, universe: str, intent_hash: bytes) -> None:
+    """Cancel the effect of a flow. Its step gets no outcome, so no receipt is delivered."""
+    resolved = resolve(txn, universe, intent_hash)
+    if resolved is not None:
+        queue.cancel.fn(txn, resolved.queue(universe), resolved.seq, True)
+
+
 # -- cancelling ------------------------------------------------------------------------------------
 
 

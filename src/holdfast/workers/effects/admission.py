@@ -22,7 +22,7 @@ from holdfast.durable.queue import ADMIT, AdmissionVerdict, Candidate
 from holdfast.effects import budget
 from holdfast.effects.budget import MONEY, UNITS, UNIVERSE_SCOPE, Cost
 from holdfast.errors import HoldfastError, Invalid, NotFound
-from holdfast.messages import Intent
+from holdfast.messages import FLOW_WORLD_PREFIX, Intent
 from holdfast.store.api import Txn, find_operation, operation
 from holdfast.workers.effects.handler import CostEstimator
 from holdfast.world import catalog, intents
@@ -96,6 +96,11 @@ def undo_admission(txn: Txn, queue: str, candidates: list[Candidate], args: byte
 
 
 def _is_world_gone(txn: Txn, universe: str, world_id: str) -> bool:
+    if world_id.startswith(FLOW_WORLD_PREFIX):
+        # Imported here: few applications have flows.
+        from holdfast.flows import children
+
+        return children.is_flow_gone(txn, universe, world_id)
     try:
         return catalog.get_record(txn, universe, world_id).status is catalog.WorldStatus.DELETED
     except NotFound:
@@ -162,7 +167,9 @@ def _reserve(
 def _explain_refusal(txn: Txn, universe: str, answer: budget.ReservationResult) -> str:
     """Describe the exhausted account for an operator."""
     owner = "the universe"
-    if answer.scope:
+    if answer.scope.startswith(FLOW_WORLD_PREFIX):
+        owner = answer.scope
+    elif answer.scope:
         world = catalog.get_record(txn, universe, answer.scope)
         owner = f"{world.type}/{world.name}"
     account = answer.account

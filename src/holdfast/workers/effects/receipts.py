@@ -18,6 +18,7 @@ from holdfast.effects import budget
 from holdfast.effects.budget import Cost
 from holdfast.errors import HoldfastError, Invalid, NotFound
 from holdfast.messages import (
+    FLOW_WORLD_PREFIX,
     TIMER_SET,
     Intent,
     IntentReceipt,
@@ -123,6 +124,12 @@ def delete_dead_letters(txn: Txn, name: str, seqs: list[int]) -> list[int]:
 
 
 def _put_in_inbox(txn: Txn, intent: Intent, receipt: IntentReceipt) -> None:
+    if intent.world_id.startswith(FLOW_WORLD_PREFIX):
+        # Imported here: every effect worker imports this module, and few applications have flows.
+        from holdfast.flows import children
+
+        children.on_receipt(txn, intent, receipt)
+        return
     if _world_exists(txn, intent):
         ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
         put_ingress(txn, intent.universe_id, intent.world_id, None, ingress)

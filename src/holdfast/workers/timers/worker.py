@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from holdfast import codec
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.durable import delayed, queue
+from holdfast.flows import operations as flow_operations
+from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.messages import Intent, TimerSet
 from holdfast.store.api import Store, Txn, read_stale
 from holdfast.workers.service import TickService
@@ -42,6 +44,7 @@ class TimerWorker(TickService):
         super().__init__(store, clock)
         self._universe = universe
         self._delays, self._calendar = timers.delay_queue(universe), timers.calendar_queue(universe)
+        self._flow_topic = flow_keys_of(universe).due_topic
         self._pause_s = 0.0
         self._committer: FusedCommitter | None = None
         self._fusion_off_until_ns = 0
@@ -51,10 +54,12 @@ class TimerWorker(TickService):
 
     @property
     def topics(self) -> Sequence[str]:
-        return [queue.topic(self._delays), queue.topic(self._calendar)]
+        return [queue.topic(self._delays), queue.topic(self._calendar), self._flow_topic]
 
     def tick(self) -> bool:
         self._pause_s = 0.0
+        if self._fire_flows():
+            return True
         # Check first: a read is cheap, a delivery is a commit.
         left_ns = self._next_due_in_ns()
         if left_ns is None or left_ns > 0:
@@ -70,6 +75,15 @@ class TimerWorker(TickService):
         fired = self.store.transact(deliver_due, self._universe, self.clock.wall_ns(), BATCH_MAX)
         self._pause_s = 0.0 if fired else EMPTY_COMMIT_PAUSE_S
         return bool(fired)
+
+    def _fire_flows(self) -> bool:
+        """End the sleeps and timeouts of flows that are due, and remove flows past their retention."""
+        due_ns = read_stale(self.store, flow_operations.next_due_ns, self._universe)
+        if due_ns is None or due_ns > self.store.now_ns():
+            return False
+        fired = self.store.transact(flow_operations.fire_due, self._universe, BATCH_MAX)
+        removed = self.store.transact(flow_operations.remove_ended, self._universe, BATCH_MAX)
+        return bool(fired or removed)
 
     def set_commit_owner(self, committer: FusedCommitter) -> None:
         """Deliver timers of worlds hosted in this process within the commit of their next cycle."""
@@ -141,6 +155,7 @@ class TimerWorker(TickService):
         found = (
             queue.next_due_ns(txn, self._delays),
             queue.next_due_ns(txn, self._calendar, ahead_ns),
+            flow_operations.next_due_ns(txn, self._universe),
         )
         dues = [due_ns - now_ns for due_ns in found if due_ns is not None]
         return min(dues, default=None)

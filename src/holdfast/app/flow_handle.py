@@ -1,0 +1,220 @@
+"""The handle of a flow: wait for its result, send it events, read its steps and published values, cancel it."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from holdfast import codec
+from holdfast.app.flows import Flow
+from holdfast.clock import S
+from holdfast.errors import Invalid, NotFound, Timeout
+from holdfast.flows import fork, operations, queries
+from holdfast.flows.model import FlowFailed, FlowId, MailRow, keys_of
+from holdfast.flows.queries import FlowDetails, FlowStep
+from holdfast.flows.states import ENDED, FlowState
+from holdfast.store.api import Txn
+from holdfast.workers.tasks.attempt import waiting_for_tasks
+
+if TYPE_CHECKING:
+    from holdfast.app.runtime import Runtime
+
+T = TypeVar("T")
+
+
+class FlowStatus(NamedTuple):
+    """The state of a flow, and why it ended or is parked."""
+
+    id: str
+    name: str
+    key: str
+    state: str
+    run: int
+    code: str
+    step: str
+    error_type: str
+    error: str
+    failures: int
+
+
+class FlowHandle(Generic[T]):
+    """A started flow."""
+
+    def __init__(self, runtime: Runtime, id: FlowId, flow: Flow[Any, T] | None = None) -> None:
+        self._runtime = runtime
+        self._id = id
+        self._flow = flow
+
+    @property
+    def id(self) -> str:
+        return str(self._id)
+
+    @property
+    def key(self) -> str:
+        return self._details().body.key
+
+    def __repr__(self) -> str:
+        return f"<flow {self.id}>"
+
+    def status(self) -> FlowStatus:
+        details = self._details()
+        head = details.head
+        return FlowStatus(
+            id=self.id,
+            name=details.body.spec.name,
+            key=details.body.key,
+            state=FlowState(head.state).name,
+            run=head.run,
+            code=head.code,
+            step=head.step,
+            error_type=head.error_type,
+            error=head.error,
+            failures=head.failures,
+        )
+
+    def done(self) -> bool:
+        return self._details().head.state in ENDED
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the flow and return its result. Raises FlowFailed, or Timeout after `timeout` seconds."""
+        details = self._runtime.store.read(self._ended)
+        if details is None:
+            with waiting_for_tasks():
+                details = self._wait_until_ended(timeout)
+        return self._decode(details)
+
+    def _wait_until_ended(self, timeout: float | None) -> FlowDetails:
+        runtime = self._runtime
+        store, clock = runtime.store, runtime.clock
+        topic = keys_of(runtime.universe).topic(self._id.seq)
+        until_ns = None if timeout is None else clock.mono_ns() + int(timeout * S)
+        since = store.wait(topic, 0, 0.0)
+        while (details := store.read(self._ended)) is None:
+            left_s = 1.0
+            if until_ns is not None:
+                left_s = min(left_s, (until_ns - clock.mono_ns()) / S)
+                if left_s <= 0:
+                    runtime.check()
+                    raise Timeout(what="flow", flow=self.id, waited_s=timeout)
+            since = store.wait(topic, since, left_s)
+            runtime.check()
+        return details
+
+    async def result_async(self) -> T:
+        """Wait for the result in a coroutine; `await handle` does the same."""
+        details = await self._runtime.flow_waiting.until(self._ended, self._id.seq)
+        return self._decode(details)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.result_async().__await__()
+
+    def send(self, event: Any, *, key: str | None = None) -> int:
+        """Put an event into the flow's mailbox. With a key the event is sent once. Returns its number."""
+        name, value = self._runtime.app.encode_event(event)
+        mail = MailRow(name, value, key=key or "")
+        number: int = self._runtime.store.transact(
+            operations.send, self._runtime.universe, self._id.seq, self._id.generation, mail
+        )
+        return number
+
+    def cancel(self) -> bool:
+        """Cancel the flow. Its compensations run. Returns whether this call caused the cancellation."""
+        caused: bool = self._runtime.store.transact(
+            operations.cancel, self._runtime.universe, self._id.seq, self._id.generation
+        )
+        return caused
+
+    def steps(self, run: int | None = None) -> list[FlowStep]:
+        """The recorded and open steps of a run, in the order of their positions."""
+        self._details()
+        return self._runtime.store.read(
+            queries.list_steps, self._runtime.universe, self._id.seq, run
+        )
+
+    def events(self) -> list[tuple[str, Any]]:
+        """The events that wait in the mailbox: (type, value), oldest first."""
+        self._details()
+        return self._runtime.store.read(queries.list_mail, self._runtime.universe, self._id.seq)
+
+    def published(self, name: str | None = None, default: Any = None) -> Any:
+        """The last value published under a name, or all of them."""
+        self._details()
+        values = self._runtime.store.read(
+            queries.published_values, self._runtime.universe, self._id.seq
+        )
+        return values if name is None else values.get(name, default)
+
+    def fork(self, key: str, *, at: str | None = None) -> FlowHandle[T]:
+        """Start a new flow with the recorded steps before `at`: "charge", or "charge#3" for the third. Without `at`
+        all recorded steps are taken over."""
+        started: operations.StartedFlow = self._runtime.store.transact(
+            fork.fork, self._runtime.universe, self._id.seq, self._id.generation, key, at or ""
+        )
+        return FlowHandle(self._runtime, FlowId(started.generation, started.seq), self._flow)
+
+    def resume(self) -> bool:
+        """Run a PARKED flow again. Returns whether it was parked."""
+        self._details()
+        resumed: bool = self._runtime.store.transact(
+            operations.resume, self._runtime.universe, self._id.seq
+        )
+        return resumed
+
+    def redrive(self) -> FlowHandle[T]:
+        """Run a FAILED or DEAD flow again."""
+        self._details()
+        started: operations.StartedFlow = self._runtime.store.transact(
+            operations.redrive, self._runtime.universe, self._id.seq
+        )
+        return FlowHandle(self._runtime, FlowId(started.generation, started.seq), self._flow)
+
+    def why(self) -> list[dict[str, Any]]:
+        """What the flow waits for: a list of blockers with code, text and action."""
+        return self._runtime.store.read(queries.blockers, self._runtime.universe, self._id.seq)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _details(self) -> FlowDetails:
+        return self._runtime.store.read(self._read)
+
+    def _read(self, txn: Txn) -> FlowDetails:
+        details = queries.get_details(txn, self._runtime.universe, self._id.seq)
+        if details.body.generation != self._id.generation:
+            raise NotFound(what="flow", flow=self.id)
+        return details
+
+    def _ended(self, txn: Txn) -> FlowDetails | None:
+        details = self._read(txn)
+        return details if details.head.state in ENDED else None
+
+    def _decode(self, details: FlowDetails) -> T:
+        head = details.head
+        if head.state != FlowState.COMPLETED:
+            raise FlowFailed(
+                flow=self.id,
+                name=details.body.spec.name,
+                state=FlowState(head.state).name,
+                code=head.code,
+                step=head.step,
+                error_type=head.error_type,
+                error=head.error,
+            )
+        flow = self._flow or self._runtime.app.flows.get(details.body.spec.name)
+        if flow is None:
+            return typing.cast(T, codec.unpack(details.result))
+        return typing.cast(T, flow.value(details.result))
+
+
+def flow_by_key(runtime: Runtime, flow: Flow[Any, T], key: str) -> FlowHandle[T]:
+    """Return the handle of the flow with a key. Raise NotFound if there is none."""
+    found = runtime.store.read(queries.find_by_key, runtime.universe, flow.name, key)
+    if found is None:
+        raise NotFound(what="flow", name=flow.name, key=key)
+    return FlowHandle(runtime, found, flow)
+
+
+def check_key(key: Any) -> str:
+    if not isinstance(key, str) or not key:
+        raise Invalid(what="key", found=repr(key)[:64], expected="text")
+    return key

@@ -1,0 +1,56 @@
+"""Starting flows, and finding them by id or key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.app.flow_handle import FlowHandle, check_key, flow_by_key
+from holdfast.app.flows import Flow, FlowCall
+from holdfast.errors import Invalid
+from holdfast.flows import operations
+from holdfast.flows.model import FlowId, parse_flow_id
+from holdfast.flows.operations import NewFlow, StartedFlow
+
+if TYPE_CHECKING:
+    from holdfast.app.runtime import Runtime
+
+
+def start(
+    runtime: Runtime, flow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> FlowHandle[Any]:
+    call = to_call(runtime, flow)
+    new = NewFlow(call.spec, call.flow.pack(args, kwargs), call.key)
+    [started] = runtime.store.transact(operations.start, runtime.universe, [new])
+    return _handle(runtime, call, started)
+
+
+async def start_async(
+    runtime: Runtime, flow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> FlowHandle[Any]:
+    call = to_call(runtime, flow)
+    new = NewFlow(call.spec, call.flow.pack(args, kwargs), call.key)
+    [started] = await runtime.store.submit(operations.start, runtime.universe, [new])
+    return _handle(runtime, call, started)
+
+
+def _handle(runtime: Runtime, call: FlowCall[Any, Any], started: StartedFlow) -> FlowHandle[Any]:
+    return FlowHandle(runtime, FlowId(started.generation, started.seq), call.flow)
+
+
+def to_call(runtime: Runtime, flow: Any) -> FlowCall[Any, Any]:
+    call = flow.options() if isinstance(flow, Flow) else flow
+    if not isinstance(call, FlowCall):
+        raise Invalid(what="flow", found=repr(flow)[:64], why="not made by @hf.flow")
+    if runtime.app.flows.get(call.flow.name) is not call.flow:
+        raise Invalid(
+            what="flow", name=call.flow.name, why="unknown to the app; name it in App(flows=…)"
+        )
+    return call
+
+
+def find(runtime: Runtime, id: Any, key: str | None) -> FlowHandle[Any]:
+    if isinstance(id, Flow):
+        return flow_by_key(runtime, id, check_key(key))
+    handle: FlowHandle[Any] = FlowHandle(runtime, parse_flow_id(id))
+    handle.status()
+    return handle

@@ -1,0 +1,295 @@
+"""Children of flows: tasks, effects and flows that a step waits for.
+
+The end of a child appends the outcome of its step to the parent's records and wakes the parent, in the commit that
+ends the child. A flow that ends cancels its children, unless they were started with `parent_close="abandon"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from holdfast import codec
+from holdfast.config import ERROR_TEXT_CHARS_MAX
+from holdfast.errors import HoldfastError, NotFound
+from holdfast.flows.model import (
+    EFFECT,
+    FLOW,
+    OWNER,
+    TASK,
+    OpenStep,
+    get_head,
+    keys_of,
+    pack_int,
+    step_key,
+)
+from holdfast.flows.records import FlowEnded, StepCompleted, StepFailure
+from holdfast.flows.states import ENDED, FlowState
+from holdfast.flows.unit_of_work import FlowUnit, OpenFlow
+from holdfast.messages import FLOW_WORLD_PREFIX, Intent, IntentReceipt, ReceiptStatus
+from holdfast.store import blobs, tuples
+from holdfast.store.api import Txn
+from holdfast.tasks import dependents
+from holdfast.tasks.admin import cancel_within as cancel_task
+from holdfast.tasks.leases import EXPIRIES_EXHAUSTED
+from holdfast.tasks.model import TaskSpec, TaskStatusRow
+from holdfast.tasks.states import TaskState
+from holdfast.tasks.submit import TaskToSubmit, create_within
+from holdfast.tasks.unit_of_work import UnitOfWork
+from holdfast.world import intents
+
+
+def child_key(flow: OpenFlow, name: str, occurrence: int) -> str:
+    return step_key(flow.body.generation, flow.seq, flow.head.run, name, occurrence)
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+def start_task(
+    unit: FlowUnit,
+    flow: OpenFlow,
+    name: str,
+    occurrence: int,
+    spec: TaskSpec,
+    args: bytes,
+    limit: str,
+) -> int:
+    [seq] = create_within(unit.tasks, spec, [TaskToSubmit(args, limit=limit)])
+    listener = codec.pack([flow.seq, flow.head.run, name, occurrence])
+    dependents.listen(unit.tasks, seq, OWNER, listener)
+    return seq
+
+
+def on_task_end(tasks: UnitOfWork, listener: bytes, status: TaskStatusRow) -> None:
+    """Record the outcome of a child task. Called in the commit that ends the task."""
+    flow_seq, run, name, occurrence = codec.unpack(listener)
+    unit = FlowUnit(tasks.txn, tasks.keys.universe, tasks)
+    if status.state == TaskState.COMPLETED:
+        value = blobs.get(tasks.txn, status.blob) if status.blob else status.result
+        resolve_step(unit, flow_seq, run, name, occurrence, value=value, attempts=status.attempt)
+    else:
+        resolve_step(
+            unit,
+            flow_seq,
+            run,
+            name,
+            occurrence,
+            code=status.reason or TaskState(status.state).name.lower(),
+            error_type=status.error.partition(":")[0] if ":" in status.error else "",
+            error=status.error,
+            attempts=status.attempt,
+        )
+    unit.close()
+
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+def start_effect(unit: FlowUnit, intent: Intent) -> None:
+    intents.dispatch(unit.txn, replace(intent, enqueued_at_ns=unit.now_ns))
+
+
+def on_receipt(txn: Txn, intent: Intent, receipt: IntentReceipt) -> None:
+    """Record the outcome of an effect. Called in the commit that ends the effect."""
+    seq = intent.world_id.removeprefix(FLOW_WORLD_PREFIX)
+    run, occurrence, name = (intent.correlation_id or "0/0/").split("/", 2)
+    unit = FlowUnit(txn, intent.universe_id)
+    if receipt.status is ReceiptStatus.OK:
+        resolve_step(
+            unit,
+            int(seq),
+            int(run),
+            name,
+            int(occurrence),
+            value=receipt.value,
+            attempts=receipt.attempts,
+        )
+    else:
+        error = receipt.error or receipt.code
+        resolve_step(
+            unit,
+            int(seq),
+            int(run),
+            name,
+            int(occurrence),
+            code=receipt.code or receipt.status.value,
+            error_type=error.partition(":")[0] if ":" in error else "",
+            error=error,
+            attempts=receipt.attempts,
+        )
+    unit.close()
+
+
+def is_flow_gone(txn: Txn, universe: str, world_id: str) -> bool:
+    """Whether the flow of an intent has ended or was removed. Its effects are dropped."""
+    seq = int(world_id.removeprefix(FLOW_WORLD_PREFIX))
+    try:
+        return get_head(txn, keys_of(universe), seq).state in ENDED
+    except NotFound:
+        return True
+
+
+# -- outcomes --------------------------------------------------------------------------------------
+
+
+def resolve_step(
+    unit: FlowUnit,
+    flow_seq: int,
+    run: int,
+    name: str,
+    occurrence: int,
+    *,
+    value: bytes = b"",
+    code: str = "",
+    error_type: str = "",
+    error: str = "",
+    attempts: int = 1,
+) -> None:
+    """Append the outcome of an open step and wake its flow. Without such a step nothing changes."""
+    try:
+        flow = unit.load(flow_seq)
+    except NotFound:
+        return
+    if flow.head.run != run or flow.head.state in ENDED:
+        return
+    step = unit.open_step(flow, name, occurrence)
+    if step is None:
+        return
+    unit.delete_open(flow, name, occurrence, step)
+    if code:
+        unit.append(
+            flow,
+            StepFailure(
+                name,
+                occurrence,
+                step.position,
+                step.digest,
+                code,
+                error_type,
+                error[:ERROR_TEXT_CHARS_MAX],
+                attempts,
+                step.began_ns,
+            ),
+        )
+    else:
+        inline, blob = unit.inline_or_blob(value)
+        unit.append(
+            flow,
+            StepCompleted(
+                name, occurrence, step.position, step.digest, inline, blob, attempts, step.began_ns
+            ),
+        )
+    unit.wake(flow)
+
+
+def notify_parent(unit: FlowUnit, flow: OpenFlow) -> None:
+    """Record the end of a child flow in its parent."""
+    parent, head = flow.body.parent, flow.head
+    if parent is None:
+        return
+    if parent.intent:
+        _answer_world(unit, flow, parent.intent)
+        return
+    if head.state == FlowState.COMPLETED:
+        value = blobs.get(unit.txn, head.blob) if head.blob else head.result
+        resolve_step(unit, parent.flow, parent.run, parent.name, parent.occurrence, value=value)
+    else:
+        resolve_step(
+            unit,
+            parent.flow,
+            parent.run,
+            parent.name,
+            parent.occurrence,
+            code=head.code or FlowState(head.state).name.lower(),
+            error_type=head.error_type,
+            error=head.error,
+        )
+
+
+def _answer_world(unit: FlowUnit, flow: OpenFlow, packed_intent: bytes) -> None:
+    """Deliver the end of a flow to the world that started it, as a receipt."""
+    from holdfast.messages import receipt_ingress
+    from holdfast.world.ingress import put_ingress
+
+    intent, head = codec.unpack_as(Intent, packed_intent), flow.head
+    ok = head.state == FlowState.COMPLETED
+    value = blobs.get(unit.txn, head.blob) if head.blob else head.result
+    receipt = IntentReceipt(
+        intent.intent_hash,
+        intent.effect_kind,
+        ReceiptStatus.OK if ok else ReceiptStatus.ERROR,
+        value if ok else b"",
+        code="" if ok else head.code,
+        error="" if ok else head.error,
+        tag=intent.tag,
+    )
+    ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
+    try:
+        put_ingress(unit.txn, intent.universe_id, intent.world_id, None, ingress)
+    except HoldfastError:
+        return  # the world was deleted
+
+
+# -- cancellation ----------------------------------------------------------------------------------
+
+CancelFlow = Callable[[FlowUnit, OpenFlow], bool]
+
+
+def cancel_open(unit: FlowUnit, flow: OpenFlow, name: str, occurrence: int) -> None:
+    """Cancel an open step: its timer, its receive or its child. No outcome is recorded."""
+    step = unit.open_step(flow, name, occurrence)
+    if step is None:
+        return
+    unit.delete_open(flow, name, occurrence, step)
+    if step.kind == TASK and step.cancels_child:
+        cancel_task(unit.tasks, step.child)
+    elif step.kind == EFFECT:
+        intents.cancel_silently(unit.txn, unit.universe, step.intent)
+
+
+def cancel_child(unit: FlowUnit, step: OpenStep, cancel_flow: CancelFlow) -> None:
+    """Cancel the child of a step that exceeded its timeout."""
+    if step.kind == TASK:
+        cancel_task(unit.tasks, step.child)
+    elif step.kind == EFFECT:
+        intents.cancel_silently(unit.txn, unit.universe, step.intent)
+    elif step.kind == FLOW:
+        cancel_flow(unit, unit.load(step.child))
+
+
+def close_children(unit: FlowUnit, flow: OpenFlow, cancel_flow: CancelFlow) -> None:
+    """Cancel the child flows of a flow that ended, except abandoned ones."""
+    prefix = unit.keys.children + pack_int(flow.seq)
+    for key, _ in unit.txn.scan(prefix, tuples.prefix_end(prefix)):
+        seq = tuples.unpack(key)[-1]
+        assert isinstance(seq, int)
+        try:
+            child = unit.load(seq)
+        except NotFound:
+            continue
+        parent = child.body.parent
+        if parent is not None and parent.cancels and child.head.state not in ENDED:
+            cancel_flow(unit, child)
+
+
+# -- activation tasks ------------------------------------------------------------------------------
+
+
+def on_activation_dead(
+    tasks: UnitOfWork, args: bytes, task_seq: int, reason: str, finish: Callable[..., None]
+) -> None:
+    """End a flow whose activation died: its workers were lost too often, or an operator cancelled the task."""
+    flow_seq, _ = codec.unpack(args)
+    unit = FlowUnit(tasks.txn, tasks.keys.universe, tasks)
+    try:
+        flow = unit.load(flow_seq)
+    except NotFound:
+        return
+    if flow.head.task != task_seq or flow.head.state in ENDED:
+        return
+    code = "worker_lost" if reason == EXPIRIES_EXHAUSTED else reason
+    unit.append(flow, FlowEnded(FlowState.DEAD, code))
+    finish(unit, flow)
+    unit.close()

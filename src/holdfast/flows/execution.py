@@ -1,0 +1,429 @@
+"""The execution of a flow: replays the records and finds the steps to run. It has no I/O.
+
+The shell (`workers.flows`) feeds records and commits what the execution buffers. One round:
+
+    feed(records)      outcomes and other records, in their total order
+    advance()          runs the flow's code until it waits, and delivers the outcomes one by one
+    take_new_steps()   steps without a recorded outcome, to be started
+    take_buffer()      records to commit before or with the next outcome
+
+An outcome is delivered only after its commit, in the order of the records, and only when the flow is quiescent.
+A step that other code has inserted simply runs. A recorded step that is asked for with other arguments is a
+divergence: the flow is parked and nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import defaultdict
+from collections.abc import Callable, Container, Coroutine
+from contextvars import ContextVar
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from holdfast.errors import HoldfastError, Invalid, Timeout
+from holdfast.flows.loop import FlowLoop, LoopHost
+from holdfast.flows.model import step_key
+from holdfast.flows.records import (
+    AnyRecord,
+    CancelRequested,
+    CompensationStarted,
+    FlowEnded,
+    FlowRedriven,
+    FlowTimedOut,
+    Published,
+    StepCompleted,
+    StepFailure,
+    StepOutcome,
+    UndoRegistered,
+)
+
+# Values that the flow's code gets at once. They are not awaited.
+VALUE_NAMES = frozenset({"hf.now", "hf.uuid", "hf.random"})
+UNDO_PREFIX = "undo:"
+UNDO_ATTEMPTS = 5
+
+
+class StepFailed(HoldfastError):
+    """A step has failed finally: `step`, `error_type`, `error` and `attempts` of the original error."""
+
+    code = "step_failed"
+
+
+class NextRun(BaseException):
+    """Raised by `hf.again`: ends the run with the arguments of the next one."""
+
+    def __init__(self, args: bytes) -> None:
+        self.packed_args = args
+
+
+class StepKind(Enum):
+    LOCAL = auto()
+    OPEN = auto()
+
+
+class StepCall:
+    """One call of `hf.step`, `hf.sleep` or `hf.receive`."""
+
+    __slots__ = (
+        "decode", "digest", "future", "idempotency_key", "kind", "name", "occurrence", "position", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: StepKind,
+        name: str,
+        digest: bytes,
+        work: Any,
+        decode: Callable[[bytes], Any],
+    ) -> None:
+        """`work` is what the shell starts: a callable with its arguments, or a request for an open step."""
+        self.kind = kind
+        self.name = name
+        self.digest = digest
+        self.work = work
+        self.decode = decode
+        self.occurrence = self.position = 0
+        self.idempotency_key = ""
+        self.future: asyncio.Future[Any]
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        return self.name, self.occurrence
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}#{self.occurrence}"
+
+
+class FlowRunId(NamedTuple):
+    generation: int
+    seq: int
+    run: int
+
+
+class Divergence(HoldfastError):
+    code = "replay_diverged"
+    hint = "deploy code that asks for the recorded steps, then resume the flow"
+
+
+class RecordQueue:
+    """The records of a flow: the undelivered ones in order, and every outcome by its step."""
+
+    def __init__(self) -> None:
+        self.known = 0
+        self.outcomes: dict[tuple[str, int], StepOutcome] = {}
+        self.undos: set[tuple[str, int]] = set()
+        # The number of recorded published values. A replay does not publish them again.
+        self.published = 0
+        self.undelivered: list[AnyRecord] = []
+
+    def feed(self, records: list[AnyRecord]) -> None:
+        self.known += len(records)
+        for record in records:
+            match record:
+                case FlowRedriven():
+                    self._forget_end(record)
+                case UndoRegistered():
+                    self.undos.add((record.name, record.occurrence))
+                case Published():
+                    self.published += 1
+                case StepCompleted() | StepFailure():
+                    self.outcomes[record.name, record.occurrence] = record
+                    if record.name not in VALUE_NAMES:
+                        self.undelivered.append(record)
+                case _:
+                    self.undelivered.append(record)
+
+    def _forget_end(self, redriven: FlowRedriven) -> None:
+        """Drop the end of the flow and the failure that caused it: the step runs again."""
+        ends = (CancelRequested, FlowTimedOut, CompensationStarted, FlowEnded)
+        failed = (redriven.name, redriven.occurrence)
+
+        def is_dropped(record: AnyRecord) -> bool:
+            if isinstance(record, StepFailure):
+                return (record.name, record.occurrence) == failed
+            return isinstance(record, ends)
+
+        if isinstance(self.outcomes.get(failed), StepFailure):
+            del self.outcomes[failed]
+        self.undelivered = [record for record in self.undelivered if not is_dropped(record)]
+
+    def take_next(self, asked: Container[tuple[str, int]], *, wait: bool) -> AnyRecord | None:
+        """Remove and return the first record that can be delivered now. The outcome of a step that was not asked for
+        stays: code that asks for it later gets it. With `wait` such an outcome holds back the records after it."""
+        for index, record in enumerate(self.undelivered):
+            if (
+                not isinstance(record, StepCompleted | StepFailure)
+                or (record.name, record.occurrence) in asked
+            ):
+                del self.undelivered[index]
+                return record
+            if wait:
+                return None
+        return None
+
+
+CURRENT_FLOW: ContextVar[FlowExecution | None] = ContextVar("holdfast_flow", default=None)
+
+
+class FlowExecution:
+    def __init__(
+        self,
+        body: Callable[[], Coroutine[Any, Any, Any]],
+        *,
+        id: FlowRunId,
+        host: LoopHost,
+        on_ready: Callable[[], None],
+        values: Callable[[str], Any],
+        code: Any = None,
+    ) -> None:
+        """`values` makes the recorded values: `values("hf.now")`. `code` is the declared flow."""
+        self._body = body
+        self.code = code
+        self.id = id
+        self.loop = FlowLoop(host, on_ready)
+        self._make_value = values
+        self._main: asyncio.Task[Any] | None = None
+        self._undos: list[tuple[UndoRegistered, StepCall]] = []
+        self._positions = 0
+        self._occurrences: dict[str, int] = defaultdict(int)
+        self._code_of_name: dict[str, Any] = {}
+        self.records = RecordQueue()
+        # Steps that were asked for and have no outcome yet.
+        self.asked: dict[tuple[str, int], StepCall] = {}
+        self._new_steps: list[StepCall] = []
+        self._buffer: list[AnyRecord] = []
+        self.divergence: Divergence | None = None
+        self.cancelled = self.timed_out = False
+        self.compensation: CompensationStarted | None = None
+
+    # -- for the shell ---------------------------------------------------------------------------
+
+    def feed(self, records: list[AnyRecord]) -> None:
+        """Add records that follow the known ones."""
+        self.records.feed(records)
+
+    def advance(self) -> bool:
+        """Run the flow's code until it waits for something that is not recorded. Returns False if the code did not
+        come to rest within a bound: call again."""
+        if self._main is None:
+            self._main = self._start(self._body)
+        if not self.loop.run_ready():
+            return False
+        while self.divergence is None and (record := self._next_deliverable()) is not None:
+            self._deliver(record)
+            if not self.loop.run_ready():
+                return False
+        return True
+
+    @property
+    def known_records(self) -> int:
+        return self.records.known
+
+    def take_new_steps(self) -> list[StepCall]:
+        """Remove and return the steps to start. Steps with a recorded outcome are not among them."""
+        steps, self._new_steps = self._new_steps, []
+        return [
+            step
+            for step in steps
+            if step.identity not in self.records.outcomes and step.identity in self.asked
+        ]
+
+    def take_buffer(self) -> list[AnyRecord]:
+        records, self._buffer = self._buffer, []
+        return records
+
+    @property
+    def has_buffer(self) -> bool:
+        return bool(self._buffer)
+
+    @property
+    def done(self) -> bool:
+        return self._main is not None and self._main.done()
+
+    @property
+    def unhandled_error(self) -> BaseException | None:
+        return self.loop.unhandled[0] if self.loop.unhandled else None
+
+    def result(self) -> Any:
+        """Return the result of the flow's code, or raise its error."""
+        assert self._main is not None
+        return self._main.result()
+
+    def unused_records(self) -> list[StepOutcome]:
+        """The recorded outcomes that the code has not asked for."""
+        return [
+            record
+            for record in self.records.undelivered
+            if isinstance(record, StepCompleted | StepFailure) and not record.name.startswith("hf.")
+        ]
+
+    @property
+    def has_undos(self) -> bool:
+        return bool(self._undos)
+
+    def close(self) -> None:
+        """Drop the flow's code. None of it runs again."""
+        self.loop.close()
+
+    # -- delivery --------------------------------------------------------------------------------
+
+    def _next_deliverable(self) -> AnyRecord | None:
+        # The code may ask for the next outcome after its foreign wait.
+        return self.records.take_next(self.asked, wait=self.loop.foreign_waits > 0)
+
+    def _deliver(self, record: AnyRecord) -> None:
+        match record:
+            case StepCompleted() | StepFailure():
+                self._deliver_outcome(record)
+            case CancelRequested():
+                self.cancelled = True
+                self._cancel_main()
+            case FlowTimedOut():
+                self.timed_out = True
+                self._cancel_main()
+            case CompensationStarted():
+                self._start_compensation(record)
+            case _:
+                pass
+
+    def _deliver_outcome(self, record: StepOutcome) -> None:
+        call = self.asked[record.name, record.occurrence]
+        if record.digest != call.digest:
+            self._diverge(call, "it is recorded with other arguments")
+            return
+        del self.asked[call.identity]
+        future = call.future
+        if future.done():
+            return
+        if isinstance(record, StepFailure):
+            future.set_exception(_error_of(call, record))
+            return
+        try:
+            value = call.decode(record.value)
+        except Exception as error:
+            self._diverge(call, f"its recorded value does not fit its type: {error}")
+            return
+        future.set_result(value)
+
+    def _diverge(self, call: StepCall, why: str) -> None:
+        if self.divergence is None:
+            self.divergence = Divergence(step=call.label, why=why)
+
+    def _cancel_main(self) -> None:
+        if self._main is not None and not self._main.done() and self.compensation is None:
+            self._main.cancel()
+
+    # -- compensation ----------------------------------------------------------------------------
+
+    def _start_compensation(self, record: CompensationStarted) -> None:
+        """Replace the flow's code by its compensations, in the reverse order of their registration."""
+        self.compensation = record
+        self.loop._ready.clear()
+        self.asked.clear()
+        self._new_steps.clear()
+        undos = [
+            undo
+            for registered, undo in self._undos
+            if (registered.name, registered.occurrence) in self.records.undos
+        ]
+        self._main = self._start(lambda: self._compensate(undos))
+
+    async def _compensate(self, undos: list[StepCall]) -> None:
+        for undo in reversed(undos):
+            call = StepCall(
+                StepKind.LOCAL, UNDO_PREFIX + undo.name, undo.digest, undo.work, undo.decode
+            )
+            call.kind = undo.kind
+            try:
+                await self.step(call)
+            except StepFailed:
+                continue  # its failure is recorded: the flow has the dead letter `undo_failed`
+
+    # -- for the flow's code ---------------------------------------------------------------------
+
+    def step(self, call: StepCall, code: Any = None) -> asyncio.Future[Any]:
+        """Give a call its position and occurrence, and return the future of its outcome."""
+        if code is not None and self._code_of_name.setdefault(call.name, code) is not code:
+            raise Invalid(
+                what="step",
+                name=call.name,
+                why="two functions have this name; name one with hf.options(fn, name=…)",
+            )
+        self._number(call)
+        call.future = self.loop.create_future()
+        # A failed step without a waiting coroutine is no error of the flow.
+        call.future.add_done_callback(_retrieve)
+        if (self.cancelled or self.timed_out) and self.compensation is None:
+            if call.identity not in self.records.outcomes:
+                call.future.cancel()
+                return call.future
+        self.asked[call.identity] = call
+        self._new_steps.append(call)
+        return call.future
+
+    def value(
+        self, name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
+    ) -> Any:
+        """Return a recorded value, or make and buffer it."""
+        call = StepCall(StepKind.LOCAL, name, b"", None, decode)
+        self._number(call)
+        recorded = self.records.outcomes.get(call.identity)
+        if isinstance(recorded, StepCompleted):
+            return decode(recorded.value)
+        packed = encode(self._make_value(name))
+        record = StepCompleted(call.name, call.occurrence, call.position, b"", packed)
+        self.records.outcomes[call.identity] = record
+        self._buffer.append(record)
+        return decode(packed)
+
+    def undo(self, call: StepCall) -> None:
+        self._number(call)
+        registered = UndoRegistered(call.name, call.occurrence, call.position, call.digest)
+        self._undos.append((registered, call))
+        if (call.name, call.occurrence) not in self.records.undos:
+            self._buffer.append(registered)
+
+    def publish(self, name: str, value: bytes) -> None:
+        self._number(call := StepCall(StepKind.LOCAL, "hf.publish", b"", None, bytes))
+        if call.occurrence > self.records.published:
+            self._buffer.append(Published(name, value))
+
+    def _number(self, call: StepCall) -> None:
+        self._positions += 1
+        self._occurrences[call.name] += 1
+        call.position, call.occurrence = self._positions, self._occurrences[call.name]
+        call.idempotency_key = step_key(*self.id, call.name, call.occurrence)
+
+    def _start(self, body: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
+        context = contextvars.copy_context()
+        context.run(CURRENT_FLOW.set, self)
+        task = context.run(lambda: asyncio.Task(_guard(body), loop=self.loop, context=context))
+        return task
+
+
+async def _guard(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run the flow's code. The end of a run is a value: a BaseException would leave the loop."""
+    try:
+        return await body()
+    except NextRun as next_run:
+        return next_run
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _error_of(call: StepCall, record: StepFailure) -> Exception:
+    if record.name == "hf.receive" and record.code == "timeout":
+        return Timeout(what="receive", step=call.label)
+    return StepFailed(
+        step=call.label,
+        code=record.code,
+        error_type=record.error_type,
+        error=record.error,
+        attempts=record.attempts,
+    )

@@ -1,0 +1,99 @@
+"""Forks: a new flow that takes over the recorded steps of another flow, up to a step.
+
+Steps in progress, mailbox and timers are not taken over. The fork has its own idempotency keys and compensates
+its own steps only.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from holdfast.durable.validation import check_name
+from holdfast.errors import Invalid, KeyConflict, NotFound
+from holdfast.flows.model import FlowHeadRow, FlowId, pack_int
+from holdfast.flows.operations import StartedFlow
+from holdfast.flows.records import AnyRecord, Published, StepCompleted, StepFailure, decode_record
+from holdfast.flows.unit_of_work import FlowUnit, OpenFlow
+from holdfast.store import blobs, tuples
+from holdfast.store.api import Txn, operation
+from holdfast.store.schema import encode_int
+
+
+@operation("flows.fork")
+def fork(
+    txn: Txn, universe: str, flow_seq: int, generation: int, key: str, at: str = ""
+) -> StartedFlow:
+    """Start a flow with the recorded outcomes before the step `at`. A repeated call returns the same fork."""
+    check_name("key", key)
+    unit = FlowUnit(txn, universe)
+    parent = unit.load(flow_seq)
+    body = parent.body
+    if body.generation != generation:
+        raise NotFound(what="flow", flow=str(FlowId(generation, flow_seq)))
+    keys = unit.keys
+    index_key = keys.keys + tuples.pack((body.spec.name, key))
+    if (packed := txn.get(index_key)) is not None:
+        existing = unit.load(tuples.unpack_last_int(packed, 0))
+        if existing.body.fork_of != flow_seq or existing.body.fork_at != at:
+            raise KeyConflict(what="flow", name=body.spec.name, key=key)
+        return StartedFlow(existing.seq, existing.body.generation)
+    records = _records_before(unit, parent, at)
+    seq = txn.count(keys.seq_counter) + 1
+    txn.put(keys.seq_counter, encode_int(seq))
+    args, blob = body.args, body.blob
+    if parent.head.args is not None:
+        args, blob = parent.head.args, parent.head.args_blob
+    if blob:
+        blobs.retain.fn(txn, blob)
+    child = unit.create(
+        seq,
+        replace(
+            body,
+            args=args,
+            blob=blob,
+            key=key,
+            created_ns=unit.now_ns,
+            generation=txn.generation,
+            parent=None,
+            fork_of=flow_seq,
+            fork_at=at,
+            redrive_of=0,
+        ),
+        FlowHeadRow(run_started_ns=unit.now_ns),
+    )
+    txn.put(index_key, pack_int(seq))
+    for record in records:
+        if isinstance(record, StepCompleted) and record.blob:
+            blobs.retain.fn(txn, record.blob)
+        unit.append(child, record)
+        if isinstance(record, Published):
+            txn.put(keys.published + tuples.pack((seq, record.name)), record.value)
+    unit.put_timeout(child)
+    unit.activate(child)
+    unit.close()
+    return StartedFlow(seq, txn.generation)
+
+
+def _records_before(unit: FlowUnit, flow: OpenFlow, at: str) -> list[AnyRecord]:
+    """The outcomes with a lower position than the step `at`, and the values published with them."""
+    prefix = unit.keys.records_of(flow.seq, flow.head.run)
+    stored = [
+        decode_record(row).record for _, row in unit.txn.scan(prefix, tuples.prefix_end(prefix))
+    ]
+    outcomes = [
+        record
+        for record in stored
+        if isinstance(record, StepCompleted | StepFailure) and not record.name.startswith("undo:")
+    ]
+    if not at:
+        return [*outcomes, *(record for record in stored if isinstance(record, Published))]
+    name, _, occurrence = at.partition("#")
+    if occurrence and not occurrence.isdecimal():
+        raise Invalid(what="at", found=at[:64], expected='a step such as "charge" or "charge#3"')
+    wanted = (name, int(occurrence or 1))
+    known = {(record.name, record.occurrence): record.position for record in outcomes}
+    for open_name, open_occurrence, step in unit.open_steps(flow):
+        known[open_name, open_occurrence] = step.position
+    if wanted not in known:
+        raise NotFound(what="step", flow=flow.seq, step=f"{wanted[0]}#{wanted[1]}")
+    return [record for record in outcomes if record.position < known[wanted]]

@@ -1,0 +1,210 @@
+"""The event loop of one flow: deterministic, without I/O.
+
+The body of a flow runs on a `FlowLoop`, its steps run elsewhere. The loop runs callbacks in the order in which they
+were scheduled. When no callback is left, the flow is quiescent: each of its coroutines waits for an outcome. Outcomes
+are delivered only then, so a replay interleaves the branches of a flow in the same way as the first run.
+
+Timers and executor calls of the flow's own code (`asyncio.sleep`, `asyncio.to_thread`) go to the host loop and are
+counted as foreign waits. Sockets are refused: a step does I/O.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from asyncio import events
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from holdfast.errors import Invalid
+
+# Callbacks that run before the worker's loop gets the thread back.
+CALLBACKS_MAX = 10_000
+
+
+class LoopHost(Protocol):
+    """The event loop of the worker, as far as a flow needs it."""
+
+    def time(self) -> float: ...
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> Any: ...
+    def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any) -> Any: ...
+    def run_in_executor(self, executor: Any, fn: Callable[..., Any], *args: Any) -> Any: ...
+
+
+# The typed interface has 50 methods; `_refuse` defines the ones for I/O.
+_Base: Any = asyncio.AbstractEventLoop
+
+
+class FlowLoop(_Base):  # type: ignore[misc]
+    def __init__(self, host: LoopHost, on_ready: Callable[[], None]) -> None:
+        """`on_ready` is called when a callback is scheduled from outside of `run_ready`."""
+        self._host = host
+        self._on_ready = on_ready
+        self._ready: deque[asyncio.Handle] = deque()
+        self._running = False
+        self._closed = False
+        self.foreign_waits = 0
+        self.unhandled: list[BaseException] = []
+
+    def run_ready(self) -> bool:
+        """Run callbacks until none is left. Returns False if the bound was reached first."""
+        former = events._get_running_loop()
+        events._set_running_loop(self)
+        self._running = True
+        try:
+            for _ in range(CALLBACKS_MAX):
+                if not self._ready:
+                    return True
+                handle = self._ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
+            return not self._ready
+        finally:
+            self._running = False
+            events._set_running_loop(former)
+
+    # -- the part of the interface that flows use ------------------------------------------------
+
+    def call_soon(
+        self,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        if not self._running and not self._closed:
+            self._on_ready()
+        return handle
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._host.call_soon_threadsafe(self._append, handle)
+        return handle
+
+    def _append(self, handle: asyncio.Handle) -> None:
+        self._ready.append(handle)
+        if not self._closed:
+            self._on_ready()
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self.foreign_waits += 1
+        self._host.call_later(max(when - self.time(), 0.0), self._fire, handle)
+        return handle
+
+    def _fire(self, handle: asyncio.TimerHandle) -> None:
+        if not handle.cancelled():
+            self.foreign_waits -= 1
+            self._append(handle)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self.foreign_waits -= 1
+
+    def run_in_executor(self, executor: Any, fn: Callable[..., Any], *args: Any) -> Any:
+        """Run a function in a thread of the worker. Not recorded: a replay runs it again."""
+        future = self.create_future()
+        self.foreign_waits += 1
+        started = self._host.run_in_executor(executor, fn, *args)
+
+        def on_done(done: Any) -> None:
+            self.foreign_waits -= 1
+            if not future.done():
+                error = done.exception()
+                if error is None:
+                    future.set_result(done.result())
+                else:
+                    future.set_exception(error)
+
+        started.add_done_callback(on_done)
+        return future
+
+    def time(self) -> float:
+        return self._host.time()
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
+        return asyncio.Task(coro, loop=self, name=name, context=context)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        self._closed = True
+        self._ready.clear()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is not None:
+            self.unhandled.append(error)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    def get_task_factory(self) -> Any:
+        return None
+
+
+def _refuse(name: str) -> Callable[..., Any]:
+    def refuse(self: FlowLoop, *args: Any, **kwargs: Any) -> Any:
+        raise Invalid(
+            what="flow",
+            why="its code does I/O outside a step; call the function with hf.step",
+            call=name,
+        )
+
+    return refuse
+
+
+for _name in (
+    "create_connection",
+    "create_server",
+    "create_unix_connection",
+    "create_unix_server",
+    "create_datagram_endpoint",
+    "connect_accepted_socket",
+    "sock_recv",
+    "sock_sendall",
+    "sock_connect",
+    "sock_accept",
+    "getaddrinfo",
+    "getnameinfo",
+    "subprocess_exec",
+    "subprocess_shell",
+    "connect_read_pipe",
+    "connect_write_pipe",
+    "add_reader",
+    "add_writer",
+    "start_tls",
+    "sendfile",
+):
+    setattr(FlowLoop, _name, _refuse(_name))

@@ -1,0 +1,690 @@
+"""Flow operations: the only code that writes flow state.
+
+    start      a new flow, or the flow of its key
+    commit     the records of a worker under the lease of the flow's activation; suspend, end, again, park
+    send       an event into the mailbox, or to a waiting receive
+    cancel     recorded once; the flow's code sees it at its next await
+    fire_due   sleeps, timeouts and retries that are due
+    resume, redrive, remove_ended
+
+Each operation runs where commits are applied, so two of them never conflict. An outcome from outside (an event, a
+timer, the end of a child) is its own record. It wakes the flow in the same commit: the commit also submits
+the activation task.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from holdfast import codec
+from holdfast.codec import Record
+from holdfast.config import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
+from holdfast.durable.validation import check_limit, check_name, check_time, check_ttl
+from holdfast.errors import Fenced, Invalid, KeyConflict, KeyTooLarge, NotFound, ValueTooLarge
+from holdfast.flows import children
+from holdfast.flows.model import (
+    EFFECT,
+    FLOW,
+    RECEIVE,
+    RETRY_NAME,
+    SLEEP,
+    TASK,
+    TIMEOUT_NAME,
+    FlowBodyRow,
+    FlowEndedError,
+    FlowHeadRow,
+    FlowId,
+    FlowSpec,
+    MailRow,
+    OpenStep,
+    Parent,
+    decode_mail,
+    keys_of,
+    pack_int,
+)
+from holdfast.flows.records import (
+    AnyRecord,
+    CancelRequested,
+    FlowEnded,
+    FlowRedriven,
+    FlowResumed,
+    FlowTimedOut,
+    Published,
+    StepCompleted,
+    StepFailure,
+    decode_record,
+)
+from holdfast.flows.states import ENDED, FlowState
+from holdfast.flows.unit_of_work import FlowUnit, OpenFlow, activation_spec
+from holdfast.messages import Intent
+from holdfast.store import blobs, tuples
+from holdfast.store.api import Txn, operation
+from holdfast.store.schema import encode_int
+from holdfast.tasks import submit
+from holdfast.tasks.leases import is_live
+from holdfast.tasks.model import TaskSpec
+from holdfast.tasks.model import pack_int as pack_task
+
+# Records in the answer to one commit. The worker asks again for the rest.
+RECORDS_PAGE = 1_000
+MAIL_SCAN_MAX = 10_000
+REMOVED_ROWS_MAX = 2_000
+
+
+class NewFlow(Record, frozen=True):
+    """A flow to start."""
+
+    spec: FlowSpec
+    args: bytes
+    key: str = ""
+    parent: Parent | None = None
+
+
+class StartedFlow(Record, frozen=True):
+    seq: int
+    generation: int
+
+
+@operation("flows.start")
+def start(txn: Txn, universe: str, new: list[NewFlow]) -> list[StartedFlow]:
+    """Start flows atomically. For a key in use, returns its flow; other arguments are a conflict."""
+    check_limit(len(new), "flows")
+    for new_flow in new:
+        check_new(universe, new_flow)
+    unit = FlowUnit(txn, universe)
+    started = [start_within(unit, new_flow) for new_flow in new]
+    unit.close()
+    return started
+
+
+def check_new(universe: str, new_flow: NewFlow) -> None:
+    check_spec(new_flow.spec)
+    if len(new_flow.args) > MESSAGE_BYTES_MAX:
+        raise ValueTooLarge(what="arguments", bytes=len(new_flow.args), bytes_max=MESSAGE_BYTES_MAX)
+    if new_flow.key:
+        check_name("key", new_flow.key)
+        key = keys_of(universe).keys + tuples.pack((new_flow.spec.name, new_flow.key))
+        if len(key) > KEY_BYTES_MAX:
+            raise KeyTooLarge(what="flow", key=new_flow.key[:64], bytes_max=KEY_BYTES_MAX)
+
+
+def check_spec(spec: FlowSpec) -> None:
+    check_name("flow", spec.name)
+    submit.check_spec(activation_spec(spec))
+    check_time("timeout_ns", spec.timeout_ns)
+    check_ttl(spec.lease_ns)
+    check_time("retain_ns", spec.retain_ns)
+    if not 1 <= spec.attempts <= 1_000_000:
+        raise Invalid(what="attempts", found=spec.attempts, min=1, max=1_000_000)
+
+
+def start_within(unit: FlowUnit, new_flow: NewFlow) -> StartedFlow:
+    txn, keys, spec = unit.txn, unit.keys, new_flow.spec
+    index_key = keys.keys + tuples.pack((spec.name, new_flow.key)) if new_flow.key else b""
+    if index_key and (packed := txn.get(index_key)) is not None:
+        existing = unit.load(tuples.unpack_last_int(packed, 0))
+        body = existing.body
+        args = blobs.get(txn, body.blob) if body.blob else body.args
+        if args != new_flow.args:
+            raise KeyConflict(what="flow", name=spec.name, key=new_flow.key)
+        return StartedFlow(existing.seq, body.generation)
+    seq = txn.count(keys.seq_counter) + 1
+    txn.put(keys.seq_counter, encode_int(seq))
+    args, blob = unit.inline_or_blob(new_flow.args)
+    body = FlowBodyRow(spec, args, unit.now_ns, txn.generation, new_flow.key, blob, new_flow.parent)
+    flow = unit.create(seq, body, FlowHeadRow(run_started_ns=unit.now_ns))
+    if index_key:
+        txn.put(index_key, pack_int(seq))
+    if new_flow.parent is not None and new_flow.parent.flow:
+        txn.put(keys.children + tuples.pack((new_flow.parent.flow, seq)), b"")
+    unit.put_timeout(flow)
+    unit.activate(flow)
+    return StartedFlow(seq, txn.generation)
+
+
+# -- commits of a worker ---------------------------------------------------------------------------
+
+CONTINUE, SUSPEND, END, AGAIN, RETRY, PARK, RENEW = range(7)
+
+
+class OpenRequest(Record, frozen=True):
+    """A step to start outside the worker: a sleep, a receive, a task, an effect or a flow."""
+
+    kind: int
+    name: str
+    occurrence: int
+    position: int
+    digest: bytes
+    # For a sleep and a timeout: the duration. -1: none.
+    wait_ns: int = -1
+    types: tuple[str, ...] = ()
+    task: TaskSpec | None = None
+    args: bytes = b""
+    limit: str = ""
+    flow: FlowSpec | None = None
+    intent: bytes = b""
+    cancels_child: bool = True
+
+
+class FlowCommit(Record, frozen=True):
+    """The records of a worker. `known` is the number of records that it has seen."""
+
+    flow: int
+    run: int
+    task: int
+    lease: int
+    known: int
+    records: list[AnyRecord]
+    opens: tuple[OpenRequest, ...] = ()
+    # Open steps to cancel: (name, occurrence).
+    cancels: tuple[tuple[str, int], ...] = ()
+    action: int = CONTINUE
+    result: bytes = b""
+    not_before_ns: int = 0
+
+
+class FlowAnswer(Record, frozen=True):
+    """`records` are all records after the known ones, in order, including those of this commit. `applied` means
+    that the action was applied: a suspended flow must have seen all records."""
+
+    records: list[AnyRecord]
+    applied: bool
+    more: bool = False
+
+
+@operation("flows.commit")
+def commit(txn: Txn, universe: str, generation: int, work: FlowCommit) -> FlowAnswer:
+    """Append records and start steps, under the live lease of the flow's activation. A stale worker is fenced."""
+    unit = FlowUnit(txn, universe)
+    flow = _require_lease(unit, generation, work)
+    unseen = flow.head.records - work.known
+    for record in work.records:
+        _append_checked(unit, flow, record)
+    for name, occurrence in work.cancels:
+        children.cancel_open(unit, flow, name, occurrence)
+    before = flow.head.records
+    for request in work.opens:
+        _open(unit, flow, request)
+    action = work.action
+    resolved = flow.head.records > before
+    applied = action != SUSPEND or not (unseen or resolved)
+    if unseen and action in (END, AGAIN):
+        # An event or a cancellation came first: the code has to see it.
+        applied = not _has_cause(unit, flow, work.known, unseen)
+    answer_run = flow.head.run
+    if applied:
+        _apply_action(unit, flow, work)
+    unit.close()
+    records, more = _records_after(txn, universe, work.flow, answer_run, work.known)
+    return FlowAnswer(records, applied, more)
+
+
+def _require_lease(unit: FlowUnit, generation: int, work: FlowCommit) -> OpenFlow:
+    """Load the flow, or raise Fenced if the activation is not the current one or its lease is over."""
+    try:
+        flow = unit.load(work.flow)
+    except NotFound:
+        raise Fenced(resource=f"flow/{work.flow}", held=work.lease, current=0) from None
+    status = unit.tasks.status(pack_task(work.task))
+    live = is_live(status, work.lease, unit.now_ns) and generation == unit.txn.generation
+    if not live or flow.head.task != work.task or flow.head.run != work.run:
+        raise Fenced(resource=f"flow/{work.flow}", held=work.lease, current=status.lease)
+    return flow
+
+
+def _append_checked(unit: FlowUnit, flow: OpenFlow, record: AnyRecord) -> None:
+    if isinstance(record, StepCompleted) and record.value:
+        value, blob = unit.inline_or_blob(record.value)
+        record = replace(record, value=value, blob=blob)
+    unit.append(flow, record)
+    if isinstance(record, Published):
+        key = unit.keys.published + tuples.pack((flow.seq, record.name))
+        unit.txn.put(key, record.value)
+        unit.txn.notify(unit.keys.topic(flow.seq))
+
+
+def _has_cause(unit: FlowUnit, flow: OpenFlow, known: int, unseen: int) -> bool:
+    """Whether the unseen records contain a cancellation or a timeout of the flow."""
+    prefix = unit.keys.records_of(flow.seq, flow.head.run)
+    rows = unit.txn.scan(prefix + pack_int(known + 1), prefix + pack_int(known + unseen + 1))
+    causes = (CancelRequested, FlowTimedOut)
+    return any(isinstance(decode_record(row).record, causes) for _, row in rows)
+
+
+def _open(unit: FlowUnit, flow: OpenFlow, request: OpenRequest) -> None:
+    name, occurrence = request.name, request.occurrence
+    if unit.open_step(flow, name, occurrence) is not None:
+        return
+    due_ns = unit.now_ns + request.wait_ns if request.wait_ns >= 0 else 0
+    step = OpenStep(
+        request.kind,
+        request.position,
+        request.digest,
+        unit.now_ns,
+        due_ns,
+        request.types,
+        cancels_child=request.cancels_child,
+    )
+    if request.kind == RECEIVE:
+        mail = _take_mail(unit, flow, request.types)
+        if mail is not None:
+            unit.append(flow, _received(name, occurrence, step, mail))
+            return
+    elif request.kind == TASK:
+        assert request.task is not None
+        child = children.start_task(
+            unit, flow, name, occurrence, request.task, request.args, request.limit
+        )
+        step = replace(step, child=child)
+    elif request.kind == FLOW:
+        assert request.flow is not None
+        parent = Parent(flow.seq, flow.head.run, name, occurrence, request.cancels_child)
+        key = children.child_key(flow, name, occurrence)
+        started = start_within(unit, NewFlow(request.flow, request.args, key, parent))
+        step = replace(step, child=started.seq)
+    elif request.kind == EFFECT:
+        intent = codec.unpack_as(Intent, request.intent)
+        children.start_effect(unit, intent)
+        step = replace(step, intent=intent.intent_hash)
+    unit.put_open(flow, name, occurrence, step)
+
+
+def _apply_action(unit: FlowUnit, flow: OpenFlow, work: FlowCommit) -> None:
+    match work.action:
+        case 1:  # SUSPEND
+            unit.suspend(flow)
+        case 2:  # END
+            result, blob = unit.inline_or_blob(work.result)
+            flow.head = replace(flow.head, result=result, blob=blob, task=0)
+            finish(unit, flow)
+        case 3:  # AGAIN
+            _start_next_run(unit, flow, work.result)
+        case 4:  # RETRY
+            unit.suspend(flow)
+            unit.put_retry(flow, work.not_before_ns)
+        case 5:  # PARK
+            flow.head = replace(flow.head, task=0)
+        case 6:  # RENEW
+            unit.suspend(flow)
+            unit.wake(flow)
+
+
+def finish(unit: FlowUnit, flow: OpenFlow) -> None:
+    """Clean up after the end of a flow: its open steps, its timeout, its children, its parent."""
+    for name, occurrence, _ in unit.open_steps(flow):
+        children.cancel_open(unit, flow, name, occurrence)
+    unit.delete_timeout(flow)
+    children.close_children(unit, flow, cancel_within)
+    children.notify_parent(unit, flow)
+
+
+def _start_next_run(unit: FlowUnit, flow: OpenFlow, args: bytes) -> None:
+    """End the run and start the next one, with the same id, mailbox and published values."""
+    for name, occurrence, _ in unit.open_steps(flow):
+        children.cancel_open(unit, flow, name, occurrence)
+    unit.delete_timeout(flow)
+    if flow.head.args_blob:
+        blobs.release.fn(unit.txn, flow.head.args_blob)
+    inline, blob = unit.inline_or_blob(args)
+    flow.head = FlowHeadRow(
+        run=flow.head.run + 1,
+        run_started_ns=unit.now_ns,
+        mail=flow.head.mail,
+        args=inline,
+        args_blob=blob,
+        state=flow.head.state,
+    )
+    unit.put_timeout(flow)
+    unit.activate(flow)
+
+
+def _records_after(
+    txn: Txn, universe: str, seq: int, run: int, known: int
+) -> tuple[list[AnyRecord], bool]:
+    prefix = keys_of(universe).records_of(seq, run)
+    rows = txn.scan(prefix + pack_int(known + 1), tuples.prefix_end(prefix), RECORDS_PAGE)
+    found = [_with_value(txn, decode_record(row).record) for _, row in rows]
+    return found, len(rows) == RECORDS_PAGE
+
+
+def _with_value(txn: Txn, record: AnyRecord) -> AnyRecord:
+    if isinstance(record, StepCompleted) and record.blob:
+        return replace(record, value=blobs.get(txn, record.blob))
+    return record
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+@operation("flows.send")
+def send(txn: Txn, universe: str, flow_seq: int, generation: int, mail: MailRow) -> int:
+    """Put an event into the mailbox of a flow, or give it to a waiting receive. Returns its number."""
+    if len(mail.value) > MESSAGE_BYTES_MAX:
+        raise ValueTooLarge(what="event", bytes=len(mail.value), bytes_max=MESSAGE_BYTES_MAX)
+    unit = FlowUnit(txn, universe)
+    flow = unit.load(flow_seq)
+    if flow.body.generation != generation:
+        raise NotFound(what="flow", flow=str(FlowId(generation, flow_seq)))
+    key = unit.keys.mail_keys + tuples.pack((flow_seq, mail.key)) if mail.key else b""
+    if key and (row := txn.get(key)) is not None:
+        number, digest = codec.unpack(row)
+        if digest != codec.digest(mail.type.encode(), mail.value):
+            raise KeyConflict(what="event", flow=flow_seq, key=mail.key)
+        return int(number)
+    if flow.head.state in ENDED:
+        raise FlowEndedError(
+            what="flow",
+            flow=str(FlowId(generation, flow_seq)),
+            state=FlowState(flow.head.state).name,
+        )
+    number = flow.head.mail + 1
+    flow.head = replace(flow.head, mail=number)
+    if key:
+        check_name("key", mail.key)
+        if len(key) > KEY_BYTES_MAX:
+            raise KeyTooLarge(what="event", key=mail.key[:64], bytes_max=KEY_BYTES_MAX)
+        txn.put(key, codec.pack([number, codec.digest(mail.type.encode(), mail.value)]))
+    receiver = _find_receiver(unit, flow, mail.type)
+    value, blob = unit.inline_or_blob(mail.value)
+    stored = MailRow(mail.type, value, blob, mail.key, unit.now_ns)
+    if receiver is None:
+        txn.put(unit.keys.mail + tuples.pack((flow_seq, number)), codec.pack(stored))
+    else:
+        name, occurrence, step = receiver
+        unit.delete_open(flow, name, occurrence, step)
+        unit.append(flow, _received(name, occurrence, step, replace(stored, value=mail.value)))
+        unit.wake(flow)
+    unit.close()
+    return number
+
+
+def _find_receiver(unit: FlowUnit, flow: OpenFlow, type: str) -> tuple[str, int, OpenStep] | None:
+    """Return the receive that was called first among the ones that accept the type."""
+    if not flow.head.open_steps:
+        return None
+    receivers = [
+        found
+        for found in unit.open_steps(flow)
+        if found[2].kind == RECEIVE and type in found[2].types
+    ]
+    return min(receivers, key=lambda found: found[2].position, default=None)
+
+
+def _take_mail(unit: FlowUnit, flow: OpenFlow, types: tuple[str, ...]) -> MailRow | None:
+    """Remove and return the oldest event of these types."""
+    if not flow.head.mail:
+        return None
+    prefix = unit.keys.mail + pack_int(flow.seq)
+    for key, row in unit.txn.scan(prefix, tuples.prefix_end(prefix), MAIL_SCAN_MAX):
+        mail = decode_mail(row)
+        if mail.type in types:
+            unit.txn.delete(key)
+            if mail.blob:
+                value = blobs.get(unit.txn, mail.blob)
+                blobs.release.fn(unit.txn, mail.blob)
+                mail = replace(mail, value=value, blob=b"")
+            return mail
+    return None
+
+
+def _received(name: str, occurrence: int, step: OpenStep, mail: MailRow) -> StepCompleted:
+    value = codec.pack([mail.type, mail.value])
+    return StepCompleted(
+        name, occurrence, step.position, step.digest, value, began_ns=step.began_ns
+    )
+
+
+# -- cancellation ----------------------------------------------------------------------------------
+
+
+@operation("flows.cancel")
+def cancel(txn: Txn, universe: str, flow_seq: int, generation: int) -> bool:
+    """Record a cancellation. Returns whether this call caused it."""
+    unit = FlowUnit(txn, universe)
+    flow = unit.load(flow_seq)
+    if flow.body.generation != generation:
+        raise NotFound(what="flow", flow=str(FlowId(generation, flow_seq)))
+    caused = cancel_within(unit, flow)
+    unit.close()
+    return caused
+
+
+def cancel_within(unit: FlowUnit, flow: OpenFlow) -> bool:
+    head = flow.head
+    if head.state in ENDED or head.cancelled or head.end_state:
+        return False
+    unit.append(flow, CancelRequested())
+    if head.state == FlowState.PARKED:
+        unit.append(flow, FlowEnded(FlowState.CANCELLED, "cancelled"))
+        finish(unit, flow)
+    else:
+        unit.wake(flow)
+    return True
+
+
+# -- due times -------------------------------------------------------------------------------------
+
+
+@operation("flows.fire_due")
+def fire_due(txn: Txn, universe: str, limit: int) -> int:
+    """End the sleeps and timeouts that are due, oldest first. Returns their number."""
+    check_limit(limit)
+    unit = FlowUnit(txn, universe)
+    due = txn.scan(unit.keys.due, unit.keys.due + tuples.pack((unit.now_ns + 1,)), limit)
+    for key, _ in due:
+        txn.delete(key)
+        *_, seq, name, occurrence = tuples.unpack(key)
+        assert isinstance(seq, int)
+        assert isinstance(name, str)
+        assert isinstance(occurrence, int)
+        try:
+            flow = unit.load(seq)
+        except NotFound:
+            continue
+        _fire(unit, flow, name, occurrence)
+    unit.close()
+    return len(due)
+
+
+def _fire(unit: FlowUnit, flow: OpenFlow, name: str, occurrence: int) -> None:
+    head = flow.head
+    if head.state in ENDED:
+        return
+    if name == RETRY_NAME:
+        if not head.task:
+            unit.wake(flow)
+        return
+    if name == TIMEOUT_NAME:
+        if not head.end_state and not head.cancelled:
+            unit.append(flow, FlowTimedOut())
+            unit.wake(flow)
+        return
+    step = unit.open_step(flow, name, occurrence)
+    if step is None:
+        return
+    if step.kind in (TASK, EFFECT, FLOW):
+        children.cancel_child(unit, step, cancel_within)
+    unit.delete_open(flow, name, occurrence, replace(step, due_ns=0))
+    if step.kind == SLEEP:
+        unit.append(
+            flow,
+            StepCompleted(
+                name,
+                occurrence,
+                step.position,
+                step.digest,
+                codec.pack(None),
+                began_ns=step.began_ns,
+            ),
+        )
+    else:
+        unit.append(
+            flow,
+            StepFailure(
+                name,
+                occurrence,
+                step.position,
+                step.digest,
+                "timeout",
+                "Timeout",
+                "no event came in time"
+                if step.kind == RECEIVE
+                else "the step exceeded its timeout",
+                began_ns=step.began_ns,
+            ),
+        )
+    unit.wake(flow)
+
+
+def next_due_ns(txn: Txn, universe: str) -> int | None:
+    """Return the store time of the next sleep, timeout or removal, or None."""
+    keys = keys_of(universe)
+    times: list[int] = []
+    for prefix in (keys.due, keys.retained):
+        for key, _ in txn.scan(prefix, tuples.prefix_end(prefix), 1):
+            elements = tuples.unpack(key)
+            at = elements[3]
+            assert isinstance(at, int)
+            times.append(at)
+    return min(times, default=None)
+
+
+# -- operators -------------------------------------------------------------------------------------
+
+
+@operation("flows.resume")
+def resume(txn: Txn, universe: str, flow_seq: int, code_version: str = "") -> bool:
+    """Run a PARKED flow again. With a code version, only if other code had parked it. Returns whether it resumed."""
+    unit = FlowUnit(txn, universe)
+    flow = unit.load(flow_seq)
+    if flow.head.state != FlowState.PARKED:
+        return False
+    if code_version and flow.head.code_version == code_version:
+        return False
+    unit.append(flow, FlowResumed())
+    unit.activate(flow)
+    unit.close()
+    return True
+
+
+@operation("flows.redrive")
+def redrive(txn: Txn, universe: str, flow_seq: int) -> StartedFlow:
+    """Run a FAILED or DEAD flow again. Without compensations it continues at its failed step. After compensations
+    it is a new flow from the top. A repeated call returns the same flow."""
+    unit = FlowUnit(txn, universe)
+    flow = unit.load(flow_seq)
+    head, body = flow.head, flow.body
+    if head.redriven_by:
+        return StartedFlow(head.redriven_by, unit.load(head.redriven_by).body.generation)
+    if head.state not in (FlowState.FAILED, FlowState.DEAD):
+        raise Invalid(
+            what="flow",
+            flow=str(FlowId(body.generation, flow_seq)),
+            why="only FAILED and DEAD flows are redriven",
+            state=FlowState(head.state).name,
+        )
+    if head.undone:
+        seq = _start_copy(unit, flow)
+        flow.head = replace(flow.head, redriven_by=seq)
+        unit.close()
+        return StartedFlow(seq, txn.generation)
+    txn.delete(unit.keys.retained + tuples.pack((head.ended_ns + body.spec.retain_ns, flow_seq)))
+    unit.append(flow, FlowRedriven(*_failed_step(unit, flow)))
+    flow.head = replace(flow.head, run_started_ns=unit.now_ns)
+    unit.put_timeout(flow)
+    unit.activate(flow)
+    unit.close()
+    return StartedFlow(flow_seq, body.generation)
+
+
+def _failed_step(unit: FlowUnit, flow: OpenFlow) -> tuple[str, int]:
+    """The identity of the last recorded failure, if it ended the flow."""
+    if not flow.head.step:
+        return "", 0
+    prefix = unit.keys.records_of(flow.seq, flow.head.run)
+    for _, row in unit.txn.scan(prefix, tuples.prefix_end(prefix), None, True):
+        record = decode_record(row).record
+        if isinstance(record, StepFailure) and record.name == flow.head.step:
+            return record.name, record.occurrence
+    return "", 0
+
+
+def _start_copy(unit: FlowUnit, flow: OpenFlow) -> int:
+    txn, keys, body = unit.txn, unit.keys, flow.body
+    seq = txn.count(keys.seq_counter) + 1
+    txn.put(keys.seq_counter, encode_int(seq))
+    if body.blob:
+        blobs.retain.fn(txn, body.blob)
+    copied = unit.create(
+        seq,
+        replace(
+            body,
+            created_ns=unit.now_ns,
+            generation=txn.generation,
+            redrive_of=flow.seq,
+            parent=None,
+        ),
+        FlowHeadRow(run_started_ns=unit.now_ns),
+    )
+    if body.key:
+        txn.put(keys.keys + tuples.pack((body.spec.name, body.key)), pack_int(seq))
+    unit.put_timeout(copied)
+    unit.activate(copied)
+    return seq
+
+
+@operation("flows.remove_ended")
+def remove_ended(txn: Txn, universe: str, limit: int) -> int:
+    """Remove flows past their retention, a bounded number of rows. Returns the number of removed rows."""
+    check_limit(limit)
+    keys = keys_of(universe)
+    unit = FlowUnit(txn, universe)
+    until = keys.retained + tuples.pack((unit.now_ns + 1,))
+    rows_left = REMOVED_ROWS_MAX
+    for key, _ in txn.scan(keys.retained, until, limit):
+        seq = tuples.unpack(key)[-1]
+        assert isinstance(seq, int)
+        rows_left = _remove(unit, seq, rows_left)
+        if rows_left <= 0:
+            break
+        txn.delete(key)
+    unit.close()
+    return REMOVED_ROWS_MAX - rows_left
+
+
+def _remove(unit: FlowUnit, seq: int, rows_left: int) -> int:
+    """Remove the rows of a flow. A result of 0 or less means that rows remain."""
+    txn, keys = unit.txn, unit.keys
+    for prefix in (
+        keys.records,
+        keys.mail,
+        keys.mail_keys,
+        keys.published,
+        keys.open_steps,
+        keys.children,
+    ):
+        of_flow = prefix + pack_int(seq)
+        found = txn.scan(of_flow, tuples.prefix_end(of_flow), rows_left)
+        for key, row in found:
+            txn.delete(key)
+            if prefix == keys.records:
+                record = decode_record(row).record
+                if isinstance(record, StepCompleted) and record.blob:
+                    blobs.release.fn(txn, record.blob)
+            elif prefix == keys.mail and (blob := decode_mail(row).blob):
+                blobs.release.fn(txn, blob)
+        rows_left -= len(found)
+        if rows_left <= 0:
+            return rows_left
+    flow = unit.load(seq)
+    for blob in (flow.body.blob, flow.head.blob, flow.head.args_blob):
+        if blob:
+            blobs.release.fn(txn, blob)
+    if flow.body.key:
+        index_key = keys.keys + tuples.pack((flow.body.spec.name, flow.body.key))
+        if txn.get(index_key) == pack_int(seq):
+            txn.delete(index_key)
+    if flow.body.parent is not None and flow.body.parent.flow:
+        txn.delete(keys.children + tuples.pack((flow.body.parent.flow, seq)))
+    unit.forget(flow)
+    return rows_left - 2

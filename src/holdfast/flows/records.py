@@ -1,0 +1,138 @@
+"""The records of a flow: everything that a replay needs, in one total order.
+
+A record is its own row, written in the commit of its decision. A replay delivers the outcomes of steps in the
+order of their records. `decided_ns` is the store time of the commit.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from holdfast import codec
+
+
+class _FlowRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    pass
+
+
+class StepCompleted(_FlowRecord, frozen=True, tag=1):
+    """The outcome of a step. Its identity is (name, occurrence). `digest` is of its arguments."""
+
+    name: str
+    occurrence: int
+    position: int
+    digest: bytes
+    value: bytes = b""
+    blob: bytes = b""
+    attempts: int = 1
+    began_ns: int = 0
+
+
+class StepFailure(_FlowRecord, frozen=True, tag=2):
+    """The final failure of a step. `code` "timeout" of a receive raises `Timeout` in the flow."""
+
+    name: str
+    occurrence: int
+    position: int
+    digest: bytes
+    code: str
+    error_type: str = ""
+    error: str = ""
+    attempts: int = 1
+    began_ns: int = 0
+
+
+class Published(_FlowRecord, frozen=True, tag=3):
+    name: str
+    value: bytes
+
+
+class UndoRegistered(_FlowRecord, frozen=True, tag=4):
+    """A registered compensation. The compensations run in the reverse order of these records."""
+
+    name: str
+    occurrence: int
+    position: int
+    digest: bytes
+
+
+class CancelRequested(_FlowRecord, frozen=True, tag=5):
+    pass
+
+
+class FlowTimedOut(_FlowRecord, frozen=True, tag=6):
+    pass
+
+
+class AttemptRaised(_FlowRecord, frozen=True, tag=7):
+    """The flow's own code raised. The flow runs again after `not_before_ns`."""
+
+    error_type: str
+    error: str
+    not_before_ns: int
+
+
+class CompensationStarted(_FlowRecord, frozen=True, tag=8):
+    """The flow ends in `state` after its compensations."""
+
+    state: int
+    code: str
+    step: str = ""
+    error_type: str = ""
+    error: str = ""
+
+
+class FlowParked(_FlowRecord, frozen=True, tag=9):
+    """The replay diverged at a step. `code_version` is the fingerprint of the code that found it."""
+
+    step: str
+    why: str
+    code_version: str = ""
+
+
+class FlowResumed(_FlowRecord, frozen=True, tag=10):
+    pass
+
+
+class FlowEnded(_FlowRecord, frozen=True, tag=11):
+    state: int
+    code: str = ""
+    step: str = ""
+    error_type: str = ""
+    error: str = ""
+    # The digest of the result.
+    digest: bytes = b""
+
+
+class FlowRedriven(_FlowRecord, frozen=True, tag=12):
+    """An operator redrove the flow: the failed step runs again."""
+
+    name: str = ""
+    occurrence: int = 0
+
+
+AnyRecord: TypeAlias = (
+    StepCompleted
+    | StepFailure
+    | Published
+    | UndoRegistered
+    | CancelRequested
+    | FlowTimedOut
+    | AttemptRaised
+    | CompensationStarted
+    | FlowParked
+    | FlowResumed
+    | FlowEnded
+    | FlowRedriven
+)
+StepOutcome: TypeAlias = StepCompleted | StepFailure
+
+
+class RecordRow(codec.Record, frozen=True):
+    decided_ns: int
+    record: AnyRecord
+
+
+decode_record = codec.decoder(RecordRow).decode

@@ -1,0 +1,1 @@
+"""The execution of flows in a worker process."""

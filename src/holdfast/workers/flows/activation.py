@@ -1,0 +1,452 @@
+"""The activation of a flow: one run of its code under the lease of an activation task.
+
+    load the records
+    advance the execution, start its new steps
+    commit the outcomes of finished steps and the requests for open steps, in one commit
+    repeat; suspend when only outcomes from outside are missing; end with the flow
+
+The commit requires the live lease of the task and that the task is the flow's present activation, so a worker that
+lost its lease records nothing. A suspended flow is rows only: a later commit brings an outcome and a new activation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from holdfast import codec
+from holdfast.errors import CommitUnknown, Fenced, HoldfastError, NotFound, Timeout
+from holdfast.flows import operations
+from holdfast.flows.execution import (
+    Divergence,
+    FlowExecution,
+    FlowRunId,
+    NextRun,
+    StepCall,
+    StepFailed,
+    StepKind,
+)
+from holdfast.flows.model import (
+    FlowBodyRow,
+    FlowHeadRow,
+    FlowId,
+    get_body,
+    get_head,
+    keys_of,
+    pack_int,
+)
+from holdfast.flows.operations import FlowAnswer, FlowCommit, OpenRequest
+from holdfast.flows.records import (
+    AnyRecord,
+    AttemptRaised,
+    CompensationStarted,
+    FlowEnded,
+    FlowParked,
+    StepCompleted,
+    StepOutcome,
+    decode_record,
+)
+from holdfast.flows.states import ENDED, FlowState
+from holdfast.retry import Backoff, jitter
+from holdfast.store import blobs, tuples
+from holdfast.store.api import Store, Txn, reads_block
+from holdfast.workers.flows.step_runs import StepRun, run_step
+from holdfast.workers.tasks.attempt import TaskAttempt, error_text
+
+# A flow that runs this long without a commit listens for outcomes from outside.
+LISTEN_AFTER_S = 0.05
+RETRY_PAUSE_S = 0.05
+LISTEN_S = 5.0
+
+
+class FlowCode(Protocol):
+    """A declared flow, as an activation needs it."""
+
+    name: str
+    code_version: str
+
+    def bind(self, args: bytes) -> Callable[[], Coroutine[Any, Any, Any]]:
+        """Return a function that creates the coroutine of the flow."""
+
+    def dump(self, value: Any) -> bytes:
+        """Check and encode the result."""
+
+
+class LoadedFlow(NamedTuple):
+    body: FlowBodyRow
+    head: FlowHeadRow
+    args: bytes
+    records: list[AnyRecord]
+    open_steps: set[tuple[str, int]]
+
+
+def load_flow(txn: Txn, universe: str, seq: int) -> LoadedFlow | None:
+    """Read a flow with the records of its present run, or None if it was removed."""
+    keys = keys_of(universe)
+    try:
+        body, head = get_body(txn, keys, seq), get_head(txn, keys, seq)
+    except NotFound:
+        return None
+    args, blob = (body.args, body.blob) if head.args is None else (head.args, head.args_blob)
+    prefix = keys.records_of(seq, head.run)
+    records: list[AnyRecord] = []
+    for _, row in txn.scan(prefix, tuples.prefix_end(prefix)):
+        record = decode_record(row).record
+        if isinstance(record, StepCompleted) and record.blob:
+            record = replace(record, value=blobs.get(txn, record.blob))
+        records.append(record)
+    open_prefix = keys.open_steps + pack_int(seq)
+    opens: set[tuple[str, int]] = set()
+    for key, _ in txn.scan(open_prefix, tuples.prefix_end(open_prefix)):
+        *_, name, occurrence = tuples.unpack(key)
+        assert isinstance(name, str)
+        assert isinstance(occurrence, int)
+        opens.add((name, occurrence))
+    return LoadedFlow(body, head, blobs.get(txn, blob) if blob else args, records, opens)
+
+
+class _LocalStep(NamedTuple):
+    task: asyncio.Task[StepOutcome]
+    run: StepRun
+
+
+class FlowEnvironment(NamedTuple):
+    """What the activations of one worker share."""
+
+    store: Store
+    universe: str
+    threads: Executor
+    make_value: Callable[[str], Any]
+
+
+class Activation:
+    def __init__(
+        self,
+        environment: FlowEnvironment,
+        code: FlowCode,
+        attempt: TaskAttempt,
+        loaded: LoadedFlow,
+        seq: int,
+    ) -> None:
+        self._environment = environment
+        self._store = environment.store
+        self._code = code
+        self._attempt = attempt
+        self._flow = loaded
+        self._seq = seq
+        self._id = str(FlowId(loaded.body.generation, seq))
+        self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._local: dict[tuple[str, int], _LocalStep] = {}
+        self._finished: list[StepOutcome] = []
+        self._open = set(loaded.open_steps)
+        self._requests: list[OpenRequest] = []
+        self._cancels: list[tuple[str, int]] = []
+        self._recorded_steps = 0
+        self._listener: asyncio.Task[None] | None = None
+        # Whether other commits have brought records.
+        self._has_news = False
+        self._execution = FlowExecution(
+            code.bind(loaded.args),
+            id=FlowRunId(loaded.body.generation, seq, loaded.head.run),
+            host=self._loop,
+            on_ready=self._wake.set,
+            values=environment.make_value,
+            code=code,
+        )
+        self._execution.feed(loaded.records)
+
+    async def run(self) -> None:
+        try:
+            while not await self._round():
+                pass
+        except Fenced:
+            return  # another worker has the flow; nothing of this activation counts
+        finally:
+            if self._listener is not None:
+                self._listener.cancel()
+            for step in self._local.values():
+                step.run.cancel_requested = True
+                step.task.cancel()
+            self._execution.close()
+
+    async def _round(self) -> bool:
+        """Advance the flow by one commit, or wait for a step. Returns whether the activation is over."""
+        execution = self._execution
+        self._wake.clear()
+        if self._has_news:
+            await self._read_news()
+        if not execution.advance():
+            await asyncio.sleep(0)
+            return False
+        if execution.cancelled or execution.timed_out:
+            self._request_cancel()
+        if execution.divergence is not None:
+            return await self._park(execution.divergence)
+        if execution.done:
+            return await self._end()
+        self._start_steps(execution.take_new_steps())
+        if not (self._finished or self._requests or self._local or execution.loop.foreign_waits):
+            return await self._suspend()
+        if self._finished or self._requests:
+            return await self._commit_progress()
+        if not self._wake.is_set():
+            await self._wait()
+        return False
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def _start_steps(self, calls: list[StepCall]) -> None:
+        for call in calls:
+            if call.kind is StepKind.OPEN:
+                if call.identity not in self._open:
+                    self._open.add(call.identity)
+                    self._requests.append(call.work(call))
+                continue
+            run = StepRun(call, self._id, self._is_lost)
+            task = self._loop.create_task(
+                run_step(call, run, self._environment.threads, self._store.now_ns)
+            )
+            self._local[call.identity] = _LocalStep(task, run)
+            task.add_done_callback(partial(self._on_step_done, call.identity))
+
+    def _on_step_done(self, identity: tuple[str, int], task: asyncio.Task[StepOutcome]) -> None:
+        self._local.pop(identity, None)
+        if not task.cancelled():
+            self._finished.append(task.result())
+        self._wake.set()
+
+    def _is_lost(self) -> bool:
+        return self._attempt.cancelled
+
+    async def _cancel_steps(self) -> None:
+        """Cancel the steps in progress and wait for their end. Steps in threads run to their end."""
+        self._request_cancel()
+        while self._local:
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _request_cancel(self) -> None:
+        if self._execution.compensation is not None:
+            return
+        for step in self._local.values():
+            step.run.cancel_requested = True
+            step.task.cancel()
+
+    # -- commits ---------------------------------------------------------------------------------
+
+    async def _commit(self, records: list[AnyRecord], action: int, **fields: Any) -> FlowAnswer:
+        execution = self._execution
+        finished, self._finished = self._finished, []
+        requests, self._requests = self._requests, []
+        cancels, self._cancels = self._cancels, []
+        work = FlowCommit(
+            flow=self._seq,
+            run=self._flow.head.run,
+            task=self._attempt.grant.seq,
+            lease=self._attempt.grant.lease,
+            known=execution.known_records,
+            records=[*execution.take_buffer(), *finished, *records],
+            opens=tuple(requests),
+            cancels=tuple(cancels),
+            action=action,
+            **fields,
+        )
+        answer = await self._send(work)
+        self._recorded_steps += len(finished)
+        execution.feed(answer.records)
+        while answer.more:
+            more = await self._read(self._records_after, execution.known_records)
+            execution.feed(more)
+            answer = FlowAnswer([], answer.applied)
+        return answer
+
+    async def _send(self, work: FlowCommit) -> FlowAnswer:
+        """Commit, and repeat it while the store is busy and the lease is live."""
+        while True:
+            try:
+                answer: FlowAnswer = await self._store.submit(
+                    operations.commit, self._environment.universe, self._store.generation, work
+                )
+                return answer
+            except (CommitUnknown, Fenced):
+                raise
+            except HoldfastError as error:
+                if not error.retryable or self._is_lost():
+                    raise
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    def _records_after(self, txn: Txn, known: int) -> list[AnyRecord]:
+        loaded = load_flow(txn, self._environment.universe, self._seq)
+        return [] if loaded is None else loaded.records[known:]
+
+    async def _commit_progress(self) -> bool:
+        # After the loss of a worker, a recorded step starts a new activation: the expiries that were counted against
+        # this one belong to the former step.
+        renews = (
+            self._attempt.attempt > 1 and self._finished and not self._local and not self._requests
+        )
+        quiet = not (self._finished or self._local or self._execution.loop.foreign_waits)
+        action = (
+            operations.RENEW if renews else operations.SUSPEND if quiet else operations.CONTINUE
+        )
+        answer = await self._commit([], action)
+        return answer.applied and action != operations.CONTINUE
+
+    async def _suspend(self) -> bool:
+        return (await self._commit([], operations.SUSPEND)).applied
+
+    async def _park(self, divergence: Divergence) -> bool:
+        await self._cancel_steps()
+        self._finished.clear()
+        self._execution.take_buffer()
+        record = FlowParked(
+            divergence.fields["step"], divergence.fields["why"], self._code.code_version
+        )
+        await self._commit([record], operations.PARK)
+        return True
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    async def _end(self) -> bool:
+        execution = self._execution
+        if self._local:
+            await self._cancel_steps()
+        self._requests.clear()
+        if execution.compensation is not None:
+            started = execution.compensation
+            ended = FlowEnded(
+                started.state, started.code, started.step, started.error_type, started.error
+            )
+            return (await self._commit([ended], operations.END)).applied
+        try:
+            value = execution.result()
+            if execution.cancelled or execution.timed_out:
+                return await self._fail(self._stopped())
+            if isinstance(value, NextRun):
+                answer = await self._commit([], operations.AGAIN, result=value.packed_args)
+                return answer.applied
+            packed = self._code.dump(value)
+        except asyncio.CancelledError as error:
+            if execution.cancelled or execution.timed_out:
+                return await self._fail(self._stopped())
+            return await self._on_own_error(error)
+        except Exception as error:
+            if execution.cancelled or execution.timed_out:
+                return await self._fail(self._stopped())
+            if isinstance(error, StepFailed):
+                return await self._fail(_failed_by_step(error))
+            if isinstance(error, Timeout) and "step" in error.fields:
+                return await self._fail(_failed_by_timeout(error))
+            return await self._on_own_error(error)
+        ended = FlowEnded(FlowState.COMPLETED, digest=codec.digest(packed)[:16])
+        return (await self._commit([ended], operations.END, result=packed)).applied
+
+    def _stopped(self) -> CompensationStarted:
+        if self._execution.cancelled:
+            return CompensationStarted(FlowState.CANCELLED, "cancelled")
+        return CompensationStarted(FlowState.FAILED, "timeout")
+
+    async def _on_own_error(self, error: BaseException) -> bool:
+        """The flow's own code raised: run it again, or fail."""
+        text = error_text(error) if isinstance(error, Exception) else type(error).__name__
+        kind, spec = type(error).__name__, self._flow.body.spec
+        failures = self._flow.head.failures + 1
+        if failures >= spec.attempts:
+            return await self._fail(CompensationStarted(FlowState.FAILED, "raised", "", kind, text))
+        backoff = Backoff(spec.backoff_ns, 2.0, spec.backoff_ns_max)
+        due_ns = self._store.now_ns() + backoff.delay_ns(failures, jitter(self._seq, failures))
+        record = AttemptRaised(kind, text, due_ns)
+        answer = await self._commit([record], operations.RETRY, not_before_ns=due_ns)
+        return answer.applied
+
+    async def _fail(self, started: CompensationStarted) -> bool:
+        """End the flow, after its compensations if it has some. Open steps are cancelled first."""
+        self._cancels = sorted(self._open)
+        if self._execution.has_undos:
+            await self._commit([started], operations.CONTINUE)
+            return False
+        ended = FlowEnded(
+            started.state, started.code, started.step, started.error_type, started.error
+        )
+        return (await self._commit([ended], operations.END)).applied
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    async def _wait(self) -> None:
+        """Wait for a step, a foreign wait of the flow's code, or an outcome from outside."""
+        if self._listener is not None:
+            await self._wake.wait()
+            return
+        timer = self._loop.call_later(LISTEN_AFTER_S, self._start_listener)
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
+
+    def _start_listener(self) -> None:
+        if self._listener is None:
+            self._listener = self._loop.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        """Notice outcomes that other commits bring while a step runs. The next round reads them."""
+        topic = keys_of(self._environment.universe).topic(self._seq)
+        with self._store.subscribe(topic) as subscription:
+            while True:
+                head = await self._read(self._read_head)
+                if head is None or head.task != self._attempt.grant.seq or head.state in ENDED:
+                    return  # the next commit is fenced
+                if head.records > self._execution.known_records:
+                    self._has_news = True
+                    self._wake.set()
+                await subscription.wait_async(LISTEN_S)
+
+    async def _read_news(self) -> None:
+        self._has_news = False
+        self._execution.feed(await self._read(self._records_after, self._execution.known_records))
+
+    def _read_head(self, txn: Txn) -> FlowHeadRow | None:
+        try:
+            return get_head(txn, keys_of(self._environment.universe), self._seq)
+        except NotFound:
+            return None
+
+    async def _read(self, fn: Callable[..., Any], *args: Any) -> Any:
+        if reads_block(self._store):
+            return await asyncio.to_thread(self._store.read, fn, *args)
+        return self._store.read(fn, *args)
+
+
+async def run_activation(
+    environment: FlowEnvironment, code: FlowCode, attempt: TaskAttempt, args: bytes
+) -> None:
+    """Run the flow of an activation task, unless the task is no longer its activation."""
+    seq, run = codec.unpack(args)
+    store = environment.store
+    if reads_block(store):
+        loaded = await asyncio.to_thread(store.read, load_flow, environment.universe, seq)
+    else:
+        loaded = store.read(load_flow, environment.universe, seq)
+    if loaded is None or loaded.head.task != attempt.grant.seq or loaded.head.run != run:
+        return
+    await Activation(environment, code, attempt, loaded, seq).run()
+
+
+def _failed_by_step(error: StepFailed) -> CompensationStarted:
+    step = str(error.fields["step"]).rpartition("#")[0]
+    return CompensationStarted(
+        FlowState.FAILED,
+        "step_failed",
+        step,
+        str(error.fields.get("error_type", "")),
+        str(error.fields.get("error", "")),
+    )
+
+
+def _failed_by_timeout(error: Timeout) -> CompensationStarted:
+    return CompensationStarted(FlowState.FAILED, "timeout", "hf.receive", "Timeout", str(error))

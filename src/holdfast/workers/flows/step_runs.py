@@ -1,0 +1,205 @@
+"""Local steps of flows: runs a step's function with attempts, timeout and backoff, and builds its outcome.
+
+An `async def` function runs in the event loop of the worker, a plain function in a thread. A thread cannot be
+stopped: after a timeout its result is dropped, and it keeps its slot until it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+
+from holdfast import codec
+from holdfast.clock import S
+from holdfast.config import ERROR_TEXT_CHARS_MAX, MESSAGE_BYTES_MAX
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.flows.execution import CURRENT_FLOW, UNDO_ATTEMPTS, UNDO_PREFIX, StepCall
+from holdfast.flows.records import StepCompleted, StepFailure, StepOutcome
+from holdfast.retry import Backoff, jitter
+from holdfast.runner.error_policy import Refused, code_of
+
+
+class LocalWork(msgspec.Struct, frozen=True):
+    """A plain function with its arguments and options."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    attempts: int = 1
+    timeout_s: float | None = None
+    backoff_s: float = 0.1
+    backoff_max_s: float = 60.0
+    retry_on: tuple[type[BaseException], ...] = (Exception,)
+
+
+class StepRun:
+    """The step that `hf.current_step()` returns."""
+
+    __slots__ = (
+        "_is_lost",
+        "attempt",
+        "cancel_requested",
+        "flow_id",
+        "idempotency_key",
+        "name",
+        "occurrence",
+    )
+
+    def __init__(self, call: StepCall, flow_id: str, is_lost: Callable[[], bool]) -> None:
+        self.name = call.name
+        self.occurrence = call.occurrence
+        self.idempotency_key = call.idempotency_key
+        self.flow_id = flow_id
+        self.attempt = 1
+        self.cancel_requested = False
+        self._is_lost = is_lost
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the outcome will be dropped: the flow was cancelled, or the worker lost its lease."""
+        return self.cancel_requested or self._is_lost()
+
+
+CURRENT_STEP: ContextVar[StepRun | None] = ContextVar("holdfast_step", default=None)
+
+
+def current_step() -> StepRun:
+    """Return the step that runs the calling code."""
+    step = CURRENT_STEP.get()
+    if step is None:
+        raise Invalid(what="current_step", why="no step of a flow runs here")
+    return step
+
+
+async def run_step(
+    call: StepCall, run: StepRun, threads: Executor, now_ns: Callable[[], int]
+) -> StepOutcome:
+    """Run the attempts of a step. Cancellation of the asyncio task ends it without an outcome."""
+    work: LocalWork = call.work
+    began_ns = now_ns()
+    attempts = UNDO_ATTEMPTS if call.name.startswith(UNDO_PREFIX) else work.attempts
+    backoff = Backoff(int(work.backoff_s * S), 2.0, int(work.backoff_max_s * S))
+    while True:
+        try:
+            value = await _call(work, run, threads)
+            packed = encode_result(value)
+            # The flow gets the value as a replay would.
+            call.decode(packed)
+            return StepCompleted(
+                call.name,
+                call.occurrence,
+                call.position,
+                call.digest,
+                packed,
+                b"",
+                run.attempt,
+                began_ns,
+            )
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            failure: BaseException = error  # the step's own code raised it
+        except Exception as error:
+            failure = error
+        retried = isinstance(failure, work.retry_on) and not isinstance(
+            failure, Refused | BadStepResult
+        )
+        if run.attempt >= attempts or not retried or run.cancelled:
+            return StepFailure(
+                call.name,
+                call.occurrence,
+                call.position,
+                call.digest,
+                "timeout" if isinstance(failure, StepTimeout) else _code_of(failure),
+                type(failure).__name__,
+                _text(failure),
+                run.attempt,
+                began_ns,
+            )
+        delay_ns = backoff.delay_ns(run.attempt, jitter(call.position, run.attempt))
+        run.attempt += 1
+        await asyncio.sleep(delay_ns / S)
+
+
+class StepTimeout(HoldfastError):
+    code = "timeout"
+    hint = "the step exceeded its timeout_s"
+
+
+class BadStepResult(Invalid):
+    code = "bad_result"
+    hint = "the step's result cannot be stored, or does not match its declared return type"
+
+
+async def _call(work: LocalWork, run: StepRun, threads: Executor) -> Any:
+    context = contextvars.copy_context()
+    context.run(CURRENT_STEP.set, run)
+    context.run(CURRENT_FLOW.set, None)
+    loop = asyncio.get_running_loop()
+    # A callable object is asynchronous if its method is.
+    method = getattr(type(work.fn), "__call__", None)  # noqa: B004
+    if inspect.iscoroutinefunction(work.fn) or inspect.iscoroutinefunction(method):
+        started: asyncio.Future[Any] = loop.create_task(
+            work.fn(*work.args, **work.kwargs), context=context
+        )
+    else:
+        started = loop.run_in_executor(threads, lambda: context.run(_call_plain, work))
+    try:
+        if work.timeout_s is None:
+            result = await started
+        else:
+            done, _ = await asyncio.wait({started}, timeout=work.timeout_s)
+            if not done:
+                run.cancel_requested = True
+                started.cancel()
+                raise StepTimeout(step=run.name, timeout_s=work.timeout_s)
+            result = started.result()
+    except asyncio.CancelledError:
+        run.cancel_requested = True
+        started.cancel()
+        if isinstance(started, asyncio.Task):
+            # The cleanup of the step's code runs before its flow goes on.
+            await asyncio.wait({started})
+        raise
+    if inspect.isawaitable(result):
+        result = await loop.create_task(_await(result), context=context)
+    return result
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _call_plain(work: LocalWork) -> Any:
+    return work.fn(*work.args, **work.kwargs)
+
+
+def encode_result(value: Any) -> bytes:
+    try:
+        packed = codec.pack_value(value)
+        codec.check_depth("step result", packed)
+    except (*codec.ENCODE_ERRORS, Invalid) as error:
+        raise BadStepResult(why=str(error)) from None
+    if len(packed) > MESSAGE_BYTES_MAX:
+        raise BadStepResult(why="too large", bytes=len(packed), bytes_max=MESSAGE_BYTES_MAX)
+    return packed
+
+
+def _code_of(error: BaseException) -> str:
+    return code_of(error) if isinstance(error, Exception) else type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text could not be read)"
+    return text[:ERROR_TEXT_CHARS_MAX].encode(errors="replace").decode()

@@ -1,0 +1,176 @@
+"""A flow rig: a store with simulated time, one worker, and crashes at chosen commits.
+
+The rig leases activation tasks and runs them with the code of the product. A crash drops the activation and its
+lease expires, as after `kill -9`. Child tasks run at once, in the rig.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import holdfast as hf
+from holdfast.app.flow_handle import FlowHandle
+from holdfast.app.flow_start import to_call
+from holdfast.clock import S, SimClock
+from holdfast.errors import CommitUnknown
+from holdfast.flows import operations
+from holdfast.flows.model import TASK_PREFIX, FlowId, keys_of
+from holdfast.flows.operations import NewFlow
+from holdfast.flows.states import ENDED
+from holdfast.store.api import Store
+from holdfast.tasks import operations as task_operations
+from holdfast.tasks.operations import AttemptOutcome, GrantRequest, TaskGrant, TaskReport
+from holdfast.workers.flows.activation import FlowEnvironment, run_activation
+from holdfast.workers.flows.definition import RecordedValues
+from holdfast.workers.tasks.attempt import TaskAttempt
+
+BEFORE, AFTER, UNKNOWN = CRASHES = ("before", "after", "unknown")
+ROUNDS_MAX = 400
+
+
+class Crashed(BaseException):
+    """The worker process died."""
+
+
+class CrashingStore:
+    """A store of a worker that dies at chosen commits. Reads and other calls go to the store itself."""
+
+    def __init__(self, store: Store, plan: dict[int, str]) -> None:
+        self._store = store
+        self._plan = plan
+        self.commits = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def submit(self, fn: Any, *args: Any) -> Any:
+        return self.transact(fn, *args)
+
+    def transact(self, fn: Any, *args: Any) -> Any:
+        self.commits += 1
+        mode = self._plan.pop(self.commits, None)
+        if mode == BEFORE:
+            raise Crashed
+        result = self._store.transact(fn, *args)
+        if mode == AFTER:
+            raise Crashed
+        if mode == UNKNOWN:
+            raise CommitUnknown(why="the answer was lost")
+        return result
+
+
+class FlowRig:
+    universe = "flows"
+
+    def __init__(self, store: Store, clock: SimClock, app: hf.App) -> None:
+        self.store = store
+        self.clock = clock
+        self.app = app
+        self.plan: dict[int, str] = {}
+        self.worker_store = CrashingStore(store, self.plan)
+        self.threads = ThreadPoolExecutor(4)
+        self.runtime: Any = _ClientRuntime(self)
+        self.environment = FlowEnvironment(
+            self.worker_store,  # type: ignore[arg-type]
+            self.universe,
+            self.threads,
+            RecordedValues(clock),
+        )
+        events = app.event_types
+        self.codes = {
+            TASK_PREFIX + name: flow.within(self.universe, events)
+            for name, flow in app.flows.items()
+        }
+
+    # -- the client --------------------------------------------------------------------------------
+
+    def start(self, flow: Any, *args: Any, **kwargs: Any) -> FlowHandle[Any]:
+        call = to_call(self.runtime, flow)
+        new = NewFlow(call.spec, call.flow.pack(args, kwargs), call.key)
+        [started] = self.store.transact(operations.start, self.universe, [new])
+        return FlowHandle(self.runtime, FlowId(started.generation, started.seq), call.flow)
+
+    def result(self, handle: FlowHandle[Any]) -> Any:
+        """Run until the flow has ended, and return its result or raise its error."""
+        self.run(lambda: handle.done())
+        return handle.result(timeout=0)
+
+    # -- the worker --------------------------------------------------------------------------------
+
+    def run(self, until: Callable[[], bool], on_round: Callable[[], None] | None = None) -> None:
+        """Run activations and tasks, and let time pass when nothing is ready, until the condition holds."""
+        for _ in range(ROUNDS_MAX):
+            if until():
+                return
+            if on_round is not None:
+                on_round()
+            if not self.run_one():
+                self.pass_time()
+        raise AssertionError("the flow did not come to its end")
+
+    def run_one(self) -> bool:
+        """Lease and run one task. Returns False if none is ready."""
+        leased = self.store.transact(
+            task_operations.lease, self.universe, GrantRequest("worker", self._queues(), 1, True)
+        )
+        if not leased.grants:
+            return leased.overdue
+        self.run_grant(leased.grants[0])
+        return True
+
+    def run_grant(self, grant: TaskGrant) -> None:
+        try:
+            report = self._attempt(grant)
+            self.worker_store.transact(
+                task_operations.apply_reports,
+                self.universe,
+                "worker",
+                self.store.generation,
+                [report],
+            )
+        except (Crashed, CommitUnknown):
+            # The lease of the dead worker expires.
+            self.clock.advance(3_600 * S)
+
+    def _attempt(self, grant: TaskGrant) -> TaskReport:
+        code = self.codes.get(grant.name)
+        if code is None:
+            task = self.app.tasks[grant.name]
+            return TaskReport(
+                grant.seq, grant.lease, AttemptOutcome.OK, task.dump(task.invoke(grant.args))
+            )
+        attempt = TaskAttempt(grant, code)  # type: ignore[arg-type]
+        asyncio.run(run_activation(self.environment, code, attempt, grant.args))
+        return TaskReport(grant.seq, grant.lease)
+
+    def pass_time(self) -> None:
+        """Advance the clock to the next due time, and fire what is due there."""
+        due_ns = self.store.read(operations.next_due_ns, self.universe)
+        left_ns = S if due_ns is None else max(due_ns - self.store.now_ns(), 0) + 1
+        self.clock.advance(left_ns)
+        self.store.transact(operations.fire_due, self.universe, 100)
+
+    def _queues(self) -> list[str]:
+        flows = {flow.spec.queue for flow in self.app.flows.values()}
+        return sorted(flows | {task.spec.queue for task in self.app.tasks.values()})
+
+    def is_idle(self) -> bool:
+        """Whether no flow has an activation."""
+        keys = keys_of(self.universe)
+        from holdfast.flows.model import decode_head
+        from holdfast.store import tuples
+
+        heads = self.store.read(lambda txn: txn.scan(keys.heads, tuples.prefix_end(keys.heads)))
+        return all(not decode_head(row).task or decode_head(row).state in ENDED for _, row in heads)
+
+
+class _ClientRuntime:
+    """What a `FlowHandle` needs of a runtime."""
+
+    def __init__(self, rig: FlowRig) -> None:
+        self.store, self.clock, self.app = rig.store, rig.clock, rig.app
+        self.universe = rig.universe
+
+    def check(self) -> None:
+        return
