@@ -1,4 +1,4 @@
-"""The tutorial and the bank example. The blocks of the tutorial are run and their output is compared.
+"""The tutorials and the bank example. The blocks of a tutorial are run and their output is compared.
 
 A block `python FILE` is written to that file. All blocks `sh` run in one shell. A block `text` is the expected
 output of the block before it, where `…` matches any text and times may differ.
@@ -20,7 +20,8 @@ import pytest
 from tests.process.watch import assert_no_client_left, until
 from tests.processes import ROOT, Proc
 
-TUTORIAL = ROOT / "docs" / "tutorial-worlds.md"
+TUTORIALS = [ROOT / "docs" / name for name in ("tutorial-worlds.md", "tutorial-flows.md")]
+each_tutorial = pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda page: page.name)
 EXAMPLE = ROOT / "examples" / "bank" / "app.py"
 
 TUTORIAL_S = 100
@@ -68,8 +69,9 @@ def without_times(text: str) -> str:
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "(time)", text.rstrip())
 
 
-def test_every_block_of_the_tutorial_is_executed() -> None:
-    text = TUTORIAL.read_text(encoding="utf-8")
+@each_tutorial
+def test_every_block_of_the_tutorial_is_executed(tutorial: Path) -> None:
+    text = tutorial.read_text(encoding="utf-8")
     blocks = blocks_of(text)
     assert len(blocks) == text.count("```") // 2
     assert {block.kind for block in blocks} == {"python", "sh", "text"}
@@ -80,8 +82,9 @@ def test_every_block_of_the_tutorial_is_executed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(TUTORIAL_S + 20)
-def test_tutorial_examples_print_the_documented_output(tmp_path: Path) -> None:
-    blocks = blocks_of(TUTORIAL.read_text(encoding="utf-8"))
+@each_tutorial
+def test_tutorial_examples_print_the_documented_output(tutorial: Path, tmp_path: Path) -> None:
+    blocks = blocks_of(tutorial.read_text(encoding="utf-8"))
     for block in blocks:
         if block.kind == "python":
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")

@@ -1,12 +1,13 @@
 """The selection of tasks for a command: by id, or by state, queue, name, error text.
 
-Only tasks that existed at the start are selected.
+Only tasks that existed at the start are selected. The activations of flows are selected by id or by name only.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -127,7 +128,7 @@ def _matching_tasks(
         cursor, more = "", True
         while more:
             page = store.read(
-                task_list.list_tasks,
+                partial(task_list.list_tasks, owned=bool(args.name)),
                 universe,
                 state,
                 args.queue or "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from holdfast.cli import EXIT_OK, EXIT_USAGE
@@ -120,7 +121,7 @@ def _list(store: Store, args: argparse.Namespace) -> int:
     if args.queue:
         queues = [row for row in queues if row.queue == args.queue]
     page = store.read(
-        task_list.list_tasks,
+        partial(task_list.list_tasks, owned=bool(args.name)),
         universe,
         args.state or "",
         args.queue or "",

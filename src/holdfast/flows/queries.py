@@ -85,7 +85,7 @@ def list_steps(txn: Txn, universe: str, seq: int, run: int | None = None) -> lis
                     record.occurrence,
                     record.position,
                     "completed",
-                    codec.unpack(packed) if packed else None,
+                    _step_value(record.name, packed),
                     attempts=record.attempts,
                     began_ns=record.began_ns,
                     ended_ns=stored.decided_ns,
@@ -98,18 +98,26 @@ def list_steps(txn: Txn, universe: str, seq: int, run: int | None = None) -> lis
                     record.occurrence,
                     record.position,
                     "failed",
-                    None,
-                    record.code,
-                    record.error_type,
-                    record.error,
-                    record.attempts,
-                    record.began_ns,
-                    stored.decided_ns,
+                    code=record.code,
+                    error_type=record.error_type,
+                    error=record.error,
+                    attempts=record.attempts,
+                    began_ns=record.began_ns,
+                    ended_ns=stored.decided_ns,
                 )
             )
     if run is None or run == head.run:
         steps += _open_steps(txn, universe, seq)
     return sorted(steps, key=lambda step: step.position)
+
+
+def _step_value(name: str, packed: bytes) -> Any:
+    """The recorded value. A receive has the type of its event and the event's fields."""
+    value = codec.unpack(packed) if packed else None
+    if name == "hf.receive" and isinstance(value, list):
+        type, event = value
+        return [type, event_fields(event)]
+    return value
 
 
 def _open_steps(txn: Txn, universe: str, seq: int) -> list[FlowStep]:
@@ -139,8 +147,13 @@ def list_mail(txn: Txn, universe: str, seq: int) -> list[tuple[str, Any]]:
     for _, row in txn.scan(prefix, tuples.prefix_end(prefix)):
         mail = decode_mail(row)
         value = blobs.get(txn, mail.blob) if mail.blob else mail.value
-        found.append((mail.type, codec.unpack(value)))
+        found.append((mail.type, event_fields(value)))
     return found
+
+
+def event_fields(value: bytes) -> Any:
+    """The fields of an encoded event, as stored. The byte before them is the version of its type."""
+    return codec.unpack(value[1:])
 
 
 def published_values(txn: Txn, universe: str, seq: int) -> dict[str, Any]:

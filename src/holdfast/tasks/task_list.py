@@ -45,8 +45,10 @@ def list_tasks(
     name: str = "",
     cursor: str = "",
     limit: int = 100,
+    owned: bool = True,
 ) -> TaskPage:
-    """Return a page of tasks by state, queue and name. An empty filter matches every task."""
+    """Return a page of tasks by state, queue and name. An empty filter matches every task. Without `owned`, tasks
+    that another layer submitted for itself are left out: the activations of flows."""
     check_limit(limit)
     if where and where not in STATE_FILTERS:
         raise Invalid(what="state", found=where[:64], expected=list(STATE_FILTERS))
@@ -65,7 +67,7 @@ def list_tasks(
         row = get_row(txn, keys, packed_seq, leases)
         if row is not None and _matches(row, where, queue) and lease in (0, row.status.lease):
             left -= 1
-            if name in ("", row.spec.name):
+            if name in ("", row.spec.name) and (owned or not row.spec.owner):
                 rows.append(row)
         if not left:
             return TaskPage(rows, "")

@@ -1,0 +1,530 @@
+"""`holdfast flows`: lists and shows flows and their steps, sends them events, cancels, forks, resumes and redrives them.
+
+A flow is named by its id, such as `f1-17`, or by `NAME/KEY`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from holdfast import codec
+from holdfast.cli import EXIT_OK, EXIT_USAGE
+from holdfast.cli.app_argument import app_errors_are_usage
+from holdfast.cli.attempts import error_text
+from holdfast.cli.flow_selection import (
+    ENDED_STATES,
+    OPEN_STATES,
+    PARKED_STATES,
+    add_flow,
+    add_selection,
+    dry_run,
+    find_flow,
+    for_each,
+    print_result,
+    usage_error,
+)
+from holdfast.cli.output import emit, field_lines, printable, table, time_text
+from holdfast.cli.selection import check_rate
+from holdfast.cli.store_option import add_options, open_existing
+from holdfast.clock import S
+from holdfast.errors import Invalid, NotFound
+from holdfast.flows import flow_list, fork, operations, queries
+from holdfast.flows.flow_list import STATE_FILTERS, FlowPage, FlowRow, NameCounts
+from holdfast.flows.model import FlowId, MailRow
+from holdfast.flows.operations import StartedFlow
+from holdfast.flows.queries import FlowStep
+from holdfast.flows.states import ENDED, FlowState
+from holdfast.ops.app_loader import load_app
+from holdfast.ops.flow_documents import (
+    FlowReport,
+    counts_summary,
+    flow_details,
+    flow_summary,
+    json_value,
+    read_report,
+    step_document,
+)
+from holdfast.store.api import Store, Txn
+from holdfast.store.prefix_scan import iter_names
+from holdfast.store.schema import Space
+
+LIST_MAX = 20
+VALUE_CHARS_MAX = 4000
+CELL_CHARS_MAX = 60
+SELECTED_STATES = {"cancel": OPEN_STATES, "redrive": ENDED_STATES, "resume": PARKED_STATES}
+
+
+class NoFlows(NotFound):
+    hint = "no flow was started here yet; check --universe and --store"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    listed = actions.add_parser("list", help="count flows by name, and list them, newest first")
+    listed.add_argument("--state", choices=STATE_FILTERS, help="only flows in this state")
+    listed.add_argument("--name", metavar="NAME", help="only flows with this name")
+    listed.add_argument(
+        "--cursor", metavar="C", default="", help="continue a list from the cursor it printed"
+    )
+    listed.add_argument(
+        "--limit",
+        metavar="N",
+        type=int,
+        default=LIST_MAX,
+        help=f"list at most N flows (default {LIST_MAX})",
+    )
+    _add_store(listed)
+
+    shown = actions.add_parser(
+        "show",
+        help="show one flow: its state with the reason, its arguments, its result or error",
+    )
+    add_flow(shown)
+    _add_store(shown)
+
+    steps = actions.add_parser("steps", help="list the steps of a flow with their outcomes")
+    add_flow(steps)
+    steps.add_argument(
+        "--run", metavar="N", type=int, help="list the steps of this run (default: the last run)"
+    )
+    _add_store(steps)
+
+    why = actions.add_parser("why", help="show what a flow waits for, and what to do about it")
+    add_flow(why)
+    _add_store(why)
+
+    sent = actions.add_parser("send", help="send an event to a flow")
+    add_flow(sent)
+    sent.add_argument("type", metavar="TYPE", help="event type, as the application names it")
+    sent.add_argument("event", metavar="JSON", help="fields of the event, as a JSON object")
+    sent.add_argument(
+        "--key", metavar="K", default="", help="send the event once, however often this is repeated"
+    )
+    sent.add_argument(
+        "--app", metavar="MODULE:APP", required=True, help="application that declares the event"
+    )
+    _add_store(sent)
+
+    forked = actions.add_parser(
+        "fork", help="start a new flow that takes over recorded steps of this one"
+    )
+    add_flow(forked)
+    forked.add_argument("key", metavar="KEY", help="key of the new flow")
+    forked.add_argument(
+        "--at",
+        metavar="STEP",
+        default="",
+        help="take over the steps before this one, such as charge or charge#3 (default: all steps)",
+    )
+    _add_store(forked)
+
+    cancelled = actions.add_parser("cancel", help="cancel flows; their compensations run")
+    add_selection(cancelled, OPEN_STATES)
+    _add_store(cancelled)
+
+    resumed = actions.add_parser(
+        "resume", help="run parked flows again, after code was deployed that fits their records"
+    )
+    add_selection(resumed, PARKED_STATES)
+    _add_store(resumed)
+
+    redriven = actions.add_parser(
+        "redrive",
+        help="run failed and dead flows again: after their recorded steps, or from the top after compensations",
+    )
+    add_selection(redriven, ENDED_STATES)
+    _add_store(redriven)
+
+
+@app_errors_are_usage
+def run(args: argparse.Namespace) -> int:
+    selects = args.action in SELECTED_STATES
+    if selects:
+        if usage_error(args):
+            return EXIT_USAGE
+        check_rate(args)
+    # An application that cannot be loaded is reported before the store is opened.
+    app = load_app(args.app) if args.action == "send" else None
+    with open_existing(args) as store:
+        if selects and args.dry_run:
+            return dry_run(store, _universe_of(store, args), args, SELECTED_STATES[args.action])
+        act = {
+            "list": _list, "show": _show, "steps": _steps, "why": _why, "fork": _fork,
+            "cancel": _cancel, "resume": _resume, "redrive": _redrive,
+        }  # fmt: skip
+        return act[args.action](store, args) if app is None else _send(store, args, app)
+
+
+# -- queries ---------------------------------------------------------------------------------------
+
+
+def _list(store: Store, args: argparse.Namespace) -> int:
+    universe = _universe_of(store, args)
+    counts: list[NameCounts] = store.read(flow_list.list_counts, universe)
+    if args.name:
+        counts = [row for row in counts if row.name == args.name]
+    page: FlowPage = store.read(
+        flow_list.list_flows,
+        universe,
+        args.state or "",
+        args.name or "",
+        args.cursor,
+        args.limit,
+    )
+    document = {
+        "universe": universe,
+        "names": [counts_summary(row) for row in counts],
+        "flows": [flow_summary(row) for row in page.rows],
+        "cursor": page.cursor or None,
+    }
+    emit(args, document, "\n\n".join(_list_text(counts, page)))
+    return EXIT_OK
+
+
+def _list_text(counts: list[NameCounts], page: FlowPage) -> Iterator[str]:
+    if counts:
+        yield table(
+            ("name", *STATE_FILTERS),
+            [
+                (row.name, *(getattr(row.counts, state) for state in STATE_FILTERS))
+                for row in counts
+            ],
+        )
+    if page.rows:
+        yield table(
+            ("id", "name", "key", "state", "run", "time", "step", "why"),
+            [_table_row(row) for row in page.rows],
+        )
+    elif not page.cursor:
+        yield "no such flows"
+    if page.cursor:
+        yield f"there may be more: --cursor {page.cursor}"
+
+
+def _table_row(row: FlowRow) -> tuple[object, ...]:
+    """Format a flow as a table row. The time is the end of an ended flow, else the start."""
+    head = row.head
+    return (
+        str(row.id),
+        row.body.spec.name,
+        row.body.key or None,
+        row.state.name,
+        head.run,
+        time_text(head.ended_ns or row.body.created_ns),
+        head.step or None,
+        _cell_text(head.error or head.code),
+    )
+
+
+def _show(store: Store, args: argparse.Namespace) -> int:
+    universe = _universe_of(store, args)
+
+    def read(txn: Txn) -> FlowReport:
+        return read_report(txn, universe, find_flow(txn, universe, args.flow))
+
+    report: FlowReport = store.read(read)
+    document = {"universe": universe} | flow_details(report)
+    emit(args, document, _show_text(args, report, document))
+    return EXIT_OK
+
+
+def _show_text(args: argparse.Namespace, report: FlowReport, document: dict[str, Any]) -> str:
+    row = report.row
+    head, spec = row.head, row.body.spec
+    times = {
+        "started": row.body.created_ns,
+        "run started": head.run_started_ns if head.run > 1 else 0,
+        "times out": document["timeout_ns"] or 0,
+        "ended": head.ended_ns,
+    }
+    fork_of = document["fork_of"]
+    if fork_of and row.body.fork_at:
+        fork_of += f" before {row.body.fork_at}"
+    pairs: list[tuple[str, object]] = [
+        ("flow", f"{row.id} {spec.name}"),
+        ("key", row.body.key),
+        ("queue", spec.queue + (f", priority {spec.priority}" if spec.priority else "")),
+        ("state", row.state.name),
+        ("why", "; ".join(_blocker_text(blocker) for blocker in report.blockers)),
+        *((name, time_text(time_ns)) for name, time_ns in times.items() if time_ns),
+        ("run", str(head.run) if head.run > 1 else ""),
+        ("failures", f"{head.failures} of {spec.attempts}"),
+        ("cancelled", "yes" if head.cancelled else ""),
+        ("code", head.code),
+        ("step", head.step),
+        ("parent", document["parent"]),
+        ("fork of", fork_of),
+        ("redrive of", document["redrive_of"]),
+        ("redriven by", document["redriven_by"]),
+        ("arguments", _shorten(_call_text(document["args"], document["kwargs"]))),
+        *((f"published {name}", _shorten(_json(value))) for name, value in _published(document)),
+        ("mailbox", _shorten(", ".join(_event_text(event) for event in document["events"]))),
+    ]
+    if "result" in document:
+        pairs.append(("result", _shorten(_json(document["result"]))))
+    text = field_lines([pair for pair in pairs if pair[1] not in (None, "")])
+    # The reason of a parked flow is in its blocker.
+    if row.state is not FlowState.PARKED:
+        text += error_text(_error_text(head.error_type, head.error))
+    if row.state.name.lower() in ENDED_STATES and not head.redriven_by:
+        store_option = f" --store {args.store}" if args.store else ""
+        text += f"\nretry it: holdfast flows redrive {row.id}{store_option}"
+    return text
+
+
+def _published(document: dict[str, Any]) -> list[tuple[str, Any]]:
+    return list(document["published"].items())
+
+
+def _event_text(event: dict[str, Any]) -> str:
+    return f"{event['type']} {_json(event['event'])}"
+
+
+def _steps(store: Store, args: argparse.Namespace) -> int:
+    universe = _universe_of(store, args)
+
+    def read(txn: Txn) -> tuple[FlowRow, list[FlowStep]]:
+        row = find_flow(txn, universe, args.flow)
+        if args.run is not None and not 1 <= args.run <= row.head.run:
+            raise Invalid(what="--run", found=args.run, min=1, max=row.head.run)
+        return row, queries.list_steps(txn, universe, row.seq, args.run)
+
+    row, steps = store.read(read)
+    document = {
+        "universe": universe,
+        "id": str(row.id),
+        "run": row.head.run if args.run is None else args.run,
+        "steps": [step_document(step) for step in steps],
+    }
+    header = ("position", "step", "state", "attempts", "took", "outcome")
+    text = table(header, [_step_cells(step) for step in steps]) if steps else "no steps yet"
+    emit(args, document, text)
+    return EXIT_OK
+
+
+def _step_cells(step: FlowStep) -> tuple[object, ...]:
+    took_s = (step.ended_ns - step.began_ns) / S if step.ended_ns and step.began_ns else None
+    if step.state == "open":
+        outcome = f"a {step.kind}, since {time_text(step.began_ns)}"
+    elif step.state == "failed":
+        outcome = _error_text(step.error_type, step.error) or step.code
+    else:
+        outcome = _json(json_value(step.value))
+    return (
+        step.position,
+        f"{step.name}#{step.occurrence}",
+        step.state,
+        step.attempts or None,
+        None if took_s is None else f"{took_s:.3f} s",
+        _cell_text(outcome),
+    )
+
+
+def _why(store: Store, args: argparse.Namespace) -> int:
+    universe = _universe_of(store, args)
+
+    def read(txn: Txn) -> tuple[FlowRow, list[dict[str, Any]]]:
+        row = find_flow(txn, universe, args.flow)
+        return row, queries.blockers(txn, universe, row.seq)
+
+    row, blockers = store.read(read)
+    document = {
+        "universe": universe,
+        "id": str(row.id),
+        "state": row.state.name,
+        "blockers": blockers,
+    }
+    lines = [f"{row.id} is {row.state.name}"]
+    for blocker in blockers:
+        lines.append(f"{blocker['code']}: {_blocker_text(blocker)}")
+        if blocker["action"]:
+            lines.append(f"    {blocker['action']}")
+    if row.head.state in ENDED and row.head.code:
+        lines.append(_end_text(row))
+    emit(args, document, "\n".join(printable(line) for line in lines))
+    return EXIT_OK
+
+
+def _blocker_text(blocker: dict[str, Any]) -> str:
+    since = f" since {time_text(blocker['since'])}" if blocker["since"] else ""
+    until = f" until {time_text(blocker['until'])}" if blocker["until"] else ""
+    return f"{blocker['text']}{since}{until}"
+
+
+def _end_text(row: FlowRow) -> str:
+    head = row.head
+    at_step = f" at step {head.step}" if head.step else ""
+    error = _error_text(head.error_type, head.error)
+    return f"{head.code}{at_step}{': ' if error else ''}{error}".partition("\n")[0]
+
+
+def _error_text(error_type: str, error: str) -> str:
+    """Format an error with its type. The text of some errors begins with it."""
+    if not error_type or error.startswith(error_type):
+        return error
+    return f"{error_type}: {error}" if error else error_type
+
+
+# -- changes ---------------------------------------------------------------------------------------
+
+
+def _send(store: Store, args: argparse.Namespace, app: Any) -> int:
+    universe = _universe_of(store, args)
+    event_type = app.events.get(args.type)
+    if event_type is None:
+        raise Invalid(
+            what="event", type=args.type[:64], why="unknown to the app", known=sorted(app.events)
+        )
+    try:
+        event = codec.new_json_decoder(event_type.kind).decode(args.event)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(what="event", type=args.type, why=str(error)) from None
+    name, value = app.encode_event(event)
+    row: FlowRow = store.read(find_flow, universe, args.flow)
+    mail = MailRow(name, value, key=args.key)
+    number: int = store.transact(operations.send, universe, row.seq, row.body.generation, mail)
+    document = {"id": str(row.id), "type": name, "number": number}
+    emit(args, document, f"{name} sent to {row.id}, event {number} of its mailbox")
+    return EXIT_OK
+
+
+def _fork(store: Store, args: argparse.Namespace) -> int:
+    universe = _universe_of(store, args)
+    row: FlowRow = store.read(find_flow, universe, args.flow)
+    started: StartedFlow = store.transact(
+        fork.fork, universe, row.seq, row.body.generation, args.key, args.at
+    )
+    new = FlowId(started.generation, started.seq)
+    document = {
+        "id": str(new),
+        "name": row.body.spec.name,
+        "key": args.key,
+        "fork_of": str(row.id),
+        "fork_at": args.at or None,
+    }
+    steps = f"the steps before {args.at}" if args.at else "all recorded steps"
+    emit(
+        args, document, printable(f"{new} {row.body.spec.name}/{args.key} has {steps} of {row.id}")
+    )
+    return EXIT_OK
+
+
+def _cancel(store: Store, args: argparse.Namespace) -> int:
+    universe = _universe_of(store, args)
+
+    def cancel(row: FlowRow) -> bool:
+        caused: bool = store.transact(operations.cancel, universe, row.seq, row.body.generation)
+        return caused
+
+    result = for_each(store, universe, args, OPEN_STATES, cancel)
+    lines = [
+        f"{flow} {'cancelled' if cancelled else 'had ended or was cancelled already'}"
+        for flow, cancelled in result.made
+    ]
+    document = {
+        "cancelled": [
+            {"id": str(flow), "cancelled": bool(cancelled)} for flow, cancelled in result.made
+        ]
+    }
+    return print_result(args, result, document, lines)
+
+
+def _resume(store: Store, args: argparse.Namespace) -> int:
+    universe = _universe_of(store, args)
+
+    def resume(row: FlowRow) -> bool:
+        resumed: bool = store.transact(operations.resume, universe, row.seq)
+        return resumed
+
+    result = for_each(store, universe, args, PARKED_STATES, resume)
+    lines = [
+        f"{flow} {'resumed' if resumed else 'was not parked'}" for flow, resumed in result.made
+    ]
+    document = {
+        "resumed": [{"id": str(flow), "resumed": bool(resumed)} for flow, resumed in result.made]
+    }
+    return print_result(args, result, document, lines)
+
+
+def _redrive(store: Store, args: argparse.Namespace) -> int:
+    universe = _universe_of(store, args)
+    for text in args.flows:
+        _check_redrivable(store.read(find_flow, universe, text))
+
+    def redrive(row: FlowRow) -> FlowId:
+        started: StartedFlow = store.transact(operations.redrive, universe, row.seq)
+        return FlowId(started.generation, started.seq)
+
+    result = for_each(store, universe, args, ENDED_STATES, redrive)
+    made = [(flow, new) for flow, new in result.made if new is not None]
+    lines = [
+        f"{flow} continues after its recorded steps"
+        if new == flow
+        else f"{flow} → {new}, from the top"
+        for flow, new in made
+    ]
+    document = {"redriven": [{"id": str(flow), "flow": str(new)} for flow, new in made]}
+    return print_result(args, result, document, lines)
+
+
+def _check_redrivable(row: FlowRow) -> None:
+    """Refuse a flow before any named flow is redriven."""
+    if row.state.name.lower() not in ENDED_STATES:
+        raise Invalid(
+            what="flow",
+            flow=str(row.id),
+            why="only FAILED and DEAD flows are redriven",
+            state=row.state.name,
+        )
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _call_text(args: list[Any], kwargs: dict[str, Any]) -> str:
+    """Format arguments in the syntax of a call."""
+    positional = [_json(value) for value in args]
+    return ", ".join([*positional, *(f"{name}={_json(value)}" for name, value in kwargs.items())])
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _shorten(text: str, chars_max: int = VALUE_CHARS_MAX) -> str:
+    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
+
+
+def _cell_text(text: str) -> str | None:
+    return _shorten(text.partition("\n")[0], CELL_CHARS_MAX) or None
+
+
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--universe", metavar="U", help="universe, if the store has several")
+    add_options(parser)
+
+
+def _universe_of(store: Store, args: argparse.Namespace) -> str:
+    """Return the given universe, or the only universe that has flows."""
+
+    def names(txn: Txn) -> list[str]:
+        return list(iter_names(txn, (int(Space.FLOW),)))
+
+    universes: list[str] = store.read(names)
+    if args.universe:
+        if args.universe not in universes:
+            raise NoFlows(what="universe", universe=args.universe)
+        return str(args.universe)
+    if not universes:
+        raise NoFlows(what="flows", url=store.url)
+    if len(universes) > 1:
+        raise Invalid(
+            what="flows", why="in several universes: give --universe", universes=universes
+        )
+    return universes[0]

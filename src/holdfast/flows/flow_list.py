@@ -1,0 +1,124 @@
+"""The flow list: pages of flows by state and name, newest first, and the counters of each flow name.
+
+A filter by state reads the index of states. Without it the heads are read. No record of a flow is read. A page
+scans at most `SCANNED_MAX` flows. It may therefore be short or empty and still have a cursor for the next page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from holdfast import codec
+from holdfast.durable.validation import check_limit
+from holdfast.errors import Invalid
+from holdfast.flows.model import (
+    FlowBodyRow,
+    FlowCounts,
+    FlowHeadRow,
+    FlowId,
+    FlowKeys,
+    decode_body,
+    decode_head,
+    keys_of,
+    pack_int,
+)
+from holdfast.flows.states import FlowState
+from holdfast.store import tuples
+from holdfast.store.api import Txn
+from holdfast.store.prefix_scan import iter_rows
+
+SCANNED_MAX = 20_000
+_SCAN_PAGE = 500
+STATE_FILTERS = tuple(state.name.lower() for state in FlowState)
+
+
+class FlowRow(NamedTuple):
+    seq: int
+    body: FlowBodyRow
+    head: FlowHeadRow
+
+    @property
+    def id(self) -> FlowId:
+        return FlowId(self.body.generation, self.seq)
+
+    @property
+    def state(self) -> FlowState:
+        return FlowState(self.head.state)
+
+
+class FlowPage(NamedTuple):
+    rows: list[FlowRow]
+    # The start of the next page. Empty on the last page.
+    cursor: str
+
+
+class NameCounts(NamedTuple):
+    """The number of flows of one name in each state."""
+
+    name: str
+    counts: FlowCounts
+
+
+def list_counts(txn: Txn, universe: str) -> list[NameCounts]:
+    keys = keys_of(universe)
+    return [
+        NameCounts(str(tuples.unpack(key)[-1]), codec.unpack_as(FlowCounts, row))
+        for key, row in iter_rows(txn, keys.counts)
+    ]
+
+
+def list_flows(
+    txn: Txn, universe: str, state: str = "", name: str = "", cursor: str = "", limit: int = 100
+) -> FlowPage:
+    """Return a page of flows by state and name, newest first. An empty filter matches every flow."""
+    check_limit(limit)
+    if state and state not in STATE_FILTERS:
+        raise Invalid(what="state", found=state[:64], expected=list(STATE_FILTERS))
+    keys = keys_of(universe)
+    # The counters know the number of matches, so that a scan can stop at the last one.
+    left = SCANNED_MAX + 1 if cursor else _expected_count(txn, universe, state, name)
+    rows: list[FlowRow] = []
+    if not limit or not left:
+        return FlowPage([], "")
+    for scanned, seq in enumerate(_iter_seqs(txn, keys, state, _decode_cursor(cursor)), 1):
+        row = get_flow(txn, keys, seq)
+        if row is not None and name in ("", row.body.spec.name):
+            rows.append(row)
+            left -= 1
+        if not left:
+            break
+        if len(rows) == limit or scanned == SCANNED_MAX:
+            return FlowPage(rows, str(seq))
+    return FlowPage(rows, "")
+
+
+def get_flow(txn: Txn, keys: FlowKeys, seq: int) -> FlowRow | None:
+    body, head = txn.get(keys.bodies + pack_int(seq)), txn.get(keys.heads + pack_int(seq))
+    if body is None or head is None:
+        return None
+    return FlowRow(seq, decode_body(body), decode_head(head))
+
+
+def _iter_seqs(txn: Txn, keys: FlowKeys, state: str, before: int) -> Iterator[int]:
+    """Yield the seqs of flows below `before`, the largest first."""
+    prefix = keys.states + pack_int(STATE_FILTERS.index(state)) if state else keys.heads
+    end = prefix + pack_int(before) if before else tuples.prefix_end(prefix)
+    while found := txn.scan(prefix, end, _SCAN_PAGE, True):
+        for key, _ in found:
+            seq = tuples.unpack(key)[-1]
+            assert isinstance(seq, int)
+            yield seq
+        end = found[-1][0]
+
+
+def _expected_count(txn: Txn, universe: str, state: str, name: str) -> int:
+    rows = [row for row in list_counts(txn, universe) if name in ("", row.name)]
+    fields = [state] if state else list(STATE_FILTERS)
+    return sum(getattr(row.counts, field) for row in rows for field in fields)
+
+
+def _decode_cursor(text: str) -> int:
+    if text and not (text.isdecimal() and 0 < int(text) < 1 << 63):
+        raise Invalid(what="cursor", found=text[:64], why="malformed cursor")
+    return int(text or 0)

@@ -1,0 +1,129 @@
+"""JSON documents of flows and their steps, shared by the HTTP API and the command line."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast import codec
+from holdfast.flows import flow_list, queries
+from holdfast.flows.flow_list import FlowRow, NameCounts
+from holdfast.flows.model import FlowId, keys_of
+from holdfast.flows.queries import FlowStep
+from holdfast.flows.states import ENDED, FlowState
+from holdfast.ops.http.json_values import arguments_to_json, to_json
+from holdfast.store import blobs
+from holdfast.store.api import Txn
+
+
+class FlowReport(NamedTuple):
+    """All that is shown of one flow, read in one transaction."""
+
+    row: FlowRow
+    args: bytes
+    result: bytes
+    blockers: list[dict[str, Any]]
+    published: dict[str, Any]
+    events: list[tuple[str, Any]]
+    # The related flows that still exist, by seq.
+    related: dict[int, FlowId]
+
+
+def read_report(txn: Txn, universe: str, row: FlowRow) -> FlowReport:
+    body, head = row.body, row.head
+    args, blob = (body.args, body.blob) if head.args is None else (head.args, head.args_blob)
+    related: dict[int, FlowId] = {}
+    parent_seq = body.parent.flow if body.parent else 0
+    for seq in (body.fork_of, body.redrive_of, head.redriven_by, parent_seq):
+        other = flow_list.get_flow(txn, keys_of(universe), seq) if seq else None
+        if other is not None:
+            related[seq] = other.id
+    return FlowReport(
+        row,
+        blobs.get(txn, blob) if blob else args,
+        blobs.get(txn, head.blob) if head.blob else head.result,
+        queries.blockers(txn, universe, row.seq),
+        queries.published_values(txn, universe, row.seq),
+        queries.list_mail(txn, universe, row.seq),
+        related,
+    )
+
+
+def counts_summary(row: NameCounts) -> dict[str, Any]:
+    return {"name": row.name, **msgspec.structs.asdict(row.counts)}
+
+
+def flow_summary(row: FlowRow) -> dict[str, Any]:
+    """Return a flow as it appears in a list."""
+    spec, head = row.body.spec, row.head
+    return {
+        "id": str(row.id),
+        "name": spec.name,
+        "key": row.body.key or None,
+        "state": row.state.name,
+        "queue": spec.queue,
+        "priority": spec.priority,
+        "run": head.run,
+        "failures": head.failures,
+        "attempts": spec.attempts,
+        "started_ns": row.body.created_ns,
+        "run_started_ns": head.run_started_ns,
+        "ended_ns": head.ended_ns or None,
+        "cancelled": head.cancelled,
+        "code": head.code or None,
+        "step": head.step or None,
+        "error_type": head.error_type or None,
+        "error": head.error or None,
+    }
+
+
+def flow_details(report: FlowReport) -> dict[str, Any]:
+    """Return a flow with all details."""
+    row = report.row
+    body, head, spec = row.body, row.head, row.body.spec
+    args, kwargs = arguments_to_json(report.args)
+    timeout_ns = head.run_started_ns + spec.timeout_ns if spec.timeout_ns else None
+    document = flow_summary(row)
+    document["blockers"] = report.blockers
+    document["timeout_ns"] = timeout_ns if head.state not in ENDED else None
+    document["fork_of"] = _id_text(report, body.fork_of)
+    document["fork_at"] = body.fork_at or None
+    document["redrive_of"] = _id_text(report, body.redrive_of)
+    document["redriven_by"] = _id_text(report, head.redriven_by)
+    document["parent"] = _id_text(report, body.parent.flow if body.parent else 0)
+    document["args"] = args
+    document["kwargs"] = kwargs
+    document["published"] = json_value(report.published)
+    document["events"] = [
+        {"type": type, "event": json_value(event)} for type, event in report.events
+    ]
+    if head.state == FlowState.COMPLETED:
+        document["result"] = to_json(report.result) if report.result else None
+    return document
+
+
+def step_document(step: FlowStep) -> dict[str, Any]:
+    return {
+        "position": step.position,
+        "name": step.name,
+        "occurrence": step.occurrence,
+        "kind": step.kind,
+        "state": step.state,
+        "attempts": step.attempts,
+        "began_ns": step.began_ns or None,
+        "ended_ns": step.ended_ns or None,
+        "value": json_value(step.value),
+        "code": step.code or None,
+        "error_type": step.error_type or None,
+        "error": step.error or None,
+    }
+
+
+def json_value(value: Any) -> Any:
+    """Return a stored value as JSON can represent it."""
+    return to_json(codec.pack(value))
+
+
+def _id_text(report: FlowReport, seq: int) -> str | None:
+    return str(report.related[seq]) if seq in report.related else None

@@ -1,0 +1,51 @@
+"""The app of the flow command tests: an order that reserves, charges, waits for an approval, and ends."""
+
+import holdfast as hf
+
+
+class OrderApproved(hf.Event):
+    by: str
+
+
+class Note(hf.Event):
+    text: str = ""
+
+
+# Step functions that fail, by name.
+failing: set[str] = set()
+
+
+async def reserve(item: str) -> str:
+    return f"{item} reserved"
+
+
+async def release(item: str) -> None:
+    return
+
+
+async def charge(cents: int) -> int:
+    if "charge" in failing:
+        raise ValueError("card 7 was declined")
+    return cents
+
+
+@hf.flow
+async def order(item: str, cents: int, undoes: bool = False) -> str:
+    held = await hf.step(reserve, item)
+    if undoes:
+        hf.undo(release, item)
+    await hf.step(charge, cents)
+    hf.publish("state", "paid")
+    event = await hf.receive(OrderApproved)
+    return f"{held}, approved by {event.by}"
+
+
+@hf.flow
+async def count(n: int) -> int:
+    await hf.step(reserve, str(n))
+    if n < 3:
+        hf.again(n + 1)
+    return n
+
+
+app = hf.App("flows", flows=[order, count], events=[OrderApproved, Note])
