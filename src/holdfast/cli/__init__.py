@@ -44,6 +44,9 @@ COMMANDS = {
     "store": Command("holdfast.cli.store", "a store: info, copy, restored, rebuild"),
     "tasks": Command("holdfast.cli.tasks", "tasks: list, show, cancel, redrive, limit"),
     "effects": Command("holdfast.cli.effects", "effects: list, show, redrive"),
+    "schedules": Command(
+        "holdfast.cli.schedules", "schedules: list, show, pause, resume, run-now, backfill, delete"
+    ),
     "timers": Command("holdfast.cli.timers", "timers: list, show, redrive"),
     "dispatch": Command(
         "holdfast.cli.dispatch", "tmux prompts: list, show, deliver, fail, leader, rewind"
