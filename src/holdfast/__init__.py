@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from holdfast.app.flows import uuid as uuid
     from holdfast.app.history_limit import Keep as Keep
     from holdfast.app.runtime import Runtime as Runtime
+    from holdfast.app.schedules import ScheduleHandle as ScheduleHandle
     from holdfast.app.simulator import simulate as simulate
     from holdfast.app.task_handle import TaskFailedError as TaskFailedError
     from holdfast.app.task_handle import TaskHandle as TaskHandle
@@ -100,6 +101,7 @@ _HOMES = {
     "Receipt": "holdfast.app.definitions",
     "Refused": "holdfast.runner.error_policy",
     "Runtime": "holdfast.app.runtime",
+    "ScheduleHandle": "holdfast.app.schedules",
     "Task": "holdfast.app.tasks",
     "TaskFailedError": "holdfast.app.task_handle",
     "TaskHandle": "holdfast.app.task_handle",

@@ -21,6 +21,7 @@ from holdfast.app.definitions import (
     is_event,
 )
 from holdfast.app.history_limit import Keep, bounds_of
+from holdfast.app.schedule_options import schedules_of
 from holdfast.app.storable_types import check_fields, check_type
 from holdfast.app.tasks import Queue, Task, queues_of
 from holdfast.errors import HoldfastError, Invalid
@@ -80,6 +81,9 @@ class App:
         self.name = name
         self.universe = name if universe is None else universe
         check_universe(self.universe)
+        tasks, flows = list(tasks), list(flows)
+        # The schedules that tasks and flows declare with `every=`, by name.
+        self.schedules = schedules_of([*tasks, *flows])
         self.tasks: dict[str, Task[Any, Any]] = {}
         for task in tasks:
             self._add_task(task)

@@ -22,13 +22,14 @@ import inspect
 import math
 import typing
 import uuid as uuids
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 import msgspec
 
 from holdfast import codec
 from holdfast.app.definitions import Effect, EffectWithOptions
+from holdfast.app.schedule_options import ScheduleOptions
 from holdfast.app.storable_types import check_function
 from holdfast.app.tasks import Task, TaskCall
 from holdfast.clock import S
@@ -76,6 +77,8 @@ class Flow(Generic[P, T]):
         self.returns: Any = hints.pop("return", Any)
         self._hints = hints
         self.code_version = _fingerprint(fn)
+        # The schedule of `@hf.flow(every=…)`.
+        self.schedule: ScheduleOptions | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         return self.fn(*args, **kwargs)
@@ -207,6 +210,11 @@ def flow(
     expiries_max: int = 3,
     timeout_s: float | None = None,
     retain_s: float = 7 * 24 * 3600,
+    every: str | None = None,
+    zone: str = "UTC",
+    missed: str = "one",
+    overlap: str = "skip",
+    args: Sequence[Any] = (),
 ) -> FlowDecorator: ...
 
 
@@ -222,11 +230,17 @@ def flow(
     expiries_max: int = 3,
     timeout_s: float | None = None,
     retain_s: float = 7 * 24 * 3600,
+    every: str | None = None,
+    zone: str = "UTC",
+    missed: str = "one",
+    overlap: str = "skip",
+    args: Sequence[Any] = (),
 ) -> Any:
     """Declare a flow: an `async def` function whose steps are recorded.
 
     `attempts` limits the errors that the flow's own code raises. `expiries_max` limits lost workers. `timeout_s`
-    counts from the start, sleeps included. The flow is deleted `retain_s` after its end.
+    counts from the start, sleeps included. The flow is deleted `retain_s` after its end. With `every`, a cron rule, the
+    flow is a schedule: `zone`, `missed`, `overlap` and `args` belong to it.
     """
 
     def declare(fn: Callable[..., Any], /) -> Any:
@@ -242,7 +256,11 @@ def flow(
             timeout_ns=0 if timeout_s is None else _ns("timeout_s", timeout_s),
             retain_ns=_ns("retain_s", retain_s),
         )
-        return Flow(fn, spec)
+        declared: Flow[..., Any] = Flow(fn, spec)
+        if every is not None:
+            declared.schedule = ScheduleOptions(every, zone, missed, overlap, tuple(args))
+            declared.schedule.check(declared.pack)
+        return declared
 
     return declare if fn is None else declare(fn)
 

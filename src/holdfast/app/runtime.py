@@ -14,8 +14,9 @@ from holdfast.app import submission
 from holdfast.app.app import App
 from holdfast.app.definitions import World
 from holdfast.app.result_waiter import ResultWaiter
+from holdfast.app.schedule_options import ScheduleOptions
 from holdfast.app.task_handle import TaskHandle
-from holdfast.app.tasks import Submission
+from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.app.tasks import to_limits as declared_limits
 from holdfast.clock import SYSTEM, Clock
 from holdfast.errors import HoldfastError, Invalid
@@ -42,6 +43,7 @@ from holdfast.world.catalog import check_text, check_universe
 if TYPE_CHECKING:
     from holdfast.app.flow_handle import FlowHandle
     from holdfast.app.flows import Flow, FlowCall
+    from holdfast.app.schedules import ScheduleHandle
     from holdfast.app.world_handle import WorldHandle
     from holdfast.store.admin.routing import StoreRouting
 
@@ -213,6 +215,41 @@ class Runtime:
 
         return flow_start.find(self, id, key)
 
+    # -- schedules -----------------------------------------------------------------------------
+
+    def schedule(
+        self,
+        name: str,
+        target: Task[Any, Any]
+        | TaskCall[Any, Any]
+        | Flow[Any, Any]
+        | FlowCall[Any, Any]
+        | None = None,
+        /,
+        *,
+        every: str | None = None,
+        zone: str = "UTC",
+        missed: str = "one",
+        overlap: str = "skip",
+        args: Sequence[Any] = (),
+        key: str | None = None,
+    ) -> ScheduleHandle:
+        """Start a task or flow at the times of a cron rule. The schedule is durable on return. `key=` makes the call
+        idempotent. Without a target, return the handle of an existing schedule."""
+        from holdfast.app import schedules
+
+        if target is None and every is None:
+            return schedules.find(self, name)
+        return schedules.create(
+            self, name, target, ScheduleOptions(every, zone, missed, overlap, tuple(args)), key
+        )
+
+    def _declare_schedules(self) -> None:
+        """Store the schedules that the app declares, if they changed."""
+        from holdfast.app import schedules
+
+        schedules.declare(self)
+
     def _peer_runtime(self, universe: str) -> Runtime:
         """Return a client runtime of the same app for another universe, in the store that routes name, or
         in this store."""
@@ -358,6 +395,7 @@ class Runtime:
                 clock=self.clock,
             )
         if name == "timer":
+            self._declare_schedules()
             return TimerWorker(self.store, universe=self.universe, clock=self.clock)
         if name == "orchestrator":
             return Orchestrator(

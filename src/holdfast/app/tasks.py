@@ -25,6 +25,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from holdfast import codec
+from holdfast.app.schedule_options import ScheduleOptions
 from holdfast.app.storable_types import check_function
 from holdfast.clock import S
 from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
@@ -68,6 +69,8 @@ class Task(Generic[P, T]):
         self.spec = spec
         self.isolation = isolation
         self.report = report
+        # The schedule of `@hf.task(every=…)`.
+        self.schedule: ScheduleOptions | None = None
         if report not in REPORTS:
             raise Invalid(what="report", found=report, expected=list(REPORTS))
         self.asynchronous = inspect.iscoroutinefunction(fn)
@@ -307,6 +310,11 @@ def task(
     backoff_max_s: float = 60,
     isolation: str = "thread",
     report: str = "batch",
+    every: str | None = None,
+    zone: str = "UTC",
+    missed: str = "one",
+    overlap: str = "skip",
+    args: Sequence[Any] = (),
 ) -> TaskDecorator: ...
 
 
@@ -326,6 +334,11 @@ def task(
     backoff_max_s: float = 60,
     isolation: str = "thread",
     report: str = "batch",
+    every: str | None = None,
+    zone: str = "UTC",
+    missed: str = "one",
+    overlap: str = "skip",
+    args: Sequence[Any] = (),
 ) -> Any:
     """Declare a task: any function, `def` or `async def`.
 
@@ -333,7 +346,7 @@ def task(
     becomes DEAD. The worker extends the lease while the function runs, for `execution_window_s` after its
     start or its last `hf.current_task().progress()`. The task is deleted `retain_s` after its end. Workers
     commit outcomes in batches; with `report="each"` an outcome is committed before the worker starts the
-    next task.
+    next task. With `every`, a cron rule, the task is a schedule: `zone`, `missed`, `overlap` and `args` belong to it.
     """
 
     def declare(fn: Callable[..., Any], /) -> Any:
@@ -358,7 +371,11 @@ def task(
             spec = msgspec.convert(form, type=_CheckedSpec).to_spec()
         except msgspec.ValidationError as error:
             raise Invalid(what="task", task=form["name"], why=str(error)) from None
-        return Task(fn, spec=spec, isolation=isolation, report=report)
+        declared: Task[..., Any] = Task(fn, spec=spec, isolation=isolation, report=report)
+        if every is not None:
+            declared.schedule = ScheduleOptions(every, zone, missed, overlap, tuple(args))
+            declared.schedule.check(declared.pack)
+        return declared
 
     return declare if fn is None else declare(fn)
 

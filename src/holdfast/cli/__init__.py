@@ -45,6 +45,9 @@ COMMANDS = {
     "tasks": Command("holdfast.cli.tasks", "tasks: list, show, cancel, redrive, limit"),
     "flows": Command("holdfast.cli.flows", "flows: list, show, steps, why, send, fork, cancel, …"),
     "effects": Command("holdfast.cli.effects", "effects: list, show, redrive"),
+    "schedules": Command(
+        "holdfast.cli.schedules", "schedules: list, show, pause, resume, run-now, backfill, delete"
+    ),
     "timers": Command("holdfast.cli.timers", "timers: list, show, redrive"),
     "dispatch": Command(
         "holdfast.cli.dispatch", "tmux prompts: list, show, deliver, fail, leader, rewind"

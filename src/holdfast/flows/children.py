@@ -34,6 +34,7 @@ from holdfast.tasks import dependents
 from holdfast.tasks.admin import cancel_within as cancel_task
 from holdfast.tasks.leases import EXPIRIES_EXHAUSTED
 from holdfast.tasks.model import TaskSpec, TaskStatusRow
+from holdfast.tasks.owner_callbacks import callbacks_of
 from holdfast.tasks.states import TaskState
 from holdfast.tasks.submit import TaskToSubmit, create_within
 from holdfast.tasks.unit_of_work import UnitOfWork
@@ -191,6 +192,9 @@ def notify_parent(unit: FlowUnit, flow: OpenFlow) -> None:
         return
     if parent.intent:
         _answer_world(unit, flow, parent.intent)
+        return
+    if parent.schedule:
+        callbacks_of("schedules").on_flow_end(unit, parent.schedule)
         return
     if head.state == FlowState.COMPLETED:
         value = blobs.get(unit.txn, head.blob) if head.blob else head.result

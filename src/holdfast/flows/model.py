@@ -55,7 +55,7 @@ class FlowSpec(Record, frozen=True):
 
 
 class Parent(Record, frozen=True):
-    """The waiting owner of a flow: a step of another flow, or an intent of a world."""
+    """The waiting owner of a flow: a step of another flow, an intent of a world, or a schedule."""
 
     flow: int = 0
     run: int = 0
@@ -65,6 +65,8 @@ class Parent(Record, frozen=True):
     cancels: bool = True
     # The packed `Intent` of a world that started the flow.
     intent: bytes = b""
+    # The name of the schedule that started the flow.
+    schedule: str = ""
 
 
 class FlowBodyRow(Record, frozen=True):

@@ -1,8 +1,8 @@
 """Verification of derived rows and redundant records: runs the consistency checks of every feature.
 
 `durable.consistency`, `world.consistency`, `leadership.consistency`, `dispatch.consistency`,
-`tasks.consistency` and `flows.consistency` hold the checks. All of them read one snapshot, so concurrent commits cause no
-differences. `world_replay` verifies the journals of worlds, and `tasks.replay_check` reads the task log.
+`tasks.consistency`, `flows.consistency` and `schedules.consistency` hold the checks. All of them read one snapshot, so
+concurrent commits cause no differences. `world_replay` verifies the journals of worlds, and `tasks.replay_check` reads the task log.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from holdfast.durable.difference import Difference
 from holdfast.flows import consistency as flow_consistency
 from holdfast.leadership.consistency import check_leader_lease
 from holdfast.ops import catalog_queries, decode_errors
+from holdfast.schedules import consistency as schedule_consistency
 from holdfast.store.api import Txn
 from holdfast.store.prefix_scan import iter_names
 from holdfast.store.schema import Space
@@ -62,6 +63,8 @@ def _checks(txn: Txn) -> Iterator[tuple[str, str, Iterator[Difference]]]:
         yield "task", universe, _check_tasks(txn, universe)
     for universe in iter_names(txn, (int(Space.FLOW),)):
         yield "flow", universe, flow_consistency.find_differences(txn, universe)
+    for universe in iter_names(txn, (int(Space.SCHEDULE),)):
+        yield "schedule", universe, schedule_consistency.find_differences(txn, universe)
 
 
 def _check_tasks(txn: Txn, universe: str) -> Iterator[Difference]:

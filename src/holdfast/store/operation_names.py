@@ -51,6 +51,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "rate": ("holdfast.effects.rate",),
     "runs": ("holdfast.ledger.runs",),
+    "schedules": ("holdfast.schedules.operations",),
     "tasks": (
         "holdfast.tasks.leases",
         "holdfast.tasks.admin",

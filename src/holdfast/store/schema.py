@@ -76,6 +76,7 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "u" <queue> <name> …                     unroutable: unknown to the worker
                     <u> "d" <not_before_ns> <seq>                delayed, by due time
                     <u> "a" <seq> <seq'>                         the second depends on the first
+                    <u> "a" <seq> <digest>                       a flow or schedule waits for the end of the task
                     <u> "e" <seq>                                ended, dependents not yet released
                     <u> "x" <expires_ns> <lease>                 leases granted together, by expiry
                     <u> "l" <lease>                              the row ranges of a lease
@@ -102,6 +103,12 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "n" <name>                               number of flows in each state
                     <u> "x" <until_ns> <flow>                    ended, retained until this time
                     <u> "seq"                                    counter
+    17 schedule     <u> "s" <name>                               a schedule: its definition, next and last occurrence
+                    <u> "d" <wall_ns> <name>                     index: schedules by their next occurrence
+                    <u> "o" <name> <wall_ns>                     the use of an occurrence: started, queued or skipped
+                    <u> "q" <name> <wall_ns>                     index: queued occurrences
+                    <u> "c" <name> <n>                           the last changes of a schedule
+                    <u> "k" <key>                                the schedule of an idempotency key
 
 If a key contains a name and is also scanned by a shorter prefix, the row kind precedes the name
 (`lease`), so that no name can be mistaken for a kind.
@@ -136,6 +143,7 @@ class Space(IntEnum):
     RUN = 14
     TASK = 15
     FLOW = 16
+    SCHEDULE = 17
 
 
 SCHEMA_MAJOR = 0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from holdfast.codec import unpack
+from holdfast.codec import digest, unpack
 from holdfast.store import tuples
 from holdfast.tasks import status_fold
 from holdfast.tasks.events import TasksDead
@@ -24,6 +24,8 @@ from holdfast.tasks.unit_of_work import DEPENDENTS_MAX, UnitOfWork
 DEPENDENCY_FAILED = "dependency_failed"
 # The first byte of the row of a listener. The row of a dependent task starts with the type code of an integer.
 LISTENER = b"L"
+# The digest in the key of a listener's row.
+LISTENER_KEY_BYTES = 16
 
 
 def register(unit: UnitOfWork, packed_seq: bytes, dependencies: Sequence[int]) -> int | None:
@@ -51,7 +53,8 @@ def listen(unit: UnitOfWork, seq: int, owner: str, listener: bytes) -> None:
     """Call `on_end` of the owner when a task has ended, with `listener`. The task must not have ended yet."""
     packed_seq = pack_int(seq)
     row = LISTENER + pack([owner, listener])
-    unit.txn.put(unit.keys.dependents + packed_seq + row, row)
+    key = unit.keys.dependents + packed_seq + tuples.pack((digest(row)[:LISTENER_KEY_BYTES],))
+    unit.txn.put(key, row)
     status = unit.status(packed_seq)
     if not status.awaited:
         if status == NEW_STATUS:

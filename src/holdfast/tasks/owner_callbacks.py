@@ -6,6 +6,7 @@ callbacks run inside the open unit of work.
 
     on_end(unit, listener, status)     a task with a listener ended
     on_dead(unit, args, seq, reason)   a task of this owner is DEAD
+    on_flow_end(unit, name)            a flow that a schedule started ended; the unit is that of the flow operation
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-MODULES = {"flows": "holdfast.flows.task_callbacks"}
+MODULES = {
+    "flows": "holdfast.flows.task_callbacks",
+    "schedules": "holdfast.schedules.end_callbacks",
+}
 
 
 def callbacks_of(owner: str) -> Any:

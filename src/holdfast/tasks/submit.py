@@ -306,6 +306,13 @@ def check_spec(spec: TaskSpec) -> None:
         raise Invalid(what="priority", found=spec.priority, max=QUEUE_PRIORITY_MAX)
 
 
+def check_new(universe: str, spec: TaskSpec, new_task: TaskToSubmit) -> None:
+    """Refuse a task that cannot be stored."""
+    keys = keys_of(universe)
+    _spec_row(keys, spec)
+    _check_new_task(keys, spec, new_task, 0)
+
+
 def _check_new_task(keys: TaskKeys, spec: TaskSpec, new_task: TaskToSubmit, index: int) -> None:
     """Refuse a task that cannot be stored, without reading any row.
 

@@ -26,6 +26,13 @@ MISSED_POLICIES = ("skip", "one", "all")
 MISSED_AFTER_NS = 60 * 1_000_000_000
 
 
+class DueOccurrence(NamedTuple):
+    """The decision for a due occurrence: whether it is delivered, and the time of the next one."""
+
+    deliver: bool
+    next_ns: int
+
+
 class Occurrence(NamedTuple):
     """The action for a due recurring timer: whether to deliver it, and the next occurrence to
     schedule."""
@@ -52,12 +59,19 @@ def first_occurrence(intent: Intent, timer: TimerSet) -> tuple[Intent, int]:
 def next_occurrence(intent: Intent, timer: TimerSet, wall_ns: int) -> Occurrence:
     """Return the action for a timer that is due at this wall clock time."""
     assert timer.wall_ns is not None
-    missed = wall_ns - timer.wall_ns > MISSED_AFTER_NS
-    after_ns = wall_ns if missed and timer.missed != "all" else timer.wall_ns
-    at_ns = cron.parse(timer.cron).next_ns(after_ns, timer.zone)
+    deliver, at_ns = judge_due(
+        timer.cron, timer.zone, timer.missed, due_ns=timer.wall_ns, wall_ns=wall_ns
+    )
     next_hash = codec.digest(b"every", intent.intent_hash, at_ns.to_bytes(8, "big"))
     next_intent = replace(_with_wall_time(intent, timer, at_ns), intent_hash=next_hash)
-    return Occurrence(not (missed and timer.missed == "skip"), next_intent, at_ns)
+    return Occurrence(deliver, next_intent, at_ns)
+
+
+def judge_due(rule: str, zone: str, missed: str, *, due_ns: int, wall_ns: int) -> DueOccurrence:
+    """Apply the policy for missed occurrences to an occurrence that is due at this wall clock time."""
+    late = wall_ns - due_ns > MISSED_AFTER_NS
+    after_ns = wall_ns if late and missed != "all" else due_ns
+    return DueOccurrence(not (late and missed == "skip"), cron.parse(rule).next_ns(after_ns, zone))
 
 
 def _with_wall_time(intent: Intent, timer: TimerSet, at_ns: int) -> Intent:

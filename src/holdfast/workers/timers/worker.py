@@ -1,4 +1,5 @@
-"""The timer worker: delivers due timers exactly once, also after downtime (document 004, role 4).
+"""The timer worker: delivers due timers exactly once, also after downtime (document 004, role 4). It also fires the
+due times of flows and of schedules.
 
 Pending timers are in two indexes ordered by time: store time and wall-clock time. They cost nothing
 until due. The worker delivers due timers in time order, a batch per commit. It claims nothing, so a
@@ -17,6 +18,8 @@ from holdfast.durable import delayed, queue
 from holdfast.flows import operations as flow_operations
 from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.messages import Intent, TimerSet
+from holdfast.schedules import operations as schedule_operations
+from holdfast.schedules.model import keys_of as schedule_keys_of
 from holdfast.store.api import Store, Txn, read_stale
 from holdfast.workers.service import TickService
 from holdfast.workers.timers.delivery import deliver_due
@@ -45,6 +48,7 @@ class TimerWorker(TickService):
         self._universe = universe
         self._delays, self._calendar = timers.delay_queue(universe), timers.calendar_queue(universe)
         self._flow_topic = flow_keys_of(universe).due_topic
+        self._schedule_topic = schedule_keys_of(universe).due_topic
         self._pause_s = 0.0
         self._committer: FusedCommitter | None = None
         self._fusion_off_until_ns = 0
@@ -54,11 +58,16 @@ class TimerWorker(TickService):
 
     @property
     def topics(self) -> Sequence[str]:
-        return [queue.topic(self._delays), queue.topic(self._calendar), self._flow_topic]
+        return [
+            queue.topic(self._delays),
+            queue.topic(self._calendar),
+            self._flow_topic,
+            self._schedule_topic,
+        ]
 
     def tick(self) -> bool:
         self._pause_s = 0.0
-        if self._fire_flows():
+        if self._fire_flows_and_schedules():
             return True
         # Check first: a read is cheap, a delivery is a commit.
         left_ns = self._next_due_in_ns()
@@ -76,14 +85,27 @@ class TimerWorker(TickService):
         self._pause_s = 0.0 if fired else EMPTY_COMMIT_PAUSE_S
         return bool(fired)
 
-    def _fire_flows(self) -> bool:
-        """End the sleeps and timeouts of flows that are due, and remove flows past their retention."""
-        due_ns = read_stale(self.store, flow_operations.next_due_ns, self._universe)
-        if due_ns is None or due_ns > self.store.now_ns():
-            return False
-        fired = self.store.transact(flow_operations.fire_due, self._universe, BATCH_MAX)
-        removed = self.store.transact(flow_operations.remove_ended, self._universe, BATCH_MAX)
-        return bool(fired or removed)
+    def _fire_flows_and_schedules(self) -> bool:
+        """End the sleeps and timeouts of flows that are due, remove flows past their retention, and start the due
+        occurrences of schedules."""
+        flow_due_ns, schedule_due_ns = read_stale(self.store, self._read_other_dues)
+        fired = 0
+        if flow_due_ns is not None and flow_due_ns <= self.store.now_ns():
+            fired += self.store.transact(flow_operations.fire_due, self._universe, BATCH_MAX)
+            fired += self.store.transact(flow_operations.remove_ended, self._universe, BATCH_MAX)
+        wall_ns = self.clock.wall_ns()
+        if schedule_due_ns is not None and schedule_due_ns <= wall_ns:
+            fired += self.store.transact(
+                schedule_operations.fire_due, self._universe, wall_ns, BATCH_MAX
+            )
+        return bool(fired)
+
+    def _read_other_dues(self, txn: Txn) -> tuple[int | None, int | None]:
+        """Return the next due time of flows in store time, and of schedules in wall clock time."""
+        return (
+            flow_operations.next_due_ns(txn, self._universe),
+            schedule_operations.next_due_ns(txn, self._universe),
+        )
 
     def set_commit_owner(self, committer: FusedCommitter) -> None:
         """Deliver timers of worlds hosted in this process within the commit of their next cycle."""
@@ -158,4 +180,7 @@ class TimerWorker(TickService):
             flow_operations.next_due_ns(txn, self._universe),
         )
         dues = [due_ns - now_ns for due_ns in found if due_ns is not None]
+        occurrence_ns = schedule_operations.next_due_ns(txn, self._universe)
+        if occurrence_ns is not None:
+            dues.append(occurrence_ns - now_ns - ahead_ns)
         return min(dues, default=None)
