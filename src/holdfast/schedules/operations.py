@@ -176,7 +176,7 @@ def _fire(unit: ScheduleUnit, schedule: OpenSchedule, wall_ns: int, limit: int) 
         # Otherwise a backfill has used the occurrence.
         schedule.row = replace(schedule.row, next_ns=due.next_ns)
         fired += 1
-    unit.remove_old_occurrences(schedule, wall_ns)
+    unit.remove_old_occurrences(schedule)
     return fired
 
 

@@ -158,13 +158,14 @@ class ScheduleUnit:
         if schedule.row.queued:
             self._listen_to_last(schedule)
 
-    def remove_old_occurrences(self, schedule: OpenSchedule, wall_ns: int) -> None:
-        """Remove a few rows of occurrences past their retention."""
+    def remove_old_occurrences(self, schedule: OpenSchedule) -> None:
+        """Remove a few rows of occurrences past their retention, the oldest first."""
         retain_ns = max(OCCURRENCE_RETAIN_NS, 2 * schedule.row.definition.retain_ns)
         prefix = self.keys.occurrences + tuples.pack((schedule.name,))
-        until = prefix + tuples.pack((max(wall_ns - retain_ns, 0),))
-        for key, row in self.txn.scan(prefix, until, REMOVED_MAX):
-            if decode_occurrence(row).state == OccurrenceState.QUEUED:
+        for key, packed in self.txn.scan(prefix, tuples.prefix_end(prefix), REMOVED_MAX):
+            row = decode_occurrence(packed)
+            # A backfilled occurrence is old, but its row may be new.
+            if row.state == OccurrenceState.QUEUED or row.decided_ns + retain_ns > self.now_ns:
                 return
             occurrence_ns = tuples.unpack(key)[-1]
             assert isinstance(occurrence_ns, int)
