@@ -177,11 +177,11 @@ class App:
             )
         return name
 
-    def effect_call(self, effect: Any, args: tuple[Any, ...]) -> EffectCall:
+    def effect_call(self, effect: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EffectCall:
         call = effect if isinstance(effect, EffectWithOptions) else EffectWithOptions(effect, {})
         if not isinstance(call.effect, Effect):
             raise Invalid(what="effect", found=repr(effect), why="not made by @hf.effect")
-        return call.effect.call(args, call.options)
+        return call.effect.call(call.effect.positional(args, kwargs), call.options)
 
     def check_mail(self, mail: FabricSendParams) -> None:
         to = mail.dest_world

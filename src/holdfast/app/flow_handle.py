@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from holdfast import codec
 from holdfast.app.flows import Flow
+from holdfast.app.task_handle import check_timeout
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound, Timeout
 from holdfast.flows import fork, operations, queries
@@ -78,6 +79,7 @@ class FlowHandle(Generic[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the flow and return its result. Raises FlowFailed, or Timeout after `timeout` seconds."""
+        check_timeout(timeout)
         details = self._runtime.store.read(self._ended)
         if details is None:
             with waiting_for_tasks():
@@ -101,9 +103,14 @@ class FlowHandle(Generic[T]):
             runtime.check()
         return details
 
-    async def result_async(self) -> T:
-        """Wait for the result in a coroutine; `await handle` does the same."""
-        details = await self._runtime.flow_waiting.until(self._ended, self._id.seq)
+    async def result_async(self, timeout: float | None = None) -> T:
+        """`result` for a coroutine; `await handle` does the same."""
+        check_timeout(timeout)
+        runtime = self._runtime
+        details = await runtime.flow_waiting.until(self._ended, self._id.seq, timeout)
+        if details is None:
+            runtime.check()
+            raise Timeout(what="flow", flow=self.id, waited_s=timeout)
         return self._decode(details)
 
     def __await__(self) -> Generator[Any, None, T]:
