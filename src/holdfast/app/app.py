@@ -21,7 +21,7 @@ from holdfast.app.definitions import (
     is_event,
 )
 from holdfast.app.history_limit import Keep, bounds_of
-from holdfast.app.storable_types import check_fields, check_type
+from holdfast.app.storable_types import check_fields, check_type, model_types
 from holdfast.app.tasks import Queue, Task, queues_of
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.flows.model import TASK_PREFIX
@@ -254,7 +254,9 @@ class App:
             return
         if not is_event(kind):
             raise Invalid(
-                what="event", found=repr(kind), why="not an hf.Event class or a dataclass"
+                what="event",
+                found=repr(kind),
+                why="not an hf.Event class, a dataclass or a pydantic model",
             )
         name = kind.__name__
         if name in self.events:
@@ -378,6 +380,8 @@ def reject_sets(what: str, kind: type[Any]) -> None:
                 type=kind.__name__,
                 why="the order of a set is not reproducible in a replay; use a dict or a sorted list",
             )
+        if isinstance(type_info, msgspec.inspect.CustomType) and codec.is_model(type_info.cls):
+            stack += [info for _, info in model_types(type_info.cls)]
         for name in ("fields", "types", "item_types"):
             for item in getattr(type_info, name, ()) or ():
                 stack.append(getattr(item, "type", item))

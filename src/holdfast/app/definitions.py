@@ -11,7 +11,7 @@
             self.balance += event.amount
 
 The fields of a world are its state. Each field has a type and a default. Handlers are synchronous and
-receive only the state, the event and the context. Events are hf.Event classes or dataclasses.
+receive only the state, the event and the context. Events are hf.Event classes, dataclasses or pydantic models.
 """
 
 from __future__ import annotations
@@ -424,7 +424,9 @@ def upcast(
     """
     if not is_event(event):
         raise Invalid(
-            what="upcast", found=repr(event)[:64], why="not an hf.Event class or a dataclass"
+            what="upcast",
+            found=repr(event)[:64],
+            why="not an hf.Event class, a dataclass or a pydantic model",
         )
     if type(version) is not int or not 1 <= version <= 254:
         raise Invalid(what="event version", type=event.__name__, found=version, min=1, max=254)
@@ -529,4 +531,6 @@ def _check_int_range(what: str, value: Any, maximum: int) -> None:
 
 
 def is_event(kind: Any) -> bool:
-    return isinstance(kind, type) and (issubclass(kind, Event) or dataclasses.is_dataclass(kind))
+    return isinstance(kind, type) and (
+        issubclass(kind, Event) or dataclasses.is_dataclass(kind) or codec.is_model(kind)
+    )
