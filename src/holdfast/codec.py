@@ -101,6 +101,9 @@ _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 _type_lock = threading.RLock()
 # Types that `convert` has used, by id. They come from declarations, so their number is small.
 _converted_types: dict[int, Any] = {}
+_types_with_models: dict[int, Any] = {}
+# The attributes of msgspec's type information that hold the types inside a type.
+_PARTS_OF_TYPES = ("fields", "types", "item_types", "item_type", "key_type", "value_type", "type")
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=False, gc=False):
@@ -260,12 +263,40 @@ def convert(value: Any, kind: Any) -> Any:
     """Call `msgspec.convert`. The first use of a type holds the lock of `new_decoder`."""
     # Keyed by id, because not every annotation is hashable. The dict keeps the types alive.
     if id(kind) in _converted_types:
+        return msgspec.convert(value, kind)
+    if id(kind) in _types_with_models:
         return msgspec.convert(value, kind, dec_hook=_decode_other)
     with _type_lock:
         try:
             return msgspec.convert(value, kind, dec_hook=_decode_other)
         finally:
-            _converted_types[id(kind)] = kind
+            # A call with a hook takes twice the time.
+            known = _types_with_models if _may_contain_model(kind) else _converted_types
+            known[id(kind)] = kind
+
+
+def _may_contain_model(kind: Any) -> bool:
+    if "pydantic" not in sys.modules:
+        return False
+    from msgspec import inspect as types
+
+    try:
+        stack: list[Any] = [types.type_info(kind)]
+    except Exception:
+        return True
+    seen: set[int] = set()
+    while stack:
+        info = stack.pop()
+        if isinstance(info, types.CustomType) and is_model(info.cls):
+            return True
+        if id(info) in seen:
+            continue
+        seen.add(id(info))
+        parts = [getattr(info, name, None) for name in _PARTS_OF_TYPES]
+        for part in parts:
+            items = part if isinstance(part, tuple) else (part,)
+            stack += [item for item in items if isinstance(item, types.Type | types.Field)]
+    return False
 
 
 def digest(*parts: bytes) -> bytes:
