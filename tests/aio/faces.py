@@ -16,6 +16,7 @@ class Face(Protocol):
     def submit_many(self, task: Any, many: Iterable[Any]) -> list[hf.TaskHandle[Any]]: ...
     def map(self, task: Any, values: Iterable[Any]) -> list[Any]: ...
     def start(self, flow: Any, *args: Any, **kwargs: Any) -> hf.FlowHandle[Any]: ...
+    def flow(self, id: Any, **options: Any) -> hf.FlowHandle[Any]: ...
     def result(self, handle: Any, timeout: float | None = LONG_S) -> Any: ...
     def send(self, world: Any, event: Any, **options: Any) -> hf.Delivery: ...
     def ask(self, world: Any, event: Any, **options: Any) -> Any: ...
@@ -29,6 +30,7 @@ class BlockingFace:
         self.submit = runtime.submit
         self.submit_many = runtime.submit_many
         self.start = runtime.start
+        self.flow = runtime.flow
         self._map = runtime.map
 
     def map(self, task: Any, values: Iterable[Any]) -> list[Any]:
@@ -78,6 +80,9 @@ class AsyncioFace:
 
     def start(self, flow: Any, *args: Any, **kwargs: Any) -> Any:
         return self._run(self._aio.start(flow, *args, **kwargs))
+
+    def flow(self, id: Any, **options: Any) -> Any:
+        return self._run(self._aio.flow(id, **options))
 
     def result(self, handle: Any, timeout: float | None = LONG_S) -> Any:
         return self._run(self._aio.result(handle, timeout=timeout))

@@ -102,6 +102,18 @@ def test_start_returns_a_handle_with_the_result(face: Face) -> None:
         face.start(twice.options(key="k"), 5)
 
 
+def test_flow_is_found_by_id_and_by_key(face: Face) -> None:
+    run = face.start(twice.options(key="k"), 4)
+    assert face.result(face.flow(run.id)) == 8
+    assert face.result(face.flow(twice, key="k")) == 8
+    with pytest.raises(NotFound):
+        face.flow(twice, key="other")
+    with pytest.raises(NotFound):
+        face.flow(run.id.rpartition("-")[0] + "-999")
+    with pytest.raises(Invalid):
+        face.flow(twice)
+
+
 def test_result_of_a_failed_flow_raises_its_error(face: Face) -> None:
     with pytest.raises(hf.FlowFailed) as caught:
         face.result(face.start(shop.broken))

@@ -89,6 +89,18 @@ class AsyncRuntime:
 
         return await flow_start.start_async(self._runtime, flow, args, kwargs)
 
+    @overload
+    async def flow(self, id: str) -> FlowHandle[Any]: ...
+    @overload
+    async def flow(self, id: Flow[..., T], *, key: str) -> FlowHandle[T]: ...
+
+    async def flow(self, id: Any, *, key: str | None = None) -> FlowHandle[Any]:
+        """Return the handle of a flow by id, or of a declared flow by key. Raise NotFound if there is none."""
+        from holdfast.app import flow_start
+
+        call = flow_start.find_call(self._runtime, id, key)
+        return await store_calls.run_async(self._runtime.store, self._runtime.waiting, call)
+
     async def result(
         self, handle: TaskHandle[T] | FlowHandle[T], *, timeout: float | None = None
     ) -> T:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from holdfast import codec
 from holdfast.app.flows import Flow
+from holdfast.app.store_calls import Read, StoreCall
 from holdfast.app.task_handle import check_timeout
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound, Timeout
@@ -182,6 +183,11 @@ class FlowHandle(Generic[T]):
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def exists_call(self) -> StoreCall[FlowHandle[T]]:
+        """Return the handle. Raise NotFound if there is no such flow."""
+        yield Read(self._read)
+        return self
+
     def _details(self) -> FlowDetails:
         return self._runtime.store.read(self._read)
 
@@ -213,9 +219,9 @@ class FlowHandle(Generic[T]):
         return typing.cast(T, flow.value(details.result))
 
 
-def flow_by_key(runtime: Runtime, flow: Flow[Any, T], key: str) -> FlowHandle[T]:
+def by_key_call(runtime: Runtime, flow: Flow[Any, T], key: str) -> StoreCall[FlowHandle[T]]:
     """Return the handle of the flow with a key. Raise NotFound if there is none."""
-    found = runtime.store.read(queries.find_by_key, runtime.universe, flow.name, key)
+    found = yield Read(queries.find_by_key, (runtime.universe, flow.name, key))
     if found is None:
         raise NotFound(what="flow", name=flow.name, key=key)
     return FlowHandle(runtime, found, flow)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
-from holdfast.app import submission
+from holdfast.app import store_calls, submission
 from holdfast.app.app import App
 from holdfast.app.definitions import World
 from holdfast.app.result_waiter import ResultWaiter
@@ -275,7 +275,7 @@ class Runtime:
         """Return the handle of a flow by id, or of a declared flow by key. Raise NotFound if there is none."""
         from holdfast.app import flow_start
 
-        return flow_start.find(self, id, key)
+        return store_calls.run(self.store, flow_start.find_call(self, id, key))
 
     def _peer_runtime(self, universe: str) -> Runtime:
         """Return a client runtime of the same app for another universe, in the store that routes name, or
