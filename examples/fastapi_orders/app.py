@@ -17,14 +17,14 @@ import holdfast as hf
 from holdfast.errors import KeyConflict, NotFound
 
 
-class Order(BaseModel):
+class OrderForm(BaseModel):
     id: str
     item: str
     cents: int = Field(gt=0)
 
 
 class Booked(hf.Event):
-    order: Order
+    order: OrderForm
 
 
 class Sales(BaseModel):
@@ -54,12 +54,12 @@ class Book(hf.World):
 
 
 @hf.task
-def charge(order: Order) -> str:
+def charge(order: OrderForm) -> str:
     return f"charged {order.cents} for {order.id}"
 
 
 @hf.flow
-async def place(order: Order) -> str:
+async def place(order: OrderForm) -> str:
     receipt = await hf.step(charge, order)
     hf.publish("status", "charged")
     return receipt
@@ -70,7 +70,7 @@ api = FastAPI(lifespan=hf.asgi.lifespan(app, os.environ.get("ORDERS_STORE", "./d
 
 
 @api.post("/orders", status_code=202)
-async def post_order(order: Order, request: Request) -> dict[str, str]:
+async def post_order(order: OrderForm, request: Request) -> dict[str, str]:
     rt = hf.asgi.runtime(request)
     try:
         run = await rt.aio.start(place.options(key=order.id), order)

@@ -37,7 +37,7 @@ async def broken() -> None:
 
 @hf.flow
 async def patient() -> int:
-    return (await hf.receive(Deposited)).amount
+    return (await hf.receive(MoneyAdded)).amount
 
 
 @hf.effect("convert")
@@ -45,7 +45,7 @@ def convert(call: hf.Call, amount: int, rate: int = 2, offset: int = 0) -> int:
     return amount * rate + offset
 
 
-class Deposited(hf.Event):
+class MoneyAdded(hf.Event):
     amount: int
 
 
@@ -65,11 +65,11 @@ class Unknown(hf.Event):
     pass
 
 
-class Account(hf.World):
+class Wallet(hf.World):
     balance: int = 0
 
-    @hf.on(Deposited)
-    def deposited(self, event: Deposited, cx: hf.Context) -> None:
+    @hf.on(MoneyAdded)
+    def money_added(self, event: MoneyAdded, cx: hf.Context) -> None:
         self.balance += event.amount
         cx.reply(self.balance)
 
@@ -92,9 +92,9 @@ class Account(hf.World):
 
 app = hf.App(
     "shop",
-    worlds=[Account],
+    worlds=[Wallet],
     effects=[convert],
-    events=[Deposited],
+    events=[MoneyAdded],
     tasks=[add, greet, fail, unserved],
     flows=[twice, broken, patient],
 )

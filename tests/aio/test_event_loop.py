@@ -10,7 +10,7 @@ import pytest
 
 import holdfast as hf
 from tests.aio.faces import LONG_S
-from tests.aio.shop import Account, Balance, Deposited, add, app, patient, twice, unserved
+from tests.aio.shop import Balance, MoneyAdded, Wallet, add, app, patient, twice, unserved
 from tests.pgcluster import USER, PostgresCluster
 
 MODULES = ("holdfast.app.aio", "holdfast.app.result_waiter", "holdfast.app.store_calls")
@@ -29,8 +29,8 @@ def test_handles_of_tasks_and_flows_are_awaitable(rt: hf.Runtime) -> None:
 
 def test_many_coroutines_ask_worlds_at_once(rt: hf.Runtime) -> None:
     async def ask(name: str) -> int:
-        account = rt.world(Account, name)
-        await rt.aio.send(account, Deposited(2))
+        account = rt.world(Wallet, name)
+        await rt.aio.send(account, MoneyAdded(2))
         balance, _ = await rt.aio.ask(account, Balance(), timeout=LONG_S)
         return balance
 
@@ -42,8 +42,8 @@ def test_many_coroutines_ask_worlds_at_once(rt: hf.Runtime) -> None:
 
 def test_cancelled_call_leaves_no_sleeper(rt: hf.Runtime) -> None:
     async def go() -> None:
-        account = rt.world(Account, "ada")
-        await rt.aio.send(account, Deposited(1))
+        account = rt.world(Wallet, "ada")
+        await rt.aio.send(account, MoneyAdded(1))
         calls = [
             asyncio.ensure_future(rt.aio.wait_for(account, lambda state: False)),
             asyncio.ensure_future(rt.aio.result(await rt.aio.submit(unserved))),
@@ -87,9 +87,9 @@ def test_event_loop_runs_while_the_server_stands_still(cluster: PostgresCluster)
     url = f"postgresql://{USER}@{server.host}:{server.port}/faces"
 
     async def go(rt: hf.Runtime) -> list[Any]:
-        ada = rt.world(Account, "ada")
+        ada = rt.world(Wallet, "ada")
         aio = rt.aio
-        assert await aio.ask(ada, Deposited(5), timeout=LONG_S) == 5
+        assert await aio.ask(ada, MoneyAdded(5), timeout=LONG_S) == 5
         done = await aio.submit(add, 1)
         assert await done == 2
         run = await aio.start(twice, 1)
@@ -103,7 +103,7 @@ def test_event_loop_runs_while_the_server_stands_still(cluster: PostgresCluster)
             aio.start(twice, 1),
             aio.result(done),
             aio.result(run),
-            aio.send(ada, Deposited(1)),
+            aio.send(ada, MoneyAdded(1)),
             aio.ask(ada, Balance(), timeout=LONG_S),
             aio.state(ada),
             aio.wait_for(ada, lambda state: state.balance == 6, timeout=LONG_S),

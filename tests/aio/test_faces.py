@@ -10,7 +10,7 @@ import holdfast as hf
 from holdfast.errors import Invalid, KeyConflict, NoReply, NotFound
 from tests.aio import shop
 from tests.aio.faces import LONG_S, Face
-from tests.aio.shop import Account, Balance, Converted, Deposited, add, fail, greet, twice
+from tests.aio.shop import Balance, Converted, MoneyAdded, Wallet, add, fail, greet, twice
 
 MODULES = (
     "holdfast.app.aio",
@@ -127,7 +127,7 @@ def test_result_of_a_waiting_flow_raises_timeout(face: Face) -> None:
         with pytest.raises(hf.Timeout) as caught:
             face.result(run, timeout)
         assert caught.value.fields == {"what": "flow", "flow": run.id, "waited_s": timeout}
-    run.send(Deposited(3))
+    run.send(MoneyAdded(3))
     assert face.result(run) == 3
 
 
@@ -135,25 +135,25 @@ def test_result_of_a_waiting_flow_raises_timeout(face: Face) -> None:
 
 
 @pytest.fixture
-def ada(rt: hf.Runtime) -> hf.WorldHandle[Account]:
-    return rt.world(Account, "ada")
+def ada(rt: hf.Runtime) -> hf.WorldHandle[Wallet]:
+    return rt.world(Wallet, "ada")
 
 
 def test_send_delivers_an_event_once_per_key(face: Face, ada: Any) -> None:
-    first = face.send(ada, Deposited(5), key="k")
+    first = face.send(ada, MoneyAdded(5), key="k")
     assert (int(first), first.status) == (1, "accepted")
-    again = face.send(ada, Deposited(5), key="k")
+    again = face.send(ada, MoneyAdded(5), key="k")
     assert int(again) == 1
     assert again.status in ("waiting", "handled")
     with pytest.raises(KeyConflict):
-        face.send(ada, Deposited(6), key="k")
+        face.send(ada, MoneyAdded(6), key="k")
     assert face.wait_for(ada, lambda state: state.balance == 5, timeout=LONG_S).balance == 5
 
 
 def test_ask_returns_the_reply(face: Face, ada: Any) -> None:
-    assert face.ask(ada, Deposited(5), timeout=LONG_S) == 5
-    assert face.ask(ada, Deposited(5), timeout=LONG_S, key="k") == 10
-    assert face.ask(ada, Deposited(5), timeout=LONG_S, key="k") == 10
+    assert face.ask(ada, MoneyAdded(5), timeout=LONG_S) == 5
+    assert face.ask(ada, MoneyAdded(5), timeout=LONG_S, key="k") == 10
+    assert face.ask(ada, MoneyAdded(5), timeout=LONG_S, key="k") == 10
 
 
 def test_ask_converts_the_reply_to_the_type_that_the_event_names(face: Face, ada: Any) -> None:
@@ -166,10 +166,10 @@ def test_ask_without_a_reply_raises_no_reply(face: Face, ada: Any) -> None:
 
 
 def test_ask_of_a_paused_world_raises_timeout(face: Face, ada: Any) -> None:
-    face.ask(ada, Deposited(1), timeout=LONG_S)
+    face.ask(ada, MoneyAdded(1), timeout=LONG_S)
     ada.pause()
     with pytest.raises(hf.Timeout) as caught:
-        face.ask(ada, Deposited(1), timeout=0.01)
+        face.ask(ada, MoneyAdded(1), timeout=0.01)
     assert caught.value.fields == {"what": "reply", "world": "ada", "seq": 2, "waited_s": 0.01}
 
 
@@ -181,7 +181,7 @@ def test_undeclared_event_raises_invalid(face: Face, ada: Any) -> None:
 
 def test_state_at_an_entry(face: Face, ada: Any) -> None:
     for amount in (1, 2, 3):
-        face.ask(ada, Deposited(amount), timeout=LONG_S)
+        face.ask(ada, MoneyAdded(amount), timeout=LONG_S)
     assert face.state(ada).balance == 6
     assert face.state(ada, 2).balance == 3
 
@@ -194,14 +194,14 @@ def test_state_of_a_missing_world_raises_not_found(face: Face, ada: Any) -> None
 
 
 def test_wait_for_raises_timeout_after_its_timeout(face: Face, ada: Any) -> None:
-    face.send(ada, Deposited(1))
+    face.send(ada, MoneyAdded(1))
     with pytest.raises(hf.Timeout) as caught:
         face.wait_for(ada, lambda state: state.balance > 1, timeout=0.01)
     assert caught.value.fields == {"what": "state", "world": "ada", "waited_s": 0.01}
 
 
 def test_error_of_the_condition_reaches_the_caller(face: Face, ada: Any) -> None:
-    face.send(ada, Deposited(1))
+    face.send(ada, MoneyAdded(1))
     with pytest.raises(ZeroDivisionError):
         face.wait_for(ada, lambda state: 1 / 0)
 

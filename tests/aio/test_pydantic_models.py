@@ -74,7 +74,7 @@ class Names(RootModel[list[str]]):
     pass
 
 
-class Order(BaseModel):
+class Basket(BaseModel):
     id: str
     items: list[Item] = []
 
@@ -86,10 +86,10 @@ class Total(BaseModel):
     cents: int
 
 
-class Ordered(BaseModel):
+class BasketPaid(BaseModel):
     """An event."""
 
-    order: Order
+    order: Basket
 
 
 class TotalAsked(hf.Event[Total]):
@@ -97,12 +97,12 @@ class TotalAsked(hf.Event[Total]):
 
 
 class Shop(hf.World):
-    last: Order | None = None
-    orders: list[Order] = msgspec.field(default_factory=list)
+    last: Basket | None = None
+    orders: list[Basket] = msgspec.field(default_factory=list)
     total: Total = msgspec.field(default_factory=lambda: Total(cents=0))
 
-    @hf.on(Ordered)
-    def ordered(self, event: Ordered, cx: hf.Context) -> None:
+    @hf.on(BasketPaid)
+    def paid(self, event: BasketPaid, cx: hf.Context) -> None:
         self.last = event.order
         self.orders.append(event.order)
         self.total.cents += event.order.total()
@@ -114,28 +114,28 @@ class Shop(hf.World):
 
 
 @hf.effect("ship")
-def ship(call: hf.Call, order: Order) -> Total:
+def ship(call: hf.Call, order: Basket) -> Total:
     return Total(cents=order.total())
 
 
 @hf.task
-def add(order: Order, item: Item | None = None) -> Order:
-    return Order(id=order.id, items=[*order.items, *([item] if item else [])])
+def add(order: Basket, item: Item | None = None) -> Basket:
+    return Basket(id=order.id, items=[*order.items, *([item] if item else [])])
 
 
-def price(order: Order) -> Total:
+def price(order: Basket) -> Total:
     return Total(cents=order.total())
 
 
 @hf.flow
-async def check_out(order: Order) -> Total:
+async def check_out(order: Basket) -> Total:
     bigger = await hf.step(add, order, Item(name="bag", cents=5))
     return await hf.step(price, bigger)
 
 
 app = hf.App("shop", worlds=[Shop], effects=[ship], tasks=[add], flows=[check_out])
 
-ORDER = Order(id="o-1", items=[Item(name="pen", cents=120)])
+ORDER = Basket(id="o-1", items=[Item(name="pen", cents=120)])
 EVERYTHING = Everything(
     id=uuid.UUID(int=7),
     at=datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),
@@ -164,13 +164,13 @@ def rt() -> Any:
 
 def test_task_takes_and_returns_models(face: Face) -> None:
     result = face.result(face.submit(add, ORDER, Item(name="bag", cents=5)))
-    assert result == Order(id="o-1", items=[*ORDER.items, Item(name="bag", cents=5)])
+    assert result == Basket(id="o-1", items=[*ORDER.items, Item(name="bag", cents=5)])
 
 
 def test_task_refuses_a_value_that_the_model_refuses(face: Face) -> None:
     with pytest.raises(Invalid) as caught:
         face.submit(add, {"id": "o-1", "items": [{"name": "pen", "cents": 0}]})
-    assert caught.value.why.startswith("Order: items.0.cents: Input should be greater than 0")
+    assert caught.value.why.startswith("Basket: items.0.cents: Input should be greater than 0")
     assert "\n" not in str(caught.value)
 
 
@@ -182,23 +182,23 @@ def test_world_uses_models_as_event_state_effect_argument_and_reply(
     face: Face, rt: hf.Runtime
 ) -> None:
     shop = rt.world(Shop, "main")
-    face.send(shop, Ordered(order=ORDER))
+    face.send(shop, BasketPaid(order=ORDER))
     assert face.ask(shop, TotalAsked(), timeout=LONG_S) == Total(cents=120)
     state = face.state(shop)
     assert (state.last, state.orders, state.total) == (ORDER, [ORDER], Total(cents=120))
-    assert shop.journal()[0].event == Ordered(order=ORDER)
+    assert shop.journal()[0].event == BasketPaid(order=ORDER)
     assert shop.fork("copy").state() == state
 
 
 def test_state_with_models_is_restored_from_a_store_that_was_closed(tmp_path: Any) -> None:
     with app.open(str(tmp_path)) as rt:
         shop = rt.world(Shop, "main")
-        rt.send_many([(shop, Ordered(order=ORDER))] * 300)
+        rt.send_many([(shop, BasketPaid(order=ORDER))] * 300)
         assert shop.ask(TotalAsked(), timeout=LONG_S) == Total(cents=36_000)
     with app.open(str(tmp_path)) as rt:
         shop = rt.world(Shop, "main")
         assert shop.state(at=200).orders == [ORDER] * 200
-        shop.send(Ordered(order=ORDER))
+        shop.send(BasketPaid(order=ORDER))
         assert shop.ask(TotalAsked(), timeout=LONG_S) == Total(cents=36_120)
 
 
@@ -249,8 +249,8 @@ class WithSet(BaseModel):
     names: set[str] = set()
 
 
-class Tree(BaseModel):
-    children: list[Tree] = []
+class Branch(BaseModel):
+    children: list[Branch] = []
 
 
 class Foreign:
@@ -332,7 +332,7 @@ def test_app_refuses_sets_in_models_of_a_world_or_an_event() -> None:
         hf.App("bad", events=[WithSet])
 
 
-@pytest.mark.parametrize("hint", [Everything, Tree, Names, list[Item], Cat | None])
+@pytest.mark.parametrize("hint", [Everything, Branch, Names, list[Item], Cat | None])
 def test_app_accepts_models_that_can_be_stored(hint: Any) -> None:
     for where in ("tasks", "flows", "effects"):
         hf.App("good", **{where: [DECLARE[where](hint)]})

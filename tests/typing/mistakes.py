@@ -38,15 +38,15 @@ class BalanceAsked(hf.Event[int]):
     pass
 
 
-class Deposited(hf.Event):
+class CoinAdded(hf.Event):
     amount: int
 
 
-class Account(hf.World):
+class Purse(hf.World):
     balance: int = 0
 
-    @hf.on(Deposited)
-    def deposited(self, event: Deposited, cx: hf.Context) -> None:
+    @hf.on(CoinAdded)
+    def coin_added(self, event: CoinAdded, cx: hf.Context) -> None:
         cx.do(quote, "EUR")
         cx.do(quote.options(tag="t"), "EUR")
         cx.do(price, "book")
@@ -86,7 +86,7 @@ async def order(id: str, cents: int) -> str:
     assert_type(await hf.step(quote.options(timeout_s=1), "EUR"), float)
     assert_type(await hf.step(price, "book"), int)
     assert_type(await hf.step(child, 1), bytes)
-    assert_type(await hf.receive(Deposited), Deposited)
+    assert_type(await hf.receive(CoinAdded), CoinAdded)
     hf.undo(reserve, id)
     await hf.step(reserve, 5)  # mistake
     await hf.step(charge, id)  # mistake
@@ -100,7 +100,7 @@ async def order(id: str, cents: int) -> str:
     return id
 
 
-def calls(rt: hf.Runtime, ada: hf.WorldHandle[Account]) -> None:
+def calls(rt: hf.Runtime, ada: hf.WorldHandle[Purse]) -> None:
     assert_type(rt.submit(add, 1), hf.TaskHandle[int])
     assert_type(rt.submit(add, 1, b=2).result(), int)
     assert_type(rt.submit(greet, "ada").result(), str)
@@ -132,14 +132,14 @@ def calls(rt: hf.Runtime, ada: hf.WorldHandle[Account]) -> None:
     number: int = rt.start(order, "o-17", 1200).result()  # mistake
 
     assert_type(ada.ask(BalanceAsked()), int)
-    assert_type(ada.ask(Deposited(1)), Any)
-    assert_type(ada.state(), Account)
-    ada.ask(Deposited("one"))  # mistake
+    assert_type(ada.ask(CoinAdded(1)), Any)
+    assert_type(ada.state(), Purse)
+    ada.ask(CoinAdded("one"))  # mistake
     ada.ask(BalanceAsked(), timeout="long")  # mistake
     reply: str = ada.ask(BalanceAsked())  # mistake
 
 
-async def async_calls(rt: hf.Runtime, ada: hf.WorldHandle[Account]) -> None:
+async def async_calls(rt: hf.Runtime, ada: hf.WorldHandle[Purse]) -> None:
     assert_type(await rt.aio.submit(add, 1), hf.TaskHandle[int])
     assert_type(await (await rt.aio.submit(greet, "ada")), str)
     assert_type(await rt.aio.submit(add, 1, key="k"), hf.TaskHandle[int])
@@ -148,14 +148,14 @@ async def async_calls(rt: hf.Runtime, ada: hf.WorldHandle[Account]) -> None:
     assert_type(await rt.aio.result(rt.submit(add, 1), timeout=3), int)
     assert_type(await rt.aio.result(rt.start(child, 1)), bytes)
     assert_type(await rt.aio.ask(ada, BalanceAsked()), int)
-    assert_type(await rt.aio.state(ada), Account)
-    assert_type(await rt.aio.wait_for(ada, lambda state: state.balance > 1), Account)
+    assert_type(await rt.aio.state(ada), Purse)
+    assert_type(await rt.aio.wait_for(ada, lambda state: state.balance > 1), Purse)
     assert_type(rt.aio.map(greet, ["ada"]), AsyncIterator[str])
     assert_type(await asyncio.gather(rt.submit(add, 1), rt.start(child, 1)), tuple[int, bytes])
     await rt.aio.submit(add, "one")  # mistake
     await rt.aio.submit_many(add, [("one", 2)])  # mistake
     await rt.aio.start(order, "o-17")  # mistake
-    await rt.aio.ask(ada, Deposited("one"))  # mistake
+    await rt.aio.ask(ada, CoinAdded("one"))  # mistake
     await rt.aio.wait_for(ada, lambda state: state.missing)  # mistake
     rt.aio.map(add, ["one"])  # mistake
     text: str = await rt.submit(add, 1)  # mistake

@@ -44,7 +44,7 @@ A = TypeVarTuple("A")
 
 
 class AsyncRuntime:
-    """The asyncio face of a runtime. It has no state of its own; several event loops may use it."""
+    """The asyncio face of a runtime. It is stateless, and several event loops may use it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -164,7 +164,7 @@ class ResultWaiter:
                 self._resolve_wait(wait, value, error)
 
     def _evaluate_each(self, waits: list[_Wait]) -> None:
-        """Evaluate each wait in its own read. An error of one read does not affect the others."""
+        """Evaluate each wait in its own read. An error of one read does not affect other waits."""
         for wait in waits:
             if wait.future.cancelled():
                 continue
