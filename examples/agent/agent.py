@@ -123,6 +123,7 @@ class Agent(hf.World):
 
     def _use(self, call: dict[str, Any], cx: hf.Context) -> None:
         """Request the effect of a tool call. The model gets an invalid call as a failed result."""
+        supplier = ""
         try:
             tool = call["function"]
             supplier = json.loads(tool["arguments"])["supplier"]

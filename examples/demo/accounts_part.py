@@ -62,6 +62,7 @@ def _run_part(
         (accounts[n % ACCOUNTS], PayOrdered(f"account-{(n * 7 + 3) % ACCOUNTS:02}", 1 + n % 5))
         for n in range(PAYMENTS)
     ]
+    killed_ns = 0
     for at in range(0, PAYMENTS, 50):
         rt.send_many(orders[at : at + 50])
         if at == KILL_AT:

@@ -22,6 +22,7 @@ from examples.agent.agent import app as agent_app
 from examples.demo import accounts_part, agent_part, bank, print_app, spark_part, tasks_part
 from examples.demo.orders import QUEUE, TIMERS, Order, charges, reminders, repeat_count
 from examples.demo.worker_processes import WorkerProcess, WorkerProcesses
+from holdfast.child_process import kill_verified
 from holdfast.cli.output import emit, table
 from holdfast.cli.store_option import directory_of
 from holdfast.clock import MS, SYSTEM, S
@@ -32,7 +33,7 @@ from holdfast.durable.queue import DeadLetter, QueueCounts
 from holdfast.errors import Fenced, HoldfastError, Invalid, Timeout
 from holdfast.store import open as open_store
 from holdfast.store.api import Store, Txn
-from holdfast.store.lmdb.writer_process import connect, kill_verified, peer_of
+from holdfast.store.lmdb.writer_process import connect, peer_of
 from holdfast.store.schema import Space
 
 ORDERS = 1_000

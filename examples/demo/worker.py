@@ -59,8 +59,9 @@ def _hold_lease(store: Store, name: str, stopping: threading.Event) -> None:
     while not stopping.wait(RENEW_S if lease else RENEW_S / 4):
         try:
             if lease is None:
-                lease = store.transact(leases.acquire, orders.SHOP, name, incarnation, LEASE_TTL_NS)
-                _write_event("lease", lease=astuple(lease))
+                got = store.transact(leases.acquire, orders.SHOP, name, incarnation, LEASE_TTL_NS)
+                _write_event("lease", lease=astuple(got))
+                lease = got
             else:
                 [lease] = store.transact(leases.renew, [lease], LEASE_TTL_NS)
         except HoldfastError:

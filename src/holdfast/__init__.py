@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from holdfast.app import asgi as asgi
     from holdfast.app.app import App as App
     from holdfast.app.builtin_effects import agent as agent
     from holdfast.app.builtin_effects import email as email
@@ -109,6 +110,7 @@ _HOMES = {
     "Upcast": "holdfast.app.definitions",
     "World": "holdfast.app.definitions",
     "WorldHandle": "holdfast.app.world_handle",
+    "asgi": "holdfast.app.asgi",
     "agent": "holdfast.app.builtin_effects.agent",
     "current_task": "holdfast.workers.tasks.attempt",
     "effect": "holdfast.app.definitions",
@@ -134,8 +136,8 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     module = importlib.import_module(home)
-    # Built-in effects are modules: `hf.http` is the module, not an attribute of one.
-    found = module if home.endswith(f".builtin_effects.{name}") else getattr(module, name)
+    # Built-in effects and `asgi` are modules: `hf.http` is the module, not an attribute of one.
+    found = module if home.endswith(f".{name}") else getattr(module, name)
     globals()[name] = found
     return found
 

@@ -7,6 +7,9 @@ have equal bytes and can be hashed. `unpack` is strict: a record that does not f
 `pack` sorts a set by its values, which works for values of one plain type. `pack_value` encodes user
 values. Other sets, such as sets of sets, iterate in an order that depends on the hash seed of the
 process. `pack_value` sorts the elements of such sets by their encoded bytes.
+
+pydantic models are encoded as dicts of their fields and validated by their class when they are decoded. pydantic is
+not imported here: a class that is a model exists only in a program that has imported it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import datetime
 import decimal
 import hashlib
 import os
+import sys
 import threading
 import uuid
 from collections.abc import Iterable
@@ -37,19 +41,70 @@ DEPTH_MAX = 100
 _SEARCH_DEPTH_MAX = 1000
 
 
-def _encode_int_subclass(value: Any) -> Any:
-    """Encode a subclass of int, such as the seq that `send` returns, as an int."""
+def encode_other(value: Any) -> Any:
+    """The encoding of a value of a class that msgspec does not support: a subclass of int, such as the seq that
+    `send` returns, or a pydantic model."""
     if isinstance(value, int):
         return int(value)
+    if is_model(type(value)):
+        return dump_model(value)
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
-_encoder = msgspec.msgpack.Encoder(order="sorted", enc_hook=_encode_int_subclass)
+def _decode_other(kind: Any, value: Any) -> Any:
+    """Decode a value of a class that msgspec does not support. msgspec then checks that it is an instance."""
+    if not is_model(kind) or isinstance(value, kind):
+        return value
+    by_name = {"by_name": True} if _can_validate_by_name() else {}
+    try:
+        # Not strict: msgpack has no tuples, UUIDs or decimals.
+        return kind.model_validate(value, strict=False, **by_name)
+    except ValueError as error:
+        raise ValueError(_validation_text(kind, error)) from None
+
+
+def is_model(kind: Any) -> bool:
+    """Whether a class is a pydantic model."""
+    return (
+        isinstance(kind, type)
+        and hasattr(kind, "__pydantic_validator__")
+        and hasattr(kind, "model_validate")
+    )
+
+
+def model_field_types(kind: Any) -> dict[str, Any]:
+    """The annotations of the fields of a pydantic model, without forward references."""
+    kind.model_rebuild()
+    return {name: field.annotation for name, field in kind.model_fields.items()}
+
+
+def dump_model(value: Any) -> Any:
+    """The fields of a pydantic model, as its validation accepts them."""
+    return value.model_dump(round_trip=True, warnings=False, by_alias=not _can_validate_by_name())
+
+
+def _can_validate_by_name() -> bool:
+    """Whether validation accepts the names of fields that have aliases (pydantic 2.11)."""
+    major, minor = sys.modules["pydantic"].VERSION.split(".")[:2]
+    return (int(major), int(minor)) >= (2, 11)
+
+
+def _validation_text(kind: type, error: Any) -> str:
+    """The errors of a pydantic validation in one line."""
+    errors = error.errors(include_url=False) if hasattr(error, "errors") else ()
+    texts = [f"{'.'.join(map(str, one['loc'])) or 'value'}: {one['msg']}" for one in errors]
+    return f"{kind.__name__}: {'; '.join(texts) or error}"
+
+
+_encoder = msgspec.msgpack.Encoder(order="sorted", enc_hook=encode_other)
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 _type_lock = threading.RLock()
 # Types that `convert` has used, by id. They come from declarations, so their number is small.
 _converted_types: dict[int, Any] = {}
+_types_with_models: dict[int, Any] = {}
+# The attributes of msgspec's type information that hold the types inside a type.
+_PARTS_OF_TYPES = ("fields", "types", "item_types", "item_type", "key_type", "value_type", "type")
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=False, gc=False):
@@ -119,6 +174,8 @@ def _field_names(kind: type[Any]) -> Iterable[str]:
         return kind.__struct_fields__
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
+    if is_model(kind):
+        return list(kind.model_fields)
     return [attribute.name for attribute in getattr(kind, "__attrs_attrs__", ())]
 
 
@@ -136,6 +193,8 @@ def _with_sorted_sets(value: Any) -> Any:
         return {key: _with_sorted_sets(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_with_sorted_sets(item) for item in value]
+    if is_model(type(value)):
+        return _with_sorted_sets(dump_model(value))
     names = [name for name in _field_names(type(value)) if hasattr(value, name)]
     if not names:
         return value
@@ -167,12 +226,12 @@ def new_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     """Create a decoder under a lock. msgspec caches type information on the record type and publishes it
     before it is complete, which crashes other threads."""
     with _type_lock:
-        return msgspec.msgpack.Decoder(kind)
+        return msgspec.msgpack.Decoder(kind, dec_hook=_decode_other)
 
 
 def new_json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     with _type_lock:
-        return msgspec.json.Decoder(kind)
+        return msgspec.json.Decoder(kind, dec_hook=_decode_other)
 
 
 def unpack_as(kind: type[T], data: bytes) -> T:
@@ -208,11 +267,39 @@ def convert(value: Any, kind: Any) -> Any:
     # Keyed by id, because not every annotation is hashable. The dict keeps the types alive.
     if id(kind) in _converted_types:
         return msgspec.convert(value, kind)
+    if id(kind) in _types_with_models:
+        return msgspec.convert(value, kind, dec_hook=_decode_other)
     with _type_lock:
         try:
-            return msgspec.convert(value, kind)
+            return msgspec.convert(value, kind, dec_hook=_decode_other)
         finally:
-            _converted_types[id(kind)] = kind
+            # A call with a hook takes twice the time.
+            known = _types_with_models if _may_contain_model(kind) else _converted_types
+            known[id(kind)] = kind
+
+
+def _may_contain_model(kind: Any) -> bool:
+    if "pydantic" not in sys.modules:
+        return False
+    from msgspec import inspect as types
+
+    try:
+        stack: list[Any] = [types.type_info(kind)]
+    except Exception:
+        return True
+    seen: set[int] = set()
+    while stack:
+        info = stack.pop()
+        if isinstance(info, types.CustomType) and is_model(info.cls):
+            return True
+        if id(info) in seen:
+            continue
+        seen.add(id(info))
+        parts = [getattr(info, name, None) for name in _PARTS_OF_TYPES]
+        for part in parts:
+            items = part if isinstance(part, tuple) else (part,)
+            stack += [item for item in items if isinstance(item, types.Type | types.Field)]
+    return False
 
 
 def digest(*parts: bytes) -> bytes:

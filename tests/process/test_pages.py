@@ -1,4 +1,4 @@
-"""docs/effects.md, docs/tasks.md and docs/flows.md: their blocks are run in order, in one directory.
+"""docs/asyncio.md, docs/effects.md, docs/tasks.md and docs/flows.md: their blocks are run in order, in one directory.
 
 A block `python FILE` is written to that file. All blocks `python` run in one session, and each block `sh` in
 a separate shell. A block `text` is the expected output of the block before it, where `…` matches any text.
@@ -19,7 +19,7 @@ from tests.process.test_tutorial import blocks_of, pattern_of
 from tests.process.watch import assert_no_client_left
 from tests.processes import ROOT, Proc
 
-PAGES = [ROOT / "docs" / name for name in ("effects.md", "tasks.md", "flows.md")]
+PAGES = [ROOT / "docs" / name for name in ("asyncio.md", "effects.md", "tasks.md", "flows.md")]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 PAGE_S = 100
 MARK = "--- block"

@@ -22,7 +22,7 @@ from holdfast.app.definitions import (
 )
 from holdfast.app.history_limit import Keep, bounds_of
 from holdfast.app.schedule_options import schedules_of
-from holdfast.app.storable_types import check_fields, check_type
+from holdfast.app.storable_types import check_fields, check_type, model_types
 from holdfast.app.tasks import Queue, Task, queues_of
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.flows.model import TASK_PREFIX
@@ -181,11 +181,11 @@ class App:
             )
         return name
 
-    def effect_call(self, effect: Any, args: tuple[Any, ...]) -> EffectCall:
+    def effect_call(self, effect: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EffectCall:
         call = effect if isinstance(effect, EffectWithOptions) else EffectWithOptions(effect, {})
         if not isinstance(call.effect, Effect):
             raise Invalid(what="effect", found=repr(effect), why="not made by @hf.effect")
-        return call.effect.call(args, call.options)
+        return call.effect.call(call.effect.positional(args, kwargs), call.options)
 
     def check_mail(self, mail: FabricSendParams) -> None:
         to = mail.dest_world
@@ -258,7 +258,9 @@ class App:
             return
         if not is_event(kind):
             raise Invalid(
-                what="event", found=repr(kind), why="not an hf.Event class or a dataclass"
+                what="event",
+                found=repr(kind),
+                why="not an hf.Event class, a dataclass or a pydantic model",
             )
         name = kind.__name__
         if name in self.events:
@@ -382,6 +384,8 @@ def reject_sets(what: str, kind: type[Any]) -> None:
                 type=kind.__name__,
                 why="the order of a set is not reproducible in a replay; use a dict or a sorted list",
             )
+        if isinstance(type_info, msgspec.inspect.CustomType) and codec.is_model(type_info.cls):
+            stack += [info for _, info in model_types(type_info.cls)]
         for name in ("fields", "types", "item_types"):
             for item in getattr(type_info, name, ()) or ():
                 stack.append(getattr(item, "type", item))

@@ -11,7 +11,7 @@
             self.balance += event.amount
 
 The fields of a world are its state. Each field has a type and a default. Handlers are synchronous and
-receive only the state, the event and the context. Events are hf.Event classes or dataclasses.
+receive only the state, the event and the context. Events are hf.Event classes, dataclasses or pydantic models.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import dataclasses
 import inspect
 import math
 import typing
+import weakref
 from collections.abc import Awaitable, Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
@@ -33,7 +34,7 @@ from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import Intent, ReceiptStatus
 from holdfast.messages import IntentReceipt as StoredReceipt
 from holdfast.world.catalog import check_text
-from holdfast.world.step_inputs import EffectCall
+from holdfast.world.step_inputs import EffectCall, RequestableEffect
 
 if TYPE_CHECKING:
     from holdfast.effects.budget import Cost
@@ -42,6 +43,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = ParamSpec("P")
+if TYPE_CHECKING:
+    # The default makes a plain `hf.Event` an event with a reply of any type.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    R = TypeVarWithDefault("R", default=Any)
+else:
+    R = TypeVar("R")
 M = TypeVar("M", bound=Callable[..., None])
 
 _CAUSES_ATTRIBUTE = "__holdfast_on__"
@@ -49,8 +57,35 @@ _CAUSES_ATTRIBUTE = "__holdfast_on__"
 
 # Type checkers need this decorator to treat subclasses as frozen.
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
-class Event(msgspec.Struct, frozen=True):
-    """The base class of events. Fields are typed; a value of another type is rejected on delivery."""
+class Event(msgspec.Struct, Generic[R], frozen=True):
+    """The base class of events. Fields are typed; a value of another type is rejected on delivery.
+
+    `class BalanceAsked(hf.Event[int])` names the type of the reply that `ask` returns.
+    """
+
+
+def decode_reply(event: type[Any], reply: bytes) -> Any:
+    """Decode the reply to an event, as the type that the event names."""
+    hint = _reply_type(event)
+    value = codec.unpack(reply)
+    if hint is Any:
+        return value
+    try:
+        return codec.convert(value, hint)
+    except codec.ENCODE_ERRORS as error:
+        raise Invalid(what="reply", event=event.__name__, why=str(error)) from None
+
+
+def _reply_type(event: Any) -> Any:
+    """The type in `class BalanceAsked(hf.Event[int])`; Any if the class names none."""
+    if event not in _reply_types:
+        generics = [one for base in event.__mro__ for one in vars(base).get("__orig_bases__", ())]
+        hints = [typing.get_args(one)[0] for one in generics if typing.get_origin(one) is Event]
+        _reply_types[event] = hints[0] if hints and not isinstance(hints[0], TypeVar) else Any
+    return _reply_types[event]
+
+
+_reply_types: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class World(msgspec.Struct):
@@ -140,7 +175,7 @@ class Costed(msgspec.Struct, Generic[T], frozen=True):
     cost: float
 
 
-class Effect(Generic[P, T]):
+class Effect(RequestableEffect[P, T]):
     """An external side effect. Created by `@hf.effect`, requested by `cx.do`."""
 
     # The roles that this effect needs, in addition to an effect worker.
@@ -177,9 +212,28 @@ class Effect(Generic[P, T]):
         """Raise NotStorable if an argument or the result cannot be stored."""
         check_function("effect", self.kind, self._signature, self._hints_by_name, self.returns)
 
-    def options(self, **options: Any) -> EffectWithOptions:
+    def options(self, **options: Any) -> EffectWithOptions[P, T]:
         """Return the effect with per-call options, kept apart from its arguments."""
         return EffectWithOptions(self, options)
+
+    def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments by position. Stored arguments have no names."""
+        if not kwargs:
+            return args
+        try:
+            bound = self._signature.bind(None, *args, **kwargs)
+        except TypeError as error:
+            raise Invalid(what="effect arguments", kind=self.kind, why=str(error)) from None
+        if bound.kwargs:
+            bound.apply_defaults()  # an omitted argument before a named one
+        if bound.kwargs:
+            raise Invalid(
+                what="effect arguments",
+                kind=self.kind,
+                found=sorted(bound.kwargs),
+                why="an effect takes positional arguments",
+            )
+        return bound.args[1:]
 
     def call(self, args: tuple[Any, ...], options: dict[str, Any]) -> EffectCall:
         known_options = {"key", "tag", "timeout_s", "priority"}
@@ -292,24 +346,29 @@ class Effect(Generic[P, T]):
         return converted + values[len(converted) :]
 
 
-class EffectWithOptions(msgspec.Struct, frozen=True):
+class EffectWithOptions(RequestableEffect[P, T]):
     """An effect with per-call options, as accepted by `cx.do`."""
 
-    effect: Effect[Any, Any]
-    options: dict[str, Any]
+    __slots__ = ("effect", "options")
+
+    def __init__(self, effect: Effect[P, T], options: dict[str, Any]) -> None:
+        self.effect = effect
+        self.options = options
 
 
 class EffectDecorator(typing.Protocol):
     """The decorator that `@hf.effect(…)` returns. `async def` and `Costed` do not change the effect's type."""
 
     @typing.overload
-    def __call__(self, fn: Callable[P, Awaitable[Costed[T]]], /) -> Effect[P, T]: ...
+    def __call__(
+        self, fn: Callable[Concatenate[Any, P], Awaitable[Costed[T]]], /
+    ) -> Effect[P, T]: ...
     @typing.overload
-    def __call__(self, fn: Callable[P, Awaitable[T]], /) -> Effect[P, T]: ...
+    def __call__(self, fn: Callable[Concatenate[Any, P], Awaitable[T]], /) -> Effect[P, T]: ...
     @typing.overload
-    def __call__(self, fn: Callable[P, Costed[T]], /) -> Effect[P, T]: ...
+    def __call__(self, fn: Callable[Concatenate[Any, P], Costed[T]], /) -> Effect[P, T]: ...
     @typing.overload
-    def __call__(self, fn: Callable[P, T], /) -> Effect[P, T]: ...
+    def __call__(self, fn: Callable[Concatenate[Any, P], T], /) -> Effect[P, T]: ...
 
 
 def effect(
@@ -339,6 +398,12 @@ def effect(
     return declare
 
 
+def typed_as(signature: Callable[P, T], effect: Effect[Any, Any]) -> Effect[P, T]:
+    """Return the effect with the arguments and the result of `signature`, for type checkers. A ParamSpec that is
+    written as a list has no optional arguments."""
+    return effect
+
+
 class Upcast(NamedTuple):
     """A conversion of a stored event to the next version. Created by `@hf.upcast`."""
 
@@ -359,7 +424,9 @@ def upcast(
     """
     if not is_event(event):
         raise Invalid(
-            what="upcast", found=repr(event)[:64], why="not an hf.Event class or a dataclass"
+            what="upcast",
+            found=repr(event)[:64],
+            why="not an hf.Event class, a dataclass or a pydantic model",
         )
     if type(version) is not int or not 1 <= version <= 254:
         raise Invalid(what="event version", type=event.__name__, found=version, min=1, max=254)
@@ -464,4 +531,6 @@ def _check_int_range(what: str, value: Any, maximum: int) -> None:
 
 
 def is_event(kind: Any) -> bool:
-    return isinstance(kind, type) and (issubclass(kind, Event) or dataclasses.is_dataclass(kind))
+    return isinstance(kind, type) and (
+        issubclass(kind, Event) or dataclasses.is_dataclass(kind) or codec.is_model(kind)
+    )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from holdfast import codec
 from holdfast.app.flows import Flow
+from holdfast.app.store_calls import Read, StoreCall
+from holdfast.app.task_handle import check_timeout
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound, Timeout
 from holdfast.flows import fork, operations, queries
@@ -78,6 +80,7 @@ class FlowHandle(Generic[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the flow and return its result. Raises FlowFailed, or Timeout after `timeout` seconds."""
+        check_timeout(timeout)
         details = self._runtime.store.read(self._ended)
         if details is None:
             with waiting_for_tasks():
@@ -101,9 +104,14 @@ class FlowHandle(Generic[T]):
             runtime.check()
         return details
 
-    async def result_async(self) -> T:
-        """Wait for the result in a coroutine; `await handle` does the same."""
-        details = await self._runtime.flow_waiting.until(self._ended, self._id.seq)
+    async def result_async(self, timeout: float | None = None) -> T:
+        """`result` for a coroutine; `await handle` does the same."""
+        check_timeout(timeout)
+        runtime = self._runtime
+        details = await runtime.flow_waiting.until(self._ended, self._id.seq, timeout)
+        if details is None:
+            runtime.check()
+            raise Timeout(what="flow", flow=self.id, waited_s=timeout)
         return self._decode(details)
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -175,6 +183,11 @@ class FlowHandle(Generic[T]):
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def exists_call(self) -> StoreCall[FlowHandle[T]]:
+        """Return the handle. Raise NotFound if there is no such flow."""
+        yield Read(self._read)
+        return self
+
     def _details(self) -> FlowDetails:
         return self._runtime.store.read(self._read)
 
@@ -206,9 +219,9 @@ class FlowHandle(Generic[T]):
         return typing.cast(T, flow.value(details.result))
 
 
-def flow_by_key(runtime: Runtime, flow: Flow[Any, T], key: str) -> FlowHandle[T]:
+def by_key_call(runtime: Runtime, flow: Flow[Any, T], key: str) -> StoreCall[FlowHandle[T]]:
     """Return the handle of the flow with a key. Raise NotFound if there is none."""
-    found = runtime.store.read(queries.find_by_key, runtime.universe, flow.name, key)
+    found = yield Read(queries.find_by_key, (runtime.universe, flow.name, key))
     if found is None:
         raise NotFound(what="flow", name=flow.name, key=key)
     return FlowHandle(runtime, found, flow)

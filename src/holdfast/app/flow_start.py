@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.app.flow_handle import FlowHandle, check_key, flow_by_key
+from holdfast.app.flow_handle import FlowHandle, by_key_call, check_key
 from holdfast.app.flows import Flow, FlowCall
+from holdfast.app.store_calls import StoreCall
 from holdfast.errors import Invalid
 from holdfast.flows import operations
 from holdfast.flows.model import FlowId, parse_flow_id
@@ -48,9 +49,7 @@ def to_call(runtime: Runtime, flow: Any) -> FlowCall[Any, Any]:
     return call
 
 
-def find(runtime: Runtime, id: Any, key: str | None) -> FlowHandle[Any]:
+def find_call(runtime: Runtime, id: Any, key: str | None) -> StoreCall[FlowHandle[Any]]:
     if isinstance(id, Flow):
-        return flow_by_key(runtime, id, check_key(key))
-    handle: FlowHandle[Any] = FlowHandle(runtime, parse_flow_id(id))
-    handle.status()
-    return handle
+        return by_key_call(runtime, id, check_key(key))
+    return FlowHandle[Any](runtime, parse_flow_id(id)).exists_call()

@@ -43,6 +43,7 @@ from holdfast.messages import FLOW_WORLD_PREFIX, Intent, keyed_hash
 from holdfast.workers.flows.step_runs import CURRENT_STEP, LocalWork, encode_result
 from holdfast.world.catalog import check_text
 from holdfast.world.definition import EventType
+from holdfast.world.step_inputs import RequestableEffect
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -346,8 +347,6 @@ def options(
 
 
 @typing.overload
-def step(fn: Task[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]: ...
-@typing.overload
 def step(fn: Task[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]: ...
 @typing.overload
 def step(fn: TaskCall[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]: ...
@@ -358,9 +357,9 @@ def step(fn: FlowCall[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Fu
 @typing.overload
 def step(fn: StepOptions[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]: ...
 @typing.overload
-def step(fn: Effect[P, T], /, *args: Any, **kwargs: Any) -> asyncio.Future[T]: ...
-@typing.overload
-def step(fn: EffectWithOptions, /, *args: Any, **kwargs: Any) -> asyncio.Future[Any]: ...
+def step(
+    fn: RequestableEffect[P, T], /, *args: P.args, **kwargs: P.kwargs
+) -> asyncio.Future[T]: ...
 @typing.overload
 def step(
     fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -378,6 +377,22 @@ def step(fn: Any, /, *args: Any, **kwargs: Any) -> Any:
     execution = _execution("step")
     call, code = _step_call(execution, fn, args, kwargs)
     return execution.step(call, code)
+
+
+@typing.overload
+def undo(
+    fn: Task[P, Any]
+    | TaskCall[P, Any]
+    | Flow[P, Any]
+    | FlowCall[P, Any]
+    | StepOptions[P, Any]
+    | RequestableEffect[P, Any],
+    /,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> None: ...
+@typing.overload
+def undo(fn: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
 
 
 def undo(fn: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -550,15 +565,9 @@ def _flow_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepCa
 def _effect_call(
     execution: FlowExecution, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> StepCall:
-    if kwargs:
-        raise Invalid(
-            what="effect arguments",
-            why="an effect takes positional arguments",
-            found=sorted(kwargs),
-        )
     with_options = fn if isinstance(fn, EffectWithOptions) else EffectWithOptions(fn, {})
     effect = with_options.effect
-    call = effect.call(args, with_options.options)
+    call = effect.call(effect.positional(args, kwargs), with_options.options)
     if call.key is not None:
         raise Invalid(what="key", why="the idempotency key of an effect is that of its step")
 

@@ -49,9 +49,24 @@ class ResultWaiter:
         self._running = False
         self._reads_block = reads_block(store)
         self._reader = _ReaderThread(self._evaluate)
+        self._long_reader = _ReaderThread(self._evaluate_each)
 
-    async def until(self, read: ReadFunction, seq: int) -> Any:
-        """Wait until `look` returns a value, and return it. `look` runs whenever the task may have ended."""
+    async def until(self, read: ReadFunction, seq: int, timeout: float | None = None) -> Any:
+        """Wait until `read` returns a value, and return it. `read` runs whenever the task may have ended. Return None
+        after `timeout` seconds. Without time left, `read` still runs once."""
+        if timeout is None:
+            return await self._until(read, seq)
+        if timeout <= 0:
+            return await self.read(read)
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                return await self._until(read, seq)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return None
+
+    async def _until(self, read: ReadFunction, seq: int) -> Any:
         value = None if self._reads_block else self._store.read(read)
         if value is not None:
             return value
@@ -77,9 +92,16 @@ class ResultWaiter:
         """Run `store.read` for a coroutine without blocking the event loop."""
         if not self._reads_block:
             return self._store.read(read_function)
+        return await self._read_in(self._reader, read_function)
+
+    async def read_alone(self, read_function: ReadFunction) -> Any:
+        """Run a long `store.read` in a thread, with its own snapshot."""
+        return await self._read_in(self._long_reader, read_function)
+
+    async def _read_in(self, reader: _ReaderThread, read_function: ReadFunction) -> Any:
         loop = asyncio.get_running_loop()
         wait = _Wait(lambda txn: (read_function(txn),), loop, loop.create_future(), 0)
-        self._reader.put(wait)
+        reader.put(wait)
         [value] = await wait.future
         return value
 
@@ -140,6 +162,16 @@ class ResultWaiter:
         for wait, (value, error) in zip(waits, results, strict=True):
             if value is not None or error is not None:
                 self._resolve_wait(wait, value, error)
+
+    def _evaluate_each(self, waits: list[_Wait]) -> None:
+        """Evaluate each wait in its own read. An error of one read does not affect other waits."""
+        for wait in waits:
+            if wait.future.cancelled():
+                continue
+            try:
+                _resolve_soon(wait, self._store.read(wait.read), None)
+            except BaseException as error:
+                _resolve_soon(wait, None, error)
 
     def _resolve_wait(self, wait: _Wait, value: Any, error: BaseException | None) -> None:
         self._remove(wait)

@@ -6,11 +6,11 @@ import atexit
 import contextlib
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
-from holdfast.app import submission
+from holdfast.app import store_calls, submission
 from holdfast.app.app import App
 from holdfast.app.definitions import World
 from holdfast.app.result_waiter import ResultWaiter
@@ -41,15 +41,19 @@ from holdfast.world.catalog import check_text, check_universe
 
 # Optional parts are imported by the functions that use them, so that the first task does not wait for them.
 if TYPE_CHECKING:
+    from holdfast.app.aio import AsyncRuntime
     from holdfast.app.flow_handle import FlowHandle
     from holdfast.app.flows import Flow, FlowCall
     from holdfast.app.schedules import ScheduleHandle
+    from holdfast.app.tasks import AsyncTask, Task, TaskCall
     from holdfast.app.world_handle import WorldHandle
     from holdfast.store.admin.routing import StoreRouting
 
 W = TypeVar("W", bound=World)
 T = TypeVar("T")
 P = ParamSpec("P")
+V = TypeVar("V")
+A = TypeVarTuple("A")
 
 ROLES = ("orchestrator", "world", "adapter", "timer", "dispatch", "task")
 
@@ -164,18 +168,55 @@ class Runtime:
         delivered: list[ingress.IngressResult] = self.store.transact(ingress.deliver_many, batch)
         return [delivery.seq for delivery in delivered]
 
+    @cached_property
+    def aio(self) -> AsyncRuntime:
+        """The same calls for coroutines: `await rt.aio.submit(task, …)`. They never block the event loop."""
+        from holdfast.app.aio import AsyncRuntime
+
+        return AsyncRuntime(self)
+
     # -- tasks ---------------------------------------------------------------------------------
 
-    def submit(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
+    @overload
+    def submit(
+        self, task: Task[P, T] | TaskCall[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskHandle[T]: ...
+    @overload
+    def submit(
+        self, task: Task[..., T] | TaskCall[..., T], /, *args: Any, key: str, **kwargs: Any
+    ) -> TaskHandle[T]: ...
+
+    def submit(self, task: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Submit a task, or `task.options(…)`. The task is durable on return. `key=` makes it idempotent."""
         return submission.submit(self, task, args, kwargs)
 
-    async def submit_async(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
-        """Submit a task from a coroutine. Coroutines of one event loop share commits. Await the handle for
-        the result."""
+    @overload
+    async def submit_async(
+        self, task: Task[P, T] | TaskCall[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> TaskHandle[T]: ...
+    @overload
+    async def submit_async(
+        self, task: Task[..., T] | TaskCall[..., T], /, *args: Any, key: str, **kwargs: Any
+    ) -> TaskHandle[T]: ...
+
+    async def submit_async(self, task: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """The same as `rt.aio.submit`."""
         return await submission.submit_async(self, task, args, kwargs)
 
-    def submit_many(self, task: Any, many: Iterable[Any], /) -> list[TaskHandle[Any]]:
+    @overload
+    def submit_many(
+        self, task: AsyncTask[..., T], many: Iterable[Sequence[Any]], /
+    ) -> list[TaskHandle[T]]: ...
+    @overload
+    def submit_many(
+        self, task: Callable[[Unpack[A]], T], many: Iterable[tuple[*A]], /
+    ) -> list[TaskHandle[T]]: ...
+    @overload
+    def submit_many(
+        self, task: TaskCall[..., T], many: Iterable[Sequence[Any]], /
+    ) -> list[TaskHandle[T]]: ...
+
+    def submit_many(self, task: Any, many: Iterable[Any], /) -> list[Any]:
         """Submit a task for each tuple of arguments."""
         return submission.submit_many(self, task, many)
 
@@ -183,6 +224,24 @@ class Runtime:
         """Submit `task.options(…).call(…)` for different tasks in one atomic commit. `after` may name other
         tasks of the same call by their key."""
         return submission.submit_all(self, submissions)
+
+    @overload
+    def map(
+        self,
+        task: Callable[[V], Coroutine[Any, Any, T]],
+        values: Iterable[V],
+        /,
+        *,
+        timeout: float | None = None,
+    ) -> Iterator[T]: ...
+    @overload
+    def map(
+        self, task: Callable[[V], T], values: Iterable[V], /, *, timeout: float | None = None
+    ) -> Iterator[T]: ...
+    @overload
+    def map(
+        self, task: TaskCall[..., T], values: Iterable[Any], /, *, timeout: float | None = None
+    ) -> Iterator[T]: ...
 
     def map(
         self, task: Any, values: Iterable[Any], /, *, timeout: float | None = None
@@ -209,11 +268,16 @@ class Runtime:
 
         return flow_start.start(self, flow, args, kwargs)
 
-    def flow(self, id: str | Flow[Any, T], *, key: str | None = None) -> FlowHandle[Any]:
+    @overload
+    def flow(self, id: str) -> FlowHandle[Any]: ...
+    @overload
+    def flow(self, id: Flow[..., T], *, key: str) -> FlowHandle[T]: ...
+
+    def flow(self, id: Any, *, key: str | None = None) -> FlowHandle[Any]:
         """Return the handle of a flow by id, or of a declared flow by key. Raise NotFound if there is none."""
         from holdfast.app import flow_start
 
-        return flow_start.find(self, id, key)
+        return store_calls.run(self.store, flow_start.find_call(self, id, key))
 
     # -- schedules -----------------------------------------------------------------------------
 

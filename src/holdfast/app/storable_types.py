@@ -2,7 +2,8 @@
 
 Values are stored as msgpack and decoded by their annotation. msgspec supports builtins, its own structs,
 dataclasses, named tuples, enums, dates, UUIDs, decimals, and unions of them. Any other class cannot be
-decoded, unless a plain msgpack value is an instance of it (`object`, `collections.abc.Iterable`). Dict
+decoded, unless a plain msgpack value is an instance of it (`object`, `collections.abc.Iterable`). The fields
+of a pydantic model are checked like those of a dataclass; pydantic decodes unions in it. Dict
 keys must be strings, because only then do equal dicts have equal bytes. A field of type `Any` is checked
 at run time, with its value.
 """
@@ -11,14 +12,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import types as python_types
 import typing
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import inspect as types
 
+from holdfast import codec
 from holdfast.errors import Invalid
 
 # One value of each type that msgpack decodes without a type annotation.
@@ -35,12 +38,16 @@ _PLAIN_VALUES: tuple[Any, ...] = (
 )
 
 
+# Classes of pydantic whose values are strings.
+_TEXT_CLASSES = frozenset({"pydantic.networks.EmailStr"})
+
+
 class NotStorable(Invalid):
     """A type that cannot be stored and read back."""
 
     code = "not_storable"
     hint = (
-        "declare it as an hf.Event, a msgspec.Struct or a dataclass, or keep its fields as builtins, "
+        "declare it as an hf.Event, a pydantic model, a msgspec.Struct or a dataclass, or keep its fields as builtins, "
         "with str for the keys of dicts; convert to other classes inside the handler"
     )
 
@@ -62,7 +69,12 @@ def check_type(what: str, name: str, field: str, hint: Any) -> None:
     support is skipped; its values are checked at run time."""
     try:
         info = types.type_info(hint)
-    except Exception:
+    except Exception as error:
+        if _mentions_model(hint):
+            why = "put a union of pydantic models into a field of a model"
+            raise NotStorable(
+                what=what, type=name, field=field, found=_type_name(hint), why=why
+            ) from error
         return
     _require_storable(what, name, field, info)
 
@@ -86,6 +98,8 @@ def check_function(
 def _field_types(kind: type[Any]) -> list[tuple[str, Any]]:
     if issubclass(kind, msgspec.Struct):
         return [(field.name, field.type) for field in msgspec.structs.fields(kind)]
+    if codec.is_model(kind):
+        return [("", kind)]  # as a whole: unions in it are for pydantic
     hints = typing.get_type_hints(kind, include_extras=True)
     return [(field.name, hints[field.name]) for field in dataclasses.fields(kind)]
 
@@ -105,8 +119,11 @@ def _unstorable_types(field: str, info: types.Type) -> Iterator[tuple[str, str]]
         if any(type_info is item for item in visited):
             continue
         visited.append(type_info)
-        if isinstance(type_info, types.CustomType) and not _is_decodable(type_info.cls):
-            yield path, _type_name(type_info.cls)
+        if isinstance(type_info, types.CustomType):
+            if codec.is_model(type_info.cls):
+                stack += model_types(type_info.cls, path)
+            elif not _is_decodable(type_info.cls):
+                yield path, _type_name(type_info.cls)
         if isinstance(type_info, types.DictType) and not _is_string_key(type_info.key_type):
             yield path, f"a dict with keys of {type(type_info.key_type).__name__}"
         for item in getattr(type_info, "fields", ()):
@@ -117,6 +134,73 @@ def _unstorable_types(field: str, info: types.Type) -> Iterator[tuple[str, str]]
             inner = getattr(type_info, attribute, None)
             if isinstance(inner, types.Type):
                 stack.append((f"{path}[]" if attribute == "item_type" else path, inner))
+
+
+def model_types(kind: Any, path: str = "") -> list[tuple[str, types.Type]]:
+    """The types of the fields of a pydantic model and of the models in it, each model once, with their field paths.
+
+    A union is split into its parts: pydantic decodes unions that msgspec does not support.
+    """
+    found: list[tuple[str, types.Type]] = []
+    seen: list[Any] = [kind]
+    stack = _model_fields(kind, path)
+    while stack:
+        at, hint = stack.pop()
+        args = typing.get_args(hint)
+        if typing.get_origin(hint) is Annotated:
+            stack.append((at, args[0]))
+        elif codec.is_model(hint):
+            if hint not in seen:
+                seen.append(hint)
+                stack += _model_fields(hint, at)
+        elif _is_union(hint) or (args and _mentions_model(hint)):
+            if not _is_union(hint) and isinstance(typing.get_origin(hint), type):
+                # Its own rules, such as the keys of a dict, without the models in it.
+                found += _known_types(at, _without_models(hint))
+            stack += [(at, arg) for arg in args if arg is not Ellipsis]
+        else:
+            found += _known_types(at, hint)
+    return found
+
+
+def _model_fields(kind: Any, path: str) -> list[tuple[str, Any]]:
+    try:
+        fields = codec.model_field_types(kind)
+    except Exception as error:
+        raise NotStorable(
+            what="model", type=kind.__name__, field=path, why=str(error).splitlines()[0]
+        ) from None
+    return [(f"{path}.{name}".lstrip("."), hint) for name, hint in fields.items()]
+
+
+def _known_types(path: str, hint: Any) -> list[tuple[str, types.Type]]:
+    if _type_name(hint) in _TEXT_CLASSES:
+        return []
+    try:
+        info = types.type_info(hint)
+    except Exception:
+        # An annotation that msgspec does not know: its class cannot be encoded.
+        return [(path, types.CustomType(hint))]
+    if isinstance(info, types.StructType):
+        return [(path, types.CustomType(hint))]  # pydantic does not decode it
+    return [(path, info)]
+
+
+def _without_models(hint: Any) -> Any:
+    """`dict[int, Model]` as `dict[int, Any]`."""
+    args = tuple(Any if _mentions_model(arg) else arg for arg in typing.get_args(hint))
+    try:
+        return typing.get_origin(hint)[args]
+    except TypeError:
+        return Any
+
+
+def _mentions_model(hint: Any) -> bool:
+    return codec.is_model(hint) or any(map(_mentions_model, typing.get_args(hint)))
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, python_types.UnionType)
 
 
 def _is_string_key(key: types.Type) -> bool:

@@ -37,6 +37,8 @@ SUBMIT_BATCH_MAX = 1_000
 SUBMIT_BYTES_MAX = 4 * 1024 * 1024
 # The most commits in flight per event loop.
 COMMITS_IN_FLIGHT_MAX = 2
+# The most arguments that `submit_many` of a coroutine encodes before other coroutines run.
+ARGUMENTS_PER_TURN = 100
 
 
 def submit(
@@ -54,13 +56,7 @@ async def submit_async(
     runtime: Runtime, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> TaskHandle[Any]:
     call, packed = _pack_call(runtime, task, args, kwargs)
-    dependencies = [_task_id(dependency) for dependency in call.after]
-    # The read runs outside the event loop, because a remote store may be slow.
-    after = (
-        await runtime.waiting.read(partial(_existing_seqs, runtime, dependencies))
-        if dependencies
-        else ()
-    )
+    after = await _read_seqs(runtime, [_task_id(dependency) for dependency in call.after])
     new = call.new_task(packed, after)
     if new.key or new.after:
         [seq] = await runtime.store.submit(operations.submit, runtime.universe, call.spec, [new])
@@ -276,9 +272,7 @@ def _to_columns(batch: Sequence[Any]) -> tuple[list[TaskSpec], list[int], list[T
 
 def submit_many(runtime: Runtime, task: Any, many: Iterable[Any]) -> list[Any]:
     """Submit in atomic commits of up to SUBMIT_BATCH tasks, with several commits in flight."""
-    call = to_call(runtime, task)
-    if call.key:
-        raise Invalid(what="key", why="a key names one task; submit_many submits several")
+    call = _to_call_without_key(runtime, task)
     after = tuple(_dependency_seq(runtime, item) for item in call.after)
     # Validate all arguments before the first commit.
     packed = [call.task.pack(*_check_arguments(item)) for item in many]
@@ -292,6 +286,40 @@ def submit_many(runtime: Runtime, task: Any, many: Iterable[Any]) -> list[Any]:
     for future in in_flight:
         handles += [to_handle(runtime, call.task, seq) for seq in future.result()]
     return handles
+
+
+async def submit_many_async(runtime: Runtime, task: Any, many: Iterable[Any]) -> list[Any]:
+    """`submit_many` for a coroutine. Other coroutines run between batches of arguments."""
+    call = _to_call_without_key(runtime, task)
+    dependencies = [_task_id(item) for item in call.after]
+    after = await _read_seqs(runtime, dependencies)
+    packed: list[bytes] = []
+    for item in many:
+        packed.append(call.task.pack(*_check_arguments(item)))
+        if len(packed) % ARGUMENTS_PER_TURN == 0:
+            await asyncio.sleep(0)
+    seqs: list[int] = []
+    in_flight: list[Any] = []
+    for batch in _split_batches(packed):
+        new = [call.new_task(item, after) for item in batch]
+        in_flight.append(runtime.store.submit(operations.submit, runtime.universe, call.spec, new))
+        if len(in_flight) > 2:
+            seqs += await in_flight.pop(0)
+    for future in in_flight:
+        seqs += await future
+    return [to_handle(runtime, call.task, seq) for seq in seqs]
+
+
+def _to_call_without_key(runtime: Runtime, task: Any) -> TaskCall[Any, Any]:
+    call = to_call(runtime, task)
+    if call.key:
+        raise Invalid(what="key", why="a key names one task; submit_many submits several")
+    return call
+
+
+async def _read_seqs(runtime: Runtime, tasks: list[TaskId]) -> Any:
+    # The read runs outside the event loop, because a remote store may be slow.
+    return await runtime.waiting.read(partial(_existing_seqs, runtime, tasks)) if tasks else ()
 
 
 def submit_all(runtime: Runtime, submissions: Iterable[Submission]) -> list[Any]:

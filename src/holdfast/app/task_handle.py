@@ -49,6 +49,11 @@ class TaskStatus(NamedTuple):
     progress: Any = None
 
 
+def check_timeout(timeout: Any) -> None:
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout <= TIMEOUT_S_MAX):
+        raise Invalid(what="timeout", found=repr(timeout)[:64], max=TIMEOUT_S_MAX)
+
+
 class TaskHandle(Generic[T]):
     """A submitted task."""
 
@@ -73,10 +78,7 @@ class TaskHandle(Generic[T]):
     def result(self, timeout: float | None = None) -> T:
         """Wait for the task and return its result. Raises TaskFailedError with the task's error, Timeout, or
         TaskForgotten if the task ended more than `retain_s` ago and was deleted."""
-        if timeout is not None and not (
-            isinstance(timeout, int | float) and timeout <= TIMEOUT_S_MAX
-        ):
-            raise Invalid(what="timeout", found=repr(timeout)[:64], max=TIMEOUT_S_MAX)
+        check_timeout(timeout)
         details: queries.TaskDetails | None = self._runtime.store.read(self._finished_details)
         if details is not None:
             return self._decode_result(details)
@@ -100,11 +102,15 @@ class TaskHandle(Generic[T]):
             runtime.check()
         return details
 
-    async def result_async(self) -> T:
-        """Wait for the result in a coroutine; `await handle` does the same."""
-        return self._decode_result(
-            await self._runtime.waiting.until(self._finished_details, self._id.seq)
-        )
+    async def result_async(self, timeout: float | None = None) -> T:
+        """`result` for a coroutine; `await handle` does the same."""
+        check_timeout(timeout)
+        runtime = self._runtime
+        details = await runtime.waiting.until(self._finished_details, self._id.seq, timeout)
+        if details is None:
+            runtime.check()
+            raise Timeout(what="task", task=self.id, waited_s=timeout)
+        return self._decode_result(details)
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result_async().__await__()

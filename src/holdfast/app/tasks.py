@@ -19,7 +19,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
@@ -220,6 +220,15 @@ class Task(Generic[P, T]):
         return converted + positional[len(converted) :], named
 
 
+class AsyncTask(Task[P, T]):
+    """A task from an `async def` function. `T` is the type of its result; a direct call returns a coroutine."""
+
+    def __call__(  # type: ignore[override]
+        self, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]:
+        return typing.cast("Coroutine[Any, Any, T]", self.fn(*args, **kwargs))
+
+
 class TaskCall(Generic[P, T]):
     """A task with submission options, as accepted by `rt.submit`."""
 
@@ -255,7 +264,7 @@ class TaskCall(Generic[P, T]):
             raise Invalid(what="after", found=repr(after)[:64], expected="handles or ids of tasks")
         self.after: tuple[Any, ...] = tuple(after)
 
-    def call(self, *args: Any, **kwargs: Any) -> Submission:
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Submission:
         """Bind the arguments, for `rt.submit_all`."""
         return Submission(self, self.task.pack(args, kwargs))
 
@@ -288,9 +297,14 @@ class _CheckedSpec(msgspec.Struct):
 
 
 class TaskDecorator(typing.Protocol):
+    @typing.overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> AsyncTask[P, T]: ...
+    @typing.overload
     def __call__(self, fn: Callable[P, T], /) -> Task[P, T]: ...
 
 
+@typing.overload
+def task(fn: Callable[P, Coroutine[Any, Any, T]], /) -> AsyncTask[P, T]: ...
 @typing.overload
 def task(fn: Callable[P, T], /) -> Task[P, T]: ...
 @typing.overload
@@ -371,7 +385,8 @@ def task(
             spec = msgspec.convert(form, type=_CheckedSpec).to_spec()
         except msgspec.ValidationError as error:
             raise Invalid(what="task", task=form["name"], why=str(error)) from None
-        declared: Task[..., Any] = Task(fn, spec=spec, isolation=isolation, report=report)
+        kind = AsyncTask if inspect.iscoroutinefunction(fn) else Task
+        declared: Task[..., Any] = kind(fn, spec=spec, isolation=isolation, report=report)
         if every is not None:
             declared.schedule = ScheduleOptions(every, zone, missed, overlap, tuple(args))
             declared.schedule.check(declared.pack)

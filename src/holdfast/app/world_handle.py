@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 from msgspec.structs import replace
 
-from holdfast import codec, failpoints
-from holdfast.app.definitions import World
+from holdfast import failpoints
+from holdfast.app import store_calls
+from holdfast.app.definitions import Event, World, decode_reply
+from holdfast.app.store_calls import Commit, Listen, Read, Sleep, StoreCall
 from holdfast.config import SCAN_PAGE
 from holdfast.durable import inbox
 from holdfast.durable import journal as journals
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.app.runtime import Runtime
 
 W = TypeVar("W", bound=World)
+R = TypeVar("R")
 
 
 class JournalEntry(NamedTuple):
@@ -89,12 +92,20 @@ class WorldHandle(Generic[W]):
         repeated key `status` describes the first delivery. Raises UnknownEvent if that delivery became a
         dead letter because no worker could handle its type in time.
         """
-        delivered = self._deliver(event, key, correlation_id=correlation_id)
+        commit = self._delivery(event, key, correlation_id=correlation_id)
+        return self._delivered(self._runtime.store.transact(commit.operation, *commit.args))
+
+    def _delivered(self, delivered: IngressResult) -> Delivery:
         if delivered.item is None:
             return Delivery(delivered.seq)
         if delivered.item.state == "dead":
             raise self._dead_letter_error(delivered.item)
         return Delivery(delivered.seq, delivered.item.state, delivered.item.type)
+
+    @overload
+    def ask(self, event: Event[R], *, timeout: float = 30.0, key: str | None = None) -> R: ...
+    @overload
+    def ask(self, event: object, *, timeout: float = 30.0, key: str | None = None) -> Any: ...
 
     def ask(self, event: Any, *, timeout: float = 30.0, key: str | None = None) -> Any:
         """Deliver an event and wait for the reply of its handler.
@@ -104,33 +115,7 @@ class WorldHandle(Generic[W]):
         reply was deleted. Raises NoReply if the handler sent no reply, and UnknownEvent if no worker could
         handle the event's type in time. A Timeout has `waits_for` if an unknown event blocks the world.
         """
-        runtime = self._runtime
-        delivered = self._deliver(event, key)
-        topic = entries_topic(subject_of(runtime.universe, delivered.world_id))
-        deadline_ns = runtime.clock.mono_ns() + int(timeout * 1e9)
-        since = runtime.store.wait(topic, 0, 0.0)
-        while (step := runtime.store.read(self._step_of, delivered, key)) is None:
-            left_s = (deadline_ns - runtime.clock.mono_ns()) / 1e9
-            if left_s <= 0:
-                runtime.check()
-                error_fields = {
-                    "what": "reply",
-                    "world": self.name,
-                    "seq": delivered.seq,
-                    "waited_s": timeout,
-                }
-                blocker = runtime.store.read(
-                    unknown_events.item_status, runtime.universe, delivered.world_id, delivered.seq
-                )
-                if blocker.type:
-                    error_fields["waits_for"] = blocker.type
-                raise Timeout(**error_fields)
-            if failpoints.armed:
-                failpoints.hit("world.ask_wait", self)
-            since = runtime.store.wait(topic, since, left_s)
-        if step.reply is None:
-            raise NoReply(world=self.name, event=type(event).__name__, error=step.error)
-        return codec.unpack(step.reply)
+        return store_calls.run(self._runtime.store, self.ask_call(event, timeout, key))
 
     # -- read ----------------------------------------------------------------------------------
 
@@ -142,17 +127,7 @@ class WorldHandle(Generic[W]):
     def wait_for(self, condition: Callable[[W], object], *, timeout: float = 30.0) -> W:
         """Wait until the state fulfils the condition and return it. The condition is evaluated after each
         commit of the world."""
-        runtime = self._runtime
-        deadline_ns = runtime.clock.mono_ns() + int(timeout * 1e9)
-        topic = entries_topic(runtime.store.read(self._subject))
-        since = runtime.store.wait(topic, 0, 0.0)
-        while not condition(state := self.state()):
-            left_s = (deadline_ns - runtime.clock.mono_ns()) / 1e9
-            if left_s <= 0:
-                runtime.check()
-                raise Timeout(what="state", world=self.name, waited_s=timeout)
-            since = runtime.store.wait(topic, since, left_s)
-        return state
+        return store_calls.run(self._runtime.store, self.wait_for_call(condition, timeout))
 
     def journal(self, lo: int | None = None, hi: int | None = None) -> list[JournalEntry]:
         """Return the entries lo <= height < hi, oldest first. Without `lo`, start at the oldest kept entry."""
@@ -204,23 +179,70 @@ class WorldHandle(Generic[W]):
     def delete(self) -> None:
         self._change_status(Change.DELETE)
 
+    # -- calls that threads and coroutines share -----------------------------------------------
+
+    def send_call(self, event: Any, key: str | None) -> StoreCall[Delivery]:
+        return self._delivered((yield self._delivery(event, key)))
+
+    def ask_call(self, event: Any, timeout: float, key: str | None) -> StoreCall[Any]:
+        runtime = self._runtime
+        delivered = yield self._delivery(event, key)
+        deadline_ns = runtime.clock.mono_ns() + int(timeout * 1e9)
+        yield Listen(entries_topic(subject_of(runtime.universe, delivered.world_id)))
+        while (step := (yield Read(self._step_of, (delivered, key)))) is None:
+            left_s = (deadline_ns - runtime.clock.mono_ns()) / 1e9
+            if left_s <= 0:
+                runtime.check()
+                error_fields = {
+                    "what": "reply",
+                    "world": self.name,
+                    "seq": delivered.seq,
+                    "waited_s": timeout,
+                }
+                item = (runtime.universe, delivered.world_id, delivered.seq)
+                blocker = yield Read(unknown_events.item_status, item)
+                if blocker.type:
+                    error_fields["waits_for"] = blocker.type
+                raise Timeout(**error_fields)
+            if failpoints.armed:
+                failpoints.hit("world.ask_wait", self)
+            yield Sleep(left_s)
+        if step.reply is None:
+            raise NoReply(world=self.name, event=type(event).__name__, error=step.error)
+        return decode_reply(type(event), step.reply)
+
+    def state_call(self, at: int | None) -> StoreCall[W]:
+        state: W = yield Read(self._state, (at,), is_long=True)
+        return state
+
+    def wait_for_call(self, condition: Callable[[W], object], timeout: float) -> StoreCall[W]:
+        clock = self._runtime.clock
+        deadline_ns = clock.mono_ns() + int(timeout * 1e9)
+        yield Listen(entries_topic((yield Read(self._subject))))
+        while not condition(state := (yield from self.state_call(None))):
+            left_s = (deadline_ns - clock.mono_ns()) / 1e9
+            if left_s <= 0:
+                self._runtime.check()
+                raise Timeout(what="state", world=self.name, waited_s=timeout)
+            yield Sleep(left_s)
+        return state
+
     # -- inside --------------------------------------------------------------------------------
+
+    @property
+    def runtime(self) -> Runtime:
+        return self._runtime
 
     def address(self) -> WorldAddress:
         return WorldAddress(self._runtime.universe, self.type, self.name, self._runtime.mint())
 
-    def _deliver(self, event: Any, key: str | None, **fields: Any) -> IngressResult:
+    def _delivery(self, event: Any, key: str | None, **fields: Any) -> Commit:
         name, value = self._runtime.app.check_event(self.type, event)
         for what, text in (("key", key), ("correlation_id", fields.get("correlation_id"))):
             if text is not None:
                 catalog.check_text(what, text)
-        delivered: IngressResult = self._runtime.store.transact(
-            ingress.deliver,
-            self.address(),
-            ingress.user_key(key),
-            event_ingress(name, value, **fields),
-        )
-        return delivered
+        message = event_ingress(name, value, **fields)
+        return Commit(ingress.deliver, (self.address(), ingress.user_key(key), message))
 
     def _create(self, txn: Txn, world_id: str) -> str:
         existing_id = catalog.find_id(txn, self._runtime.universe, self.type, self.name)

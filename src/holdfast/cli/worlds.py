@@ -241,7 +241,10 @@ def _fields_of(txn: Txn, record: WorldRecord, app: App, at: int | None) -> dict[
     program = app.programs[record.type]
     world = reducer.WorldSpec(record.universe, record.world_id, record.name, program, app)
     # JSON types only: bytes as base64, times as text.
-    field_values: dict[str, Any] = json.loads(msgspec.json.encode(restore(txn, world, at=at).state))
+    state = restore(txn, world, at=at).state
+    field_values: dict[str, Any] = json.loads(
+        msgspec.json.encode(state, enc_hook=codec.encode_other)
+    )
     return field_values
 
 

@@ -253,7 +253,7 @@ def event_of(app: App, type: str, fields: Mapping[str, Any]) -> Any:
     if event_type is None:
         raise Invalid(what="event", type=type, why="unknown to the app", known=sorted(app.events))
     try:
-        return msgspec.convert(dict(fields), event_type.kind)
+        return codec.convert(dict(fields), event_type.kind)
     except msgspec.ValidationError as error:
         raise Invalid(what="event", type=type, why=str(error)) from None
 

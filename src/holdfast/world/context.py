@@ -11,7 +11,7 @@ import random
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from holdfast import codec
 from holdfast.clock import S
@@ -42,6 +42,7 @@ from holdfast.world.messaging.sender import MessagingContext
 from holdfast.world.step_inputs import (
     EffectCall,
     ReducerInputs,
+    RequestableEffect,
     TypeRegistry,
     is_undeclared,
     pack_checked,
@@ -129,9 +130,19 @@ class Context(MessagingContext):
 
     # -- intents -------------------------------------------------------------------------------
 
-    def do(self, effect: Any, *args: Any, tag: str | None = None) -> Intent:
-        """Request an effect. The handler of the effect gets its receipt."""
-        call = self._registry.effect_call(effect, args)
+    @overload
+    def do(
+        self, effect: RequestableEffect[P, Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Intent: ...
+    @overload
+    def do(
+        self, effect: RequestableEffect[..., Any], /, *args: Any, tag: str | None, **kwargs: Any
+    ) -> Intent: ...
+
+    def do(self, effect: Any, /, *args: Any, tag: Any = None, **kwargs: Any) -> Intent:
+        """Request an effect. The handler of the effect gets its receipt. Type checkers know the arguments of a call
+        without `tag=`, and of `effect.options(tag=…)`."""
+        call = self._registry.effect_call(effect, args, kwargs)
         if call.kind == FABRIC_SEND:
             return self._send_params(call, call.tag if tag is None else tag)
         self._require_declared(self._inputs.type, ("receipt", call.kind))

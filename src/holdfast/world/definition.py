@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import msgspec
 from msgspec import inspect as types
 
 from holdfast import codec
@@ -82,7 +81,7 @@ class EventType:
         self.version = version
         self.upcasts = dict(upcasts or {})
         self._version_byte = bytes([version])
-        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
+        self._decoder = codec.new_decoder(kind)
         self._may_nest = _may_nest_deeply(kind)
 
     def encode(self, event: Any) -> bytes:
@@ -123,7 +122,7 @@ class EventType:
             except Exception as error:
                 why = f"the upcast raised {type(error).__name__}: {error}"
                 raise Invalid(what="event", type=self.name, version=step, why=why) from error
-        return msgspec.convert(fields, self.kind)
+        return codec.convert(fields, self.kind)
 
 
 def _may_nest_deeply(kind: type[Any]) -> bool:
@@ -192,7 +191,7 @@ class WorldDefinition:
         self.wants_mail_receipts = ("receipt", FABRIC_SEND) in self.declared_versions
         # The runtime sends this receipt itself for mail that it cannot deliver.
         self.declared_versions[("receipt", FABRIC_SEND)] = 0
-        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
+        self._decoder = codec.new_decoder(state)
         # Whether the state may contain values of any type, including sets.
         self._may_nest = _may_nest_deeply(state)
         self._shape = StateShape(state)

@@ -90,9 +90,23 @@ def _collect_names(here: Any, names: set[str], seen: list[Any]) -> None:
         for field in fields:
             names.add(f"{getattr(of, '__name__', of)}.{field.encode_name}")
             inner.append(field.type)
+    if isinstance(here, types.CustomType) and codec.is_model(here.cls):
+        if any(here.cls is one for one in seen):
+            return
+        seen.append(here.cls)
+        for name, hint in codec.model_field_types(here.cls).items():
+            names.add(f"{here.cls.__name__}.{name}")
+            inner.append(_type_info(hint))
     for one in inner:
         if isinstance(one, types.Type):
             _collect_names(one, names, seen)
+
+
+def _type_info(hint: Any) -> types.Type | None:
+    try:
+        return types.type_info(hint)
+    except Exception:
+        return None  # such as a union of models
 
 
 def _as_tuple(here: Any, part: str) -> tuple[Any, ...]:

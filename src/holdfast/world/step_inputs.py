@@ -3,12 +3,22 @@ application."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from holdfast import codec
 from holdfast.errors import Invalid
 from holdfast.messages import FabricSendParams, Ingress
 from holdfast.world.definition import Cause
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class RequestableEffect(Generic[P, T]):
+    """What `cx.do` requests: an effect, or an effect with options. `P` are its arguments after `call`, `T` is the
+    type of its result."""
+
+    __slots__ = ()
 
 
 def undeclared_error(**fields: Any) -> Invalid:
@@ -28,7 +38,9 @@ class TypeRegistry(Protocol):
 
     def encode_event(self, event: Any) -> tuple[str, bytes]: ...
     def world_type(self, kind: Any) -> str: ...
-    def effect_call(self, effect: Any, args: tuple[Any, ...]) -> EffectCall: ...
+    def effect_call(
+        self, effect: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> EffectCall: ...
 
     def encode_again(self, event: Any) -> tuple[str, bytes]:
         """Encode an event in a replay, even if this code no longer declares its type."""

@@ -18,6 +18,7 @@ only after the agent confirms it with `holdfast dispatch deliver MARK` or `hf.ag
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from holdfast.adapters.dispatch_protocol import (
     set_leader_pane,
 )
 from holdfast.adapters.errors import NotConfigured
-from holdfast.app.definitions import Call, Effect
+from holdfast.app.definitions import Call, Effect, typed_as
 from holdfast.dispatch.leader_pane import LEADER, LeaderPane
 from holdfast.dispatch.log import DispatchLog
 from holdfast.dispatch.notifications import ReplayState
@@ -70,7 +71,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     metadata: dict[str, str] = {}
 
 
-class Dispatch(Effect[[str, str, str, Any], Dispatched]):
+class Dispatch(Effect[..., Dispatched]):
     """The dispatch effect. It writes its records into the store of the effect worker that performs it."""
 
     roles = ("dispatch",)
@@ -160,4 +161,10 @@ def failed(store: Store, *, universe: str, request_id: str, reason: str) -> Disp
     return DispatchLog(store, universe).failed(request_id, reason)
 
 
-dispatch = declare()
+def _arguments(
+    target: str, text: str, cli: str = "other", options: Options | Mapping[str, Any] | None = None
+) -> Dispatched:
+    raise NotImplementedError("it only declares types")
+
+
+dispatch = typed_as(_arguments, declare())

@@ -10,21 +10,20 @@ server with `HOLDFAST_SMTP_HOST`, `_PORT`, `_SENDER`, `_USER`, `_PASSWORD`, `_TL
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.adapters.email import TIMEOUT_S_MAX, Mail, Sent
 from holdfast.adapters.email import send as send_mail
 from holdfast.adapters.smtp import Server
-from holdfast.app.definitions import Call, Effect
+from holdfast.app.definitions import Call, Effect, typed_as
 
 __all__ = ["Mail", "Sent", "Server", "declare", "send"]
 
 KIND = "email.send"
 
 
-def declare(
-    kind: str = KIND, server: Server | None = None, **options: Any
-) -> Effect[[Any, str, str, Any], Sent]:
+def declare(kind: str = KIND, server: Server | None = None, **options: Any) -> Effect[..., Sent]:
     """Create the effect for an SMTP server; by default from the environment. Options as in `@hf.effect`."""
 
     def send(
@@ -38,4 +37,10 @@ def declare(
     return Effect(kind, send, **{"timeout_s": TIMEOUT_S_MAX + 10.0, **options})
 
 
-send = declare()
+def _arguments(
+    to: str | list[str], subject: str, body: str, options: Mail | Mapping[str, Any] | None = None
+) -> Sent:
+    raise NotImplementedError("it only declares types")
+
+
+send = typed_as(_arguments, declare())

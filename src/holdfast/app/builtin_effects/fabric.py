@@ -41,7 +41,7 @@ __all__ = [
 _OPTIONS = ("key", "priority", "tag")
 
 
-class Send(Effect[[FabricSendParams], FabricSendReceipt]):
+class Send(Effect[[FabricSendParams | Mapping[str, Any]], FabricSendReceipt]):
     """The mail effect. Its only argument is `FabricSendParams`, or a mapping of its fields."""
 
     def __init__(self) -> None:

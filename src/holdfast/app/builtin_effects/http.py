@@ -14,21 +14,20 @@ addresses on ports 80 and 443, unless `HOLDFAST_HTTP_CIDRS`, `_PORTS`, `_HOSTS` 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from holdfast.adapters.address_guard import Reach
 from holdfast.adapters.http import TIMEOUT_S_MAX, HttpClient, Options, Response
-from holdfast.app.definitions import Call, Effect
+from holdfast.app.definitions import Call, Effect, typed_as
 
 __all__ = ["Options", "Reach", "Response", "declare", "request"]
 
 KIND = "http.request"
 
 
-def declare(
-    kind: str = KIND, reach: Reach | None = None, **options: Any
-) -> Effect[[str, str, Any], Response]:
+def declare(kind: str = KIND, reach: Reach | None = None, **options: Any) -> Effect[..., Response]:
     """Create the effect with an allow-list; by default from the environment. Options as in `@hf.effect`."""
 
     @lru_cache(maxsize=1)
@@ -48,4 +47,10 @@ def declare(
     return Effect(kind, request, **{"timeout_s": TIMEOUT_S_MAX + 10.0, **options})
 
 
-request = declare()
+def _arguments(
+    method: str, url: str, options: Options | Mapping[str, Any] | None = None
+) -> Response:
+    raise NotImplementedError("it only declares types")
+
+
+request = typed_as(_arguments, declare())

@@ -24,6 +24,7 @@ charged at its maximum cost.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
@@ -32,7 +33,7 @@ from holdfast import codec
 from holdfast.adapters import llm
 from holdfast.adapters.errors import NotConfigured, NotInstalled, RejectedByServer, Unavailable
 from holdfast.adapters.llm import MICRO, ChatOptions, Endpoint, Price, Reply, Usage
-from holdfast.app.definitions import Call, Costed, Effect
+from holdfast.app.definitions import Call, Costed, Effect, typed_as
 from holdfast.effects import budget
 from holdfast.effects.budget import (
     DEFAULT_SCOPE,
@@ -63,7 +64,7 @@ _UNBILLED = (RejectedByServer, Invalid, NotConfigured, NotInstalled)
 _UNBILLED_STATUS = (None, 429, 503)
 
 
-class Chat(Effect[[list[dict[str, Any]], str, Any], Reply]):
+class Chat(Effect[..., Reply]):
     """The chat effect with its endpoint."""
 
     def __init__(self, kind: str, endpoint: Endpoint | None, **options: Any) -> None:
@@ -140,4 +141,12 @@ def account(
     return store.read(budget.account, universe, scope, unit)
 
 
-chat = declare()
+def _arguments(
+    messages: list[dict[str, Any]],
+    model: str,
+    options: ChatOptions | Mapping[str, Any] | None = None,
+) -> Reply:
+    raise NotImplementedError("it only declares types")
+
+
+chat = typed_as(_arguments, declare())

@@ -1,0 +1,109 @@
+"""Calls of the public API as generators of store requests: one implementation for threads and coroutines.
+
+    def ask(…) -> StoreCall[R]:
+        delivered = yield Commit(ingress.deliver, …)
+        yield Listen(topic)
+        while (step := (yield Read(find_step, …))) is None:
+            yield Sleep(left_s)
+        return …
+
+`run` answers the requests with blocking calls of the store. `run_async` answers them without blocking the event
+loop. A request that fails ends the call with its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from holdfast.store.api import Store
+
+if TYPE_CHECKING:
+    from holdfast.app.result_waiter import ResultWaiter
+    from holdfast.store.subscription import Subscription
+
+T = TypeVar("T")
+
+
+class Commit(NamedTuple):
+    """Commit an operation and return its result."""
+
+    operation: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+
+
+class Read(NamedTuple):
+    """Read on a snapshot. A long read (it may run reducers) never runs in an event loop."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    is_long: bool = False
+
+
+class Listen(NamedTuple):
+    """Subscribe to a topic, before the first read that depends on it."""
+
+    topic: str
+
+
+class Sleep(NamedTuple):
+    """Sleep until the topic is notified, at most this time."""
+
+    seconds: float
+
+
+StoreCall = Generator[Commit | Read | Listen | Sleep, Any, T]
+
+
+def run(store: Store, call: StoreCall[T]) -> T:
+    """Run a call in this thread."""
+    topic = ""
+    since = 0
+    answer: Any = None
+    while True:
+        try:
+            request = call.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        answer = None
+        if isinstance(request, Commit):
+            answer = store.transact(request.operation, *request.args)
+        elif isinstance(request, Read):
+            answer = store.read(request.fn, *request.args)
+        elif isinstance(request, Listen):
+            topic = request.topic
+            since = store.wait(topic, 0, 0.0)
+        else:
+            since = store.wait(topic, since, request.seconds)
+
+
+async def run_async(store: Store, reader: ResultWaiter, call: StoreCall[T]) -> T:
+    """Run a call in a coroutine."""
+    subscription: Subscription | None = None
+    answer: Any = None
+    try:
+        while True:
+            try:
+                request = call.send(answer)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            answer = None
+            if isinstance(request, Commit):
+                answer = await store.submit(request.operation, *request.args)
+            elif isinstance(request, Read):
+                answer = await _read(reader, request)
+            elif isinstance(request, Listen):
+                subscription = store.subscribe(request.topic)
+            else:
+                assert subscription is not None, "a call listens before it sleeps"
+                await subscription.wait_async(request.seconds)
+    finally:
+        if subscription is not None:
+            subscription.cancel()
+
+
+async def _read(reader: ResultWaiter, request: Read) -> Any:
+    read = reader.read_alone if request.is_long else reader.read
+    return await read(lambda txn: request.fn(txn, *request.args))
