@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,8 @@ import pytest
 
 from holdfast.durable import lease as leases
 from holdfast.ledger import runs
-from holdfast.spark import service_supervisor
+from holdfast.spark import process_state, service_supervisor
+from holdfast.spark.process_state import ProcessState
 from holdfast.spark.sinks.parquet import ParquetSink, read_parts
 from tests.ledger_service.service_rig import ServiceRig, running_service
 from tests.process.watch import until
@@ -105,3 +109,69 @@ def test_kept_process_exits_with_its_driver(tmp_path: Path) -> None:
     [idle] = service_supervisor._services._idle
     idle.discard()
     assert idle.process.returncode == 0
+
+
+def test_service_starts_with_an_environment_that_is_not_utf_8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATIN_1", os.fsdecode(b"caf\xe9"))
+    with running_service(tmp_path / "data", 5) as service:
+        finish(service, 5)
+
+
+def test_environment_of_a_service_becomes_that_of_its_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OF_THE_LAST_RUN", "1")
+    monkeypatch.setenv("CHANGED", "before")
+    wanted = {**os.environb, b"CHANGED": b"caf\xe9"}
+    del wanted[b"OF_THE_LAST_RUN"]
+    process_state.set_environment(wanted)
+    assert dict(os.environb) == wanted
+
+
+def test_process_is_kept_by_a_driver_with_many_open_files(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        with running_service(tmp_path / "data", 5) as service:
+            pid = finish(service, 5)
+        with running_service(tmp_path / "other", 5) as service:
+            assert service.supervisor.pid == pid
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_process_with_a_library_that_keeps_its_configuration_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyIceberg reads the addresses and credentials of catalogs from the environment when it is imported."""
+    monkeypatch.setattr(process_state, "MEMORY_KIB_MAX", sys.maxsize)
+    before = ProcessState.now()
+    monkeypatch.delitem(sys.modules, "pyiceberg", raising=False)
+    assert before.restore()
+    monkeypatch.setitem(sys.modules, "pyiceberg", os)
+    assert not before.restore()
+
+
+def test_process_waits_for_threads_that_threads_of_its_run_have_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_state, "MEMORY_KIB_MAX", sys.maxsize)
+    before = ProcessState.now()
+    may_start, may_end = threading.Event(), threading.Event()
+    last = threading.Thread(target=may_end.wait, args=(30,), daemon=True)
+
+    def start_another() -> None:
+        may_start.wait(30)
+        last.start()
+
+    threading.Thread(target=start_another, daemon=True).start()
+    threading.Timer(0.1, may_start.set).start()
+    assert not before.restore()
+    may_end.set()
+    last.join()
+    assert before.restore()

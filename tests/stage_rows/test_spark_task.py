@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pyspark
 import pytest
@@ -33,4 +34,14 @@ def test_child_imports_the_archives_of_spark_if_no_pyspark_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.path", ARCHIVES)
+    assert spark_task._child_python_path().split(os.pathsep) == [*ARCHIVES, *OTHERS]
+
+
+def test_child_imports_py4j_of_a_spark_distribution_from_its_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`bin/pyspark` of a distribution adds its directory `python`, which has no Py4J, and the archive of Py4J."""
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "version.py").write_text(f'__version__ = "{pyspark.__version__}"\n')
+    monkeypatch.setattr("sys.path", [str(tmp_path), *ARCHIVES])
     assert spark_task._child_python_path().split(os.pathsep) == [*ARCHIVES, *OTHERS]

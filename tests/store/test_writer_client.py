@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -484,3 +486,32 @@ def test_subscription_survives_failed_reconnects(
         other.transact(notify, "topic")
     thread.join(30)
     assert results == [True]
+
+
+def test_client_without_a_descriptor_for_its_poll_reconnects_later(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process has no descriptor left right after the connect. The request is not lost without a word."""
+    monkeypatch.setattr("holdfast.store.lmdb.writer_client.RECONNECT_PAUSE_S", 0.01)
+    epoll, refused = select.epoll, threading.Event()
+
+    def refuse_once() -> select.epoll:
+        if not refused.is_set():
+            refused.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return epoll()
+
+    subscription = store.subscribe("topic")
+    while subscription.wait(0.05):
+        pass
+    thread, results = start_wait(subscription)
+    until_reading(store, subscription)
+    monkeypatch.setattr(select, "epoll", refuse_once)
+    kill_writer(store)
+    assert refused.wait(30)
+    until(lambda: not store._client._connection.is_closed, "the reconnect")
+    with holdfast.store.open(store.path) as other:
+        other.transact(notify, "topic")
+    thread.join(30)
+    assert results == [True]
+    assert store.transact(put, "later") == "later"

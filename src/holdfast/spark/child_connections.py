@@ -58,7 +58,7 @@ class ConnectionReader:
         self._wake_out.setblocking(False)
         self._selector.register(self._wake_in, selectors.EVENT_READ, None)
         self._pool = ThreadPoolExecutor(REQUEST_THREADS_MAX, thread_name_prefix="line")
-        self._closing = False
+        self._closing = self._closed = False
         self._thread = threading.Thread(target=self._run, name="lines", daemon=True)
         self._thread.start()
 
@@ -66,18 +66,28 @@ class ConnectionReader:
         """Start reading this connection."""
         self._added.append(child)
         self._wake()
+        if self._closed:
+            self._close_added()
 
     def close(self) -> None:
-        """End the reader thread and close the connections that it reads."""
+        """End the reader thread and close its connections, those of requests under way after their replies."""
         self._closing = True
         self._wake()
         self._thread.join()
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 key.data.sock.close()
+        # Before the connections that were added meanwhile: `add` uses the opposite order.
+        self._closed = True
+        self._close_added()
         for resource in (self._selector, self._wake_in, self._wake_out):
             resource.close()
         self._pool.shutdown(wait=False)
+
+    def _close_added(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._added.popleft().sock.close()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):

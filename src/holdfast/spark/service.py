@@ -54,7 +54,7 @@ from holdfast.spark import ledger_protocol, spool_maintenance, tls
 from holdfast.spark.child_connections import ChildConnection, ConnectionReader
 from holdfast.spark.output_commit import OutputCommitter
 from holdfast.spark.part_cuts import FILE_BYTES
-from holdfast.spark.process_state import ProcessState
+from holdfast.spark.process_state import ProcessState, set_environment
 from holdfast.spark.reply_ticket import ReplyTicket
 from holdfast.spark.run_data import warm_up_arrow
 from holdfast.spark.service_listener import listen
@@ -132,8 +132,8 @@ class ServiceConfig(msgspec.Struct, frozen=True):
     cert: str = ""
     key: str = ""
     ca: str = ""
-    # The environment of the driver: an idle process was started earlier.
-    environment: dict[str, str] = {}
+    # The environment of the driver: an idle process was started earlier. In bytes: a value need not be UTF-8.
+    environment: dict[bytes, bytes] = {}
 
 
 class StartupReply(msgspec.Struct, frozen=True):
@@ -187,8 +187,7 @@ def _serve_run(
     """Serve a run until its end. Returns if this process can serve another one."""
     before = ProcessState.now()
     if config.environment:
-        os.environ.clear()
-        os.environ.update(config.environment)
+        set_environment(config.environment)
     try:
         service = LedgerService(config)
     except HoldfastError as error:
@@ -203,7 +202,8 @@ def _serve_run(
     ending.join()
     if not before.restore():
         os._exit(0)
-    _send_startup_reply(answers, IDLE)
+    with contextlib.suppress(BrokenPipeError):  # the driver was killed
+        _send_startup_reply(answers, IDLE)
 
 
 def _preload_modules() -> None:

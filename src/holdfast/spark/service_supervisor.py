@@ -213,7 +213,7 @@ class ServiceSupervisor:
         if self._client is not None:
             self._client.close()
         process = _take_idle_service()
-        message = msgspec.msgpack.encode(replace(config, environment=dict(os.environ)))
+        message = msgspec.msgpack.encode(replace(config, environment=dict(os.environb)))
         with contextlib.suppress(OSError):
             process.stdin.write(CONFIG_FRAMES.encode(message))
             process.stdin.flush()
@@ -260,9 +260,10 @@ class ServiceProcess(SpawnedChild):
         if not self._is_ending:
             return True
         self._is_ending = False
-        return bool(
-            select.select([self.stdout], [], [], STOP_TIMEOUT_S)[0] and self.stdout.readline()
-        )
+        # Not `select`: it refuses descriptors above 1023.
+        poll = select.poll()
+        poll.register(self.stdout, select.POLLIN)
+        return bool(poll.poll(STOP_TIMEOUT_S * 1000) and self.stdout.readline())
 
     def close_input(self) -> None:
         """Let the service stop gracefully."""

@@ -92,12 +92,13 @@ class FunctionChild(SpawnedChild):
 
 
 def _child_python_path() -> str:
-    """Return PYTHONPATH without the archives of Spark if the same PySpark is installed. A process compiles all
-    modules that it imports from an archive, which takes half a second.
+    """Return PYTHONPATH without the archives of Spark if the same PySpark and Py4J are installed. A process compiles
+    all modules that it imports from an archive, which takes half a second.
     """
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    # The directory `python` of a Spark distribution has PySpark, but Py4J only as an archive.
     is_installed = any(
-        _installed_version(directory) == pyspark.__version__
+        _installed_version(directory) == pyspark.__version__ and Path(directory, "py4j").is_dir()
         for directory in sys.path
         if not directory.endswith(".zip")
     )

@@ -20,7 +20,7 @@ from holdfast import failpoints
 from holdfast.child_process import is_stopped, kill_verified
 from holdfast.clock import SYSTEM, S
 from holdfast.config import WriterLimits
-from holdfast.errors import HoldfastError, StoreGone, StoreReplaced, from_wire
+from holdfast.errors import HoldfastError, StoreGone, StoreReplaced, WriterLost, from_wire
 from holdfast.store.lmdb.directory_identity import DirectoryIdentity
 from holdfast.store.lmdb.protocol import WriterWelcome, new_frame_decoder
 from holdfast.store.lmdb.writer_process import connect_or_start, peer_of
@@ -136,6 +136,8 @@ class WriterConnection:
             if self._identity is not None:
                 self.end_error = replaced
             raise replaced
+        # First: without a descriptor for it the former connection stays lost, and the next attempt connects again.
+        self._register_interruptible_poll(sock)
         self._identity, self._directory = identity, directory
         self.sock = sock
         self.is_broken = False
@@ -147,17 +149,21 @@ class WriterConnection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._register_interruptible_poll(sock)
         self._received_ns = SYSTEM.mono_ns()
         self.welcome = welcome
 
     def _register_interruptible_poll(self, sock: socket.socket) -> None:
+        try:
+            poll = select.epoll()
+        except OSError as error:
+            sock.close()
+            raise WriterLost(path=str(self.path), why=str(error)) from None
+        poll.register(sock, select.EPOLLIN)
+        poll.register(self._interrupts, select.EPOLLIN | select.EPOLLET)
         if self._interruptible_poll is not None:
             # Not the socket alone: a forked child may keep the former socket open, which keeps it registered.
             self._interruptible_poll.close()
-        self._interruptible_poll = select.epoll()
-        self._interruptible_poll.register(sock, select.EPOLLIN)
-        self._interruptible_poll.register(self._interrupts, select.EPOLLIN | select.EPOLLET)
+        self._interruptible_poll = poll
 
     def shut_down(self) -> None:
         """Shut down the connection. The next reader reconnects and resends."""
