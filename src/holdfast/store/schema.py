@@ -101,6 +101,7 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "s" <state> <flow>                       flows in each state
                     <u> "n" <name>                               number of flows in each state
                     <u> "x" <until_ns> <flow>                    ended, retained until this time
+                    <u> "xr" <until_ns> <flow> <run>             a former run, retained until this time
                     <u> "seq"                                    counter
 
 If a key contains a name and is also scanned by a shorter prefix, the row kind precedes the name
