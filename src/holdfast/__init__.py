@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from holdfast.app.tasks import task as task
     from holdfast.app.world_handle import Delivery as Delivery
     from holdfast.app.world_handle import WorldHandle as WorldHandle
+    from holdfast.app.world_reference import world as world
     from holdfast.errors import Overloaded as Overloaded
     from holdfast.errors import Timeout as Timeout
     from holdfast.flows.execution import StepFailed as StepFailed
@@ -88,6 +89,7 @@ _HOMES = {
     "step": "holdfast.app.flows",
     "undo": "holdfast.app.flows",
     "uuid": "holdfast.app.flows",
+    "world": "holdfast.app.world_reference",
     "App": "holdfast.app.app",
     "Call": "holdfast.app.definitions",
     "Costed": "holdfast.app.definitions",

@@ -10,20 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import holdfast as hf
+from holdfast import codec
 from holdfast.app.flow_handle import FlowHandle
 from holdfast.app.flow_start import to_call
 from holdfast.clock import S, SimClock
 from holdfast.errors import CommitUnknown
 from holdfast.flows import operations
-from holdfast.flows.model import TASK_PREFIX, FlowId, keys_of
+from holdfast.flows.model import TASK_PREFIX, FlowId, decode_body, decode_head, keys_of
 from holdfast.flows.operations import NewFlow
 from holdfast.flows.states import ENDED
+from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Store
 from holdfast.tasks import operations as task_operations
-from holdfast.tasks.operations import AttemptOutcome, GrantRequest, TaskGrant, TaskReport
+from holdfast.tasks.operations import GrantRequest, TaskGrant, TaskReport
 from holdfast.workers.flows.activation import FlowEnvironment, run_activation
 from holdfast.workers.flows.definition import RecordedValues
-from holdfast.workers.tasks.attempt import TaskAttempt
+from holdfast.workers.tasks.attempt import TaskAttempt, run_attempt
 
 BEFORE, AFTER, UNKNOWN = CRASHES = ("before", "after", "unknown")
 ROUNDS_MAX = 400
@@ -91,6 +93,24 @@ class FlowRig:
         [started] = self.store.transact(operations.start, self.universe, [new])
         return FlowHandle(self.runtime, FlowId(started.generation, started.seq), call.flow)
 
+    def handle(self, id: FlowId) -> FlowHandle[Any]:
+        return FlowHandle(self.runtime, id)
+
+    def flow_ids(self, name: str) -> list[FlowId]:
+        """The ids of the flows of a name, oldest first."""
+        keys = keys_of(self.universe)
+        rows = self.store.read(lambda txn: txn.scan(keys.bodies, tuples.prefix_end(keys.bodies)))
+        bodies = [
+            (tuples.unpack_last_int(key, len(keys.bodies)), decode_body(row)) for key, row in rows
+        ]
+        return [FlowId(body.generation, seq) for seq, body in bodies if body.spec.name == name]
+
+    def blob_count(self) -> int:
+        """The number of blobs with references."""
+        prefix = schema.key_prefix(schema.Space.BLOB, "refs")
+        rows = self.store.read(lambda txn: txn.scan(prefix, tuples.prefix_end(prefix)))
+        return sum(codec.unpack_as(blobs.BlobRefs, row).count > 0 for _, row in rows)
+
     def result(self, handle: FlowHandle[Any]) -> Any:
         """Run until the flow has ended, and return its result or raise its error."""
         self.run(lambda: handle.done())
@@ -136,10 +156,7 @@ class FlowRig:
     def _attempt(self, grant: TaskGrant) -> TaskReport:
         code = self.codes.get(grant.name)
         if code is None:
-            task = self.app.tasks[grant.name]
-            return TaskReport(
-                grant.seq, grant.lease, AttemptOutcome.OK, task.dump(task.invoke(grant.args))
-            )
+            return run_attempt(TaskAttempt(grant, self.app.tasks[grant.name])).report
         attempt = TaskAttempt(grant, code)  # type: ignore[arg-type]
         asyncio.run(run_activation(self.environment, code, attempt, grant.args))
         return TaskReport(grant.seq, grant.lease)
@@ -151,6 +168,10 @@ class FlowRig:
         self.clock.advance(left_ns)
         self.store.transact(operations.fire_due, self.universe, 100)
 
+    def resume_parked(self, versions: dict[str, str]) -> None:
+        """Do what a worker with this code does at its start."""
+        self.store.transact(operations.resume_parked, self.universe, versions)
+
     def _queues(self) -> list[str]:
         flows = {flow.spec.queue for flow in self.app.flows.values()}
         return sorted(flows | {task.spec.queue for task in self.app.tasks.values()})
@@ -158,9 +179,6 @@ class FlowRig:
     def is_idle(self) -> bool:
         """Whether no flow has an activation."""
         keys = keys_of(self.universe)
-        from holdfast.flows.model import decode_head
-        from holdfast.store import tuples
-
         heads = self.store.read(lambda txn: txn.scan(keys.heads, tuples.prefix_end(keys.heads)))
         return all(not decode_head(row).task or decode_head(row).state in ENDED for _, row in heads)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+import holdfast.app.world_reference  # noqa: F401  (makes `hf.world` callable)
 from holdfast import codec, store
 from holdfast.app.definitions import (
     Effect,

@@ -15,6 +15,7 @@ Steps are recorded. A worker that runs the flow again gets the recorded outcomes
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import functools
 import hashlib
@@ -32,6 +33,7 @@ from holdfast.app.definitions import Effect, EffectWithOptions
 from holdfast.app.schedule_options import ScheduleOptions
 from holdfast.app.storable_types import check_function
 from holdfast.app.tasks import Task, TaskCall
+from holdfast.app.world_reference import WorldReference, reference_of, with_step_key
 from holdfast.clock import S
 from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
 from holdfast.errors import Invalid, ValueTooLarge
@@ -398,8 +400,8 @@ def undo(fn: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ..
 def undo(fn: Any, /, *args: Any, **kwargs: Any) -> None:
     """Register a compensation. If the flow fails or is cancelled, the compensations run in reverse order."""
     execution = _execution("undo")
-    call, _ = _step_call(execution, fn, args, kwargs)
-    execution.undo(call)
+    call, code = _step_call(execution, fn, args, kwargs)
+    execution.undo(call, code)
 
 
 def sleep(seconds: float) -> asyncio.Future[None]:
@@ -503,11 +505,12 @@ def _step_call(
 ) -> tuple[StepCall, Any]:
     """Return the call of a step, and the code whose name must be unique."""
     if isinstance(fn, Task | TaskCall):
-        return _task_call(fn, args, kwargs), None
+        return _task_call(fn, args, kwargs), fn if isinstance(fn, Task) else fn.task
     if isinstance(fn, Flow | FlowCall):
-        return _flow_call(fn, args, kwargs), None
+        return _flow_call(fn, args, kwargs), fn if isinstance(fn, Flow) else fn.flow
     if isinstance(fn, Effect | EffectWithOptions):
-        return _effect_call(execution, fn, args, kwargs), None
+        effect = fn if isinstance(fn, Effect) else fn.effect
+        return _effect_call(execution, fn, args, kwargs), effect
     work = LocalWork(fn, args, kwargs)
     name: str | None = None
     if isinstance(fn, StepOptions):
@@ -515,6 +518,8 @@ def _step_call(
         work = msgspec.structs.replace(fn.work, args=args, kwargs=kwargs)
     if not callable(work.fn):
         raise Invalid(what="step", found=repr(work.fn)[:64], why="not a function")
+    if (reference := reference_of(work.fn)) is not None:
+        return _world_call(reference, name, work), None
     inner = work.fn.func if isinstance(work.fn, functools.partial) else work.fn
     name = name or _name_of(inner)
     call = StepCall(StepKind.LOCAL, name, _digest(args, kwargs), work, decoder(_return_type(inner)))
@@ -530,6 +535,16 @@ def _name_of(fn: Any) -> str:
             why="it has no name of its own; name it with hf.options(fn, name=…)",
         )
     return str(name).replace("<locals>.", "")
+
+
+def _world_call(reference: WorldReference[Any], name: str | None, work: LocalWork) -> StepCall:
+    """The call of a world's method. The name of the world belongs to its arguments."""
+    method = work.fn.__name__
+    name = name or f"{reference.kind.__name__}.{method}"
+    digest = _digest((reference.name, *work.args), work.kwargs)
+    work = msgspec.structs.replace(work, fn=with_step_key(work.fn))
+    returns = reference.kind if method == "state" else int if method == "send" else Any
+    return StepCall(StepKind.LOCAL, name, digest, work, decoder(returns))
 
 
 def _task_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepCall:
@@ -656,10 +671,11 @@ def _return_type(fn: Any) -> Any:
 
 
 def _fingerprint(fn: Any) -> str:
-    try:
-        text = inspect.getsource(fn)
-    except (OSError, TypeError):
-        text = fn.__qualname__
+    """The version of a flow's code: its source and that of its module, where its other functions usually are."""
+    text = fn.__qualname__
+    for found in (fn, inspect.getmodule(fn)):
+        with contextlib.suppress(OSError, TypeError):
+            text += inspect.getsource(found)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -20,6 +20,7 @@ from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.app.tasks import to_limits as declared_limits
 from holdfast.clock import SYSTEM, Clock
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.flows import operations as flow_operations
 from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.messages import Ingress, event_ingress
 from holdfast.store import open as open_store
@@ -129,6 +130,8 @@ class Runtime:
         self._concurrency = concurrency
         self._stop_grace_s = stop_grace_s
         self.roles: list[ManagedService] = []
+        # What the task worker of this runtime runs.
+        self._definitions: Mapping[str, TaskDefinition] = {}
         try:
             services = [self._create_role(name, policy, kinds) for name in role_names]
             self._colocate_roles(services)
@@ -357,6 +360,17 @@ class Runtime:
         flows = task_definitions(self.store, self.universe, codes, threads_max, self.clock)
         return {**self.app.tasks, **flows}
 
+    def _resume_parked_flows(self) -> None:
+        """Run flows again that other code had parked, once for each version of the code."""
+        if not self.app.flows:
+            return
+        versions = {name: flow.code_version for name, flow in self.app.flows.items()}
+        last = -1
+        while last:
+            last = self.store.transact(
+                flow_operations.resume_parked, self.universe, versions, max(last, 0)
+            )
+
     def _declare_limits(self) -> None:
         """Store the queue limits that the app declares, if they changed."""
         for queue in self.app.queues.values():
@@ -388,6 +402,7 @@ class Runtime:
                 with contextlib.suppress(Exception):
                     role.join(30 + self._stop_grace_s)
         finally:
+            self._definitions = {}
             for other in self._peer_runtimes.values():
                 other.close()
             if self._owns_store:
@@ -447,10 +462,12 @@ class Runtime:
             )
         if name == "task":
             self._declare_limits()
+            self._resume_parked_flows()
+            self._definitions = self._task_definitions()
             return TaskWorker(
                 self.store,
                 universe=self.universe,
-                codes=self._task_definitions(),
+                codes=self._definitions,
                 worker=self.worker,
                 incarnation=self.incarnation,
                 queues=self._task_queues(),
@@ -488,6 +505,15 @@ class Runtime:
 
 # The open runtimes of this process.
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+def runtime_of(code: TaskDefinition) -> Runtime:
+    """Return the runtime of this process whose worker runs a task or flow."""
+    found = [one for one in _runtimes if one._definitions.get(code.name) is code]
+    if len(found) == 1:
+        return found[0]
+    why = "several open runtimes run this task" if found else "no runtime of this process runs it"
+    raise Invalid(what="world", task=code.name, why=f"{why}; use rt.world(…) of the runtime")
 
 
 def _replace_coalescers_in_child() -> None:

@@ -18,6 +18,8 @@ from holdfast.flows.model import (
     FLOW,
     OWNER,
     TASK,
+    UNDO_FAILED,
+    UNDO_PREFIX,
     OpenStep,
     get_head,
     keys_of,
@@ -159,6 +161,8 @@ def resolve_step(
     if step is None:
         return
     unit.delete_open(flow, name, occurrence, step)
+    if code and name.startswith(UNDO_PREFIX):
+        code = UNDO_FAILED
     if code:
         unit.append(
             flow,
@@ -241,7 +245,9 @@ def _answer_world(unit: FlowUnit, flow: OpenFlow, packed_intent: bytes) -> None:
 CancelFlow = Callable[[FlowUnit, OpenFlow], bool]
 
 
-def cancel_open(unit: FlowUnit, flow: OpenFlow, name: str, occurrence: int) -> None:
+def cancel_open(
+    unit: FlowUnit, flow: OpenFlow, name: str, occurrence: int, cancel_flow: CancelFlow
+) -> None:
     """Cancel an open step: its timer, its receive or its child. No outcome is recorded."""
     step = unit.open_step(flow, name, occurrence)
     if step is None:
@@ -251,6 +257,8 @@ def cancel_open(unit: FlowUnit, flow: OpenFlow, name: str, occurrence: int) -> N
         cancel_task(unit.tasks, step.child)
     elif step.kind == EFFECT:
         intents.cancel_silently(unit.txn, unit.universe, step.intent)
+    elif step.kind == FLOW and step.cancels_child:
+        cancel_flow(unit, unit.load(step.child))
 
 
 def cancel_child(unit: FlowUnit, step: OpenStep, cancel_flow: CancelFlow) -> None:

@@ -20,11 +20,12 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Coroutine
 from contextvars import ContextVar
 from enum import Enum, auto
+from functools import partial
 from typing import Any, NamedTuple
 
 from holdfast.errors import HoldfastError, Invalid, Timeout
 from holdfast.flows.loop import FlowLoop, LoopHost
-from holdfast.flows.model import step_key
+from holdfast.flows.model import UNDO_PREFIX, step_key
 from holdfast.flows.records import (
     AnyRecord,
     CancelRequested,
@@ -32,6 +33,7 @@ from holdfast.flows.records import (
     FlowEnded,
     FlowRedriven,
     FlowTimedOut,
+    Forked,
     Published,
     StepCompleted,
     StepFailure,
@@ -41,7 +43,6 @@ from holdfast.flows.records import (
 
 # Values that the flow's code gets at once. They are not awaited.
 VALUE_NAMES = frozenset({"hf.now", "hf.uuid", "hf.random"})
-UNDO_PREFIX = "undo:"
 UNDO_ATTEMPTS = 5
 
 
@@ -118,6 +119,8 @@ class RecordQueue:
         # The number of recorded published values. A replay does not publish them again.
         self.published = 0
         self.undelivered: list[AnyRecord] = []
+        # A fork does not compensate the steps before this position.
+        self.forked_at = 0
 
     def feed(self, records: list[AnyRecord]) -> None:
         self.known += len(records)
@@ -125,6 +128,8 @@ class RecordQueue:
             match record:
                 case FlowRedriven():
                     self._forget_end(record)
+                case Forked():
+                    self.forked_at = record.position
                 case UndoRegistered():
                     self.undos.add((record.name, record.occurrence))
                 case Published():
@@ -154,10 +159,11 @@ class RecordQueue:
         """Remove and return the first record that can be delivered now. The outcome of a step that was not asked for
         stays: code that asks for it later gets it. With `wait` such an outcome holds back the records after it."""
         for index, record in enumerate(self.undelivered):
-            if (
-                not isinstance(record, StepCompleted | StepFailure)
-                or (record.name, record.occurrence) in asked
-            ):
+            if isinstance(record, StepCompleted | StepFailure):
+                ready = (record.name, record.occurrence) in asked
+            else:
+                ready = not (wait and isinstance(record, CompensationStarted))
+            if ready:
                 del self.undelivered[index]
                 return record
             if wait:
@@ -194,6 +200,8 @@ class FlowExecution:
         # Steps that were asked for and have no outcome yet.
         self.asked: dict[tuple[str, int], StepCall] = {}
         self._new_steps: list[StepCall] = []
+        # Steps whose futures the flow's code cancelled.
+        self._dropped: list[tuple[str, int]] = []
         self._buffer: list[AnyRecord] = []
         self.divergence: Divergence | None = None
         self.cancelled = self.timed_out = False
@@ -228,8 +236,15 @@ class FlowExecution:
         return [
             step
             for step in steps
-            if step.identity not in self.records.outcomes and step.identity in self.asked
+            if step.identity not in self.records.outcomes
+            and step.identity in self.asked
+            and not step.future.done()
         ]
+
+    def take_dropped(self) -> list[tuple[str, int]]:
+        """Remove and return the steps that the flow's code cancelled. They need no outcome."""
+        dropped, self._dropped = self._dropped, []
+        return [identity for identity in dropped if identity not in self.records.outcomes]
 
     def take_buffer(self) -> list[AnyRecord]:
         records, self._buffer = self._buffer, []
@@ -238,6 +253,11 @@ class FlowExecution:
     @property
     def has_buffer(self) -> bool:
         return bool(self._buffer)
+
+    @property
+    def waits_for_outcome(self) -> bool:
+        """Whether the code waits for a step: a commit can wake it."""
+        return any(not call.future.done() for call in self.asked.values())
 
     @property
     def done(self) -> bool:
@@ -271,8 +291,10 @@ class FlowExecution:
     # -- delivery --------------------------------------------------------------------------------
 
     def _next_deliverable(self) -> AnyRecord | None:
-        # The code may ask for the next outcome after its foreign wait.
-        return self.records.take_next(self.asked, wait=self.loop.foreign_waits > 0)
+        # The code may ask for the next outcome, or register a compensation, after its foreign wait.
+        return self.records.take_next(
+            self.asked, wait=self.loop.foreign_waits > 0 and not self.done
+        )
 
     def _deliver(self, record: AnyRecord) -> None:
         match record:
@@ -324,6 +346,7 @@ class FlowExecution:
         self.loop._ready.clear()
         self.asked.clear()
         self._new_steps.clear()
+        self._dropped.clear()
         undos = [
             undo
             for registered, undo in self._undos
@@ -333,10 +356,10 @@ class FlowExecution:
 
     async def _compensate(self, undos: list[StepCall]) -> None:
         for undo in reversed(undos):
-            call = StepCall(
-                StepKind.LOCAL, UNDO_PREFIX + undo.name, undo.digest, undo.work, undo.decode
-            )
-            call.kind = undo.kind
+            name = UNDO_PREFIX + undo.name
+            call = StepCall(undo.kind, name, undo.digest, undo.work, undo.decode)
+            # The number of its registration, which does not depend on the other compensations.
+            self._occurrences[name] = undo.occurrence - 1
             try:
                 await self.step(call)
             except StepFailed:
@@ -346,16 +369,10 @@ class FlowExecution:
 
     def step(self, call: StepCall, code: Any = None) -> asyncio.Future[Any]:
         """Give a call its position and occurrence, and return the future of its outcome."""
-        if code is not None and self._code_of_name.setdefault(call.name, code) is not code:
-            raise Invalid(
-                what="step",
-                name=call.name,
-                why="two functions have this name; name one with hf.options(fn, name=…)",
-            )
+        self._check_name(call, code)
         self._number(call)
         call.future = self.loop.create_future()
-        # A failed step without a waiting coroutine is no error of the flow.
-        call.future.add_done_callback(_retrieve)
+        call.future.add_done_callback(partial(self._on_settled, call))
         if (self.cancelled or self.timed_out) and self.compensation is None:
             if call.identity not in self.records.outcomes:
                 call.future.cancel()
@@ -363,6 +380,12 @@ class FlowExecution:
         self.asked[call.identity] = call
         self._new_steps.append(call)
         return call.future
+
+    def _on_settled(self, call: StepCall, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled():
+            future.exception()  # a failed step without a waiting coroutine is no error of the flow
+        elif self.asked.get(call.identity) is call:
+            self._dropped.append(call.identity)
 
     def value(
         self, name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
@@ -379,9 +402,12 @@ class FlowExecution:
         self._buffer.append(record)
         return decode(packed)
 
-    def undo(self, call: StepCall) -> None:
-        self._number(call)
+    def undo(self, call: StepCall, code: Any = None) -> None:
+        self._check_name(call, code)
+        self._number(call, counted_as=f"hf.undo:{call.name}")
         registered = UndoRegistered(call.name, call.occurrence, call.position, call.digest)
+        if call.position < self.records.forked_at:
+            return
         self._undos.append((registered, call))
         if (call.name, call.occurrence) not in self.records.undos:
             self._buffer.append(registered)
@@ -391,10 +417,20 @@ class FlowExecution:
         if call.occurrence > self.records.published:
             self._buffer.append(Published(name, value))
 
-    def _number(self, call: StepCall) -> None:
+    def _check_name(self, call: StepCall, code: Any) -> None:
+        if code is not None and self._code_of_name.setdefault(call.name, code) is not code:
+            raise Invalid(
+                what="step",
+                name=call.name,
+                why="two functions have this name; name one with hf.options(fn, name=…)",
+            )
+
+    def _number(self, call: StepCall, counted_as: str = "") -> None:
+        """Compensations are counted apart: a new one must not shift the numbers of steps."""
+        counted_as = counted_as or call.name
         self._positions += 1
-        self._occurrences[call.name] += 1
-        call.position, call.occurrence = self._positions, self._occurrences[call.name]
+        self._occurrences[counted_as] += 1
+        call.position, call.occurrence = self._positions, self._occurrences[counted_as]
         call.idempotency_key = step_key(*self.id, call.name, call.occurrence)
 
     def _start(self, body: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
@@ -410,11 +446,6 @@ async def _guard(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return await body()
     except NextRun as next_run:
         return next_run
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()
 
 
 def _error_of(call: StepCall, record: StepFailure) -> Exception:

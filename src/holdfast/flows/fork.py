@@ -10,9 +10,17 @@ from msgspec.structs import replace
 
 from holdfast.durable.validation import check_name
 from holdfast.errors import Invalid, KeyConflict, NotFound
-from holdfast.flows.model import FlowHeadRow, FlowId, pack_int
+from holdfast.flows.model import UNDO_PREFIX, FlowHeadRow, FlowId, pack_int
 from holdfast.flows.operations import StartedFlow
-from holdfast.flows.records import AnyRecord, Published, StepCompleted, StepFailure, decode_record
+from holdfast.flows.records import (
+    AnyRecord,
+    Forked,
+    Published,
+    StepCompleted,
+    StepFailure,
+    UndoRegistered,
+    decode_record,
+)
 from holdfast.flows.unit_of_work import FlowUnit, OpenFlow
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn, operation
@@ -37,7 +45,7 @@ def fork(
         if existing.body.fork_of != flow_seq or existing.body.fork_at != at:
             raise KeyConflict(what="flow", name=body.spec.name, key=key)
         return StartedFlow(existing.seq, existing.body.generation)
-    records = _records_before(unit, parent, at)
+    records, position = _records_before(unit, parent, at)
     seq = txn.count(keys.seq_counter) + 1
     txn.put(keys.seq_counter, encode_int(seq))
     args, blob = body.args, body.blob
@@ -62,6 +70,7 @@ def fork(
         FlowHeadRow(run_started_ns=unit.now_ns),
     )
     txn.put(index_key, pack_int(seq))
+    unit.append(child, Forked(position))
     for record in records:
         if isinstance(record, StepCompleted) and record.blob:
             blobs.retain.fn(txn, record.blob)
@@ -74,8 +83,8 @@ def fork(
     return StartedFlow(seq, txn.generation)
 
 
-def _records_before(unit: FlowUnit, flow: OpenFlow, at: str) -> list[AnyRecord]:
-    """The outcomes with a lower position than the step `at`, and the values published with them."""
+def _records_before(unit: FlowUnit, flow: OpenFlow, at: str) -> tuple[list[AnyRecord], int]:
+    """The outcomes with a lower position than the step `at`, and the position."""
     prefix = unit.keys.records_of(flow.seq, flow.head.run)
     stored = [
         decode_record(row).record for _, row in unit.txn.scan(prefix, tuples.prefix_end(prefix))
@@ -83,10 +92,16 @@ def _records_before(unit: FlowUnit, flow: OpenFlow, at: str) -> list[AnyRecord]:
     outcomes = [
         record
         for record in stored
-        if isinstance(record, StepCompleted | StepFailure) and not record.name.startswith("undo:")
+        if isinstance(record, StepCompleted | StepFailure)
+        and not record.name.startswith(UNDO_PREFIX)
     ]
     if not at:
-        return [*outcomes, *(record for record in stored if isinstance(record, Published))]
+        numbered = [
+            r for r in stored if isinstance(r, StepCompleted | StepFailure | UndoRegistered)
+        ]
+        position = max((record.position for record in numbered), default=0) + 1
+        published = [record for record in stored if isinstance(record, Published)]
+        return [*outcomes, *published], position
     name, _, occurrence = at.partition("#")
     if occurrence and not occurrence.isdecimal():
         raise Invalid(what="at", found=at[:64], expected='a step such as "charge" or "charge#3"')
@@ -96,4 +111,5 @@ def _records_before(unit: FlowUnit, flow: OpenFlow, at: str) -> list[AnyRecord]:
         known[open_name, open_occurrence] = step.position
     if wanted not in known:
         raise NotFound(what="step", flow=flow.seq, step=f"{wanted[0]}#{wanted[1]}")
-    return [record for record in outcomes if record.position < known[wanted]]
+    position = known[wanted]
+    return [record for record in outcomes if record.position < position], position

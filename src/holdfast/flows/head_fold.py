@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from holdfast.flows import records
-from holdfast.flows.model import FlowHeadRow
+from holdfast.flows.model import UNDO_PREFIX, FlowHeadRow
 from holdfast.flows.records import AnyRecord
 from holdfast.flows.states import END_EVENTS, FLOW_TRANSITIONS, FlowEvent, FlowState
 
@@ -20,7 +20,7 @@ def apply_record(head: FlowHeadRow, record: AnyRecord, decided_ns: int) -> FlowH
     head = replace(head, records=head.records + 1)
     match record:
         case records.StepCompleted() | records.StepFailure():
-            if record.name.startswith("undo:"):
+            if record.name.startswith(UNDO_PREFIX):
                 return replace(head, undone=head.undone + 1)
         case records.CancelRequested():
             return replace(head, cancelled=True)

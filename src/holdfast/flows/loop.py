@@ -45,6 +45,8 @@ class FlowLoop(_Base):  # type: ignore[misc]
         self._running = False
         self._closed = False
         self.foreign_waits = 0
+        # The ids of the timers that have neither fired nor been cancelled.
+        self._timers: set[int] = set()
         self.unhandled: list[BaseException] = []
 
     def run_ready(self) -> bool:
@@ -111,16 +113,23 @@ class FlowLoop(_Base):  # type: ignore[misc]
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self.foreign_waits += 1
+        self._timers.add(id(handle))
         self._host.call_later(max(when - self.time(), 0.0), self._fire, handle)
         return handle
 
     def _fire(self, handle: asyncio.TimerHandle) -> None:
         if not handle.cancelled():
-            self.foreign_waits -= 1
+            self._end_timer(handle)
             self._append(handle)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        self.foreign_waits -= 1
+        # Also called for a timer that has fired: `asyncio.sleep` cancels its timer at its end.
+        self._end_timer(handle)
+
+    def _end_timer(self, handle: asyncio.TimerHandle) -> None:
+        if id(handle) in self._timers:
+            self._timers.remove(id(handle))
+            self.foreign_waits -= 1
 
     def run_in_executor(self, executor: Any, fn: Callable[..., Any], *args: Any) -> Any:
         """Run a function in a thread of the worker. Not recorded: a replay runs it again."""

@@ -30,6 +30,9 @@ KIND_NAMES = ("sleep", "receive", "task", "effect", "flow")
 # The due rows of a flow that belong to no step.
 TIMEOUT_NAME = "hf.timeout"
 RETRY_NAME = "hf.retry"
+# The name of a compensation is this and the name of its function. A compensation that failed has the code.
+UNDO_PREFIX = "undo:"
+UNDO_FAILED = "undo_failed"
 
 
 class FlowEndedError(Invalid):
@@ -202,6 +205,7 @@ class FlowKeys:
         self.states = space("s")
         self.counts = space("n")
         self.retained = space("x")
+        self.retained_runs = space("xr")
         self.children = space("c")
         self._topics = [f"flows/{universe}/flow/{n}" for n in range(TASK_TOPICS)]
         self.due_topic = f"flows/{universe}/due"

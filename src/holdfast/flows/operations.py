@@ -44,7 +44,9 @@ from holdfast.flows.model import (
 )
 from holdfast.flows.records import (
     AnyRecord,
+    AttemptRaised,
     CancelRequested,
+    CompensationStarted,
     FlowEnded,
     FlowRedriven,
     FlowResumed,
@@ -69,6 +71,7 @@ from holdfast.tasks.model import pack_int as pack_task
 RECORDS_PAGE = 1_000
 MAIL_SCAN_MAX = 10_000
 REMOVED_ROWS_MAX = 2_000
+RESUMED_MAX = 500
 
 
 class NewFlow(Record, frozen=True):
@@ -190,6 +193,8 @@ class FlowAnswer(Record, frozen=True):
     records: list[AnyRecord]
     applied: bool
     more: bool = False
+    # The flow was suspended instead: its compensations wait for child flows.
+    suspended: bool = False
 
 
 @operation("flows.commit")
@@ -198,25 +203,50 @@ def commit(txn: Txn, universe: str, generation: int, work: FlowCommit) -> FlowAn
     unit = FlowUnit(txn, universe)
     flow = _require_lease(unit, generation, work)
     unseen = flow.head.records - work.known
+    # A cancellation or a timeout came first: the code has to see it before the flow ends.
+    stopped = bool(unseen) and _ends(work) and _has_cause(unit, flow, work.known, unseen)
+    fails = any(isinstance(record, CompensationStarted) for record in work.records)
+    waits = _cancel_steps(unit, flow, work, unseen, fails)
     for record in work.records:
-        _append_checked(unit, flow, record)
-    for name, occurrence in work.cancels:
-        children.cancel_open(unit, flow, name, occurrence)
+        if not ((stopped or waits) and isinstance(record, _ENDINGS)):
+            _append_checked(unit, flow, record)
     before = flow.head.records
     for request in work.opens:
         _open(unit, flow, request)
     action = work.action
     resolved = flow.head.records > before
-    applied = action != SUSPEND or not (unseen or resolved)
-    if unseen and action in (END, AGAIN):
-        # An event or a cancellation came first: the code has to see it.
-        applied = not _has_cause(unit, flow, work.known, unseen)
+    applied = not stopped and (action != SUSPEND or not (unseen or resolved))
     answer_run = flow.head.run
-    if applied:
+    suspended = waits and not unseen
+    if suspended:
+        unit.suspend(flow)
+    elif applied:
+        if action == AGAIN:
+            # The receives of this run are closed before its unseen events return to the mailbox.
+            _cancel_all_open(unit, flow)
+            _return_mail(unit, flow, work.known, unseen, None)
         _apply_action(unit, flow, work)
     unit.close()
     records, more = _records_after(txn, universe, work.flow, answer_run, work.known)
-    return FlowAnswer(records, applied, more)
+    return FlowAnswer(records, applied, more, suspended)
+
+
+def _cancel_steps(
+    unit: FlowUnit, flow: OpenFlow, work: FlowCommit, unseen: int, fails: bool
+) -> bool:
+    """Cancel open steps. Returns whether compensations have to wait for the end of child flows."""
+    waits = False
+    for name, occurrence in work.cancels:
+        step = unit.open_step(flow, name, occurrence)
+        if step is not None and fails and step.kind == FLOW and step.cancels_child:
+            cancel_within(unit, unit.load(step.child))
+            # Its end is recorded as the outcome of the step, possibly at once.
+            waits |= unit.open_step(flow, name, occurrence) is not None
+        else:
+            children.cancel_open(unit, flow, name, occurrence, cancel_within)
+    if unseen and work.cancels:
+        _return_mail(unit, flow, work.known, unseen, set(work.cancels))
+    return waits
 
 
 def _require_lease(unit: FlowUnit, generation: int, work: FlowCommit) -> OpenFlow:
@@ -243,6 +273,15 @@ def _append_checked(unit: FlowUnit, flow: OpenFlow, record: AnyRecord) -> None:
         unit.txn.notify(unit.keys.topic(flow.seq))
 
 
+_ENDINGS = (CompensationStarted, FlowEnded, AttemptRaised)
+
+
+def _ends(work: FlowCommit) -> bool:
+    return work.action in (END, AGAIN, RETRY) or any(
+        isinstance(record, CompensationStarted) for record in work.records
+    )
+
+
 def _has_cause(unit: FlowUnit, flow: OpenFlow, known: int, unseen: int) -> bool:
     """Whether the unseen records contain a cancellation or a timeout of the flow."""
     prefix = unit.keys.records_of(flow.seq, flow.head.run)
@@ -266,9 +305,9 @@ def _open(unit: FlowUnit, flow: OpenFlow, request: OpenRequest) -> None:
         cancels_child=request.cancels_child,
     )
     if request.kind == RECEIVE:
-        mail = _take_mail(unit, flow, request.types)
-        if mail is not None:
-            unit.append(flow, _received(name, occurrence, step, mail))
+        taken = _take_mail(unit, flow, request.types)
+        if taken is not None:
+            _append_checked(unit, flow, _received(name, occurrence, step, *taken))
             return
     elif request.kind == TASK:
         assert request.task is not None
@@ -309,10 +348,14 @@ def _apply_action(unit: FlowUnit, flow: OpenFlow, work: FlowCommit) -> None:
             unit.wake(flow)
 
 
+def _cancel_all_open(unit: FlowUnit, flow: OpenFlow) -> None:
+    for name, occurrence, _ in unit.open_steps(flow):
+        children.cancel_open(unit, flow, name, occurrence, cancel_within)
+
+
 def finish(unit: FlowUnit, flow: OpenFlow) -> None:
     """Clean up after the end of a flow: its open steps, its timeout, its children, its parent."""
-    for name, occurrence, _ in unit.open_steps(flow):
-        children.cancel_open(unit, flow, name, occurrence)
+    _cancel_all_open(unit, flow)
     unit.delete_timeout(flow)
     children.close_children(unit, flow, cancel_within)
     children.notify_parent(unit, flow)
@@ -320,9 +363,9 @@ def finish(unit: FlowUnit, flow: OpenFlow) -> None:
 
 def _start_next_run(unit: FlowUnit, flow: OpenFlow, args: bytes) -> None:
     """End the run and start the next one, with the same id, mailbox and published values."""
-    for name, occurrence, _ in unit.open_steps(flow):
-        children.cancel_open(unit, flow, name, occurrence)
     unit.delete_timeout(flow)
+    until_ns = unit.now_ns + flow.body.spec.retain_ns
+    unit.txn.put(unit.keys.retained_runs + tuples.pack((until_ns, flow.seq, flow.head.run)), b"")
     if flow.head.args_blob:
         blobs.release.fn(unit.txn, flow.head.args_blob)
     inline, blob = unit.inline_or_blob(args)
@@ -384,18 +427,43 @@ def send(txn: Txn, universe: str, flow_seq: int, generation: int, mail: MailRow)
         if len(key) > KEY_BYTES_MAX:
             raise KeyTooLarge(what="event", key=mail.key[:64], bytes_max=KEY_BYTES_MAX)
         txn.put(key, codec.pack([number, codec.digest(mail.type.encode(), mail.value)]))
-    receiver = _find_receiver(unit, flow, mail.type)
-    value, blob = unit.inline_or_blob(mail.value)
-    stored = MailRow(mail.type, value, blob, mail.key, unit.now_ns)
-    if receiver is None:
-        txn.put(unit.keys.mail + tuples.pack((flow_seq, number)), codec.pack(stored))
-    else:
-        name, occurrence, step = receiver
-        unit.delete_open(flow, name, occurrence, step)
-        unit.append(flow, _received(name, occurrence, step, replace(stored, value=mail.value)))
-        unit.wake(flow)
+    _deliver(unit, flow, number, replace(mail, sent_ns=unit.now_ns))
     unit.close()
     return number
+
+
+def _deliver(unit: FlowUnit, flow: OpenFlow, number: int, mail: MailRow) -> None:
+    """Give an event to a waiting receive, or put it into the mailbox under its number."""
+    receiver = _find_receiver(unit, flow, mail.type)
+    if receiver is None:
+        value, blob = unit.inline_or_blob(mail.value)
+        stored = replace(mail, value=value, blob=blob)
+        unit.txn.put(unit.keys.mail + tuples.pack((flow.seq, number)), codec.pack(stored))
+        return
+    name, occurrence, step = receiver
+    unit.delete_open(flow, name, occurrence, step)
+    _append_checked(unit, flow, _received(name, occurrence, step, number, mail))
+    unit.wake(flow)
+
+
+def _return_mail(
+    unit: FlowUnit,
+    flow: OpenFlow,
+    known: int,
+    unseen: int,
+    cancels: set[tuple[str, int]] | None,
+) -> None:
+    """Deliver again the events that came for receives which the code had cancelled, or for the ended run."""
+    prefix = unit.keys.records_of(flow.seq, flow.head.run)
+    rows = unit.txn.scan(prefix + pack_int(known + 1), prefix + pack_int(known + unseen + 1))
+    for _, row in rows:
+        record = decode_record(row).record
+        if not isinstance(record, StepCompleted) or not record.mail:
+            continue
+        if cancels is None or (record.name, record.occurrence) in cancels:
+            packed = blobs.get(unit.txn, record.blob) if record.blob else record.value
+            type, value = codec.unpack(packed)
+            _deliver(unit, flow, record.mail, MailRow(type, value, sent_ns=unit.now_ns))
 
 
 def _find_receiver(unit: FlowUnit, flow: OpenFlow, type: str) -> tuple[str, int, OpenStep] | None:
@@ -410,8 +478,10 @@ def _find_receiver(unit: FlowUnit, flow: OpenFlow, type: str) -> tuple[str, int,
     return min(receivers, key=lambda found: found[2].position, default=None)
 
 
-def _take_mail(unit: FlowUnit, flow: OpenFlow, types: tuple[str, ...]) -> MailRow | None:
-    """Remove and return the oldest event of these types."""
+def _take_mail(
+    unit: FlowUnit, flow: OpenFlow, types: tuple[str, ...]
+) -> tuple[int, MailRow] | None:
+    """Remove and return the oldest event of these types, with its number."""
     if not flow.head.mail:
         return None
     prefix = unit.keys.mail + pack_int(flow.seq)
@@ -423,14 +493,16 @@ def _take_mail(unit: FlowUnit, flow: OpenFlow, types: tuple[str, ...]) -> MailRo
                 value = blobs.get(unit.txn, mail.blob)
                 blobs.release.fn(unit.txn, mail.blob)
                 mail = replace(mail, value=value, blob=b"")
-            return mail
+            return tuples.unpack_last_int(key, len(prefix)), mail
     return None
 
 
-def _received(name: str, occurrence: int, step: OpenStep, mail: MailRow) -> StepCompleted:
+def _received(
+    name: str, occurrence: int, step: OpenStep, number: int, mail: MailRow
+) -> StepCompleted:
     value = codec.pack([mail.type, mail.value])
     return StepCompleted(
-        name, occurrence, step.position, step.digest, value, began_ns=step.began_ns
+        name, occurrence, step.position, step.digest, value, began_ns=step.began_ns, mail=number
     )
 
 
@@ -451,14 +523,17 @@ def cancel(txn: Txn, universe: str, flow_seq: int, generation: int) -> bool:
 
 def cancel_within(unit: FlowUnit, flow: OpenFlow) -> bool:
     head = flow.head
+    if head.state == FlowState.PARKED:
+        # Its code does not fit the record, so no compensation can run.
+        if not head.cancelled:
+            unit.append(flow, CancelRequested())
+        unit.append(flow, FlowEnded(FlowState.CANCELLED, "cancelled"))
+        finish(unit, flow)
+        return True
     if head.state in ENDED or head.cancelled or head.end_state:
         return False
     unit.append(flow, CancelRequested())
-    if head.state == FlowState.PARKED:
-        unit.append(flow, FlowEnded(FlowState.CANCELLED, "cancelled"))
-        finish(unit, flow)
-    else:
-        unit.wake(flow)
+    unit.wake(flow)
     return True
 
 
@@ -540,7 +615,7 @@ def next_due_ns(txn: Txn, universe: str) -> int | None:
     """Return the store time of the next sleep, timeout or removal, or None."""
     keys = keys_of(universe)
     times: list[int] = []
-    for prefix in (keys.due, keys.retained):
+    for prefix in (keys.due, keys.retained, keys.retained_runs):
         for key, _ in txn.scan(prefix, tuples.prefix_end(prefix), 1):
             elements = tuples.unpack(key)
             at = elements[3]
@@ -565,6 +640,25 @@ def resume(txn: Txn, universe: str, flow_seq: int, code_version: str = "") -> bo
     unit.activate(flow)
     unit.close()
     return True
+
+
+@operation("flows.resume_parked")
+def resume_parked(txn: Txn, universe: str, versions: dict[str, str], after: int = 0) -> int:
+    """Run PARKED flows again that other code had parked. `versions` has the code version of each flow name. Returns
+    the number of the last flow of this page, 0 after the last page."""
+    unit = FlowUnit(txn, universe)
+    parked = unit.keys.states + pack_int(FlowState.PARKED)
+    rows = txn.scan(parked + pack_int(after + 1), tuples.prefix_end(parked), RESUMED_MAX)
+    seq = 0
+    for key, _ in rows:
+        seq = tuples.unpack_last_int(key, len(parked))
+        flow = unit.load(seq)
+        version = versions.get(flow.body.spec.name)
+        if version is not None and version != flow.head.code_version:
+            unit.append(flow, FlowResumed())
+            unit.activate(flow)
+    unit.close()
+    return seq if len(rows) == RESUMED_MAX else 0
 
 
 @operation("flows.redrive")
@@ -635,12 +729,14 @@ def _start_copy(unit: FlowUnit, flow: OpenFlow) -> int:
 
 @operation("flows.remove_ended")
 def remove_ended(txn: Txn, universe: str, limit: int) -> int:
-    """Remove flows past their retention, a bounded number of rows. Returns the number of removed rows."""
+    """Remove flows and former runs past their retention, a bounded number of rows. Returns the number of removed rows."""
     check_limit(limit)
     keys = keys_of(universe)
     unit = FlowUnit(txn, universe)
     until = keys.retained + tuples.pack((unit.now_ns + 1,))
-    rows_left = REMOVED_ROWS_MAX
+    rows_left = _remove_runs(unit, limit, REMOVED_ROWS_MAX)
+    if rows_left <= 0:
+        return REMOVED_ROWS_MAX - rows_left
     for key, _ in txn.scan(keys.retained, until, limit):
         seq = tuples.unpack(key)[-1]
         assert isinstance(seq, int)
@@ -650,6 +746,20 @@ def remove_ended(txn: Txn, universe: str, limit: int) -> int:
         txn.delete(key)
     unit.close()
     return REMOVED_ROWS_MAX - rows_left
+
+
+def _remove_runs(unit: FlowUnit, limit: int, rows_left: int) -> int:
+    """Remove the records of runs that ended with `hf.again`. A result of 0 or less means that rows remain."""
+    runs = unit.keys.retained_runs
+    for key, _ in unit.txn.scan(runs, runs + tuples.pack((unit.now_ns + 1,)), limit):
+        *_, seq, run = tuples.unpack(key)
+        assert isinstance(seq, int)
+        assert isinstance(run, int)
+        rows_left = _remove_rows(unit, unit.keys.records_of(seq, run), rows_left)
+        if rows_left <= 0:
+            break
+        unit.txn.delete(key)
+    return rows_left
 
 
 def _remove(unit: FlowUnit, seq: int, rows_left: int) -> int:
@@ -663,17 +773,7 @@ def _remove(unit: FlowUnit, seq: int, rows_left: int) -> int:
         keys.open_steps,
         keys.children,
     ):
-        of_flow = prefix + pack_int(seq)
-        found = txn.scan(of_flow, tuples.prefix_end(of_flow), rows_left)
-        for key, row in found:
-            txn.delete(key)
-            if prefix == keys.records:
-                record = decode_record(row).record
-                if isinstance(record, StepCompleted) and record.blob:
-                    blobs.release.fn(txn, record.blob)
-            elif prefix == keys.mail and (blob := decode_mail(row).blob):
-                blobs.release.fn(txn, blob)
-        rows_left -= len(found)
+        rows_left = _remove_rows(unit, prefix + pack_int(seq), rows_left)
         if rows_left <= 0:
             return rows_left
     flow = unit.load(seq)
@@ -688,3 +788,18 @@ def _remove(unit: FlowUnit, seq: int, rows_left: int) -> int:
         txn.delete(keys.children + tuples.pack((flow.body.parent.flow, seq)))
     unit.forget(flow)
     return rows_left - 2
+
+
+def _remove_rows(unit: FlowUnit, prefix: bytes, rows_left: int) -> int:
+    """Remove rows with a prefix, and release the blobs of records and mail."""
+    txn, keys = unit.txn, unit.keys
+    found = txn.scan(prefix, tuples.prefix_end(prefix), rows_left)
+    for key, row in found:
+        txn.delete(key)
+        if prefix.startswith(keys.records):
+            record = decode_record(row).record
+            if isinstance(record, StepCompleted) and record.blob:
+                blobs.release.fn(txn, record.blob)
+        elif prefix.startswith(keys.mail) and (blob := decode_mail(row).blob):
+            blobs.release.fn(txn, blob)
+    return rows_left - len(found)

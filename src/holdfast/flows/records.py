@@ -28,6 +28,8 @@ class StepCompleted(_FlowRecord, frozen=True, tag=1):
     blob: bytes = b""
     attempts: int = 1
     began_ns: int = 0
+    # The number of the received event.
+    mail: int = 0
 
 
 class StepFailure(_FlowRecord, frozen=True, tag=2):
@@ -113,6 +115,12 @@ class FlowRedriven(_FlowRecord, frozen=True, tag=12):
     occurrence: int = 0
 
 
+class Forked(_FlowRecord, frozen=True, tag=13):
+    """The flow is a fork. Steps and compensations before `position` are those of its parent."""
+
+    position: int
+
+
 AnyRecord: TypeAlias = (
     StepCompleted
     | StepFailure
@@ -126,6 +134,7 @@ AnyRecord: TypeAlias = (
     | FlowResumed
     | FlowEnded
     | FlowRedriven
+    | Forked
 )
 StepOutcome: TypeAlias = StepCompleted | StepFailure
 

@@ -102,6 +102,7 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "s" <state> <flow>                       flows in each state
                     <u> "n" <name>                               number of flows in each state
                     <u> "x" <until_ns> <flow>                    ended, retained until this time
+                    <u> "xr" <until_ns> <flow> <run>             a former run, retained until this time
                     <u> "seq"                                    counter
     17 schedule     <u> "s" <name>                               a schedule: its definition, next and last occurrence
                     <u> "d" <wall_ns> <name>                     index: schedules by their next occurrence

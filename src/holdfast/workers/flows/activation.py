@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from msgspec.structs import replace
 
 from holdfast import codec
-from holdfast.errors import CommitUnknown, Fenced, HoldfastError, NotFound, Timeout
+from holdfast.errors import CommitUnknown, Fenced, HoldfastError, Invalid, NotFound, Timeout
 from holdfast.flows import operations
 from holdfast.flows.execution import (
     Divergence,
@@ -62,6 +62,8 @@ from holdfast.workers.tasks.attempt import TaskAttempt, error_text
 LISTEN_AFTER_S = 0.05
 RETRY_PAUSE_S = 0.05
 LISTEN_S = 5.0
+# The longest wait for a future that belongs to no step.
+FOREIGN_WAIT_S = 60.0
 
 
 class FlowCode(Protocol):
@@ -114,6 +116,12 @@ class _LocalStep(NamedTuple):
     task: asyncio.Task[StepOutcome]
     run: StepRun
 
+    def cancel(self) -> None:
+        """Cancel the step once: a second cancellation would interrupt its cleanup."""
+        if not self.run.cancel_requested:
+            self.run.cancel_requested = True
+            self.task.cancel()
+
 
 class FlowEnvironment(NamedTuple):
     """What the activations of one worker share."""
@@ -151,8 +159,12 @@ class Activation:
         self._listener: asyncio.Task[None] | None = None
         # Whether other commits have brought records.
         self._has_news = False
+        try:
+            body, misfit = code.bind(loaded.args), ""
+        except Exception as error:
+            body, misfit = _no_body, f"its arguments do not fit the code: {error_text(error)}"
         self._execution = FlowExecution(
-            code.bind(loaded.args),
+            body,
             id=FlowRunId(loaded.body.generation, seq, loaded.head.run),
             host=self._loop,
             on_ready=self._wake.set,
@@ -160,6 +172,8 @@ class Activation:
             code=code,
         )
         self._execution.feed(loaded.records)
+        if misfit:
+            self._execution.divergence = Divergence(step=code.name, why=misfit)
 
     async def run(self) -> None:
         try:
@@ -171,8 +185,7 @@ class Activation:
             if self._listener is not None:
                 self._listener.cancel()
             for step in self._local.values():
-                step.run.cancel_requested = True
-                step.task.cancel()
+                step.cancel()
             self._execution.close()
 
     async def _round(self) -> bool:
@@ -181,7 +194,7 @@ class Activation:
         self._wake.clear()
         if self._has_news:
             await self._read_news()
-        if not execution.advance():
+        if execution.divergence is None and not execution.advance():
             await asyncio.sleep(0)
             return False
         if execution.cancelled or execution.timed_out:
@@ -190,9 +203,12 @@ class Activation:
             return await self._park(execution.divergence)
         if execution.done:
             return await self._end()
+        self._drop_steps(execution.take_dropped())
         self._start_steps(execution.take_new_steps())
         if not (self._finished or self._requests or self._local or execution.loop.foreign_waits):
-            return await self._suspend()
+            if execution.waits_for_outcome:
+                return await self._suspend()
+            return await self._wait_for_nothing()
         if self._finished or self._requests:
             return await self._commit_progress()
         if not self._wake.is_set():
@@ -235,8 +251,15 @@ class Activation:
         if self._execution.compensation is not None:
             return
         for step in self._local.values():
-            step.run.cancel_requested = True
-            step.task.cancel()
+            step.cancel()
+
+    def _drop_steps(self, identities: list[tuple[str, int]]) -> None:
+        """Cancel the steps that the flow's code cancelled."""
+        for identity in identities:
+            if (step := self._local.get(identity)) is not None:
+                step.cancel()
+            elif identity in self._open:
+                self._cancels.append(identity)
 
     # -- commits ---------------------------------------------------------------------------------
 
@@ -263,7 +286,7 @@ class Activation:
         while answer.more:
             more = await self._read(self._records_after, execution.known_records)
             execution.feed(more)
-            answer = FlowAnswer([], answer.applied)
+            answer = FlowAnswer([], answer.applied, suspended=answer.suspended)
         return answer
 
     async def _send(self, work: FlowCommit) -> FlowAnswer:
@@ -355,6 +378,8 @@ class Activation:
     async def _on_own_error(self, error: BaseException) -> bool:
         """The flow's own code raised: run it again, or fail."""
         text = error_text(error) if isinstance(error, Exception) else type(error).__name__
+        if isinstance(error, RuntimeError) and "attached to a different loop" in text:
+            text += " (a flow awaits steps only; call the function with hf.step)"
         kind, spec = type(error).__name__, self._flow.body.spec
         failures = self._flow.head.failures + 1
         if failures >= spec.attempts:
@@ -369,8 +394,8 @@ class Activation:
         """End the flow, after its compensations if it has some. Open steps are cancelled first."""
         self._cancels = sorted(self._open)
         if self._execution.has_undos:
-            await self._commit([started], operations.CONTINUE)
-            return False
+            # Child flows end first, with their own compensations.
+            return (await self._commit([started], operations.CONTINUE)).suspended
         ended = FlowEnded(
             started.state, started.code, started.step, started.error_type, started.error
         )
@@ -389,6 +414,21 @@ class Activation:
         finally:
             timer.cancel()
 
+    async def _wait_for_nothing(self) -> bool:
+        """The code waits for a future that belongs to no step. Only this process can bring it: wait, but not for ever."""
+        try:
+            async with asyncio.timeout(FOREIGN_WAIT_S):
+                await self._wait()
+        except TimeoutError:
+            return await self._on_own_error(
+                Invalid(
+                    what="flow",
+                    why="its code waits for something that is not a step; "
+                    "use hf.step, hf.sleep or hf.receive",
+                )
+            )
+        return False
+
     def _start_listener(self) -> None:
         if self._listener is None:
             self._listener = self._loop.create_task(self._listen())
@@ -398,7 +438,12 @@ class Activation:
         topic = keys_of(self._environment.universe).topic(self._seq)
         with self._store.subscribe(topic) as subscription:
             while True:
-                head = await self._read(self._read_head)
+                try:
+                    head = await self._read(self._read_head)
+                except HoldfastError:
+                    # The store does not answer at present.
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                    continue
                 if head is None or head.task != self._attempt.grant.seq or head.state in ENDED:
                     return  # the next commit is fenced
                 if head.records > self._execution.known_records:
@@ -435,6 +480,10 @@ async def run_activation(
     if loaded is None or loaded.head.task != attempt.grant.seq or loaded.head.run != run:
         return
     await Activation(environment, code, attempt, loaded, seq).run()
+
+
+async def _no_body() -> None:
+    """The code of a flow whose arguments do not fit. It never runs."""
 
 
 def _failed_by_step(error: StepFailed) -> CompensationStarted:

@@ -20,7 +20,13 @@ from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import ERROR_TEXT_CHARS_MAX, MESSAGE_BYTES_MAX
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.flows.execution import CURRENT_FLOW, UNDO_ATTEMPTS, UNDO_PREFIX, StepCall
+from holdfast.flows.execution import (
+    CURRENT_FLOW,
+    UNDO_ATTEMPTS,
+    UNDO_PREFIX,
+    StepCall,
+)
+from holdfast.flows.model import UNDO_FAILED
 from holdfast.flows.records import StepCompleted, StepFailure, StepOutcome
 from holdfast.retry import Backoff, jitter
 from holdfast.runner.error_policy import Refused, code_of
@@ -52,12 +58,14 @@ class StepRun:
         "occurrence",
     )
 
-    def __init__(self, call: StepCall, flow_id: str, is_lost: Callable[[], bool]) -> None:
+    def __init__(
+        self, call: StepCall, flow_id: str, is_lost: Callable[[], bool], attempt: int = 1
+    ) -> None:
         self.name = call.name
         self.occurrence = call.occurrence
         self.idempotency_key = call.idempotency_key
         self.flow_id = flow_id
-        self.attempt = 1
+        self.attempt = attempt
         self.cancel_requested = False
         self._is_lost = is_lost
 
@@ -87,8 +95,10 @@ async def run_step(
     attempts = UNDO_ATTEMPTS if call.name.startswith(UNDO_PREFIX) else work.attempts
     backoff = Backoff(int(work.backoff_s * S), 2.0, int(work.backoff_max_s * S))
     while True:
+        # Each attempt has its own view of the step: only the attempt that timed out is told so.
+        attempt = StepRun(call, run.flow_id, lambda: run.cancelled, run.attempt)
         try:
-            value = await _call(work, run, threads)
+            value = await _call(work, attempt, threads)
             packed = encode_result(value)
             # The flow gets the value as a replay would.
             call.decode(packed)
@@ -118,7 +128,7 @@ async def run_step(
                 call.occurrence,
                 call.position,
                 call.digest,
-                "timeout" if isinstance(failure, StepTimeout) else _code_of(failure),
+                _code_of(call, failure),
                 type(failure).__name__,
                 _text(failure),
                 run.attempt,
@@ -152,25 +162,31 @@ async def _call(work: LocalWork, run: StepRun, threads: Executor) -> Any:
         )
     else:
         started = loop.run_in_executor(threads, lambda: context.run(_call_plain, work))
+    if isinstance(started, asyncio.Task) and work.timeout_s is None:
+        # A cancellation reaches the step's code, and its cleanup ends before its flow goes on.
+        return await _settle(await started, context)
     try:
-        if work.timeout_s is None:
-            result = await started
-        else:
-            done, _ = await asyncio.wait({started}, timeout=work.timeout_s)
-            if not done:
-                run.cancel_requested = True
-                started.cancel()
-                raise StepTimeout(step=run.name, timeout_s=work.timeout_s)
-            result = started.result()
+        done, _ = await asyncio.wait({started}, timeout=work.timeout_s)
     except asyncio.CancelledError:
         run.cancel_requested = True
-        started.cancel()
         if isinstance(started, asyncio.Task):
-            # The cleanup of the step's code runs before its flow goes on.
-            await asyncio.wait({started})
+            started.cancel()
+        # The step's code ends before its flow goes on. A thread ends by itself.
+        await asyncio.wait({started})
+        if not started.cancelled():
+            started.exception()  # its outcome is dropped
         raise
+    if not done:
+        run.cancel_requested = True
+        started.cancel()
+        raise StepTimeout(step=run.name, timeout_s=work.timeout_s)
+    return await _settle(started.result(), context)
+
+
+async def _settle(result: Any, context: contextvars.Context) -> Any:
+    """Await the result of a plain function that returned an awaitable."""
     if inspect.isawaitable(result):
-        result = await loop.create_task(_await(result), context=context)
+        return await asyncio.get_running_loop().create_task(_await(result), context=context)
     return result
 
 
@@ -193,7 +209,11 @@ def encode_result(value: Any) -> bytes:
     return packed
 
 
-def _code_of(error: BaseException) -> str:
+def _code_of(call: StepCall, error: BaseException) -> str:
+    if call.name.startswith(UNDO_PREFIX):
+        return UNDO_FAILED
+    if isinstance(error, StepTimeout):
+        return "timeout"
     return code_of(error) if isinstance(error, Exception) else type(error).__name__
 
 

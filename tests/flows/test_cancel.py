@@ -1,0 +1,265 @@
+"""Cancellation and timeouts of flows."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.ops.verify import find_differences
+from tests.flows.test_steps import app_of, double, failure
+
+
+def test_cancel_is_true_once_and_seen_as_cancelled_error(make_rig: Any) -> None:
+    seen: list[bool] = []
+
+    @hf.flow
+    async def order() -> None:
+        try:
+            await hf.sleep(3600)
+        except asyncio.CancelledError:
+            seen.append(hf.cancelled())
+            raise
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    rig.run_one()
+    assert [handle.cancel(), handle.cancel()] == [True, False]
+    error = failure(rig, handle)
+    assert (error.state, error.code) == ("CANCELLED", "cancelled")
+    assert seen == [True]
+    assert handle.cancel() is False
+
+
+def test_cancelled_flow_that_goes_on_gets_no_further_step(make_rig: Any) -> None:
+    calls: list[int] = []
+
+    def counted() -> None:
+        calls.append(1)
+
+    @hf.flow
+    async def order() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await hf.sleep(3600)
+        try:
+            await hf.step(counted)
+        except asyncio.CancelledError:
+            return "stopped"
+        return "went on"
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    rig.run_one()
+    handle.cancel()
+    assert failure(rig, handle).state == "CANCELLED"
+    assert calls == []
+
+
+def test_cancel_runs_compensations(make_rig: Any) -> None:
+    undone: list[str] = []
+
+    def take_back(name: str) -> None:
+        undone.append(name)
+
+    @hf.flow
+    async def order() -> None:
+        hf.undo(take_back, "a")
+        hf.undo(take_back, "b")
+        await hf.sleep(3600)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    rig.run_one()
+    handle.cancel()
+    assert failure(rig, handle).state == "CANCELLED"
+    assert undone == ["b", "a"]
+
+
+def test_cancel_reaches_a_running_step(make_rig: Any) -> None:
+    seen: list[bool] = []
+
+    async def long() -> None:
+        handle.cancel()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            seen.append(hf.current_step().cancelled)
+
+    @hf.flow
+    async def order() -> None:
+        await hf.step(long)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    assert failure(rig, handle).state == "CANCELLED"
+    assert seen == [True]
+
+
+def test_cancel_before_the_last_commit_wins_over_completion(make_rig: Any) -> None:
+    """The cancellation is recorded before the end, so the flow did not complete."""
+    undone: list[int] = []
+
+    def take_back() -> None:
+        undone.append(1)
+
+    @hf.flow
+    async def order() -> str:
+        hf.undo(take_back)
+        await hf.step(double, 1)
+        caused.append(handle.cancel())
+        return "completed"
+
+    caused: list[bool] = []
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    assert failure(rig, handle).state == "CANCELLED"
+    assert caused[0] is True
+    assert undone == [1]
+    assert rig.store.read(find_differences) == []
+
+
+def test_cancel_before_a_failure_is_recorded_wins_over_it(make_rig: Any) -> None:
+    @hf.flow(attempts=1)
+    async def order() -> None:
+        hf.undo(double, 1)
+        await hf.step(double, 1)
+        handle.cancel()
+        raise KeyError("own")
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    assert failure(rig, handle).state == "CANCELLED"
+    assert rig.store.read(find_differences) == []
+
+
+def test_cancel_during_backoff_ends_the_flow(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> None:
+        raise KeyError("own")
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    rig.run_one()
+    assert handle.status().state == "WAITING"
+    assert handle.cancel() is True
+    assert failure(rig, handle).state == "CANCELLED"
+    assert rig.store.read(find_differences) == []
+
+
+def test_cancel_of_a_flow_that_no_worker_has_begun(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> None:
+        await hf.step(double, 1)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    assert handle.cancel() is True
+    assert failure(rig, handle).state == "CANCELLED"
+    assert [step.name for step in handle.steps()] == []
+
+
+def test_timeout_counts_from_start_with_sleeps(make_rig: Any) -> None:
+    undone: list[int] = []
+
+    def take_back() -> None:
+        undone.append(1)
+
+    @hf.flow(timeout_s=100)
+    async def order() -> None:
+        hf.undo(take_back)
+        await hf.sleep(60)
+        await hf.sleep(60)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    error = failure(rig, handle)
+    assert (error.state, error.code) == ("FAILED", "timeout")
+    assert undone == [1]
+    assert [step.name for step in handle.steps() if step.state == "completed"] == [
+        "hf.sleep",
+        "undo:test_timeout_counts_from_start_with_sleeps.take_back",
+    ]
+
+
+def test_timeout_does_not_reach_a_flow_that_ended(make_rig: Any) -> None:
+    @hf.flow(timeout_s=100)
+    async def order() -> int:
+        await hf.sleep(60)
+        return 1
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    assert rig.result(handle) == 1
+    rig.pass_time()
+    rig.pass_time()
+    assert handle.status().state == "COMPLETED"
+    assert rig.store.read(find_differences) == []
+
+
+def test_result_raises_timeout_when_its_own_time_is_over(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> None:
+        await hf.sleep(3600)
+
+    rig = make_rig(app_of(order))
+    with pytest.raises(hf.Timeout):
+        rig.start(order).result(timeout=0)
+
+
+@pytest.mark.parametrize(("close", "state"), [("cancel", "CANCELLED"), ("abandon", "WAITING")])
+def test_parent_close_decides_about_a_child_flow(make_rig: Any, close: str, state: str) -> None:
+    @hf.flow
+    async def child() -> None:
+        await hf.sleep(10 * 86_400)
+
+    @hf.flow
+    async def order() -> None:
+        await hf.step(child.options(parent_close=close))
+
+    rig = make_rig(app_of(order, child))
+    handle = rig.start(order)
+    rig.run(lambda: rig.is_idle())
+    handle.cancel()
+    assert failure(rig, handle).state == "CANCELLED"
+    [child_id] = rig.flow_ids("child")
+    child_handle = rig.handle(child_id)
+    rig.run(lambda: rig.is_idle())
+    assert child_handle.status().state == state
+
+
+def test_child_flow_failure_is_a_step_failure(make_rig: Any) -> None:
+    def refuse() -> None:
+        raise ValueError("full")
+
+    @hf.flow
+    async def child() -> None:
+        await hf.step(refuse)
+
+    @hf.flow
+    async def order() -> list[str]:
+        try:
+            await hf.step(child)
+        except hf.StepFailed as error:
+            return [error.step, error.error_type, error.error]
+        return []
+
+    rig = make_rig(app_of(order, child))
+    assert rig.result(rig.start(order)) == ["child#1", "ValueError", "full"]
+
+
+def test_child_task_failure_is_a_step_failure(make_rig: Any) -> None:
+    @hf.task(attempts=1)
+    def invoice(cents: int) -> str:
+        raise ValueError("no printer")
+
+    @hf.flow
+    async def order() -> list[str]:
+        try:
+            await hf.step(invoice, 5)
+        except hf.StepFailed as error:
+            return [error.step, error.error_type]
+        return []
+
+    rig = make_rig(app_of(order, tasks=[invoice]))
+    assert rig.result(rig.start(order)) == ["invoice#1", "ValueError"]

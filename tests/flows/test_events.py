@@ -1,0 +1,200 @@
+"""Events: order, types, receivers, keys, timeouts."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import Invalid, KeyConflict
+from holdfast.ops.verify import find_differences
+from tests.flows.test_steps import app_of
+
+
+class Paid(hf.Event):
+    cents: int
+
+
+class Shipped(hf.Event):
+    parcel: str
+
+
+def app_with_events(*flows: Any) -> hf.App:
+    return app_of(*flows, events=[Paid, Shipped])
+
+
+def state_of(handle: Any, name: str) -> str:
+    """The state of the first step of a name, or nothing if there is none."""
+    return next((step.state for step in handle.steps() if step.name == name), "")
+
+
+def test_receive_takes_events_in_the_order_of_send(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> list[int]:
+        return [(await hf.receive(Paid)).cents for _ in range(3)]
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order)
+    for cents in (1, 2):
+        handle.send(Paid(cents))
+    rig.run(rig.is_idle)
+    handle.send(Paid(3))
+    assert rig.result(handle) == [1, 2, 3]
+
+
+def test_receive_leaves_events_of_other_types(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> list[Any]:
+        parcel = (await hf.receive(Shipped)).parcel
+        rest = [await hf.receive(Paid, Shipped) for _ in range(2)]
+        return [parcel, *(type(event).__name__ for event in rest)]
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order)
+    handle.send(Paid(1))
+    handle.send(Shipped("a"))
+    handle.send(Shipped("b"))
+    assert rig.result(handle) == ["a", "Paid", "Shipped"]
+    assert handle.events() == []
+
+
+def test_receivers_are_served_in_the_order_of_their_calls(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> list[int]:
+        first, second = hf.receive(Paid), hf.receive(Paid)
+        events = await asyncio.gather(second, first)
+        return [event.cents for event in events]
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order)
+    rig.run_one()
+    handle.send(Paid(1))
+    handle.send(Paid(2))
+    assert rig.result(handle) == [2, 1]
+
+
+def test_send_with_a_known_key_is_the_first_one_again(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> int:
+        first = await hf.receive(Paid)
+        second = await hf.receive(Paid)
+        return first.cents + second.cents
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order)
+    assert handle.send(Paid(1), key="p") == handle.send(Paid(1), key="p") == 1
+    with pytest.raises(KeyConflict):
+        handle.send(Paid(2), key="p")
+    assert handle.send(Paid(5), key="q") == 2
+    assert rig.result(handle) == 6
+    assert handle.send(Paid(1), key="p") == 1
+
+
+def test_receive_raises_timeout_when_no_event_comes(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> str:
+        try:
+            await hf.receive(Paid, timeout_s=60)
+        except hf.Timeout:
+            await hf.sleep(1)
+            return "none"
+        return "came"
+
+    rig = make_rig(app_with_events(order))
+    assert rig.result(rig.start(order)) == "none"
+
+
+def test_event_after_the_timeout_of_a_receive_stays_in_the_mailbox(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> int:
+        with contextlib.suppress(hf.Timeout):
+            await hf.receive(Paid, timeout_s=60)
+        return (await hf.receive(Paid)).cents
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order)
+    rig.run_one()
+    rig.run(lambda: state_of(handle, "hf.receive") == "failed")
+    handle.send(Paid(7))
+    assert rig.result(handle) == 7
+
+
+def test_event_before_the_timeout_of_a_receive_removes_the_timer(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> int:
+        event = await hf.receive(Paid, timeout_s=60)
+        await hf.sleep(3600)
+        return event.cents
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order)
+    rig.run_one()
+    handle.send(Paid(7))
+    assert rig.result(handle) == 7
+    assert [step.state for step in handle.steps()] == ["completed", "completed"]
+    assert rig.store.read(find_differences) == []
+
+
+def test_receive_that_the_code_cancelled_takes_no_event(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> int:
+        waiting = {hf.receive(Paid), hf.sleep(60)}
+        _, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for step in left:
+            step.cancel()
+        return (await hf.receive(Paid)).cents
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order)
+    rig.run(lambda: state_of(handle, "hf.sleep") == "completed")
+    rig.run_one()
+    handle.send(Paid(3))
+    assert rig.result(handle) == 3
+
+
+def test_event_that_came_for_a_cancelled_receive_is_delivered_again(make_rig: Any) -> None:
+    """The event is recorded before the commit that cancels the receive."""
+
+    @hf.flow
+    async def order() -> list[int]:
+        waiting = {hf.receive(Paid), hf.sleep(60)}
+        _done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if not sent:
+            sent.append(handle.send(Paid(3)))
+        for step in left:
+            step.cancel()
+        return [(await hf.receive(Paid)).cents]
+
+    sent: list[int] = []
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order)
+    rig.run_one()
+    rig.pass_time()
+    assert rig.result(handle) == [3]
+    assert rig.store.read(find_differences) == []
+
+
+def test_send_to_an_ended_flow_is_refused(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> None:
+        return None
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order)
+    rig.result(handle)
+    with pytest.raises(Invalid, match="start a new one, or redrive it"):
+        handle.send(Paid(1))
+
+
+def test_receive_of_an_undeclared_type_is_refused(make_rig: Any) -> None:
+    class Unknown(hf.Event):
+        n: int
+
+    @hf.flow(attempts=1)
+    async def order() -> None:
+        await hf.receive(Unknown)
+
+    rig = make_rig(app_with_events(order))
+    with pytest.raises(hf.FlowFailed, match="name it in App"):
+        rig.result(rig.start(order))

@@ -1,0 +1,295 @@
+"""Keys, `hf.again`, forks, retention, large values and long records."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.clock import S
+from holdfast.errors import Invalid, KeyConflict, NotFound
+from holdfast.flows import operations
+from holdfast.flows.model import keys_of
+from holdfast.ops.verify import find_differences
+from holdfast.store import schema, tuples
+from tests.flows.test_events import Paid, app_with_events
+from tests.flows.test_steps import app_of, double, failure
+
+
+def test_start_with_a_key_returns_the_same_flow(make_rig: Any) -> None:
+    @hf.flow
+    async def order(n: int) -> int:
+        return await hf.step(double, n)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order.options(key="o-1"), 1)
+    assert rig.start(order.options(key="o-1"), 1).id == handle.id
+    rig.result(handle)
+    assert rig.start(order.options(key="o-1"), 1).id == handle.id
+    with pytest.raises(KeyConflict):
+        rig.start(order.options(key="o-1"), 2)
+
+
+def test_key_is_new_after_retain_s(make_rig: Any) -> None:
+    @hf.flow(retain_s=60)
+    async def order(n: int) -> int:
+        return n
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order.options(key="o-1"), 1)
+    rig.result(handle)
+    rig.clock.advance(61 * S)
+    rig.store.transact(operations.remove_ended, rig.universe, 100)
+    again = rig.start(order.options(key="o-1"), 2)
+    assert again.id != handle.id
+    with pytest.raises(NotFound):
+        handle.status()
+
+
+def rows_of_flows(rig: Any) -> list[bytes]:
+    """The rows of flows, without the counter of their numbers."""
+    prefix = schema.key_prefix(schema.Space.FLOW, rig.universe)
+    counter = keys_of(rig.universe).seq_counter
+    rows = rig.store.read(lambda txn: txn.scan(prefix, tuples.prefix_end(prefix)))
+    return [key for key, _ in rows if key != counter]
+
+
+def test_retention_removes_all_rows_of_a_flow(make_rig: Any) -> None:
+    def refuse() -> None:
+        raise ValueError("full")
+
+    @hf.flow(retain_s=60)
+    async def child() -> None:
+        await hf.sleep(1)
+
+    @hf.flow(retain_s=60, timeout_s=3600)
+    async def order(run: int) -> None:
+        hf.publish("run", run)
+        hf.undo(double, 1)
+        hf.now()
+        await hf.receive(Paid)
+        await hf.step(child)
+        if run < 3:
+            hf.again(run + 1)
+        await asyncio.gather(hf.sleep(600), hf.step(refuse))
+
+    rig = make_rig(app_with_events(order, child))
+    handle = rig.start(order.options(key="o-1"), 1)
+    for n in range(5):
+        handle.send(Paid(n), key=f"p-{n}")
+    failure(rig, handle)
+    rig.clock.advance(61 * S)
+    while rig.store.transact(operations.remove_ended, rig.universe, 100):
+        pass
+    assert rows_of_flows(rig) == []
+    assert rig.store.read(find_differences) == []
+
+
+def test_large_values_are_blobs_released_after_removal(make_rig: Any) -> None:
+    def large(n: int) -> bytes:
+        return bytes([n]) * 100_000
+
+    class Scan(hf.Event):
+        data: bytes
+
+    @hf.flow(retain_s=60)
+    async def order(data: bytes) -> bytes:
+        first = await hf.receive(Scan)
+        second = await hf.receive(Scan)
+        part = await hf.step(large, 7)
+        return data + first.data + second.data + part
+
+    rig = make_rig(app_of(order, events=[Scan]))
+    handle = rig.start(order, b"a" * 100_000)
+    handle.send(Scan(b"b" * 100_000))
+    rig.run(rig.is_idle)
+    handle.send(Scan(b"c" * 100_000))
+    result = rig.result(handle)
+    assert result == b"a" * 100_000 + b"b" * 100_000 + b"c" * 100_000 + b"\x07" * 100_000
+    assert rig.blob_count() > 0
+    rig.clock.advance(61 * S)
+    while rig.store.transact(operations.remove_ended, rig.universe, 100):
+        pass
+    assert rig.blob_count() == 0
+
+
+def test_again_starts_the_next_run_under_the_same_id(make_rig: Any) -> None:
+    undone: list[int] = []
+
+    @hf.flow
+    async def order(n: int, total: int) -> int:
+        hf.undo(undone.append, n)
+        total += await hf.step(double, n)
+        hf.publish(f"run{n}", total)
+        if n < 3:
+            hf.again(n + 1, total)
+        return total
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order, 1, 0)
+    assert rig.result(handle) == 12
+    assert handle.status().run == 3
+    assert handle.published() == {"run1": 2, "run2": 6, "run3": 12}
+    assert [step.value for step in handle.steps(run=2) if step.name == "double"] == [4]
+    assert rig.store.read(find_differences) == []
+
+
+def test_again_keeps_the_mailbox_and_drops_compensations(make_rig: Any) -> None:
+    undone: list[int] = []
+
+    def take_back(n: int) -> None:
+        undone.append(n)
+
+    def refuse() -> None:
+        raise ValueError("full")
+
+    @hf.flow
+    async def order(n: int) -> None:
+        hf.undo(take_back, (await hf.receive(Paid)).cents)
+        if n < 2:
+            hf.again(n + 1)
+        await hf.step(refuse)
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order, 1)
+    handle.send(Paid(1))
+    handle.send(Paid(2))
+    failure(rig, handle)
+    assert undone == [2]
+
+
+def test_again_starts_the_timeout_anew(make_rig: Any) -> None:
+    @hf.flow(timeout_s=100)
+    async def order(n: int) -> int:
+        await hf.sleep(60)
+        if n < 3:
+            hf.again(n + 1)
+        return n
+
+    rig = make_rig(app_of(order))
+    assert rig.result(rig.start(order, 1)) == 3
+
+
+def test_again_removes_former_runs_after_retain_s(make_rig: Any) -> None:
+    @hf.flow(retain_s=86_400)
+    async def order(n: int) -> int:
+        await hf.step(double, n)
+        await hf.sleep(3600)
+        hf.again(n + 1)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order, 1)
+    rig.run(lambda: handle.status().run == 3)
+    assert handle.steps(run=1) != []
+    rig.clock.advance(86_401 * S)
+    rig.store.transact(operations.remove_ended, rig.universe, 100)
+    assert handle.steps(run=1) == []
+    assert handle.steps(run=2) == []
+
+
+def three_steps() -> tuple[Any, list[int]]:
+    calls: list[int] = []
+
+    def charge(n: int) -> int:
+        calls.append(n)
+        return n
+
+    @hf.flow
+    async def order() -> list[int]:
+        first = [await hf.step(hf.options(charge, name="charge"), n) for n in (1, 2, 3)]
+        return [*first, await hf.step(hf.options(double, name="last"), 10)]
+
+    return order, calls
+
+
+@pytest.mark.parametrize(
+    ("at", "repeated"), [("charge", [1, 2, 3]), ("charge#3", [3]), ("last", []), (None, [])]
+)
+def test_fork_takes_over_the_steps_before(
+    make_rig: Any, at: str | None, repeated: list[int]
+) -> None:
+    order, calls = three_steps()
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    rig.result(handle)
+    calls.clear()
+    fork = handle.fork("f-1", at=at)
+    assert fork.id != handle.id
+    assert handle.fork("f-1", at=at).id == fork.id
+    assert rig.result(fork) == [1, 2, 3, 20]
+    assert calls == repeated
+
+
+def test_fork_at_an_unknown_step_is_refused(make_rig: Any) -> None:
+    order, _ = three_steps()
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    rig.result(handle)
+    with pytest.raises(NotFound):
+        handle.fork("f-1", at="absent")
+    with pytest.raises(Invalid, match="charge#3"):
+        handle.fork("f-1", at="charge#x")
+
+
+def test_fork_compensates_only_its_own_steps(make_rig: Any) -> None:
+    undone: list[str] = []
+
+    def take_back(name: str) -> None:
+        undone.append(name)
+
+    def refuse() -> None:
+        raise ValueError("full")
+
+    @hf.flow
+    async def order() -> None:
+        await hf.step(hf.options(double, name="first"), 1)
+        hf.undo(take_back, "first")
+        await hf.step(hf.options(double, name="second"), 1)
+        hf.undo(take_back, "second")
+        await hf.step(refuse)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    failure(rig, handle)
+    undone.clear()
+    failure(rig, handle.fork("f-1", at="second"))
+    assert undone == ["second"]
+
+
+def test_fork_takes_over_received_events(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> list[int]:
+        cents = (await hf.receive(Paid)).cents
+        return [cents, await hf.step(hf.options(double, name="last"), cents)]
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order)
+    handle.send(Paid(4))
+    rig.result(handle)
+    assert rig.result(handle.fork("f-1", at="last")) == [4, 8]
+
+
+def test_ten_thousand_recorded_steps_replay(make_rig: Any, record_property: Any) -> None:
+    began: list[float] = []
+
+    async def count(n: int) -> int:
+        return n
+
+    @hf.flow(lease_s=3600)
+    async def order() -> int:
+        began.append(time.process_time())
+        total = 0
+        for page in range(100):
+            steps = [hf.step(hf.options(count, name="count"), n) for n in range(100)]
+            total += sum(await asyncio.gather(*steps)) + page
+        began.append(time.process_time())
+        await hf.sleep(60)
+        return total
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    assert rig.result(handle) == 100 * 4950 + 4950
+    # The second run replayed the record.
+    assert len(began) == 4
+    record_property("replay_cpu_s", began[3] - began[2])
