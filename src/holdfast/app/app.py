@@ -183,10 +183,13 @@ class App:
         return name
 
     def effect_call(self, effect: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EffectCall:
-        call = effect if isinstance(effect, EffectWithOptions) else EffectWithOptions(effect, {})
-        if not isinstance(call.effect, Effect):
+        options: dict[str, Any] = {}
+        declared = effect
+        if isinstance(effect, EffectWithOptions):
+            declared, options = effect.effect, effect.options
+        if not isinstance(declared, Effect):
             raise Invalid(what="effect", found=repr(effect), why="not made by @hf.effect")
-        return call.effect.call(call.effect.positional(args, kwargs), call.options)
+        return declared.call(declared.positional(args, kwargs) if kwargs else args, options)
 
     def check_mail(self, mail: FabricSendParams) -> None:
         to = mail.dest_world
