@@ -158,7 +158,7 @@ def test_schedule_in_two_universes_needs_the_universe(
 ) -> None:
     schedules.declare(Runtime(app, jobs, roles=(), universe="other"))
     assert run("schedules", "show", "sweep", "--store", path).error.startswith("invalid")
-    shown = run("schedules", "show", "sweep", "--universe", "other", "--store", path, "--json")
+    shown = run("schedules", "show", "sweep", "--universe", "other", "--json", store=path)
     assert shown.document["universe"] == "other"
     assert run("schedules", "list", "--store", path).out.startswith("universe")
 

@@ -83,7 +83,7 @@ class ScheduleRig:
         )
 
     def fire(self) -> int:
-        """Fire what is due, as another timer worker at the same moment."""
+        """Fire the due occurrences, as another timer worker at the same moment."""
         fired: int = self.store.transact(
             operations.fire_due, self.universe, self.clock.wall_ns(), 100
         )

@@ -18,7 +18,7 @@ from tests.schedules.rig import ScheduleRig
 MODULES = ("holdfast.schedules.operations", "holdfast.schedules.unit_of_work")
 
 
-class Outcome:
+class ScheduleRun:
     """What a run shows to the outside: the uses of occurrences, and the calls of functions."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def test_undisturbed_run_uses_every_occurrence() -> None:
-    run = Outcome({})
+    run = ScheduleRun({})
     assert run.uses["skip"][:4] == [
         "09:03 started", "09:06 skipped overlap", "09:09 skipped overlap", "09:12 skipped overlap",
     ]  # fmt: skip
@@ -78,10 +78,10 @@ def test_undisturbed_run_uses_every_occurrence() -> None:
 
 @pytest.mark.slow
 def test_timer_worker_that_dies_at_any_commit_changes_no_outcome() -> None:
-    undisturbed = Outcome({})
+    undisturbed = ScheduleRun({})
     assert undisturbed.commits > 10
     for commit, mode in product(range(1, undisturbed.commits + 1), CRASHES):
-        run = Outcome({commit: mode})
+        run = ScheduleRun({commit: mode})
         assert (run.left, run.uses, run.calls) == (
             {}, undisturbed.uses, undisturbed.calls,
         ), (commit, mode)  # fmt: skip
@@ -89,13 +89,13 @@ def test_timer_worker_that_dies_at_any_commit_changes_no_outcome() -> None:
 
 @pytest.mark.slow
 def test_task_worker_that_dies_at_any_commit_starts_no_occurrence_twice() -> None:
-    undisturbed = Outcome({})
-    for commit, mode in product(range(1, undisturbed.worker_commits + 1, 3), CRASHES):
-        run = Outcome({}, {commit: mode})
+    undisturbed = ScheduleRun({})
+    for commit, mode in product(range(1, undisturbed.worker_commits + 1), CRASHES):
+        run = ScheduleRun({}, {commit: mode})
         assert run.left == {}
         for name, targets in run.targets.items():
             assert len(set(targets)) == len(targets) == run.started()[name], (commit, mode)
-        # A repeated attempt is one more call. What was started was called.
+        # A repeated attempt is one more call. Every started task was called.
         for name in ("skip", "queue", "all"):
             count = len(run.targets[name])
             assert count <= run.calls[name] <= count + 1, (commit, mode, name)

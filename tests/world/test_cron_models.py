@@ -95,7 +95,7 @@ def shown_minutes(
     start: datetime, end: datetime, tz: ZoneInfo
 ) -> list[tuple[datetime, list[datetime]]]:
     """Each minute after the start with the local times that belong to it: the shown one if it is shown for the first
-    time, after those that the clock skipped just before."""
+    time, after the ones that the clock skipped just before."""
     minutes: list[tuple[datetime, list[datetime]]] = []
     latest = local_of(start, tz)
     at = start + MINUTE

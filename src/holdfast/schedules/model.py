@@ -78,7 +78,7 @@ class ScheduleRow(Record, frozen=True):
     from_code: bool = False
     declared: bool = False
     paused: bool = False
-    # Why the schedule stopped by itself: its rule cannot be evaluated.
+    # Why `fire_due` stopped the schedule: its rule cannot be evaluated.
     error: str = ""
     # The last started occurrence, and its task or flow.
     last_ns: int = 0

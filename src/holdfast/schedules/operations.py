@@ -164,7 +164,7 @@ def _fire(unit: ScheduleUnit, schedule: OpenSchedule, wall_ns: int, limit: int) 
                 wall_ns=wall_ns,
             )
         except Invalid as error:
-            # The time zone is missing here. The schedule stops, the others continue.
+            # The time zone is missing here. This schedule stops. Other schedules continue.
             schedule.row = replace(schedule.row, error=str(error)[:ERROR_CHARS_MAX])
             unit.record_change(schedule, "stopped", schedule.row.error)
             return fired + 1

@@ -105,21 +105,21 @@ def _status(universe: str, row: ScheduleRow) -> ScheduleStatus:
     source = RUNTIME if not row.from_code else CODE if row.declared else UNDECLARED
     last_id = (FlowId if row.last_is_flow else TaskId)(row.last_generation, row.last_seq)
     return ScheduleStatus(
-        universe,
-        definition.name,
-        definition.every,
-        definition.zone,
-        definition.missed,
-        definition.overlap,
-        definition.kind,
-        definition.target,
-        "stopped" if row.error else "paused" if row.paused else "active",
-        source,
-        row.next_ns if row.is_active else None,
-        row.last_ns or None,
-        str(last_id) if row.last_seq else None,
-        row.queued,
-        row.error,
+        universe=universe,
+        name=definition.name,
+        every=definition.every,
+        zone=definition.zone,
+        missed=definition.missed,
+        overlap=definition.overlap,
+        kind=definition.kind,
+        target=definition.target,
+        state="stopped" if row.error else "paused" if row.paused else "active",
+        source=source,
+        next_ns=row.next_ns if row.is_active else None,
+        last_ns=row.last_ns or None,
+        last=str(last_id) if row.last_seq else None,
+        queued=row.queued,
+        error=row.error,
     )
 
 
