@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.child_process import SpawnedChild
 from holdfast.durable import lease as leases
 from holdfast.ledger import runs
 from holdfast.spark import process_state, service_supervisor
@@ -101,6 +103,25 @@ def test_kept_process_that_died_is_replaced(tmp_path: Path) -> None:
     until(lambda: not idle.is_alive(), "the exit of the process")
     with running_service(tmp_path / "other", 5) as service:
         assert finish(service, 5) != pid
+
+
+class EndingProcess(service_supervisor.ServiceProcess):
+    """An idle process that ends in the moment in which it gets its configuration."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", "import sys; sys.stdin.buffer.read(1)"]
+        SpawnedChild.__init__(self, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._is_ending = False
+
+
+def test_kept_process_whose_idle_time_ends_at_the_start_of_a_run_is_replaced(
+    tmp_path: Path,
+) -> None:
+    ending = EndingProcess()
+    service_supervisor._services.put(ending)
+    with running_service(tmp_path / "data", 5) as service:
+        assert finish(service, 5) != ending.pid
+    assert ending.process.returncode == 0
 
 
 def test_kept_process_exits_with_its_driver(tmp_path: Path) -> None:

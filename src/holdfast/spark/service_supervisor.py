@@ -212,16 +212,20 @@ class ServiceSupervisor:
     def _start(self, config: ServiceConfig) -> None:
         if self._client is not None:
             self._client.close()
-        process = _take_idle_service()
         message = msgspec.msgpack.encode(replace(config, environment=dict(os.environb)))
-        with contextlib.suppress(OSError):
-            process.stdin.write(CONFIG_FRAMES.encode(message))
-            process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
-            raise RunFailed(
-                why="the ledger service did not start", exit_status=process.process.wait()
-            )
+        while True:
+            process = _take_idle_service()
+            with contextlib.suppress(OSError):
+                process.stdin.write(CONFIG_FRAMES.encode(message))
+                process.stdin.flush()
+            line = process.stdout.readline()
+            status = None if line else process.process.wait()
+            if status != 0:
+                break
+            # Its idle time ended before it read the message.
+            process.discard()
+        if status is not None:
+            raise RunFailed(why="the ledger service did not start", exit_status=status)
         reply = msgspec.json.decode(line, type=StartupReply)
         if reply.error is not None:
             process.process.wait()
