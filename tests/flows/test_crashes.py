@@ -81,7 +81,7 @@ def make_app(calls: Calls) -> tuple[hf.App, Any, Any]:
     return app, order, Approved
 
 
-class Outcome:
+class CrashedRun:
     """What a run shows to the outside."""
 
     def __init__(self, crashes: dict[int, str], fails: bool) -> None:
@@ -107,7 +107,7 @@ class Outcome:
         undone = [name for name, _ in self.calls if name.startswith(("release", "refund"))]
         return self.result, self.published, sorted(self.steps), list(dict.fromkeys(undone))
 
-    def check(self, undisturbed: "Outcome", crashes: int) -> None:
+    def check(self, undisturbed: "CrashedRun", crashes: int) -> None:
         assert self.compared() == undisturbed.compared()
         by_key = Counter(key for _, key in self.calls)
         names = {name for name, _ in self.calls}
@@ -120,16 +120,16 @@ class Outcome:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_crash_at_every_commit_changes_neither_result_nor_compensations(fails: bool) -> None:
-    undisturbed = Outcome({}, fails)
+    undisturbed = CrashedRun({}, fails)
     assert undisturbed.commits >= 14
     for at, mode in product(range(1, undisturbed.commits + 1), CRASHES):
-        outcome = Outcome({at: mode}, fails)
+        outcome = CrashedRun({at: mode}, fails)
         assert not outcome.crashes_left
         outcome.check(undisturbed, 1)
 
 
 def crash_pairs(fails: bool) -> list[dict[int, str]]:
-    commits = range(1, Outcome({}, fails).commits + 4)
+    commits = range(1, CrashedRun({}, fails).commits + 4)
     return [
         {first: one, second: other}
         for first, second in combinations(commits, 2)
@@ -142,6 +142,6 @@ def crash_pairs(fails: bool) -> list[dict[int, str]]:
 def test_crashes_at_every_pair_of_commits_change_neither_result_nor_compensations(
     fails: bool, part: int
 ) -> None:
-    undisturbed = Outcome({}, fails)
+    undisturbed = CrashedRun({}, fails)
     for crashes in crash_pairs(fails)[part::4]:
-        Outcome(crashes, fails).check(undisturbed, 2)
+        CrashedRun(crashes, fails).check(undisturbed, 2)

@@ -333,14 +333,14 @@ def options(
     if timeout_s is not None:
         _ns("timeout_s", timeout_s)
     work = LocalWork(
-        fn,
-        (),
-        {},
-        attempts,
-        timeout_s,
-        _ns("backoff_s", backoff_s) / S,
-        _ns("backoff_max_s", backoff_max_s) / S,
-        classes,
+        fn=fn,
+        args=(),
+        kwargs={},
+        attempts=attempts,
+        timeout_s=timeout_s,
+        backoff_s=_ns("backoff_s", backoff_s) / S,
+        backoff_max_s=_ns("backoff_max_s", backoff_max_s) / S,
+        retry_on=classes,
     )
     return StepOptions(fn, name, work)
 
@@ -439,7 +439,7 @@ def receive(*types: type[E], timeout_s: float | None = None) -> asyncio.Future[E
         name, value = codec.unpack(packed)
         kind = by_name.get(name)
         if kind is None:
-            raise Invalid(what="event", type=name, why="the code does not receive it any more")
+            raise Invalid(what="event", type=name, why="the code no longer receives it")
         return known[kind].decode(value)
 
     return execution.step(
@@ -532,7 +532,7 @@ def _name_of(fn: Any) -> str:
         raise Invalid(
             what="step",
             found=repr(fn)[:64],
-            why="it has no name of its own; name it with hf.options(fn, name=…)",
+            why="it has no name; name it with hf.options(fn, name=…)",
         )
     return str(name).replace("<locals>.", "")
 
@@ -673,9 +673,12 @@ def _return_type(fn: Any) -> Any:
 def _fingerprint(fn: Any) -> str:
     """The version of a flow's code: its source and that of its module, where its other functions usually are."""
     text = fn.__qualname__
-    for found in (fn, inspect.getmodule(fn)):
+    module = inspect.getmodule(fn)
+    with contextlib.suppress(OSError, TypeError):
+        text += inspect.getsource(fn)
+    if module is not None:
         with contextlib.suppress(OSError, TypeError):
-            text += inspect.getsource(found)
+            text += inspect.getsource(module)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

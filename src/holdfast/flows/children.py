@@ -167,15 +167,15 @@ def resolve_step(
         unit.append(
             flow,
             StepFailure(
-                name,
-                occurrence,
-                step.position,
-                step.digest,
-                code,
-                error_type,
-                error[:ERROR_TEXT_CHARS_MAX],
-                attempts,
-                step.began_ns,
+                name=name,
+                occurrence=occurrence,
+                position=step.position,
+                digest=step.digest,
+                code=code,
+                error_type=error_type,
+                error=error[:ERROR_TEXT_CHARS_MAX],
+                attempts=attempts,
+                began_ns=step.began_ns,
             ),
         )
     else:
@@ -183,7 +183,14 @@ def resolve_step(
         unit.append(
             flow,
             StepCompleted(
-                name, occurrence, step.position, step.digest, inline, blob, attempts, step.began_ns
+                name=name,
+                occurrence=occurrence,
+                position=step.position,
+                digest=step.digest,
+                value=inline,
+                blob=blob,
+                attempts=attempts,
+                began_ns=step.began_ns,
             ),
         )
     unit.wake(flow)

@@ -23,10 +23,9 @@ from holdfast.errors import HoldfastError, Invalid
 from holdfast.flows.execution import (
     CURRENT_FLOW,
     UNDO_ATTEMPTS,
-    UNDO_PREFIX,
     StepCall,
 )
-from holdfast.flows.model import UNDO_FAILED
+from holdfast.flows.model import UNDO_FAILED, UNDO_PREFIX
 from holdfast.flows.records import StepCompleted, StepFailure, StepOutcome
 from holdfast.retry import Backoff, jitter
 from holdfast.runner.error_policy import Refused, code_of
@@ -95,7 +94,7 @@ async def run_step(
     attempts = UNDO_ATTEMPTS if call.name.startswith(UNDO_PREFIX) else work.attempts
     backoff = Backoff(int(work.backoff_s * S), 2.0, int(work.backoff_max_s * S))
     while True:
-        # Each attempt has its own view of the step: only the attempt that timed out is told so.
+        # Each attempt has its own view of the step: a timeout sets the flag of its own attempt only.
         attempt = StepRun(call, run.flow_id, lambda: run.cancelled, run.attempt)
         try:
             value = await _call(work, attempt, threads)
@@ -103,14 +102,13 @@ async def run_step(
             # The flow gets the value as a replay would.
             call.decode(packed)
             return StepCompleted(
-                call.name,
-                call.occurrence,
-                call.position,
-                call.digest,
-                packed,
-                b"",
-                run.attempt,
-                began_ns,
+                name=call.name,
+                occurrence=call.occurrence,
+                position=call.position,
+                digest=call.digest,
+                value=packed,
+                attempts=run.attempt,
+                began_ns=began_ns,
             )
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
@@ -124,15 +122,15 @@ async def run_step(
         )
         if run.attempt >= attempts or not retried or run.cancelled:
             return StepFailure(
-                call.name,
-                call.occurrence,
-                call.position,
-                call.digest,
-                _code_of(call, failure),
-                type(failure).__name__,
-                _text(failure),
-                run.attempt,
-                began_ns,
+                name=call.name,
+                occurrence=call.occurrence,
+                position=call.position,
+                digest=call.digest,
+                code=_code_of(call, failure),
+                error_type=type(failure).__name__,
+                error=_text(failure),
+                attempts=run.attempt,
+                began_ns=began_ns,
             )
         delay_ns = backoff.delay_ns(run.attempt, jitter(call.position, run.attempt))
         run.attempt += 1
