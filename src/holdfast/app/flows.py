@@ -646,7 +646,8 @@ def _return_type(fn: Any) -> Any:
 def _fingerprint(fn: Any) -> str:
     """The version of a flow's code: its source and that of its module, where its other functions usually are."""
     text = fn.__qualname__
-    for found in (fn, inspect.getmodule(fn)):
+    sources: tuple[Any, ...] = (fn, inspect.getmodule(fn))
+    for found in sources:
         with contextlib.suppress(OSError, TypeError):
             text += inspect.getsource(found)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

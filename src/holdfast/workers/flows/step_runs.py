@@ -23,10 +23,9 @@ from holdfast.errors import HoldfastError, Invalid
 from holdfast.flows.execution import (
     CURRENT_FLOW,
     UNDO_ATTEMPTS,
-    UNDO_PREFIX,
     StepCall,
 )
-from holdfast.flows.model import UNDO_FAILED
+from holdfast.flows.model import UNDO_FAILED, UNDO_PREFIX
 from holdfast.flows.records import StepCompleted, StepFailure, StepOutcome
 from holdfast.retry import Backoff, jitter
 from holdfast.runner.error_policy import Refused, code_of
@@ -95,7 +94,7 @@ async def run_step(
     attempts = UNDO_ATTEMPTS if call.name.startswith(UNDO_PREFIX) else work.attempts
     backoff = Backoff(int(work.backoff_s * S), 2.0, int(work.backoff_max_s * S))
     while True:
-        # Each attempt has its own view of the step: only the attempt that timed out is told so.
+        # Each attempt has its own `StepRun`: only the attempt that timed out is cancelled.
         attempt = StepRun(call, run.flow_id, lambda: run.cancelled, run.attempt)
         try:
             value = await _call(work, attempt, threads)
@@ -163,7 +162,7 @@ async def _call(work: LocalWork, run: StepRun, threads: Executor) -> Any:
     else:
         started = loop.run_in_executor(threads, lambda: context.run(_call_plain, work))
     if isinstance(started, asyncio.Task) and work.timeout_s is None:
-        # A cancellation reaches the step's code, and its cleanup ends before its flow goes on.
+        # A cancellation reaches the step's code, and its cleanup ends before its flow continues.
         return await _settle(await started, context)
     try:
         done, _ = await asyncio.wait({started}, timeout=work.timeout_s)
@@ -171,7 +170,7 @@ async def _call(work: LocalWork, run: StepRun, threads: Executor) -> Any:
         run.cancel_requested = True
         if isinstance(started, asyncio.Task):
             started.cancel()
-        # The step's code ends before its flow goes on. A thread ends by itself.
+        # The step's code ends before its flow continues. A thread cannot be interrupted.
         await asyncio.wait({started})
         if not started.cancelled():
             started.exception()  # its outcome is dropped

@@ -15,6 +15,7 @@ from holdfast import codec
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.durable import delayed, queue
 from holdfast.flows import operations as flow_operations
+from holdfast.flows import retention
 from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.messages import Intent, TimerSet
 from holdfast.store.api import Store, Txn, read_stale
@@ -78,11 +79,11 @@ class TimerWorker(TickService):
 
     def _fire_flows(self) -> bool:
         """End the sleeps and timeouts of flows that are due, and remove flows past their retention."""
-        due_ns = read_stale(self.store, flow_operations.next_due_ns, self._universe)
+        due_ns = read_stale(self.store, retention.next_due_ns, self._universe)
         if due_ns is None or due_ns > self.store.now_ns():
             return False
         fired = self.store.transact(flow_operations.fire_due, self._universe, BATCH_MAX)
-        removed = self.store.transact(flow_operations.remove_ended, self._universe, BATCH_MAX)
+        removed = self.store.transact(retention.remove_ended, self._universe, BATCH_MAX)
         return bool(fired or removed)
 
     def set_commit_owner(self, committer: FusedCommitter) -> None:
@@ -155,7 +156,7 @@ class TimerWorker(TickService):
         found = (
             queue.next_due_ns(txn, self._delays),
             queue.next_due_ns(txn, self._calendar, ahead_ns),
-            flow_operations.next_due_ns(txn, self._universe),
+            retention.next_due_ns(txn, self._universe),
         )
         dues = [due_ns - now_ns for due_ns in found if due_ns is not None]
         return min(dues, default=None)
