@@ -1,4 +1,4 @@
-"""Bad input to flows: one line that says what to do, and nothing is lost."""
+"""Bad input to flows: an error of one line with the remedy, and nothing is lost."""
 
 import asyncio
 from typing import Any

@@ -32,7 +32,7 @@ def test_cancel_is_true_once_and_seen_as_cancelled_error(make_rig: Any) -> None:
     assert handle.cancel() is False
 
 
-def test_cancelled_flow_that_goes_on_gets_no_further_step(make_rig: Any) -> None:
+def test_cancelled_flow_that_continues_gets_no_further_step(make_rig: Any) -> None:
     calls: list[int] = []
 
     def counted() -> None:

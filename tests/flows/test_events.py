@@ -12,7 +12,7 @@ from holdfast.ops.verify import find_differences
 from tests.flows.test_steps import app_of
 
 
-class PaymentMade(hf.Event):
+class Payment(hf.Event):
     cents: int
 
 
@@ -21,7 +21,7 @@ class Shipped(hf.Event):
 
 
 def app_with_events(*flows: Any) -> hf.App:
-    return app_of(*flows, events=[PaymentMade, Shipped])
+    return app_of(*flows, events=[Payment, Shipped])
 
 
 def state_of(handle: Any, name: str) -> str:
@@ -32,14 +32,14 @@ def state_of(handle: Any, name: str) -> str:
 def test_receive_takes_events_in_the_order_of_send(make_rig: Any) -> None:
     @hf.flow
     async def order() -> list[int]:
-        return [(await hf.receive(PaymentMade)).cents for _ in range(3)]
+        return [(await hf.receive(Payment)).cents for _ in range(3)]
 
     rig = make_rig(app_with_events(order))
     handle = rig.start(order)
     for cents in (1, 2):
-        handle.send(PaymentMade(cents))
+        handle.send(Payment(cents))
     rig.run(rig.is_idle)
-    handle.send(PaymentMade(3))
+    handle.send(Payment(3))
     assert rig.result(handle) == [1, 2, 3]
 
 
@@ -47,55 +47,55 @@ def test_receive_leaves_events_of_other_types(make_rig: Any) -> None:
     @hf.flow
     async def order() -> list[Any]:
         parcel = (await hf.receive(Shipped)).parcel
-        rest = [await hf.receive(PaymentMade, Shipped) for _ in range(2)]
+        rest = [await hf.receive(Payment, Shipped) for _ in range(2)]
         return [parcel, *(type(event).__name__ for event in rest)]
 
     rig = make_rig(app_with_events(order))
     handle = rig.start(order)
-    handle.send(PaymentMade(1))
+    handle.send(Payment(1))
     handle.send(Shipped("a"))
     handle.send(Shipped("b"))
-    assert rig.result(handle) == ["a", "PaymentMade", "Shipped"]
+    assert rig.result(handle) == ["a", "Payment", "Shipped"]
     assert handle.events() == []
 
 
 def test_receivers_are_served_in_the_order_of_their_calls(make_rig: Any) -> None:
     @hf.flow
     async def order() -> list[int]:
-        first, second = hf.receive(PaymentMade), hf.receive(PaymentMade)
+        first, second = hf.receive(Payment), hf.receive(Payment)
         events = await asyncio.gather(second, first)
         return [event.cents for event in events]
 
     rig = make_rig(app_with_events(order))
     handle = rig.start(order)
     rig.run_one()
-    handle.send(PaymentMade(1))
-    handle.send(PaymentMade(2))
+    handle.send(Payment(1))
+    handle.send(Payment(2))
     assert rig.result(handle) == [2, 1]
 
 
 def test_send_with_a_known_key_is_the_first_one_again(make_rig: Any) -> None:
     @hf.flow
     async def order() -> int:
-        first = await hf.receive(PaymentMade)
-        second = await hf.receive(PaymentMade)
+        first = await hf.receive(Payment)
+        second = await hf.receive(Payment)
         return first.cents + second.cents
 
     rig = make_rig(app_with_events(order))
     handle = rig.start(order)
-    assert handle.send(PaymentMade(1), key="p") == handle.send(PaymentMade(1), key="p") == 1
+    assert handle.send(Payment(1), key="p") == handle.send(Payment(1), key="p") == 1
     with pytest.raises(KeyConflict):
-        handle.send(PaymentMade(2), key="p")
-    assert handle.send(PaymentMade(5), key="q") == 2
+        handle.send(Payment(2), key="p")
+    assert handle.send(Payment(5), key="q") == 2
     assert rig.result(handle) == 6
-    assert handle.send(PaymentMade(1), key="p") == 1
+    assert handle.send(Payment(1), key="p") == 1
 
 
 def test_receive_raises_timeout_when_no_event_comes(make_rig: Any) -> None:
     @hf.flow
     async def order() -> str:
         try:
-            await hf.receive(PaymentMade, timeout_s=60)
+            await hf.receive(Payment, timeout_s=60)
         except hf.Timeout:
             await hf.sleep(1)
             return "none"
@@ -109,28 +109,28 @@ def test_event_after_the_timeout_of_a_receive_stays_in_the_mailbox(make_rig: Any
     @hf.flow
     async def order() -> int:
         with contextlib.suppress(hf.Timeout):
-            await hf.receive(PaymentMade, timeout_s=60)
-        return (await hf.receive(PaymentMade)).cents
+            await hf.receive(Payment, timeout_s=60)
+        return (await hf.receive(Payment)).cents
 
     rig = make_rig(app_with_events(order))
     handle = rig.start(order)
     rig.run_one()
     rig.run(lambda: state_of(handle, "hf.receive") == "failed")
-    handle.send(PaymentMade(7))
+    handle.send(Payment(7))
     assert rig.result(handle) == 7
 
 
 def test_event_before_the_timeout_of_a_receive_removes_the_timer(make_rig: Any) -> None:
     @hf.flow
     async def order() -> int:
-        event = await hf.receive(PaymentMade, timeout_s=60)
+        event = await hf.receive(Payment, timeout_s=60)
         await hf.sleep(3600)
         return event.cents
 
     rig = make_rig(app_with_events(order))
     handle = rig.start(order)
     rig.run_one()
-    handle.send(PaymentMade(7))
+    handle.send(Payment(7))
     assert rig.result(handle) == 7
     assert [step.state for step in handle.steps()] == ["completed", "completed"]
     assert rig.store.read(find_differences) == []
@@ -139,17 +139,17 @@ def test_event_before_the_timeout_of_a_receive_removes_the_timer(make_rig: Any) 
 def test_receive_that_the_code_cancelled_takes_no_event(make_rig: Any) -> None:
     @hf.flow
     async def order() -> int:
-        waiting = {hf.receive(PaymentMade), hf.sleep(60)}
+        waiting = {hf.receive(Payment), hf.sleep(60)}
         _, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for step in left:
             step.cancel()
-        return (await hf.receive(PaymentMade)).cents
+        return (await hf.receive(Payment)).cents
 
     rig = make_rig(app_with_events(order))
     handle = rig.start(order)
     rig.run(lambda: state_of(handle, "hf.sleep") == "completed")
     rig.run_one()
-    handle.send(PaymentMade(3))
+    handle.send(Payment(3))
     assert rig.result(handle) == 3
 
 
@@ -158,13 +158,13 @@ def test_event_that_came_for_a_cancelled_receive_is_delivered_again(make_rig: An
 
     @hf.flow
     async def order() -> list[int]:
-        waiting = {hf.receive(PaymentMade), hf.sleep(60)}
+        waiting = {hf.receive(Payment), hf.sleep(60)}
         _done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if not sent:
-            sent.append(handle.send(PaymentMade(3)))
+            sent.append(handle.send(Payment(3)))
         for step in left:
             step.cancel()
-        return [(await hf.receive(PaymentMade)).cents]
+        return [(await hf.receive(Payment)).cents]
 
     sent: list[int] = []
     rig = make_rig(app_with_events(order))
@@ -184,7 +184,7 @@ def test_send_to_an_ended_flow_is_refused(make_rig: Any) -> None:
     handle = rig.start(order)
     rig.result(handle)
     with pytest.raises(Invalid, match="start a new one, or redrive it"):
-        handle.send(PaymentMade(1))
+        handle.send(Payment(1))
 
 
 def test_receive_of_an_undeclared_type_is_refused(make_rig: Any) -> None:

@@ -108,7 +108,7 @@ def test_undo_does_not_run_after_completion(make_rig: Any) -> None:
     assert undone == []
 
 
-def test_undo_that_fails_is_recorded_and_the_others_run(make_rig: Any) -> None:
+def test_undo_that_fails_is_recorded_and_earlier_ones_run(make_rig: Any) -> None:
     undone: list[str] = []
     calls: list[str] = []
 

@@ -9,11 +9,11 @@ import pytest
 import holdfast as hf
 from holdfast.clock import S
 from holdfast.errors import Invalid, KeyConflict, NotFound
-from holdfast.flows import operations
+from holdfast.flows import retention
 from holdfast.flows.model import keys_of
 from holdfast.ops.verify import find_differences
 from holdfast.store import schema, tuples
-from tests.flows.test_events import Paid, app_with_events
+from tests.flows.test_events import Payment, app_with_events
 from tests.flows.test_steps import app_of, double, failure
 
 
@@ -40,7 +40,7 @@ def test_key_is_new_after_retain_s(make_rig: Any) -> None:
     handle = rig.start(order.options(key="o-1"), 1)
     rig.result(handle)
     rig.clock.advance(61 * S)
-    rig.store.transact(operations.remove_ended, rig.universe, 100)
+    rig.store.transact(retention.remove_ended, rig.universe, 100)
     again = rig.start(order.options(key="o-1"), 2)
     assert again.id != handle.id
     with pytest.raises(NotFound):
@@ -68,7 +68,7 @@ def test_retention_removes_all_rows_of_a_flow(make_rig: Any) -> None:
         hf.publish("run", run)
         hf.undo(double, 1)
         hf.now()
-        await hf.receive(Paid)
+        await hf.receive(Payment)
         await hf.step(child)
         if run < 3:
             hf.again(run + 1)
@@ -77,10 +77,10 @@ def test_retention_removes_all_rows_of_a_flow(make_rig: Any) -> None:
     rig = make_rig(app_with_events(order, child))
     handle = rig.start(order.options(key="o-1"), 1)
     for n in range(5):
-        handle.send(Paid(n), key=f"p-{n}")
+        handle.send(Payment(n), key=f"p-{n}")
     failure(rig, handle)
     rig.clock.advance(61 * S)
-    while rig.store.transact(operations.remove_ended, rig.universe, 100):
+    while rig.store.transact(retention.remove_ended, rig.universe, 100):
         pass
     assert rows_of_flows(rig) == []
     assert rig.store.read(find_differences) == []
@@ -109,7 +109,7 @@ def test_large_values_are_blobs_released_after_removal(make_rig: Any) -> None:
     assert result == b"a" * 100_000 + b"b" * 100_000 + b"c" * 100_000 + b"\x07" * 100_000
     assert rig.blob_count() > 0
     rig.clock.advance(61 * S)
-    while rig.store.transact(operations.remove_ended, rig.universe, 100):
+    while rig.store.transact(retention.remove_ended, rig.universe, 100):
         pass
     assert rig.blob_count() == 0
 
@@ -146,15 +146,15 @@ def test_again_keeps_the_mailbox_and_drops_compensations(make_rig: Any) -> None:
 
     @hf.flow
     async def order(n: int) -> None:
-        hf.undo(take_back, (await hf.receive(Paid)).cents)
+        hf.undo(take_back, (await hf.receive(Payment)).cents)
         if n < 2:
             hf.again(n + 1)
         await hf.step(refuse)
 
     rig = make_rig(app_with_events(order))
     handle = rig.start(order, 1)
-    handle.send(Paid(1))
-    handle.send(Paid(2))
+    handle.send(Payment(1))
+    handle.send(Payment(2))
     failure(rig, handle)
     assert undone == [2]
 
@@ -183,7 +183,7 @@ def test_again_removes_former_runs_after_retain_s(make_rig: Any) -> None:
     rig.run(lambda: handle.status().run == 3)
     assert handle.steps(run=1) != []
     rig.clock.advance(86_401 * S)
-    rig.store.transact(operations.remove_ended, rig.universe, 100)
+    rig.store.transact(retention.remove_ended, rig.universe, 100)
     assert handle.steps(run=1) == []
     assert handle.steps(run=2) == []
 
@@ -260,12 +260,12 @@ def test_fork_compensates_only_its_own_steps(make_rig: Any) -> None:
 def test_fork_takes_over_received_events(make_rig: Any) -> None:
     @hf.flow
     async def order() -> list[int]:
-        cents = (await hf.receive(Paid)).cents
+        cents = (await hf.receive(Payment)).cents
         return [cents, await hf.step(hf.options(double, name="last"), cents)]
 
     rig = make_rig(app_with_events(order))
     handle = rig.start(order)
-    handle.send(Paid(4))
+    handle.send(Payment(4))
     rig.result(handle)
     assert rig.result(handle.fork("f-1", at="last")) == [4, 8]
 

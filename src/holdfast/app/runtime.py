@@ -20,7 +20,7 @@ from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.app.tasks import to_limits as declared_limits
 from holdfast.clock import SYSTEM, Clock
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.flows import operations as flow_operations
+from holdfast.flows import resuming
 from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.messages import Ingress, event_ingress
 from holdfast.store import open as open_store
@@ -130,8 +130,6 @@ class Runtime:
         self._concurrency = concurrency
         self._stop_grace_s = stop_grace_s
         self.roles: list[ManagedService] = []
-        # What the task worker of this runtime runs.
-        self._definitions: Mapping[str, TaskDefinition] = {}
         try:
             services = [self._create_role(name, policy, kinds) for name in role_names]
             self._colocate_roles(services)
@@ -368,7 +366,7 @@ class Runtime:
         last = -1
         while last:
             last = self.store.transact(
-                flow_operations.resume_parked, self.universe, versions, max(last, 0)
+                resuming.resume_parked, self.universe, versions, max(last, 0)
             )
 
     def _declare_limits(self) -> None:
@@ -402,7 +400,7 @@ class Runtime:
                 with contextlib.suppress(Exception):
                     role.join(30 + self._stop_grace_s)
         finally:
-            self._definitions = {}
+            _task_definitions.pop(self, None)
             for other in self._peer_runtimes.values():
                 other.close()
             if self._owns_store:
@@ -463,11 +461,11 @@ class Runtime:
         if name == "task":
             self._declare_limits()
             self._resume_parked_flows()
-            self._definitions = self._task_definitions()
+            definitions = _task_definitions[self] = self._task_definitions()
             return TaskWorker(
                 self.store,
                 universe=self.universe,
-                codes=self._definitions,
+                codes=definitions,
                 worker=self.worker,
                 incarnation=self.incarnation,
                 queues=self._task_queues(),
@@ -505,11 +503,15 @@ class Runtime:
 
 # The open runtimes of this process.
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
+# The definitions that the task worker of each open runtime runs.
+_task_definitions: weakref.WeakKeyDictionary[Runtime, Mapping[str, TaskDefinition]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def runtime_of(code: TaskDefinition) -> Runtime:
     """Return the runtime of this process whose worker runs a task or flow."""
-    found = [one for one in _runtimes if one._definitions.get(code.name) is code]
+    found = [one for one, codes in _task_definitions.items() if codes.get(code.name) is code]
     if len(found) == 1:
         return found[0]
     why = "several open runtimes run this task" if found else "no runtime of this process runs it"

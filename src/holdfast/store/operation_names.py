@@ -28,6 +28,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "flows": (
         "holdfast.flows.operations",
         "holdfast.flows.fork",
+        "holdfast.flows.resuming",
+        "holdfast.flows.retention",
     ),
     "fork": ("holdfast.world.fork_inheritance",),
     "history": ("holdfast.world.history",),

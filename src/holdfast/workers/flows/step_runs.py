@@ -94,7 +94,7 @@ async def run_step(
     attempts = UNDO_ATTEMPTS if call.name.startswith(UNDO_PREFIX) else work.attempts
     backoff = Backoff(int(work.backoff_s * S), 2.0, int(work.backoff_max_s * S))
     while True:
-        # Each attempt has its own view of the step: a timeout sets the flag of its own attempt only.
+        # Each attempt has its own `StepRun`: only the attempt that timed out is cancelled.
         attempt = StepRun(call, run.flow_id, lambda: run.cancelled, run.attempt)
         try:
             value = await _call(work, attempt, threads)
@@ -161,7 +161,7 @@ async def _call(work: LocalWork, run: StepRun, threads: Executor) -> Any:
     else:
         started = loop.run_in_executor(threads, lambda: context.run(_call_plain, work))
     if isinstance(started, asyncio.Task) and work.timeout_s is None:
-        # A cancellation reaches the step's code, and its cleanup ends before its flow goes on.
+        # A cancellation reaches the step's code, and its cleanup ends before its flow continues.
         return await _settle(await started, context)
     try:
         done, _ = await asyncio.wait({started}, timeout=work.timeout_s)
@@ -169,7 +169,7 @@ async def _call(work: LocalWork, run: StepRun, threads: Executor) -> Any:
         run.cancel_requested = True
         if isinstance(started, asyncio.Task):
             started.cancel()
-        # The step's code ends before its flow goes on. A thread ends by itself.
+        # The step's code ends before its flow continues. A thread cannot be interrupted.
         await asyncio.wait({started})
         if not started.cancelled():
             started.exception()  # its outcome is dropped

@@ -16,6 +16,7 @@ from holdfast import codec
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.durable import delayed, queue
 from holdfast.flows import operations as flow_operations
+from holdfast.flows import retention
 from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.messages import Intent, TimerSet
 from holdfast.schedules import operations as schedule_operations
@@ -92,7 +93,7 @@ class TimerWorker(TickService):
         fired = 0
         if flow_due_ns is not None and flow_due_ns <= self.store.now_ns():
             fired += self.store.transact(flow_operations.fire_due, self._universe, BATCH_MAX)
-            fired += self.store.transact(flow_operations.remove_ended, self._universe, BATCH_MAX)
+            fired += self.store.transact(retention.remove_ended, self._universe, BATCH_MAX)
         wall_ns = self.clock.wall_ns()
         if schedule_due_ns is not None and schedule_due_ns <= wall_ns:
             fired += self.store.transact(
@@ -103,7 +104,7 @@ class TimerWorker(TickService):
     def _read_other_dues(self, txn: Txn) -> tuple[int | None, int | None]:
         """Return the next due time of flows in store time, and of schedules in wall clock time."""
         return (
-            flow_operations.next_due_ns(txn, self._universe),
+            retention.next_due_ns(txn, self._universe),
             schedule_operations.next_due_ns(txn, self._universe),
         )
 
@@ -177,7 +178,7 @@ class TimerWorker(TickService):
         found = (
             queue.next_due_ns(txn, self._delays),
             queue.next_due_ns(txn, self._calendar, ahead_ns),
-            flow_operations.next_due_ns(txn, self._universe),
+            retention.next_due_ns(txn, self._universe),
         )
         dues = [due_ns - now_ns for due_ns in found if due_ns is not None]
         occurrence_ns = schedule_operations.next_due_ns(txn, self._universe)
