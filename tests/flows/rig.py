@@ -15,7 +15,7 @@ from holdfast.app.flow_handle import FlowHandle
 from holdfast.app.flow_start import to_call
 from holdfast.clock import S, SimClock
 from holdfast.errors import CommitUnknown
-from holdfast.flows import operations, resuming, retention
+from holdfast.flows import operations, retention
 from holdfast.flows.model import TASK_PREFIX, FlowId, decode_body, decode_head, keys_of
 from holdfast.flows.operations import NewFlow
 from holdfast.flows.states import ENDED
@@ -162,7 +162,7 @@ class FlowRig:
         return TaskReport(grant.seq, grant.lease)
 
     def pass_time(self) -> None:
-        """Advance the clock to the next due time, and fire what is due there."""
+        """Advance the clock to the next due time, and fire the due sleeps and timeouts."""
         due_ns = self.store.read(retention.next_due_ns, self.universe)
         left_ns = S if due_ns is None else max(due_ns - self.store.now_ns(), 0) + 1
         self.clock.advance(left_ns)
@@ -170,7 +170,7 @@ class FlowRig:
 
     def resume_parked(self, versions: dict[str, str]) -> None:
         """Resume parked flows as a worker with this code does at its start."""
-        self.store.transact(resuming.resume_parked, self.universe, versions)
+        self.store.transact(parked_flows.resume_parked, self.universe, versions)
 
     def _queues(self) -> list[str]:
         flows = {flow.spec.queue for flow in self.app.flows.values()}

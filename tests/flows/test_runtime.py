@@ -15,7 +15,7 @@ class Deposit(hf.Event):
     cents: int
 
 
-class Purse(hf.World):
+class Wallet(hf.World):
     cents: int = 0
     deposits: int = 0
 
@@ -75,21 +75,21 @@ def test_effect_that_fails_is_a_step_failure() -> None:
 def test_world_ask_as_a_step_delivers_once() -> None:
     @hf.flow
     async def order() -> list[int]:
-        first = await hf.step(hf.world(Purse, "ada").ask, Deposit(5))
+        first = await hf.step(hf.world(Wallet, "ada").ask, Deposit(5))
         await hf.sleep(0.01)
-        await hf.step(hf.world(Purse, "ada").send, Deposit(7))
-        return [first, await hf.step(hf.world(Purse, "ada").ask, Deposit(1))]
+        await hf.step(hf.world(Wallet, "ada").send, Deposit(7))
+        return [first, await hf.step(hf.world(Wallet, "ada").ask, Deposit(1))]
 
-    app = hf.App("flows", worlds=[Purse], flows=[order])
+    app = hf.App("flows", worlds=[Wallet], flows=[order])
     with app.open("memory:") as rt:
         run = rt.start(order)
         assert run.result(timeout=30) == [5, 13]
-        assert [step.name for step in run.steps() if step.name.startswith("Purse")] == [
-            "Purse.ask",
-            "Purse.send",
-            "Purse.ask",
+        assert [step.name for step in run.steps() if step.name.startswith("Wallet")] == [
+            "Wallet.ask",
+            "Wallet.send",
+            "Wallet.ask",
         ]
-        assert rt.world(Purse, "ada").state().deposits == 3
+        assert rt.world(Wallet, "ada").state().deposits == 3
 
 
 def test_world_step_that_is_repeated_uses_one_key() -> None:
@@ -98,7 +98,7 @@ def test_world_step_that_is_repeated_uses_one_key() -> None:
     def twice(event: Deposit) -> int:
         key = hf.current_step().idempotency_key
         calls.append(key)
-        reply: int = hf.world(Purse, "ada").ask(event, key=key)
+        reply: int = hf.world(Wallet, "ada").ask(event, key=key)
         if len(calls) == 1:
             raise OSError("the answer was lost")
         return reply
@@ -107,26 +107,26 @@ def test_world_step_that_is_repeated_uses_one_key() -> None:
     async def order() -> int:
         return await hf.step(hf.options(twice, attempts=2, backoff_s=0.001), Deposit(5))
 
-    app = hf.App("flows", worlds=[Purse], flows=[order])
+    app = hf.App("flows", worlds=[Wallet], flows=[order])
     with app.open("memory:") as rt:
         assert rt.start(order).result(timeout=30) == 5
-        assert rt.world(Purse, "ada").state().deposits == 1
+        assert rt.world(Wallet, "ada").state().deposits == 1
 
 
 def test_world_in_a_task_delivers_an_event() -> None:
     @hf.task
     def deposit(cents: int) -> int:
-        reply: int = hf.world(Purse, "ada").ask(Deposit(cents))
+        reply: int = hf.world(Wallet, "ada").ask(Deposit(cents))
         return reply
 
-    app = hf.App("flows", worlds=[Purse], tasks=[deposit])
+    app = hf.App("flows", worlds=[Wallet], tasks=[deposit])
     with app.open("memory:") as rt:
         assert rt.submit(deposit, 5).result(timeout=30) == 5
 
 
 def test_world_outside_a_step_and_a_task_is_refused() -> None:
     with pytest.raises(Invalid, match=r"use rt\.world"):
-        hf.world(Purse, "ada").send(Deposit(1))
+        hf.world(Wallet, "ada").send(Deposit(1))
 
 
 def test_worker_with_other_code_resumes_a_parked_flow(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.app.tasks import to_limits as declared_limits
 from holdfast.clock import SYSTEM, Clock
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.flows import resuming
+from holdfast.flows import parked_flows
 from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.messages import Ingress, event_ingress
 from holdfast.store import open as open_store
@@ -366,7 +366,7 @@ class Runtime:
         last = -1
         while last:
             last = self.store.transact(
-                resuming.resume_parked, self.universe, versions, max(last, 0)
+                parked_flows.resume_parked, self.universe, versions, max(last, 0)
             )
 
     def _declare_limits(self) -> None:

@@ -28,7 +28,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "flows": (
         "holdfast.flows.operations",
         "holdfast.flows.fork",
-        "holdfast.flows.resuming",
+        "holdfast.flows.parked_flows",
         "holdfast.flows.retention",
     ),
     "fork": ("holdfast.world.fork_inheritance",),

@@ -4,7 +4,8 @@ A key is a tuple whose first element is the number of its space. Numbers are con
 never change their meaning. The schema version changes when the meaning of stored rows does:
 
     0.2    queue items name their operations by Python paths
-    0.3    queue items name their operations by stable names (`operation_names`); 0.2 is read and upgraded
+    0.3    queue items name their operations by stable names (`operation_names`)
+    0.4    flows and schedules, and tasks with an owner; 0.2 and 0.3 are read and upgraded
 
     0  app_state    runner.schema.version (raw bytes)            the marker (8 bytes, document 001)
                     "meta"                                       generation, store id, clock anchor
@@ -148,7 +149,7 @@ class Space(IntEnum):
 
 
 SCHEMA_MAJOR = 0
-SCHEMA_MINOR = 3
+SCHEMA_MINOR = 4
 # The oldest version whose rows this code reads. An open for writing raises the marker to the current version.
 SCHEMA_MINOR_OLDEST = 2
 SCHEMA_VERSION = (SCHEMA_MAJOR, SCHEMA_MINOR)

@@ -17,6 +17,7 @@ A waiting task is in exactly one wait state. The left column is the stored name.
 from __future__ import annotations
 
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
@@ -239,7 +240,12 @@ decode_status = codec.decoder(TaskStatusRow).decode
 
 
 def spec_hash(spec: TaskSpec) -> bytes:
-    return codec.digest_of(spec)[:16]
+    return hash_of_row(pack(spec))
+
+
+def hash_of_row(row: bytes) -> bytes:
+    """The hash under which the packed row of a spec is stored."""
+    return sha256(row).digest()[:16]
 
 
 def get_spec(txn: Txn, keys: TaskKeys, spec_hash: bytes) -> TaskSpec:
