@@ -153,12 +153,15 @@ class ChildPool(Generic[ChildT]):
             self._busy.add(child)
             return child
 
+    @property
+    def is_full(self) -> bool:
+        return self._idle_max is not None and len(self._idle) >= self._idle_max
+
     def put(self, child: ChildT) -> None:
         """Return a child. A dead child, a child beyond `idle_max` and a child of a closed pool are discarded."""
         with self._lock:
             self._busy.discard(child)
-            has_room = self._idle_max is None or len(self._idle) < self._idle_max
-            if child.is_alive() and has_room and not self._closed:
+            if child.is_alive() and not self.is_full and not self._closed:
                 self._idle.append(child)
                 return
         child.discard()

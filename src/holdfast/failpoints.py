@@ -24,10 +24,12 @@ from contextlib import contextmanager
 POINTS: dict[str, str] = {
     "budget.reserve": "the writer starts to reserve the costs of an effect (world)",
     "codec.convert": "a value is about to be converted to an annotated type (type)",
+    "cron.find_zone": "the rule of a recurring timer or schedule is about to look up its time zone (zone)",
     "dispatch.log_transition": "a transition of a dispatch is about to be committed (request id, transition)",
     "dispatch.prompt_typed": "the prompt of a dispatch was typed, its outcome is not logged (request)",
     "dispatch.transition_logged": "a transition of a dispatch was committed (request id, transition)",
     "dispatcher.advance_cursor": "the leader was notified, the cursor is about to be committed (logged events)",
+    "flows.read_listed": "a list of flows is about to read a flow of its index (seq)",
     "http.handle": "the handler of an HTTP request is about to run (request)",
     "http.long_poll.read": "the long poll listener is about to read the store",
     "http.long_poll.subscribe": "a long poll is about to replace the subscription (topics)",

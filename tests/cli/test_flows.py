@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from holdfast import failpoints
 from holdfast.clock import SimClock
 from holdfast.flows import flow_list
 from holdfast.store.api import Store
@@ -68,15 +70,15 @@ def park(rig: FlowRig, monkeypatch: pytest.MonkeyPatch) -> str:
     """Start a flow that waits, and run it with code that charges another amount."""
     flow = rig.start(order.options(key="o-1"), "book", 700)
     run_all(rig)
-    changed = rig.codes["flow:order"].bind
+    code: Any = rig.codes["flow:order"]
 
     def bind(args: bytes) -> Any:
-        return changed(args.replace(b"\xcd\x02\xbc", b"\xcd\x02\xbd"))
+        return code.bind(args.replace(b"\xcd\x02\xbc", b"\xcd\x02\xbd"))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(rig.codes["flow:order"], "bind", bind)
-        flow.send(flow_app.OrderApproved("ada"))
-        run_all(rig)
+    rig.codes["flow:order"] = SimpleNamespace(**{**vars(code), "bind": bind})  # type: ignore[assignment]
+    flow.send(flow_app.OrderApproved("ada"))
+    run_all(rig)
+    rig.codes["flow:order"] = code
     assert flow.status().state == "PARKED"
     return flow.id
 
@@ -126,14 +128,11 @@ def test_flows_list_filters_by_name_and_continues_from_its_cursor(
 
 
 def test_flows_list_by_state_reads_only_flows_in_that_state(
-    rig: FlowRig, store: Store, shop: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    rig: FlowRig, store: Store, shop: dict[str, str]
 ) -> None:
     read: list[int] = []
-    get_flow = flow_list.get_flow
-    monkeypatch.setattr(
-        flow_list, "get_flow", lambda txn, keys, seq: read.append(seq) or get_flow(txn, keys, seq)
-    )
-    store.read(flow_list.list_flows, rig.universe, "waiting")
+    with failpoints.on("flows.read_listed", calls=read.append):
+        store.read(flow_list.list_flows, rig.universe, "waiting")
     assert read == [1]
 
 

@@ -15,7 +15,7 @@ from holdfast.app.flow_handle import FlowHandle
 from holdfast.app.flow_start import to_call
 from holdfast.clock import S, SimClock
 from holdfast.errors import CommitUnknown
-from holdfast.flows import operations, retention
+from holdfast.flows import operations, parked_flows, retention
 from holdfast.flows.model import TASK_PREFIX, FlowId, decode_body, decode_head, keys_of
 from holdfast.flows.operations import NewFlow
 from holdfast.flows.states import ENDED

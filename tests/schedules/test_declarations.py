@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.app import store_calls
+from holdfast.app.flow_start import find_call
 from holdfast.errors import Invalid, KeyConflict, NotFound
 from holdfast.schedules.model import ScheduleExists
 from tests.schedules.conftest import MakeRig
@@ -57,9 +59,9 @@ def test_declared_schedules_are_stored_with_their_options(make_rig: MakeRig) -> 
     rig.pass_until("2026-11-13T09:05:00")
     rig.run_tasks()
     [id] = rig.started("sweep")
-    from holdfast.app.flow_start import find
-
-    assert find(rig.flows.runtime, id, None).result(timeout=0) == "Kiel"
+    runtime = rig.flows.runtime
+    handle = store_calls.run(runtime.store, find_call(runtime, id, None))
+    assert handle.result(timeout=0) == "Kiel"
 
 
 def test_unchanged_declaration_makes_no_commit(make_rig: MakeRig) -> None:

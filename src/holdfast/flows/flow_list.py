@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.durable.validation import check_limit
 from holdfast.errors import Invalid
 from holdfast.flows.model import (
@@ -82,6 +82,8 @@ def list_flows(
     if not limit or not left:
         return FlowPage([], "")
     for scanned, seq in enumerate(_iter_seqs(txn, keys, state, _decode_cursor(cursor)), 1):
+        if failpoints.armed:
+            failpoints.hit("flows.read_listed", seq)
         row = get_flow(txn, keys, seq)
         if row is not None and name in ("", row.body.spec.name):
             rows.append(row)

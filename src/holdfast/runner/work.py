@@ -79,6 +79,11 @@ class WorkItem:
         self.taken_ns = 0
         self._clock: Clock | None = None
 
+    @property
+    def deadline_ns(self) -> int:
+        """The former name of `expires_ns`."""
+        return self.expires_ns
+
     def begin(self, now_ns: int, clock: Clock) -> None:
         self.began_ns = now_ns
         self._clock = clock

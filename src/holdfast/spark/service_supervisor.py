@@ -151,7 +151,8 @@ class ServiceSupervisor:
         process = self._take_process()
         if process is None:
             return
-        if self._has_builtin_sink() and process.end_run() and (not wait or process.wait_idle()):
+        is_kept = self._has_builtin_sink() and not _services.is_full and process.end_run()
+        if is_kept and (not wait or process.wait_idle()):
             _services.put(process)
             _discard_idle_at_exit()
         elif wait:

@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from holdfast import failpoints
 from holdfast.errors import Invalid
 
 # Every satisfiable rule matches a date within this number of years. The worst case is 29 February
@@ -135,6 +136,8 @@ def _parse(text: str) -> CronRule:
 def zone_of(zone: str) -> ZoneInfo:
     if not isinstance(zone, str):
         raise UnknownTimeZone(what="zone", found=repr(zone)[:64])
+    if failpoints.armed:
+        failpoints.hit("cron.find_zone", zone)
     return _zone(zone)
 
 
