@@ -170,10 +170,10 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
     ),
     "recurring timer: gives all occurrences one intent hash": (Edit("world.recurring_timers:next_occurrence", "intent_hash=next_hash", "intent_hash=intent.intent_hash"),),
     "recurring timer: delivers missed occurrences that the policy skips": (
-        Edit("world.recurring_timers:next_occurrence", 'not (missed and timer.missed == "skip")', "True"),
+        Edit("world.recurring_timers:judge_due", 'not (late and missed == "skip")', "True"),
     ),
     "recurring timer: skips the occurrence after a missed one": (
-        Edit("world.recurring_timers:next_occurrence", "after_ns = wall_ns if", "after_ns = wall_ns + MISSED_AFTER_NS if"),
+        Edit("world.recurring_timers:judge_due", "after_ns = wall_ns if", "after_ns = wall_ns + MISSED_AFTER_NS if"),
     ),
     # mail
     "mail: is dropped when the inbox is full": (

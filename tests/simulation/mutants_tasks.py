@@ -25,7 +25,7 @@ _enqueue = "tasks.submit:_TaskBatch._enqueue"
 _save_batch = "tasks.submit:_TaskBatch.save"
 _register = "tasks.dependents:register"
 _on_dependency_end = "tasks.dependents:_on_dependency_end"
-_cancel = "tasks.admin:cancel"
+_cancel = "tasks.admin:cancel_within"
 _redrive = "tasks.admin:redrive"
 _checkpoint = "tasks.checkpoint"
 

@@ -11,6 +11,7 @@ It sleeps until the next timer is due, at most `idle_s`, so that it notices a ch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from holdfast import codec
 from holdfast.clock import SYSTEM, Clock, S
@@ -38,6 +39,17 @@ ANSWER_S = 2.0
 # After a failed fused batch, timers go through the inbox for this long. Doubles each time.
 FUSION_OFF_S = 1.0
 FUSION_OFF_S_MAX = 60.0
+
+
+NEVER = float("inf")
+
+
+class DueTimes(NamedTuple):
+    """The time until the next timer, sleep or timeout of a flow, and occurrence of a schedule. `NEVER` if none."""
+
+    timers_in_ns: float
+    flows_in_ns: float
+    schedules_in_ns: float
 
 
 class TimerWorker(TickService):
@@ -68,11 +80,11 @@ class TimerWorker(TickService):
 
     def tick(self) -> bool:
         self._pause_s = 0.0
-        if self._fire_flows_and_schedules():
-            return True
         # Check first: a read is cheap, a delivery is a commit.
-        left_ns = self._next_due_in_ns()
-        if left_ns is None or left_ns > 0:
+        dues = read_stale(self.store, self._read_due_times)
+        if self._fire_flows_and_schedules(dues):
+            return True
+        if dues.timers_in_ns > 0:
             self._has_leftover = False
             return False
         if not self._has_leftover and self._can_fuse:
@@ -86,27 +98,19 @@ class TimerWorker(TickService):
         self._pause_s = 0.0 if fired else EMPTY_COMMIT_PAUSE_S
         return bool(fired)
 
-    def _fire_flows_and_schedules(self) -> bool:
+    def _fire_flows_and_schedules(self, dues: DueTimes) -> bool:
         """End the sleeps and timeouts of flows that are due, remove flows past their retention, and start the due
         occurrences of schedules."""
-        flow_due_ns, schedule_due_ns = read_stale(self.store, self._read_other_dues)
         fired = 0
-        if flow_due_ns is not None and flow_due_ns <= self.store.now_ns():
+        if dues.flows_in_ns <= 0:
             fired += self.store.transact(flow_operations.fire_due, self._universe, BATCH_MAX)
             fired += self.store.transact(retention.remove_ended, self._universe, BATCH_MAX)
-        wall_ns = self.clock.wall_ns()
-        if schedule_due_ns is not None and schedule_due_ns <= wall_ns:
+        if dues.schedules_in_ns <= 0:
+            wall_ns = self.clock.wall_ns()
             fired += self.store.transact(
                 schedule_operations.fire_due, self._universe, wall_ns, BATCH_MAX
             )
         return bool(fired)
-
-    def _read_other_dues(self, txn: Txn) -> tuple[int | None, int | None]:
-        """Return the next due time of flows in store time, and of schedules in wall clock time."""
-        return (
-            retention.next_due_ns(txn, self._universe),
-            schedule_operations.next_due_ns(txn, self._universe),
-        )
 
     def set_commit_owner(self, committer: FusedCommitter) -> None:
         """Deliver timers of worlds hosted in this process within the commit of their next cycle."""
@@ -163,25 +167,20 @@ class TimerWorker(TickService):
             batch.answered.wait(ANSWER_S)
 
     def sleep_s(self) -> float:
-        left_ns = self._next_due_in_ns()
-        if left_ns is None:
-            return self.idle_s
+        left_ns = min(read_stale(self.store, self._read_due_times))
         return max(min(left_ns / S, self.idle_s), self._pause_s)
 
-    def _next_due_in_ns(self) -> int | None:
-        """Return the time until the next timer is due by its clock, or None."""
-        return read_stale(self.store, self._read_next_due_in_ns)
-
-    def _read_next_due_in_ns(self, txn: Txn) -> int | None:
+    def _read_due_times(self, txn: Txn) -> DueTimes:
         now_ns = self.store.now_ns()
         ahead_ns = self.clock.wall_ns() - now_ns
-        found = (
+        timers = (
             queue.next_due_ns(txn, self._delays),
             queue.next_due_ns(txn, self._calendar, ahead_ns),
-            retention.next_due_ns(txn, self._universe),
         )
-        dues = [due_ns - now_ns for due_ns in found if due_ns is not None]
+        flow_ns = retention.next_due_ns(txn, self._universe)
         occurrence_ns = schedule_operations.next_due_ns(txn, self._universe)
-        if occurrence_ns is not None:
-            dues.append(occurrence_ns - now_ns - ahead_ns)
-        return min(dues, default=None)
+        return DueTimes(
+            min((due_ns - now_ns for due_ns in timers if due_ns is not None), default=NEVER),
+            NEVER if flow_ns is None else flow_ns - now_ns,
+            NEVER if occurrence_ns is None else occurrence_ns - now_ns - ahead_ns,
+        )
