@@ -182,6 +182,8 @@ def test_process_waits_for_threads_that_threads_of_its_run_have_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process_state, "MEMORY_KIB_MAX", sys.maxsize)
+    # Other tests of this process may have loaded such a library.
+    monkeypatch.setattr(process_state, "CONFIGURED_ONCE", ())
     before = ProcessState.now()
     may_start, may_end = threading.Event(), threading.Event()
     last = threading.Thread(target=may_end.wait, args=(30,), daemon=True)
