@@ -261,9 +261,9 @@ def test_invalid_effect_timeout_fails_only_its_event(rig: WorkerRig, timeout_s: 
 
 def test_effect_arguments_of_the_wrong_type_are_invalid() -> None:
     with pytest.raises(Invalid):
-        app.effect_call(pay, (5,))
+        app.effect_call(pay, (5,), {})
     with pytest.raises(Invalid):
-        app.effect_call(pay, ())
+        app.effect_call(pay, (), {})
 
 
 def test_reserved_effect_kind_is_invalid() -> None:
