@@ -83,19 +83,26 @@ def test_reader_locks_survive_the_close_of_store_files(
 def test_forked_child_does_not_keep_the_reader_locks_of_its_parent(tmp_path: Path) -> None:
     home = tmp_path / "store"
     go, wake = os.pipe()
+    forked, report_fork = os.pipe()
     with stores.open(home, limits=LIMITS) as store:
         store.transact(put_all_rows, b"a")
         pid = os.fork()
         if not pid:
             os.close(wake)
+            os.write(report_fork, b"f")
             os.read(go, 1)
             os._exit(0)
-    assert_no_process_left(home, LIMITS.idle_exit_s)
-    with redo_log._exclusive_access(home, create=False) as alone:
-        assert alone
-    os.close(wake)
-    os.close(go)
-    assert os.waitpid(pid, 0)[1] == 0
+    try:
+        # The child closes its copies of the files right after the fork, before it runs this code.
+        assert os.read(forked, 1) == b"f"
+        assert_no_process_left(home, LIMITS.idle_exit_s)
+        with redo_log._exclusive_access(home, create=False) as alone:
+            assert alone
+    finally:
+        for fd in (wake, go, forked, report_fork):
+            os.close(fd)
+        _, status = os.waitpid(pid, 0)
+    assert status == 0
 
 
 @pytest.mark.parametrize(
