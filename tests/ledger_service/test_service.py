@@ -627,8 +627,7 @@ def test_rows_still_running_after_the_cancel_grace_are_cancelled() -> None:
 def test_cancel_request_in_the_store_cancels_the_run(filled: ServiceRig) -> None:
     filled.connect().claim(10)
     filled.store.transact(runs.request_cancel, filled.run_id)
-    # All rows may be over before the service has stored the end of the run.
-    filled.wait_until(lambda status: status.over and status.status == "cancelled")
+    assert filled.wait_over().status == "cancelled"
     until(lambda: filled.record().status is runs.RunLifecycle.CANCELLED, "the stored status")
 
 
