@@ -96,6 +96,10 @@ bench-effects: setup  ## measure effects and timers beside Restate and DBOS
 bench-tasks: setup  ## measure tasks beside pgqueuer, huey, RabbitMQ and Restate
 	$(BIN)/python -m bench.peers --suite tasks --budget-s 3000
 
+.PHONY: bench-flows
+bench-flows: setup  ## measure flows beside Restate and DBOS
+	$(BIN)/python -m bench.peers --suite flows --runs 3 --budget-s 460
+
 .PHONY: bench-postgres
 bench-postgres: setup  ## measure worlds, effects and tasks on PostgreSQL beside DBOS, pgqueuer and procrastinate
 	$(BIN)/python -m bench.peers --suite postgres --runs 3 --budget-s 3000

@@ -61,7 +61,15 @@ QUIET_LOAD = 0.5
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] in (["churn"], ["digest"], ["footprint"], ["isolation"], ["retention"], ["single"]):
+    if argv[:1] in (
+        ["churn"],
+        ["digest"],
+        ["flows"],
+        ["footprint"],
+        ["isolation"],
+        ["retention"],
+        ["single"],
+    ):
         # Each command parses its options.
         command: int = importlib.import_module(f"bench.{argv[0]}").main(argv[1:])
         return command

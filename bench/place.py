@@ -41,6 +41,14 @@ class TimerSizes:
 
 
 @dataclass(frozen=True)
+class FlowSizes:
+    # The target is for 1,000,000: `python -m bench flows --sleepers 1000000`, about ten minutes.
+    sleepers: int = 50_000
+    waking: int = 10_000
+    recorded_steps: int = 10_000
+
+
+@dataclass(frozen=True)
 class Sizes:
     claimer_items: int = 60_000
     backlog_small: int = 10_000
@@ -56,6 +64,7 @@ class Sizes:
     idle_s: float = 10.0
     effects: EffectSizes = field(default_factory=EffectSizes)
     timers: TimerSizes = field(default_factory=TimerSizes)
+    flows: FlowSizes = field(default_factory=FlowSizes)
 
 
 @dataclass(frozen=True)

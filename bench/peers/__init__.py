@@ -1,8 +1,8 @@
 """Holdfast beside the peers. The systems alternate within a run: Holdfast, Restate, DBOS, Holdfast, …
 
-    python -m bench.peers [--suite worlds|effects|tasks|postgres] [--runs 5] [--only NAME,…] [--budget-s N] [--save]
+    python -m bench.peers [--suite worlds|effects|tasks|flows|postgres] [--runs 5] [--only NAME,…] [--budget-s N] [--save]
     python -m bench.peers.report               the pages of all suites from their last saved runs
-    make bench-peers, make bench-effects, make bench-tasks, make bench-postgres
+    make bench-peers, make bench-effects, make bench-tasks, make bench-flows, make bench-postgres
 
 Every system gets the same work. For `worlds`: counters under a key, each message adds one, durably
 and in order per key. For `effects`: flows of durable steps, and timers. For `tasks`: no-op tasks, put
@@ -11,8 +11,9 @@ The systems take turns on the same disk, so that a machine that slows down slows
 of the runs counts, and the spread is kept. This benchmark installs the peers under `build/peers`, pinned
 by hash. They listen on loopback alone. If a peer cannot be installed, the output has a line with the reason.
 
-    suite, suites the definition of a comparison, and the four comparisons
+    suite, suites the definition of a comparison, and the five comparisons
     workload, effect_workload, task_workload   parts, measures, amounts and goals
+    durable_flows, durable_flow_load, durable_flow_turns, durable_flow_workload   flows
     process       processes in separate process groups that answer in JSON lines
     install       the directory of the peers
     holdfast_turn, restate_turn, dbos_turn   the systems for worlds; effect_turns for effects

@@ -115,7 +115,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--suite",
         choices=SUITES,
         default=WORLDS.name,
-        help="worlds, effects with timers, tasks, or all of them on PostgreSQL",
+        help="worlds, effects with timers, tasks, flows, or all of them on PostgreSQL",
     )
     parser.add_argument("--runs", type=int, default=5, help="turns of every system")
     parser.add_argument(

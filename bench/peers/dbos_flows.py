@@ -51,6 +51,17 @@ def main(url: str) -> None:
         noop()
         return 1000 * (time.perf_counter() - began)
 
+    @DBOS.step()
+    def since(sent_s: float) -> float:
+        return 1000 * (time.time() - sent_s)
+
+    @DBOS.workflow(name="single")
+    def single(sent_s: float) -> list[float]:
+        first_ms = since(sent_s)
+        began = time.perf_counter()
+        noop()
+        return [first_ms, 1000 * (time.perf_counter() - began)]
+
     @DBOS.workflow(name="wake")
     async def wake(due_s: float) -> None:
         await DBOS.sleep_async(max(due_s - time.time(), 0))
@@ -65,6 +76,7 @@ def main(url: str) -> None:
         {
             "chains": partial(run_chains, chain),
             "steps": partial(run_steps, step),
+            "singles": partial(run_singles, single),
             "timers": lambda **sizes: asyncio.run(run_timers(start_timer, late, **sizes)),
         }
     )
@@ -101,6 +113,20 @@ def run_steps(step: Callable[[], float], count: int, per_s: float) -> dict[str, 
         began = time.perf_counter()
         times["journaled"].append(step())
         times["whole"].append(1000 * (time.perf_counter() - began))
+    return times
+
+
+def run_singles(single: Callable[[float], list[float]], count: int, per_s: float) -> dict[str, Any]:
+    times: dict[str, Any] = {"first": [], "journaled": [], "whole": []}
+    due = time.perf_counter()
+    for _ in range(count):
+        due += 1 / per_s
+        time.sleep(max(due - time.perf_counter(), 0))
+        began = time.perf_counter()
+        first_ms, step_ms = single(time.time())
+        times["whole"].append(1000 * (time.perf_counter() - began))
+        times["first"].append(first_ms)
+        times["journaled"].append(step_ms)
     return times
 
 

@@ -55,7 +55,8 @@ def interpreter() -> Path:
         shutil.rmtree(home, ignore_errors=True)
         _run([sys.executable, "-m", "venv", home])
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, "--require-hashes", "-r", LOCK])
+        # The lock names every package. Without `--no-deps`, pip 23 refuses an extra whose package has a newer version.
+        _run([*pip, "--no-deps", "--require-hashes", "-r", LOCK])
         done.touch()
     return python
 

@@ -52,6 +52,22 @@ async def steps(port: int, count: int, per_s: float) -> dict[str, Any]:
     return times
 
 
+async def singles(port: int, count: int, per_s: float) -> dict[str, Any]:
+    connection = await Connection(port).open()
+    times: dict[str, Any] = {"first": [], "journaled": [], "whole": []}
+    due = time.perf_counter()
+    for _ in range(count):
+        due += 1 / per_s
+        await asyncio.sleep(max(due - time.perf_counter(), 0))
+        began = time.perf_counter()
+        first_ms, step_ms = await connection.post("/Flow/single", repr(time.time()).encode())
+        times["whole"].append(1000 * (time.perf_counter() - began))
+        times["first"].append(first_ms)
+        times["journaled"].append(step_ms)
+    connection.close()
+    return times
+
+
 async def timers(
     port: int, file: Path, count: int, spread_s: float, lead_s: float, delayed: bool
 ) -> dict[str, Any]:
@@ -94,6 +110,7 @@ def main() -> None:
         {
             "chains": lambda **asked: asyncio.run(chains(port, **asked)),
             "steps": lambda **asked: asyncio.run(steps(port, **asked)),
+            "singles": lambda **asked: asyncio.run(singles(port, **asked)),
             "timers": lambda **asked: asyncio.run(timers(port, file, **asked)),
         }
     )

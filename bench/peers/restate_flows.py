@@ -2,7 +2,7 @@
 
     python restate_flows.py PORT WORKERS LATENESS_FILE
 
-`chain` is five durable steps, `step` is one timed step, `wake` is a durable sleep, and `note` is the target
+`chain` is five durable steps, `step` is one timed step, `single` times the start too, `wake` is a durable sleep, and `note` is the target
 of a delayed send. `wake` and `note` write their lateness to a file, so that the client need not wait for
 answers.
 """
@@ -19,6 +19,7 @@ from restate_service import serve_app
 
 LATENESS_FILE = "BENCH_LATENESS_FILE"
 AS_INT = restate.RunOptions(type_hint=int)
+AS_FLOAT = restate.RunOptions(type_hint=float)
 
 flow = restate.Service("Flow")
 
@@ -41,6 +42,19 @@ async def step(ctx: restate.Context) -> float:
     began = time.perf_counter()
     await ctx.run_typed("step", noop, AS_INT)
     return 1000 * (time.perf_counter() - began)
+
+
+@flow.handler()
+async def single(ctx: restate.Context, sent_s: float) -> list[float]:
+    """Milliseconds from the call to the first step, and of the second step."""
+
+    async def since() -> float:
+        return 1000 * (time.time() - sent_s)
+
+    first_ms = await ctx.run_typed("since", since, AS_FLOAT)
+    began = time.perf_counter()
+    await ctx.run_typed("step", noop, AS_INT)
+    return [first_ms, 1000 * (time.perf_counter() - began)]
 
 
 @flow.handler()

@@ -1,6 +1,6 @@
 """The definition of a comparison: parts, measures, goals, and the files of its outcome.
 
-There are four: `worlds`, `effects`, `tasks` and `postgres`. All run in the same turns and have the same
+There are five: `worlds`, `effects`, `tasks`, `flows` and `postgres`. All run in the same turns and have the same
 tables.
 """
 
@@ -20,7 +20,7 @@ from bench.record import Record
 class Goal:
     """A limit for our measure as a multiple of a peer's measure: at least, or below.
 
-    The peer is Restate or, with `best`, the best peer of that run.
+    The peer is Restate, another one by name, or, with `best`, the best peer of that run.
     """
 
     ours: str
@@ -28,10 +28,11 @@ class Goal:
     at_least: float | None = None
     below: float | None = None
     best: bool = False
+    of: str = "restate"
 
     @property
     def peer(self) -> str:
-        return "best" if self.best else "restate"
+        return "best" if self.best else self.of
 
     @property
     def key(self) -> str:
@@ -46,6 +47,7 @@ class Goal:
     def __str__(self) -> str:
         whose = "" if self.ours == self.theirs else f" of its {self.theirs}"
         whose += " of the best peer" if self.best else ""
+        whose += f" of {self.of}" if self.of != "restate" else ""
         if self.at_least is not None:
             return f"≥ {self.at_least:g} ×{whose}"
         return f"< {self.below:g} ×{whose}"

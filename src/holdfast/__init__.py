@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from holdfast.app.definitions import inbox as inbox
     from holdfast.app.definitions import on as on
     from holdfast.app.definitions import upcast as upcast
+    from holdfast.app.flow_definition import Flow as Flow
+    from holdfast.app.flow_definition import flow as flow
     from holdfast.app.flow_handle import FlowHandle as FlowHandle
-    from holdfast.app.flows import Flow as Flow
     from holdfast.app.flows import again as again
     from holdfast.app.flows import cancelled as cancelled
-    from holdfast.app.flows import flow as flow
     from holdfast.app.flows import now as now
     from holdfast.app.flows import options as options
     from holdfast.app.flows import publish as publish
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from holdfast.world.context import Context as Context
 
 _HOMES = {
-    "Flow": "holdfast.app.flows",
+    "Flow": "holdfast.app.flow_definition",
     "FlowFailed": "holdfast.flows.model",
     "FlowHandle": "holdfast.app.flow_handle",
     "Overloaded": "holdfast.errors",
@@ -79,7 +79,7 @@ _HOMES = {
     "again": "holdfast.app.flows",
     "cancelled": "holdfast.app.flows",
     "current_step": "holdfast.workers.flows.step_runs",
-    "flow": "holdfast.app.flows",
+    "flow": "holdfast.app.flow_definition",
     "now": "holdfast.app.flows",
     "options": "holdfast.app.flows",
     "publish": "holdfast.app.flows",

@@ -119,7 +119,7 @@ ENCODE_ERRORS = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, Rec
 
 pack = _encoder.encode
 # Types without nested values.
-_SCALAR_TYPES: frozenset[type] = frozenset(
+SCALAR_TYPES: frozenset[type] = frozenset(
     {
         type(None), bool, int, float, str, bytes, bytearray, datetime.datetime, datetime.date,
         datetime.time, datetime.timedelta, uuid.UUID, decimal.Decimal,
@@ -133,7 +133,7 @@ _ORDERABLE_TYPES: frozenset[type] = frozenset(
 
 def pack_value(value: Any) -> bytes:
     """Encode a user value. Equal values have equal bytes, including sets of sets."""
-    if type(value) in _SCALAR_TYPES or not _has_unordered_set(value):
+    if type(value) in SCALAR_TYPES or not _has_unordered_set(value):
         return pack(value)
     return pack(_with_sorted_sets(value))
 
@@ -144,7 +144,7 @@ def _has_unordered_set(value: Any) -> bool:
     level: list[Any] = [value]
     for _ in range(_SEARCH_DEPTH_MAX):
         nested: list[Any] = []
-        for kind in {type(item) for item in level} - _SCALAR_TYPES:
+        for kind in {type(item) for item in level} - SCALAR_TYPES:
             values = [item for item in level if type(item) is kind]
             if issubclass(kind, dict):
                 nested += chain.from_iterable(map(dict.values, values))
@@ -181,7 +181,7 @@ def _field_names(kind: type[Any]) -> Iterable[str]:
 
 def _with_sorted_sets(value: Any) -> Any:
     """Copy the value with each unordered set replaced by a sorted list of its encoded elements."""
-    if type(value) in _SCALAR_TYPES:
+    if type(value) in SCALAR_TYPES:
         return value
     if isinstance(value, set | frozenset):
         if _is_orderable(value):

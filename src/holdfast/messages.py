@@ -25,6 +25,8 @@ from holdfast.durable.item import FailedAttempt
 TIMER_SET = "timer.set"
 TIMER_CANCEL = "timer.cancel"
 FABRIC_SEND = "fabric.send"
+# The effect kind of an intent that starts a flow is this prefix and the name of the flow.
+FLOW_START_PREFIX = "flow:"
 # An intent of a flow has an id with this prefix in the place of the world id.
 FLOW_WORLD_PREFIX = "flow/"
 EFFECT_CANCEL = "effect.cancel"
@@ -99,6 +101,8 @@ class Intent(Record, frozen=True):
     wants_receipt: bool = True
     # Position among the intents of its journal entry.
     index: int = 0
+    # The declared properties of the flow that the intent starts. Not compared by a replay, like a policy.
+    flow_spec: bytes = b""
 
     def positional_id(self) -> bytes:
         """Return the id that the intent would have without its key. It identifies this use of the key."""

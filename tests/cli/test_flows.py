@@ -316,7 +316,7 @@ def test_flows_cancel_by_name_state_and_id(
         {"id": shop["waiting"], "cancelled": False},
     ]
     run_all(rig)
-    assert flows("list", "--state", "cancelled")["names"][1]["cancelled"] == 2
+    assert flows("list", "--state", "CANCELLED")["names"][1]["cancelled"] == 2
     text = run("flows", "cancel", shop["completed"], "--store", path).out
     assert "had ended" in text
 

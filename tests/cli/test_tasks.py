@@ -248,7 +248,7 @@ def test_tasks_redrive_filters_by_error_text(
 
     assert redriven("--error", "no such words") == []
     assert redriven("--error", "CARD 7") == [shop["failed"]]
-    assert redriven("--error", "our mind", "--state", "dead") == [shop["dead"]]
+    assert redriven("--error", "our mind", "--state", "DEAD") == [shop["dead"]]
     assert redriven("--all") == [], "each of them once"
 
 

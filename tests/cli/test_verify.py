@@ -62,7 +62,7 @@ def test_verify_with_the_app_replays_every_journal(
     # All five steps are ada's. The fork starts from a snapshot and replays none.
     assert result.document == {
         "sound": True, "worlds": 3, "steps": 5, "compared": 5, "not_compared": 0,
-        "findings": [], "differences": [],
+        "findings": [], "differences": [], "flows": 0, "flow_findings": [], "parks": [],
     }  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""A flow of ten steps with two branches, and a crash at every commit and at every pair of commits."""
+"""A flow of ten steps with two branches, and a crash at every commit and at every pair of commits.
+
+`make test` crashes each pair of commits in one of the nine pairs of modes, in turn. `make chaos` runs all of them."""
 
 import asyncio
 from collections import Counter
@@ -129,6 +131,7 @@ def test_crash_at_every_commit_changes_neither_result_nor_compensations(fails: b
 
 
 def crash_pairs(fails: bool) -> list[dict[int, str]]:
+    """Each pair of commits with each pair of modes. The modes change fastest."""
     commits = range(1, CrashedRun({}, fails).commits + 4)
     return [
         {first: one, second: other}
@@ -137,6 +140,36 @@ def crash_pairs(fails: bool) -> list[dict[int, str]]:
     ]
 
 
+def rotated_crash_pairs(fails: bool) -> list[dict[int, str]]:
+    """Each pair of commits once. The pairs of modes take turns."""
+    every, modes = crash_pairs(fails), len(CRASHES) ** 2
+    return [
+        every[start + number % modes] for number, start in enumerate(range(0, len(every), modes))
+    ]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rotated_crashes_cover_every_pair_of_commits_and_of_modes(fails: bool) -> None:
+    every, rotated = crash_pairs(fails), rotated_crash_pairs(fails)
+    assert [tuple(crashes) for crashes in rotated] == list(
+        dict.fromkeys(tuple(crashes) for crashes in every)
+    )
+    firsts = {min(crashes) for crashes in every}
+    for first in sorted(firsts)[:-9]:
+        modes = {tuple(crashes.values()) for crashes in rotated if min(crashes) == first}
+        assert modes == set(product(CRASHES, CRASHES))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_crashes_at_every_pair_of_commits_in_turn_change_neither_result_nor_compensations(
+    fails: bool,
+) -> None:
+    undisturbed = CrashedRun({}, fails)
+    for crashes in rotated_crash_pairs(fails):
+        CrashedRun(crashes, fails).check(undisturbed, 2)
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("fails", [False, True])
 def test_crashes_at_every_pair_of_commits_change_neither_result_nor_compensations(

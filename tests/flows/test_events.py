@@ -8,6 +8,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import Invalid, KeyConflict
+from holdfast.flows import operations
 from holdfast.ops.verify import find_differences
 from tests.flows.test_steps import app_of
 
@@ -57,6 +58,19 @@ def test_receive_leaves_events_of_other_types(make_rig: Any) -> None:
     handle.send(Shipped("b"))
     assert rig.result(handle) == ["a", "Payment", "Shipped"]
     assert handle.events() == []
+
+
+def test_receive_finds_an_event_behind_many_events_of_other_types(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> str:
+        return (await hf.receive(Shipped)).parcel
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order)
+    for cents in range(3 * operations.MAIL_PAGE):
+        handle.send(Payment(cents))
+    handle.send(Shipped("last"))
+    assert rig.result(handle) == "last"
 
 
 def test_receivers_are_served_in_the_order_of_their_calls(make_rig: Any) -> None:

@@ -1,6 +1,7 @@
 """Keys, `hf.again`, forks, retention, large values and long records."""
 
 import asyncio
+import gc
 import time
 from typing import Any
 
@@ -293,3 +294,49 @@ def test_ten_thousand_recorded_steps_replay(make_rig: Any, record_property: Any)
     # The second run replayed the record.
     assert len(began) == 4
     record_property("replay_cpu_s", began[3] - began[2])
+
+
+def test_finally_block_records_nothing_while_its_flow_is_suspended(make_rig: Any) -> None:
+    """DESIGN 12: a waiting flow is rows. Python closes its coroutine; the calls in its `finally` blocks have no effect."""
+    log: list[str] = []
+
+    def release() -> str:
+        log.append("released")
+        return "released"
+
+    @hf.flow
+    async def order() -> str:
+        try:
+            await hf.sleep(60)
+        except Exception:
+            log.append("error")
+        finally:
+            try:
+                hf.publish("status", "releasing")
+                await hf.step(release)
+            except Exception:
+                log.append("error")
+        return "done"
+
+    @hf.flow
+    async def branches() -> list[str]:
+        return list(await asyncio.gather(branch(), branch()))
+
+    async def branch() -> str:
+        try:
+            await hf.sleep(60)
+        finally:
+            await hf.step(hf.options(release, name="release"))
+        return "done"
+
+    rig = make_rig(app_of(order, branches))
+    for flow, result, calls in ((order, "done", 1), (branches, ["done", "done"], 2)):
+        handle = rig.start(flow)
+        rig.run(rig.is_idle)
+        gc.collect()
+        assert [step.name for step in handle.steps()].count("release") == 0
+        assert handle.published() == {}
+        assert log == []
+        assert rig.result(handle) == result
+        assert log == ["released"] * calls
+        log.clear()

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.clock import SYSTEM, S, iso_time
 from holdfast.durable import lease as leases
 from holdfast.errors import Conflict, HoldfastError, IllegalTransition, Invalid
@@ -627,8 +627,23 @@ def test_rows_still_running_after_the_cancel_grace_are_cancelled() -> None:
 def test_cancel_request_in_the_store_cancels_the_run(filled: ServiceRig) -> None:
     filled.connect().claim(10)
     filled.store.transact(runs.request_cancel, filled.run_id)
-    assert filled.wait_over().over
-    until(lambda: filled.record().status is runs.RunLifecycle.CANCELLED, "the stored status")
+    assert filled.wait_over().status == "cancelled"
+    assert filled.record().status is runs.RunLifecycle.CANCELLED
+
+
+def test_run_ended_before_its_cancel_request_is_recorded_ends_as_cancelled(
+    filled: ServiceRig,
+) -> None:
+    """The log has the cancellation of all rows. The committer stores the end of the run first."""
+
+    def wait_ended(run_id: str) -> None:
+        until(lambda: filled.record().status not in runs.UNFINISHED, "the end of the run")
+
+    with failpoints.on("ledger.cancel_logged", calls=wait_ended) as point:
+        filled.store.transact(runs.request_cancel, filled.run_id)
+        assert filled.wait_over().status == "cancelled"
+        until(lambda: point.hits == 1, "the recorded cancel request")
+    assert filled.record().status is runs.RunLifecycle.CANCELLED
 
 
 # --- exit, kill, restart ------------------------------------------------------------------------

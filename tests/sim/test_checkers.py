@@ -8,6 +8,7 @@ import pytest
 from holdfast.clock import S
 from holdfast.sim.history import History
 from tests.sim.test_check_effects import WRONG as EFFECTS
+from tests.sim.test_check_flows import BAD as FLOWS
 from tests.sim.test_check_ledger import BAD as LEDGERS
 from tests.sim.test_check_tasks import WRONG as TASKS
 from tests.sim.test_check_worlds import WRONG
@@ -472,7 +473,7 @@ def test_checker_reports_a_violating_history(number: str, story: HistoryBuilder)
 
 def test_every_checker_has_a_violating_history() -> None:
     numbers_elsewhere = {number for number, _, _ in (*WRONG, *EFFECTS, *LEDGERS, *TASKS)}
-    dispatches = {number for number, _ in DISPATCHES.values()}
+    dispatches = {number for number, _ in (*DISPATCHES.values(), *FLOWS.values())}
     assert BAD.keys() | numbers_elsewhere | dispatches == CHECKERS.keys()
 
 

@@ -43,7 +43,7 @@ class _TaskReplay:
             self._add_violations(event, self._check_rows(event.at_ns, tasks))
             self._add_violations(event, self._check_indexes(event.at_ns, tasks))
             self._add_violations(event, TaskLogFold(tasks, log).check(self.model))
-        elif event.applied and event.op in _STEPS:
+        elif event.applied and is_task_event(event):
             self._add_violations(
                 event, _STEPS[event.op](self, event.at_ns, event.args, event.value)
             )
@@ -264,11 +264,16 @@ _STEPS: dict[str, Any] = {
 }
 
 
+def is_task_event(event: HistoryEvent) -> bool:
+    """Whether the event is an operation on the modelled tasks. Flows have tasks in another universe."""
+    return event.op in _STEPS and event.args.get("universe", UNIVERSE) == UNIVERSE
+
+
 def findings(history: History) -> list[Violation]:
     """Return all violations that the replay of each life finds, in order."""
     found: list[Violation] = []
     for life in history.store_lives():
-        if any(event.op in _STEPS for event in life):
+        if any(is_task_event(event) for event in life):
             replay = _TaskReplay()
             for event in life:
                 replay.step(event)

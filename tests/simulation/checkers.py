@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from holdfast.sim.history import History
 from tests.simulation import (
     check_dispatch,
+    check_flows,
     check_journals,
     check_lease,
     check_ledger,
     check_queue,
+    check_schedules,
     check_start_and_end,
     check_tasks,
     check_worlds,
@@ -45,6 +47,7 @@ def _replay_violations(history: History) -> list[Violation]:
     if history.replay_violations is None:
         replays = (
             check_queue, check_journals, check_worlds, check_ledger, check_tasks, check_dispatch,
+            check_flows, check_schedules,
         )  # fmt: skip
         history.replay_violations = [
             found for replay in replays for found in replay.findings(history)
@@ -122,6 +125,21 @@ _INVARIANTS: list[tuple[str, str, tuple[Check, ...]]] = [
     ),
     ("P1", "the sink holds each committed success once, in order", (_violations_numbered("P1"),)),
     ("P2", "a finished row is not executed again", (_violations_numbered("P2"),)),
+    (
+        "X1",
+        "a recorded step is not run again; its outcome is recorded once, under the live lease",
+        (_violations_numbered("X1"),),
+    ),
+    (
+        "X2",
+        "compensations run once in reverse order; a sleep ends once; events come once, in order",
+        (_violations_numbered("X2"),),
+    ),
+    (
+        "X3",
+        "an occurrence submits its task once; pause, overlap and backfill obey their policy",
+        (_violations_numbered("X3"),),
+    ),
     ("B1", "a wrong schema marker refuses, and writes nothing", (check_start_and_end.check_b1,)),
 ]
 

@@ -4,7 +4,8 @@ one.
 Some guards cover for each other. Where removing one guard does no harm, the pair is removed. The
 mutants of worlds and hosting are in `mutants_worlds`, of effects, timers and mail in
 `mutants_effects`, of fused commits in `mutants_fused_commit`, of the ledger in `mutants_ledger`, of
-tasks in `mutants_tasks`, of dispatch requests in `mutants_dispatch`. All others are here.
+tasks in `mutants_tasks`, of dispatch requests in `mutants_dispatch`, of flows and schedules in
+`mutants_flows`. All others are here.
 `source_edits` plants them.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 from holdfast.sim.settings import HAS_LEDGER, SimulationSettings, Workload
 from tests.simulation.mutants_dispatch import DISPATCH
 from tests.simulation.mutants_effects import EFFECTS
+from tests.simulation.mutants_flows import FLOWS
 from tests.simulation.mutants_fused_commit import FUSED_COMMIT
 from tests.simulation.mutants_ledger import LEDGER
 from tests.simulation.mutants_tasks import TASKS
@@ -286,6 +288,8 @@ _LEDGER = {f"ledger {name}": edits for name, edits in LEDGER.items() if HAS_LEDG
 _TASKS = {f"task {name}": edits for name, edits in TASKS.items()}
 _DISPATCH = {f"dispatch {name}": edits for name, edits in DISPATCH.items()}
 
+_FLOWS = {f"flow {name}": edits for name, edits in FLOWS.items()}
+
 MUTANTS: dict[str, Mutant] = {
     name: Mutant(name, edits)
     for name, edits in {
@@ -296,6 +300,7 @@ MUTANTS: dict[str, Mutant] = {
         **_LEDGER,
         **_TASKS,
         **_DISPATCH,
+        **_FLOWS,
     }.items()
 }
 
@@ -305,9 +310,14 @@ def is_dispatch_bug(name: str | None) -> bool:
     return name in _DISPATCH
 
 
+def is_flow_bug(name: str | None) -> bool:
+    """Whether runs with this planted bug have the workload of flows."""
+    return name in _FLOWS
+
+
 def can_reach(name: str, settings: SimulationSettings) -> bool:
     """Whether a run with these settings can reach the planted bug. Other runs are skipped."""
-    if is_dispatch_bug(name):
+    if is_dispatch_bug(name) or is_flow_bug(name):
         return True
     workload = settings.workload
     if name in _TASKS or workload == Workload.TASKS:

@@ -19,6 +19,12 @@ from tests.simulation.checkers import check_all
 from tests.simulation.coverage import count_coverage
 from tests.simulation.violation import Violation
 from tests.simulation.workload_dispatch import dispatch_actors, draw_dispatch_settings
+from tests.simulation.workload_flows import (
+    as_flow_settings,
+    draw_flow_settings,
+    flow_actors,
+    has_flows,
+)
 from tests.simulation.workloads import create_actors, fault_injectors
 
 
@@ -78,8 +84,14 @@ def run_tape(
 
 
 def _draw_run(tape: ChoiceTape, mutant: str | None) -> tuple[SimulationSettings, list[Actor]]:
+    if mutants.is_flow_bug(mutant):
+        settings = draw_flow_settings(tape)
+        return settings, [*flow_actors(settings), *fault_injectors(settings)]
     if not mutants.is_dispatch_bug(mutant):
         settings = draw_settings(tape)
+        if mutant is None and has_flows(settings):
+            as_flow_settings(settings)
+            return settings, [*flow_actors(settings), *fault_injectors(settings)]
         return settings, create_actors(settings)
     settings = draw_dispatch_settings(tape)
     return settings, [*dispatch_actors(settings), *fault_injectors(settings)]

@@ -2,7 +2,8 @@
 
 A Spark JVM uses half of the time of its start to load classes from jars. An archive for class data sharing (CDS) maps
 them into memory instead. The first process that needs the archive makes it in `build/`, for all later runs of the
-tests. Meanwhile other processes start their JVMs without it. A JVM ignores an archive of other jars.
+tests. Meanwhile other processes wait: a JVM without the archive needs twice the processor time for its start. A JVM
+ignores an archive of other jars.
 
     python -m tests.spark.class_archive     # a small Spark job, whose JVM writes the archive when it exits
 """
@@ -55,15 +56,12 @@ def archive_path() -> Path:
 
 
 def make_archive(path: Path) -> None:
-    """Make the archive, unless it exists or another process makes it."""
+    """Make the archive, unless it exists. Wait for a process that makes it."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{path}.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             return
         part = path.with_suffix(".part")

@@ -37,6 +37,8 @@ DRIVER_MEMORY = "1g"
 
 WHEEL = Path(pyspark.__file__).parent
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+# The modules of the daemon of Python workers: of Spark, and of the tests.
+DAEMONS = {"pyspark.daemon", "tests.spark.warm_daemon"}
 CHILD = "holdfast.spark.child"
 SERVICE = "holdfast.spark.service"
 # Environment variable of a Worker and its executors: the number of the Worker, from 0.
@@ -326,7 +328,7 @@ def _python_processes(pid: int, processes: Mapping[int, _ProcessEntry]) -> Pytho
     descendants = _descendants(pid, processes)
     # The workers of a daemon are its forks and have the same arguments.
     daemons_and_forks = [
-        child for child in descendants if "pyspark.daemon" in processes[child].args
+        child for child in descendants if not DAEMONS.isdisjoint(processes[child].args)
     ]
     daemons = [
         child for child in daemons_and_forks if processes[child].parent not in daemons_and_forks

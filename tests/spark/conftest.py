@@ -32,15 +32,16 @@ INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
+WARM = {"spark.python.daemon.module": "tests.spark.warm_daemon"}
 LOCAL = {
     "spark.driver.memory": "1g",
     "spark.ui.enabled": "false",
     # Within a pool, jobs run in order of submission. Tests with several pools need the fair scheduler.
     "spark.scheduler.mode": "FAIR",
-    "spark.python.daemon.module": "tests.spark.warm_daemon",
     # The worker of a cancelled task is killed after this time.
     "spark.python.task.killTimeout": "200ms",
     **INTERPRETED,
+    **WARM,
 }
 
 
@@ -172,7 +173,9 @@ def cluster_spark(session_slot: SessionSlot, two_workers: SparkCluster) -> Spark
     """A classic session on the cluster."""
     return session_slot.use(
         "cluster",
-        lambda: session(two_workers.url, app="tests", config={**two_workers.config, **INTERPRETED}),
+        lambda: session(
+            two_workers.url, app="tests", config={**two_workers.config, **INTERPRETED, **WARM}
+        ),
     )
 
 

@@ -344,3 +344,11 @@ def test_invalid_app_definition_is_refused_at_declaration(
         make()
     assert "\n" not in str(raised.value)
     assert not isinstance(raised.value, KeyTooLarge)
+
+
+def test_effect_without_a_kind_names_the_declaration() -> None:
+    def quote(call: hf.Call, currency: str) -> int:
+        return len(currency)
+
+    with pytest.raises(Invalid, match=r'@hf.effect\("kind"\)'):
+        hf.effect(quote)  # type: ignore[arg-type]

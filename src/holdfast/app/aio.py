@@ -27,8 +27,8 @@ from holdfast.app import store_calls, submission
 from holdfast.app.definitions import Event, World
 
 if TYPE_CHECKING:
+    from holdfast.app.flow_definition import Flow, FlowCall
     from holdfast.app.flow_handle import FlowHandle
-    from holdfast.app.flows import Flow, FlowCall
     from holdfast.app.runtime import Runtime
     from holdfast.app.store_calls import StoreCall
     from holdfast.app.task_handle import TaskHandle

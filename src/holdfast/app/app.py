@@ -20,6 +20,7 @@ from holdfast.app.definitions import (
     World,
     handlers_of,
     is_event,
+    receipt_of,
 )
 from holdfast.app.history_limit import Keep, bounds_of
 from holdfast.app.schedule_options import schedules_of
@@ -28,6 +29,7 @@ from holdfast.app.tasks import Queue, Task, queues_of
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.flows.model import TASK_PREFIX
 from holdfast.messages import (
+    FLOW_START_PREFIX,
     INBOX,
     RESERVED_KINDS,
     FabricSendParams,
@@ -39,10 +41,10 @@ from holdfast.messages import IntentReceipt as StoredReceipt
 from holdfast.world.catalog import check_text, check_universe
 from holdfast.world.definition import Cause, EventType, Handler, Upcast, WorldDefinition
 from holdfast.world.history import HistoryBound
-from holdfast.world.step_inputs import undeclared_error
+from holdfast.world.step_inputs import StartableFlow, undeclared_error
 
 if TYPE_CHECKING:
-    from holdfast.app.flows import Flow
+    from holdfast.app.flow_definition import Flow
     from holdfast.app.runtime import Runtime
     from holdfast.store.api import Store
     from holdfast.world.context import Context
@@ -112,23 +114,11 @@ class App:
         for world in kinds:
             if not (isinstance(world, type) and issubclass(world, World)):
                 raise Invalid(what="world", found=repr(world)[:64], why="not an hf.World class")
-            for cause in handlers_of(world):
-                if is_event(cause):
-                    self._add_event(cause)
-                elif isinstance(cause, Effect):
-                    self._add_effect(cause)
-                elif isinstance(cause, Inbox):
-                    check_type("inbox", cause.name, "payload", cause.kind)
-                else:
-                    raise Invalid(
-                        what="handler",
-                        world=world.__name__,
-                        cause=repr(cause),
-                        why="not an event class, an effect or an inbox",
-                    )
+            self._add_causes(world)
         for kind in self._upcasts:
             if kind not in self._event_names:
                 raise Invalid(what="upcast", type=kind.__name__, why="no world handles this event")
+        self._accepted_causes |= {("receipt", flow.kind) for flow in self.flows.values()}
         bounds = bounds_of(keep or {}, kinds)
         for world in kinds:
             self._add_world(world, version, bounds.get(world))
@@ -160,12 +150,13 @@ class App:
         program = self.programs.get(type)
         if program is None or cause in program.declared_versions:
             return
-        side, name = cause
-        if side == "receipt":
-            why = "the app does not declare this effect; name it in effects="
+        what, name = cause
+        if what == "receipt":
+            flow = name.startswith(FLOW_START_PREFIX)
+            what, listed = ("flow", "flows=") if flow else ("effect", "effects=")
+            why = f"the app does not declare this {what}; name it in {listed}"
         else:
             why = "this code does not handle it there; handle it or name it in events="
-        what = "effect" if side == "receipt" else side
         raise undeclared_error(what=what, type=name, world=type, why=why)
 
     def check_event(self, type: str, event: Any) -> tuple[str, bytes]:
@@ -190,6 +181,11 @@ class App:
         if not isinstance(declared, Effect):
             raise Invalid(what="effect", found=repr(effect), why="not made by @hf.effect")
         return declared.call(declared.positional(args, kwargs) if kwargs else args, options)
+
+    def flow_call(self, flow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EffectCall:
+        from holdfast.app.flow_intent import to_effect_call
+
+        return to_effect_call(flow, args, kwargs)
 
     def check_mail(self, mail: FabricSendParams) -> None:
         to = mail.dest_world
@@ -221,6 +217,25 @@ class App:
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _add_causes(self, world: type[World]) -> None:
+        """Add the events, effects and flows that a world type handles."""
+        for cause in handlers_of(world):
+            if is_event(cause):
+                self._add_event(cause)
+            elif isinstance(cause, Effect):
+                self._add_effect(cause)
+            elif isinstance(cause, StartableFlow):
+                self._add_flow(cause)
+            elif isinstance(cause, Inbox):
+                check_type("inbox", cause.name, "payload", cause.kind)
+            else:
+                raise Invalid(
+                    what="handler",
+                    world=world.__name__,
+                    cause=repr(cause),
+                    why="not an event class, an effect, a flow or an inbox",
+                )
+
     def _add_task(self, task: Any) -> None:
         if not isinstance(task, Task):
             raise Invalid(what="task", found=repr(task)[:64], why="not made by @hf.task")
@@ -229,7 +244,7 @@ class App:
         task.check_storable()
 
     def _add_flow(self, flow: Any) -> None:
-        from holdfast.app.flows import Flow
+        from holdfast.app.flow_definition import Flow
 
         if not isinstance(flow, Flow):
             raise Invalid(what="flow", found=repr(flow)[:64], why="not made by @hf.flow")
@@ -250,7 +265,7 @@ class App:
         self._accepted_causes.add(("receipt", effect.kind))
         if isinstance(effect, Send):
             return  # no effect worker performs it: the runtime delivers mail itself
-        if effect.kind in RESERVED_KINDS:
+        if effect.kind in RESERVED_KINDS or effect.kind.startswith(FLOW_START_PREFIX):
             raise Invalid(what="effect", kind=effect.kind, why="the runtime reserves this name")
         declared = self.effects.setdefault(effect.kind, effect)
         if declared is not effect:
@@ -290,8 +305,9 @@ class App:
                 raise Invalid(what="world", type=name, field=field.name, why="needs a default")
         handlers: dict[Cause, Handler] = {}
         for cause, method in handlers_of(world).items():
-            if isinstance(cause, Effect):
-                handlers[("receipt", cause.kind)] = _receipt_handler(cause, method)
+            if isinstance(cause, Effect | StartableFlow):
+                source: Any = cause
+                handlers[("receipt", source.kind)] = _receipt_handler(source.returns, method)
             elif isinstance(cause, Inbox):
                 if ("inbox", cause.name) in handlers:
                     raise Invalid(
@@ -320,10 +336,10 @@ class App:
         self._world_types[world] = name
 
 
-def _receipt_handler(effect: Effect[Any, Any], method: Callable[..., None]) -> Handler:
+def _receipt_handler(returns: Any, method: Callable[..., None]) -> Handler:
     def handle(state: Any, ingress: Ingress, cx: Any) -> None:
         assert ingress.kind is IngressKind.RECEIPT
-        method(state, effect.receipt(codec.unpack_as(StoredReceipt, ingress.value)), cx)
+        method(state, receipt_of(codec.unpack_as(StoredReceipt, ingress.value), returns), cx)
 
     return handle
 

@@ -34,7 +34,7 @@ from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import Intent, ReceiptStatus
 from holdfast.messages import IntentReceipt as StoredReceipt
 from holdfast.world.catalog import check_text
-from holdfast.world.step_inputs import EffectCall, RequestableEffect
+from holdfast.world.step_inputs import EffectCall, RequestableEffect, StartableFlow
 
 if TYPE_CHECKING:
     from holdfast.effects.budget import Cost
@@ -321,22 +321,6 @@ class Effect(RequestableEffect[P, T]):
             )
         return float(cost)
 
-    def receipt(self, stored: StoredReceipt) -> Receipt[Any]:
-        value = None
-        if stored.status is ReceiptStatus.OK and stored.value:
-            value = _convert(self.returns, codec.unpack(stored.value))
-        return Receipt(
-            status=stored.status.value,
-            value=value,
-            code=stored.code,
-            error=stored.error,
-            attempts=stored.attempts,
-            tag=stored.tag,
-            cost=stored.cost,
-            intent_hash=stored.intent_hash,
-            redrive_of=stored.redrive_of,
-        )
-
     def _decode_arguments(self, params: bytes) -> list[Any]:
         """Return the arguments, converted to the annotated types. Surplus arguments are not converted."""
         values: list[Any] = codec.unpack(params)
@@ -344,6 +328,24 @@ class Effect(RequestableEffect[P, T]):
             _convert(hint, value) for hint, value in zip(self._argument_hints, values, strict=False)
         ]
         return converted + values[len(converted) :]
+
+
+def receipt_of(stored: StoredReceipt, returns: Any) -> Receipt[Any]:
+    """Return a stored receipt with its value as the declared type."""
+    value = None
+    if stored.status is ReceiptStatus.OK and stored.value:
+        value = _convert(returns, codec.unpack(stored.value))
+    return Receipt(
+        status=stored.status.value,
+        value=value,
+        code=stored.code,
+        error=stored.error,
+        attempts=stored.attempts,
+        tag=stored.tag,
+        cost=stored.cost,
+        intent_hash=stored.intent_hash,
+        redrive_of=stored.redrive_of,
+    )
 
 
 class EffectWithOptions(RequestableEffect[P, T]):
@@ -380,6 +382,10 @@ def effect(
     concurrency: int = 16,
 ) -> EffectDecorator:
     """Declare an effect: a function, `def` or `async def`, whose first parameter is `call`."""
+    if callable(kind):
+        raise Invalid(
+            what="effect", why='give it a kind: @hf.effect("kind")', found=repr(kind)[:64]
+        )
     check_text("effect kind", kind, EFFECT_KIND_BYTES_MAX)
     for letter in "/>":
         if letter in kind:
@@ -443,9 +449,11 @@ def on(*causes: Any) -> Callable[[M], M]:
         raise Invalid(what="on", why="name the events, effects or inbox that the method handles")
 
     for cause in causes:
-        if not (is_event(cause) or isinstance(cause, Effect | Inbox)):
+        if not (is_event(cause) or isinstance(cause, Effect | Inbox | StartableFlow)):
             raise Invalid(
-                what="on", found=repr(cause)[:64], why="not an event class, an effect or an inbox"
+                what="on",
+                found=repr(cause)[:64],
+                why="not an event class, an effect, a flow or an inbox",
             )
 
     def mark(method: M) -> M:

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from holdfast import codec
-from holdfast.app.flows import Flow
+from holdfast.app.flow_definition import Flow
 from holdfast.app.store_calls import Read, StoreCall
 from holdfast.app.task_handle import check_timeout
 from holdfast.clock import S

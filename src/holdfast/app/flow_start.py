@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from holdfast.app.flow_definition import Flow, FlowCall
 from holdfast.app.flow_handle import FlowHandle, by_key_call, check_key
-from holdfast.app.flows import Flow, FlowCall
 from holdfast.app.store_calls import StoreCall
 from holdfast.errors import Invalid
 from holdfast.flows import operations

@@ -15,257 +15,43 @@ Steps are recorded. A worker that runs the flow again gets the recorded outcomes
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import functools
-import hashlib
 import inspect
-import math
 import typing
 import uuid as uuids
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable
+from types import FunctionType, NoneType
+from typing import Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from holdfast import codec
 from holdfast.app.definitions import Effect, EffectWithOptions
-from holdfast.app.schedule_options import ScheduleOptions
-from holdfast.app.storable_types import check_function
+from holdfast.app.flow_definition import Flow, FlowCall, checked_int, decoder, ns, ns_or_zero
 from holdfast.app.tasks import Task, TaskCall
 from holdfast.app.world_reference import WorldReference, reference_of, with_step_key
 from holdfast.clock import S
-from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
-from holdfast.errors import Invalid, ValueTooLarge
-from holdfast.flows import operations
-from holdfast.flows.execution import CURRENT_FLOW, FlowExecution, NextRun, StepCall, StepKind
-from holdfast.flows.model import EFFECT, FLOW, RECEIVE, SLEEP, TASK, FlowSpec
+from holdfast.errors import Invalid
+from holdfast.flows.execution import (
+    CURRENT_FLOW,
+    FlowExecution,
+    FlowSuspended,
+    NextRun,
+    StepCall,
+    StepKind,
+)
+from holdfast.flows.model import EFFECT, FLOW, RECEIVE, SLEEP, TASK
 from holdfast.flows.operations import OpenRequest
 from holdfast.messages import FLOW_WORLD_PREFIX, Intent, keyed_hash
 from holdfast.workers.flows.step_runs import CURRENT_STEP, LocalWork, encode_result
 from holdfast.world.catalog import check_text
-from holdfast.world.definition import EventType
 from holdfast.world.step_inputs import RequestableEffect
 
 T = TypeVar("T")
 P = ParamSpec("P")
 E = TypeVar("E")
-
-FLOW_OPTIONS = ("key", "queue", "priority", "parent_close", "timeout_s")
-PARENT_CLOSE = ("cancel", "abandon")
-
-
-class Flow(Generic[P, T]):
-    """A durable function. Created by `@hf.flow`."""
-
-    def __init__(self, fn: Callable[P, Coroutine[Any, Any, T]], spec: FlowSpec) -> None:
-        if not inspect.iscoroutinefunction(fn):
-            raise Invalid(what="flow", name=spec.name, why="a flow is an async def function")
-        self.fn = fn
-        self.name = spec.name
-        self.spec = spec
-        self.__doc__ = fn.__doc__
-        self.__name__ = fn.__name__
-        self.__module__ = fn.__module__
-        operations.check_spec(spec)
-        check_text("flow", spec.name)
-        check_text("queue", spec.queue)
-        try:
-            self._signature = inspect.signature(fn)
-            hints = typing.get_type_hints(fn)
-        except (TypeError, ValueError, NameError, AttributeError) as error:
-            raise Invalid(
-                what="flow", name=self.name, why=f"its annotations cannot be read: {error}"
-            ) from None
-        self.returns: Any = hints.pop("return", Any)
-        self._hints = hints
-        self.code_version = _fingerprint(fn)
-        # The schedule of `@hf.flow(every=…)`.
-        self.schedule: ScheduleOptions | None = None
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        return self.fn(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"<flow {self.name}>"
-
-    def options(
-        self,
-        *,
-        key: str | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        timeout_s: float | None = None,
-        parent_close: str = "cancel",
-    ) -> FlowCall[P, T]:
-        """Return the flow with options, kept apart from its arguments."""
-        spec = self.spec
-        if queue is not None:
-            check_text("queue", queue)
-            spec = msgspec.structs.replace(spec, queue=queue)
-        if priority is not None:
-            spec = msgspec.structs.replace(spec, priority=_checked_int("priority", priority))
-        if timeout_s is not None:
-            spec = msgspec.structs.replace(spec, timeout_ns=_ns("timeout_s", timeout_s))
-        if parent_close not in PARENT_CLOSE:
-            raise Invalid(
-                what="parent_close", found=repr(parent_close)[:64], expected=list(PARENT_CLOSE)
-            )
-        if key is not None:
-            check_text("key", key)
-        operations.check_spec(spec)
-        return FlowCall(self, spec, key or "", parent_close == "cancel")
-
-    def check_storable(self) -> None:
-        check_function("flow", self.name, self._signature, self._hints, self.returns)
-
-    def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Encode the arguments. Raise Invalid if they do not match the function's signature."""
-        try:
-            self._signature.bind(*args, **kwargs)
-            packed = codec.pack_value([list(args), kwargs])
-            codec.check_depth("flow arguments", packed, flow=self.name)
-            self._convert(*codec.unpack(packed))
-        except codec.ENCODE_ERRORS as error:
-            raise Invalid(what="flow arguments", flow=self.name, why=str(error)) from None
-        if len(packed) > MESSAGE_BYTES_MAX:
-            raise ValueTooLarge(
-                what="flow arguments",
-                flow=self.name,
-                bytes=len(packed),
-                bytes_max=MESSAGE_BYTES_MAX,
-            )
-        return packed
-
-    def _convert(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        bound = self._signature.bind(*args, **kwargs)
-        for name, value in bound.arguments.items():
-            kind = self._signature.parameters[name].kind
-            hint = self._hints.get(name, Any)
-            if hint is Any or kind in (
-                inspect.Parameter.VAR_POSITIONAL,
-                inspect.Parameter.VAR_KEYWORD,
-            ):
-                continue
-            bound.arguments[name] = codec.convert(value, hint)
-        return list(bound.args), dict(bound.kwargs)
-
-    # -- used by workers ---------------------------------------------------------------------------
-
-    def within(self, universe: str, event_types: Mapping[type, EventType]) -> FlowCode:
-        """Return the flow as the workers of an app run it."""
-        return FlowCode(self, universe, event_types)
-
-    def bind(self, args: bytes) -> Callable[[], Coroutine[Any, Any, Any]]:
-        positional, named = self._convert(*codec.unpack(args))
-        return lambda: self.fn(*positional, **named)
-
-    def dump(self, value: Any) -> bytes:
-        packed = encode_result(value)
-        self.value(packed)
-        return packed
-
-    def value(self, packed: bytes) -> T:
-        return typing.cast(T, decoder(self.returns)(packed))
-
-
-class FlowCode:
-    """A flow in its app: what an activation and the functions of this module need."""
-
-    def __init__(
-        self, flow: Flow[Any, Any], universe: str, event_types: Mapping[type, EventType]
-    ) -> None:
-        self.flow = flow
-        self.name = flow.name
-        self.code_version = flow.code_version
-        self.universe = universe
-        self.event_types = event_types
-        self.bind = flow.bind
-        self.dump = flow.dump
-
-
-class FlowCall(Generic[P, T]):
-    """A flow with options, as accepted by `rt.start` and `hf.step`."""
-
-    def __init__(self, flow: Flow[P, T], spec: FlowSpec, key: str, cancels_child: bool) -> None:
-        self.flow = flow
-        self.spec = spec
-        self.key = key
-        self.cancels_child = cancels_child
-
-
-class FlowDecorator(typing.Protocol):
-    def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Flow[P, T]: ...
-
-
-@typing.overload
-def flow(fn: Callable[P, Coroutine[Any, Any, T]], /) -> Flow[P, T]: ...
-@typing.overload
-def flow(
-    fn: None = None,
-    /,
-    *,
-    name: str | None = None,
-    queue: str = "default",
-    priority: int = 0,
-    lease_s: float = 60,
-    attempts: int = 5,
-    expiries_max: int = 3,
-    timeout_s: float | None = None,
-    retain_s: float = 7 * 24 * 3600,
-    every: str | None = None,
-    zone: str = "UTC",
-    missed: str = "one",
-    overlap: str = "skip",
-    args: Sequence[Any] = (),
-) -> FlowDecorator: ...
-
-
-def flow(
-    fn: Any = None,
-    /,
-    *,
-    name: str | None = None,
-    queue: str = "default",
-    priority: int = 0,
-    lease_s: float = 60,
-    attempts: int = 5,
-    expiries_max: int = 3,
-    timeout_s: float | None = None,
-    retain_s: float = 7 * 24 * 3600,
-    every: str | None = None,
-    zone: str = "UTC",
-    missed: str = "one",
-    overlap: str = "skip",
-    args: Sequence[Any] = (),
-) -> Any:
-    """Declare a flow: an `async def` function whose steps are recorded.
-
-    `attempts` limits the errors that the flow's own code raises. `expiries_max` limits lost workers. `timeout_s`
-    counts from the start, sleeps included. The flow is deleted `retain_s` after its end. With `every`, a cron rule, the
-    flow is a schedule: `zone`, `missed`, `overlap` and `args` belong to it.
-    """
-
-    def declare(fn: Callable[..., Any], /) -> Any:
-        if not callable(fn):
-            raise Invalid(what="flow", found=repr(fn)[:64], why="not a function")
-        spec = FlowSpec(
-            name=getattr(fn, "__name__", "flow") if name is None else name,
-            queue=queue,
-            priority=_checked_int("priority", priority),
-            lease_ns=_ns("lease_s", lease_s),
-            attempts=_checked_int("attempts", attempts),
-            expiries_max=_checked_int("expiries_max", expiries_max),
-            timeout_ns=0 if timeout_s is None else _ns("timeout_s", timeout_s),
-            retain_ns=_ns("retain_s", retain_s),
-        )
-        declared: Flow[..., Any] = Flow(fn, spec)
-        if every is not None:
-            declared.schedule = ScheduleOptions(every, zone, missed, overlap, tuple(args))
-            declared.schedule.check(declared.pack)
-        return declared
-
-    return declare if fn is None else declare(fn)
 
 
 class StepOptions(Generic[P, T]):
@@ -325,21 +111,21 @@ def options(
         check_text("step", name)
         if name.startswith(("hf.", "undo:")):
             raise Invalid(what="step", name=name, why="the prefixes hf. and undo: are reserved")
-    if _checked_int("attempts", attempts) < 1:
+    if checked_int("attempts", attempts) < 1:
         raise Invalid(what="attempts", found=attempts, min=1)
     classes = retry_on if isinstance(retry_on, tuple) else (retry_on,)
     if not all(isinstance(one, type) and issubclass(one, Exception) for one in classes):
         raise Invalid(what="retry_on", found=repr(retry_on)[:64], expected="exception classes")
     if timeout_s is not None:
-        _ns("timeout_s", timeout_s)
+        ns("timeout_s", timeout_s)
     work = LocalWork(
         fn=fn,
         args=(),
         kwargs={},
         attempts=attempts,
         timeout_s=timeout_s,
-        backoff_s=_ns("backoff_s", backoff_s) / S,
-        backoff_max_s=_ns("backoff_max_s", backoff_max_s) / S,
+        backoff_s=ns("backoff_s", backoff_s) / S,
+        backoff_max_s=ns("backoff_max_s", backoff_max_s) / S,
         retry_on=classes,
     )
     return StepOptions(fn, name, work)
@@ -407,16 +193,12 @@ def undo(fn: Any, /, *args: Any, **kwargs: Any) -> None:
 def sleep(seconds: float) -> asyncio.Future[None]:
     """Sleep. A sleeping flow holds no worker."""
     execution = _execution("sleep")
-    wait_ns = _ns_or_zero("seconds", seconds)
-    return execution.step(
-        StepCall(
-            StepKind.OPEN,
-            "hf.sleep",
-            codec.digest(str(wait_ns).encode())[:16],
-            lambda call: _request(call, SLEEP, wait_ns=wait_ns),
-            _decode_none,
-        )
-    )
+    wait_ns = ns_or_zero("seconds", seconds)
+    digest = codec.digest(str(wait_ns).encode())[:16]
+    work = functools.partial(_request, kind=SLEEP, wait_ns=wait_ns)
+    call = StepCall(StepKind.OPEN, "hf.sleep", digest, work, _decode_none)
+    call.returns_none = True
+    return execution.step(call)
 
 
 def receive(*types: type[E], timeout_s: float | None = None) -> asyncio.Future[E]:
@@ -431,7 +213,7 @@ def receive(*types: type[E], timeout_s: float | None = None) -> asyncio.Future[E
             raise Invalid(
                 what="event", type=name, why="unknown to the app; name it in App(events=…)"
             )
-    wait_ns = -1 if timeout_s is None else _ns_or_zero("timeout_s", timeout_s)
+    wait_ns = -1 if timeout_s is None else ns_or_zero("timeout_s", timeout_s)
     names = tuple(kind.__name__ for kind in types)
     by_name = {kind.__name__: kind for kind in types}
 
@@ -497,6 +279,8 @@ def _execution(what: str) -> FlowExecution:
         if CURRENT_STEP.get() is not None:
             raise Invalid(what=what, why="called inside a step; call it in the code of the flow")
         raise Invalid(what=what, why="called outside a flow; start the flow with rt.start")
+    if execution.closed:
+        raise FlowSuspended
     return execution
 
 
@@ -504,6 +288,13 @@ def _step_call(
     execution: FlowExecution, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[StepCall, Any]:
     """Return the call of a step, and the code whose name must be unique."""
+    if type(fn) is FunctionType:
+        facts = _facts_of(fn)
+        work = LocalWork(fn, args, kwargs)
+        digest = _digest(args, kwargs)
+        call = StepCall(StepKind.LOCAL, facts.name, digest, work, facts.decode)
+        call.returns_none = facts.returns_none
+        return call, facts.code
     if isinstance(fn, Task | TaskCall):
         return _task_call(fn, args, kwargs), fn if isinstance(fn, Task) else fn.task
     if isinstance(fn, Flow | FlowCall):
@@ -522,8 +313,34 @@ def _step_call(
         return _world_call(reference, name, work), None
     inner = work.fn.func if isinstance(work.fn, functools.partial) else work.fn
     name = name or _name_of(inner)
-    call = StepCall(StepKind.LOCAL, name, _digest(args, kwargs), work, decoder(_return_type(inner)))
+    returns = _return_type(inner)
+    call = StepCall(StepKind.LOCAL, name, _digest(args, kwargs), work, decoder(returns))
+    call.returns_none = returns is NoneType
     return call, getattr(inspect.unwrap(inner), "__code__", None)
+
+
+class _FunctionFacts(NamedTuple):
+    """What a step needs to know of a plain function."""
+
+    name: str
+    decode: Callable[[bytes], Any]
+    returns_none: bool
+    code: Any
+
+
+# Weak: a local function of a flow must not outlive its activation.
+_facts: WeakKeyDictionary[Any, _FunctionFacts] = WeakKeyDictionary()
+_return_types: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _facts_of(fn: FunctionType) -> _FunctionFacts:
+    facts = _facts.get(fn)
+    if facts is None:
+        code = getattr(inspect.unwrap(fn), "__code__", None)
+        returns = _return_type(fn)
+        facts = _FunctionFacts(_name_of(fn), decoder(returns), returns is NoneType, code)
+        _facts[fn] = facts
+    return facts
 
 
 def _name_of(fn: Any) -> str:
@@ -623,6 +440,8 @@ def _request(call: StepCall, kind: int, **fields: Any) -> OpenRequest:
 def _digest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """The digest of the arguments. A live object that cannot be stored counts by its type."""
     try:
+        if not kwargs and codec.SCALAR_TYPES.issuperset(map(type, args)):
+            return codec.digest(codec.pack([args, kwargs]))[:16]
         return codec.digest(codec.pack_value([list(args), kwargs]))[:16]
     except codec.ENCODE_ERRORS:
         parts = [*args, *(kwargs[name] for name in sorted(kwargs))]
@@ -638,63 +457,15 @@ def _digest_part(value: Any) -> bytes:
         return f"{type(value).__module__}.{type(value).__qualname__}".encode()
 
 
-def decoder(hint: Any) -> Callable[[bytes], Any]:
-    def decode(packed: bytes) -> Any:
-        value = codec.unpack(packed)
-        if hint is Any:
-            return value
-        try:
-            return codec.convert(value, hint)
-        except (msgspec.MsgspecError, TypeError) as error:
-            raise Invalid(what="value", why=str(error)) from None
-
-    return decode
-
-
 def _decode_none(packed: bytes) -> None:
     return None
 
 
-@functools.lru_cache(4096)
-def _return_type_of(fn: Any) -> Any:
+def _return_type(fn: Any) -> Any:
+    fn = inspect.unwrap(fn)
     try:
-        return typing.get_type_hints(fn).get("return", Any)
+        if fn not in _return_types:
+            _return_types[fn] = typing.get_type_hints(fn).get("return", Any)
+        return _return_types[fn]
     except Exception:
         return Any
-
-
-def _return_type(fn: Any) -> Any:
-    try:
-        return _return_type_of(inspect.unwrap(fn))
-    except TypeError:
-        return Any
-
-
-def _fingerprint(fn: Any) -> str:
-    """The version of a flow's code: its source and that of its module, where its other functions usually are."""
-    text = fn.__qualname__
-    module = inspect.getmodule(fn)
-    with contextlib.suppress(OSError, TypeError):
-        text += inspect.getsource(fn)
-    if module is not None:
-        with contextlib.suppress(OSError, TypeError):
-            text += inspect.getsource(module)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _checked_int(what: str, value: Any) -> int:
-    if type(value) is not int:
-        raise Invalid(what=what, found=repr(value)[:64], expected="a whole number")
-    return value
-
-
-def _ns(what: str, seconds: Any) -> int:
-    if not isinstance(seconds, int | float) or not 0 < seconds <= TTL_NS_MAX / S:
-        raise Invalid(what=what, found=repr(seconds)[:64], min=0, max=TTL_NS_MAX / S)
-    return math.ceil(seconds * S)
-
-
-def _ns_or_zero(what: str, seconds: Any) -> int:
-    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds == 0:
-        return 0
-    return _ns(what, seconds)

@@ -43,8 +43,8 @@ from holdfast.world.catalog import check_text, check_universe
 # Optional parts are imported by the functions that use them, so that the first task does not wait for them.
 if TYPE_CHECKING:
     from holdfast.app.aio import AsyncRuntime
+    from holdfast.app.flow_definition import Flow, FlowCall
     from holdfast.app.flow_handle import FlowHandle
-    from holdfast.app.flows import Flow, FlowCall
     from holdfast.app.schedules import ScheduleHandle
     from holdfast.app.tasks import AsyncTask, Task, TaskCall
     from holdfast.app.world_handle import WorldHandle
@@ -309,7 +309,7 @@ class Runtime:
             self, name, target, ScheduleOptions(every, zone, missed, overlap, tuple(args)), key
         )
 
-    def _declare_schedules(self) -> None:
+    def declare_schedules(self) -> None:
         """Store the schedules that the app declares, if they changed."""
         from holdfast.app import schedules
 
@@ -338,7 +338,7 @@ class Runtime:
         if self._routing is not None and universe not in self._explicit_peers:
             _require_here(store, universe, self._routing)
 
-    def _task_queues(self) -> list[str]:
+    def task_queues(self) -> list[str]:
         if self._queues is not None:
             # A single name must not be split into characters.
             return [self._queues] if isinstance(self._queues, str) else list(self._queues)
@@ -368,6 +368,11 @@ class Runtime:
             last = self.store.transact(
                 parked_flows.resume_parked, self.universe, versions, max(last, 0)
             )
+
+    def prepare_tasks(self) -> None:
+        """Store what a task worker declares at its start, and resume parked flows."""
+        self._declare_limits()
+        self._resume_parked_flows()
 
     def _declare_limits(self) -> None:
         """Store the queue limits that the app declares, if they changed."""
@@ -459,22 +464,22 @@ class Runtime:
                 clock=self.clock,
             )
         if name == "task":
-            self._declare_limits()
-            self._resume_parked_flows()
-            definitions = _task_definitions[self] = self._task_definitions()
+            self.prepare_tasks()
+            definitions = self._task_definitions()
+            register_definitions(self, definitions)
             return TaskWorker(
                 self.store,
                 universe=self.universe,
                 codes=definitions,
                 worker=self.worker,
                 incarnation=self.incarnation,
-                queues=self._task_queues(),
+                queues=self.task_queues(),
                 concurrency=CONCURRENCY if self._concurrency is None else self._concurrency,
                 stop_grace_s=self._stop_grace_s,
                 clock=self.clock,
             )
         if name == "timer":
-            self._declare_schedules()
+            self.declare_schedules()
             return TimerWorker(self.store, universe=self.universe, clock=self.clock)
         if name == "orchestrator":
             return Orchestrator(
@@ -507,6 +512,11 @@ _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 _task_definitions: weakref.WeakKeyDictionary[Runtime, Mapping[str, TaskDefinition]] = (
     weakref.WeakKeyDictionary()
 )
+
+
+def register_definitions(runtime: Runtime, definitions: Mapping[str, TaskDefinition]) -> None:
+    """Make a runtime the one that `hf.world(…)` uses in these tasks and flows."""
+    _task_definitions[runtime] = definitions
 
 
 def runtime_of(code: TaskDefinition) -> Runtime:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from holdfast.app import flow_start, submission
-from holdfast.app.flows import Flow, FlowCall
+from holdfast.app.flow_definition import Flow, FlowCall
 from holdfast.app.schedule_options import ScheduleOptions
 from holdfast.app.tasks import TaskCall
 from holdfast.errors import Invalid

@@ -39,7 +39,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     listed.add_argument("kind", metavar="KIND", nargs="?", help="only effects of this kind")
     listed.add_argument(
-        "--state", choices=pending_work.STATES, help="list the intents of KIND in this state"
+        "--state",
+        type=str.lower,
+        choices=pending_work.STATES,
+        help="list the intents of KIND in this state",
     )
     listed.add_argument(
         "--after", metavar="SEQ", type=int, default=0, help="list only dead intents after SEQ"

@@ -47,7 +47,7 @@ def add_selection(parser: argparse.ArgumentParser, states: tuple[str, ...]) -> N
         help="flow ids, such as f1-17, or NAME/KEY",
         all_help="all flows that this command applies to",
     )
-    parser.add_argument("--state", choices=states, help="only flows in this state")
+    parser.add_argument("--state", type=str.lower, choices=states, help="only flows in this state")
     parser.add_argument("--name", metavar="NAME", help="only flows with this name")
     parser.add_argument(
         "--error", metavar="TEXT", help="only flows whose code, step or error contains TEXT"

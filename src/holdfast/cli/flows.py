@@ -67,7 +67,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     listed = actions.add_parser("list", help="count flows by name, and list them, newest first")
-    listed.add_argument("--state", choices=STATE_FILTERS, help="only flows in this state")
+    listed.add_argument(
+        "--state", type=str.lower, choices=STATE_FILTERS, help="only flows in this state"
+    )
     listed.add_argument("--name", metavar="NAME", help="only flows with this name")
     listed.add_argument(
         "--cursor", metavar="C", default="", help="continue a list from the cursor it printed"

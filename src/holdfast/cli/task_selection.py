@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 def add_conditions(parser: argparse.ArgumentParser, states: tuple[str, ...]) -> None:
     parser.add_argument("--queue", metavar="Q", help="only tasks in this queue")
-    parser.add_argument("--state", choices=states, help="only tasks in this state")
+    parser.add_argument("--state", type=str.lower, choices=states, help="only tasks in this state")
     parser.add_argument("--name", metavar="NAME", help="only tasks with this name")
 
 

@@ -2,7 +2,9 @@
 
 Hash chains and derived rows are always checked. With `--app` every kept journal is replayed twice, under
 different hash seeds, and compared. The output has the first difference of each world and all differences of
-derived rows. Exit code 1 means that there is a difference.
+derived rows. With `--app` every stored flow is replayed too: the output names the flows that a worker with this code
+would park, and the recorded steps that it no longer asks for. Exit code 1 means that there is a difference, or that a
+flow in flight needs attention.
 """
 
 from __future__ import annotations
@@ -16,17 +18,27 @@ from holdfast.cli.app_argument import add_app_option, app_errors_are_usage
 from holdfast.cli.output import emit, printable, waiting
 from holdfast.cli.store_option import add_options, directory_of, is_embedded, open_existing
 from holdfast.durable.difference import Difference
-from holdfast.ops import catalog_queries, verify, world_replay
+from holdfast.ops import catalog_queries, flow_replay, verify, world_replay
 from holdfast.ops.decode_errors import as_corrupt
+from holdfast.ops.flow_replay import FlowFinding, FlowTarget
 from holdfast.ops.world_replay import WorldFinding, WorldTarget
 from holdfast.store.api import Txn
 from holdfast.store.lmdb.integrity_check import check_integrity
+from holdfast.store.prefix_scan import iter_names
+from holdfast.store.schema import Space
 
 SHOWN_MAX = 100
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_app_option(parser, "replay every journal twice with this application")
+    add_app_option(parser, "replay every journal and every flow twice with this application")
+    parser.add_argument(
+        "--replay-timeout-s",
+        metavar="S",
+        type=float,
+        default=flow_replay.LIMIT_S,
+        help="report a flow whose code runs longer than S seconds (default: 30)",
+    )
     parser.add_argument(
         "--jobs",
         metavar="N",
@@ -52,10 +64,19 @@ def run(args: argparse.Namespace) -> int:
             store, targets, app=args.app, jobs=args.jobs, progress=progress.show
         )
         progress.end()
+        flows: list[FlowFinding] = []
+        if args.app is not None:
+            with as_corrupt("flow"):
+                flow_targets = store.read(_flow_targets, args.universe)
+            with waiting("replaying flows"):
+                flows = flow_replay.verify_flows(
+                    store, flow_targets, app=args.app, jobs=args.jobs, limit_s=args.replay_timeout_s
+                )
         with waiting("checking derived rows"), as_corrupt("row"):
             differences = store.read(verify.find_differences)
     wrong = [finding for finding in findings if finding.code]
-    sound = not wrong and not differences
+    reported = [flow for flow in flows if flow.code or flow.removed]
+    sound = not wrong and not differences and not any(flow.needs_attention for flow in flows)
     document = {
         "sound": sound,
         "worlds": len(findings),
@@ -64,8 +85,12 @@ def run(args: argparse.Namespace) -> int:
         "not_compared": sum(finding.not_compared for finding in findings),
         "findings": [finding._asdict() for finding in wrong],
         "differences": [difference.document() for difference in differences],
+        "flows": len(flows),
+        "flow_findings": [flow._asdict() for flow in reported],
+        "parks": [flow.flow for flow in flows if flow.parks],
     }
-    emit(args, document, _report_text(args, findings, wrong, differences))
+    text = _report_text(args, findings, wrong, differences)
+    emit(args, document, "\n".join([*_flow_lines(flows, reported), text]))
     return EXIT_OK if sound else EXIT_FAILED
 
 
@@ -89,6 +114,40 @@ class VerifyProgress:
 def _targets(txn: Txn, universe: str | None) -> list[WorldTarget]:
     names = catalog_queries.universes(txn) if universe is None else [universe]
     return [target for name in names for target in world_replay.targets(txn, name)]
+
+
+def _flow_targets(txn: Txn, universe: str | None) -> list[FlowTarget]:
+    names = list(iter_names(txn, (int(Space.FLOW),))) if universe is None else [universe]
+    return [target for name in names for target in flow_replay.targets(txn, name)]
+
+
+def _flow_lines(flows: list[FlowFinding], reported: list[FlowFinding]) -> list[str]:
+    if not flows:
+        return []
+    lines = [_flow_line(flow) for flow in sorted(reported, key=lambda flow: not flow.parks)]
+    shown = lines[:SHOWN_MAX]
+    if len(lines) > SHOWN_MAX:
+        shown.append(f"… and {len(lines) - SHOWN_MAX:,} more flows (--json shows all)")
+    steps = sum(flow.steps for flow in flows)
+    parked = sum(flow.parks is True for flow in flows)
+    attention = sum(flow.needs_attention for flow in flows)
+    counts = f"{_count_text(len(flows), 'flow')}, {_count_text(steps, 'recorded step')} replayed"
+    return [*shown, f"{counts}: {parked:,} would be parked, {attention:,} need attention"]
+
+
+def _flow_line(flow: FlowFinding) -> str:
+    parts = []
+    if flow.code:
+        at = f" at {flow.step}" if flow.step else ""
+        parts.append(f"{'would be parked' if flow.parks else flow.code}{at}: {flow.text}")
+    elif flow.text:
+        parts.append(flow.text)
+    if flow.removed:
+        parts.append(f"no longer asked for: {', '.join(flow.removed)}")
+    if flow.inserted and not flow.code:
+        parts.append(f"new: {', '.join(flow.inserted)}")
+    key = f"/{flow.key}" if flow.key else ""
+    return printable(f"{flow.flow} {flow.name}{key} {flow.state}: {'. '.join(parts)}")
 
 
 def _report_text(

@@ -229,6 +229,8 @@ def _answer_world(unit: FlowUnit, flow: OpenFlow, packed_intent: bytes) -> None:
     from holdfast.world.ingress import put_ingress
 
     intent, head = codec.unpack_as(Intent, packed_intent), flow.head
+    if intents.resolve(unit.txn, intent.universe_id, intent.intent_hash) is None:
+        return  # the world has its receipt: it cancelled the flow, or an operator redrove it
     ok = head.state == FlowState.COMPLETED
     value = blobs.get(unit.txn, head.blob) if head.blob else head.result
     receipt = IntentReceipt(
@@ -236,9 +238,10 @@ def _answer_world(unit: FlowUnit, flow: OpenFlow, packed_intent: bytes) -> None:
         intent.effect_kind,
         ReceiptStatus.OK if ok else ReceiptStatus.ERROR,
         value if ok else b"",
-        code="" if ok else head.code,
+        code="" if ok else head.code or FlowState(head.state).name.lower(),
         error="" if ok else head.error,
         tag=intent.tag,
+        redrive_of=intent.redrive_of,
     )
     ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
     try:

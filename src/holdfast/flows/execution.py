@@ -8,7 +8,7 @@ The shell (`workers.flows`) feeds records and commits what the execution buffers
     take_buffer()      records to commit before or with the next outcome
 
 An outcome is delivered only after its commit, in the order of the records, and only when the flow is quiescent.
-A step that other code has inserted simply runs. A recorded step that is asked for with other arguments is a
+A step that other code has inserted simply runs. A recorded or open step that is asked for with other arguments is a
 divergence: the flow is parked and nothing is recorded.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Coroutine
 from contextvars import ContextVar
 from enum import Enum, auto
@@ -44,6 +44,7 @@ from holdfast.flows.records import (
 # Values that the flow's code gets at once. They are not awaited.
 VALUE_NAMES = frozenset({"hf.now", "hf.uuid", "hf.random"})
 UNDO_ATTEMPTS = 5
+OTHER_ARGUMENTS = "it is recorded with other arguments"
 
 
 class StepFailed(HoldfastError):
@@ -59,6 +60,11 @@ class NextRun(BaseException):
         self.packed_args = args
 
 
+class FlowSuspended(BaseException):
+    """Raised by every call of `hf` in a `finally` block that Python runs while the worker drops a waiting flow from
+    memory. Nothing is recorded. The block runs again when the flow has reached it."""
+
+
 class StepKind(Enum):
     LOCAL = auto()
     OPEN = auto()
@@ -68,7 +74,8 @@ class StepCall:
     """One call of `hf.step`, `hf.sleep` or `hf.receive`."""
 
     __slots__ = (
-        "decode", "digest", "future", "idempotency_key", "kind", "name", "occurrence", "position", "work",
+        "decode", "digest", "future", "idempotency_key", "kind", "name", "occurrence", "position", "returns_none",
+        "work",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +93,8 @@ class StepCall:
         self.work = work
         self.decode = decode
         self.occurrence = self.position = 0
+        # Whether the only value of the step is None, as declared.
+        self.returns_none = False
         self.idempotency_key = ""
         self.future: asyncio.Future[Any]
 
@@ -116,8 +125,10 @@ class RecordQueue:
         self.known = 0
         self.outcomes: dict[tuple[str, int], StepOutcome] = {}
         self.undos: set[tuple[str, int]] = set()
-        # The number of recorded published values. A replay does not publish them again.
-        self.published = 0
+        # The number of recorded values of each published name. A replay does not publish them again.
+        self.published: Counter[str] = Counter()
+        # The arguments of the steps that were started elsewhere and have no outcome yet.
+        self.open_digests: dict[tuple[str, int], bytes] = {}
         self.undelivered: list[AnyRecord] = []
         # A fork does not compensate the steps before this position.
         self.forked_at = 0
@@ -133,7 +144,7 @@ class RecordQueue:
                 case UndoRegistered():
                     self.undos.add((record.name, record.occurrence))
                 case Published():
-                    self.published += 1
+                    self.published[record.name] += 1
                 case StepCompleted() | StepFailure():
                     self.outcomes[record.name, record.occurrence] = record
                     if record.name not in VALUE_NAMES:
@@ -204,6 +215,7 @@ class FlowExecution:
         self._dropped: list[tuple[str, int]] = []
         self._buffer: list[AnyRecord] = []
         self.divergence: Divergence | None = None
+        self.closed = False
         self.cancelled = self.timed_out = False
         self.compensation: CompensationStarted | None = None
 
@@ -212,6 +224,10 @@ class FlowExecution:
     def feed(self, records: list[AnyRecord]) -> None:
         """Add records that follow the known ones."""
         self.records.feed(records)
+
+    def feed_open(self, digests: dict[tuple[str, int], bytes]) -> None:
+        """Set the steps that were started elsewhere by a former activation, with the digests of their arguments."""
+        self.records.open_digests = digests
 
     def advance(self) -> bool:
         """Run the flow's code until it waits for something that is not recorded. Returns False if the code did not
@@ -272,20 +288,27 @@ class FlowExecution:
         assert self._main is not None
         return self._main.result()
 
-    def unused_records(self) -> list[StepOutcome]:
-        """The recorded outcomes that the code has not asked for."""
-        return [
-            record
+    def unasked_steps(self) -> list[str]:
+        """The recorded and open steps that the code has not asked for."""
+        recorded = [
+            (record.position, f"{record.name}#{record.occurrence}")
             for record in self.records.undelivered
-            if isinstance(record, StepCompleted | StepFailure) and not record.name.startswith("hf.")
+            if isinstance(record, StepCompleted | StepFailure)
         ]
+        opened = [
+            (0, f"{name}#{occurrence}")
+            for name, occurrence in self.records.open_digests.keys() - self.asked.keys()
+            if (name, occurrence) not in self.records.outcomes
+        ]
+        return [label for _, label in sorted(recorded)] + [label for _, label in sorted(opened)]
 
     @property
     def has_undos(self) -> bool:
         return bool(self._undos)
 
     def close(self) -> None:
-        """Drop the flow's code. None of it runs again."""
+        """Drop the flow's code. Its `finally` blocks run, and their calls of `hf` raise FlowSuspended."""
+        self.closed = True
         self.loop.close()
 
     # -- delivery --------------------------------------------------------------------------------
@@ -314,7 +337,7 @@ class FlowExecution:
     def _deliver_outcome(self, record: StepOutcome) -> None:
         call = self.asked[record.name, record.occurrence]
         if record.digest != call.digest:
-            self._diverge(call, "it is recorded with other arguments")
+            self._diverge(call, OTHER_ARGUMENTS)
             return
         del self.asked[call.identity]
         future = call.future
@@ -379,6 +402,8 @@ class FlowExecution:
                 return call.future
         self.asked[call.identity] = call
         self._new_steps.append(call)
+        if self.records.open_digests.get(call.identity, call.digest) != call.digest:
+            self._diverge(call, OTHER_ARGUMENTS)
         return call.future
 
     def _on_settled(self, call: StepCall, future: asyncio.Future[Any]) -> None:
@@ -413,8 +438,10 @@ class FlowExecution:
             self._buffer.append(registered)
 
     def publish(self, name: str, value: bytes) -> None:
-        self._number(call := StepCall(StepKind.LOCAL, "hf.publish", b"", None, bytes))
-        if call.occurrence > self.records.published:
+        call = StepCall(StepKind.LOCAL, "hf.publish", b"", None, bytes)
+        # Counted by name: a value that other code publishes in between does not take the place of a recorded one.
+        self._number(call, counted_as=f"hf.publish:{name}")
+        if call.occurrence > self.records.published[name]:
             self._buffer.append(Published(name, value))
 
     def _check_name(self, call: StepCall, code: Any) -> None:
@@ -436,7 +463,7 @@ class FlowExecution:
     def _start(self, body: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
         context = contextvars.copy_context()
         context.run(CURRENT_FLOW.set, self)
-        task = context.run(lambda: asyncio.Task(_guard(body), loop=self.loop, context=context))
+        task = context.run(lambda: self.loop.create_task(_guard(body), context=context))
         return task
 
 

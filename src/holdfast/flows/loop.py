@@ -16,6 +16,7 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from holdfast.errors import Invalid
 
@@ -48,6 +49,7 @@ class FlowLoop(_Base):  # type: ignore[misc]
         # The ids of the timers that have neither fired nor been cancelled.
         self._timers: set[int] = set()
         self.unhandled: list[BaseException] = []
+        self._tasks: WeakKeyDictionary[asyncio.Task[Any], contextvars.Context] = WeakKeyDictionary()
 
     def run_ready(self) -> bool:
         """Run callbacks until none is left. Returns False if the bound was reached first."""
@@ -156,7 +158,10 @@ class FlowLoop(_Base):  # type: ignore[misc]
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
-        return asyncio.Task(coro, loop=self, name=name, context=context)
+        context = contextvars.copy_context() if context is None else context
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks[task] = context
+        return task
 
     def get_debug(self) -> bool:
         return False
@@ -168,7 +173,12 @@ class FlowLoop(_Base):  # type: ignore[misc]
         return self._closed
 
     def close(self) -> None:
+        """Close the coroutines that still wait. Python runs their `finally` blocks at this point."""
         self._closed = True
+        self._ready.clear()
+        for task, context in list(self._tasks.items()):
+            if not task.done():
+                _close_coroutine(task, context)
         self._ready.clear()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -181,6 +191,17 @@ class FlowLoop(_Base):  # type: ignore[misc]
 
     def get_task_factory(self) -> Any:
         return None
+
+
+def _close_coroutine(task: asyncio.Task[Any], context: contextvars.Context) -> None:
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    coroutine: Any = task.get_coro()
+    try:
+        context.run(coroutine.close)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        return  # the flow's code raised or awaited in its clean-up: it continues in the next activation
 
 
 def _refuse(name: str) -> Callable[..., Any]:

@@ -61,6 +61,7 @@ from holdfast.flows.unit_of_work import FlowUnit, OpenFlow, activation_spec
 from holdfast.messages import Intent
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn, operation
+from holdfast.store.prefix_scan import iter_rows
 from holdfast.store.schema import encode_int
 from holdfast.tasks import submit
 from holdfast.tasks.leases import is_live
@@ -69,7 +70,8 @@ from holdfast.tasks.model import pack_int as pack_task
 
 # Records in the answer to one commit. The worker asks again for the rest.
 RECORDS_PAGE = 1_000
-MAIL_SCAN_MAX = 10_000
+# Rows of a mailbox that are read at once. The first row usually matches.
+MAIL_PAGE = 16
 
 
 class NewFlow(Record, frozen=True):
@@ -483,7 +485,7 @@ def _take_mail(
     if not flow.head.mail:
         return None
     prefix = unit.keys.mail + pack_int(flow.seq)
-    for key, row in unit.txn.scan(prefix, tuples.prefix_end(prefix), MAIL_SCAN_MAX):
+    for key, row in iter_rows(unit.txn, prefix, MAIL_PAGE):
         mail = decode_mail(row)
         if mail.type in types:
             unit.txn.delete(key)

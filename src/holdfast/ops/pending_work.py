@@ -186,6 +186,8 @@ def _effect(
     keys = keys_of(name)
     packed = pack_int(pending_effect.seq)
     world = _world_name(txn, universe, pending_effect.world_id)
+    if pending_effect.starts_flow:
+        return EffectRow(universe, raw, pending_effect, "flow", world)
     row = txn.get(keys.items + packed)
     if row is None:
         letters = queue.list_dead(txn, name, pending_effect.seq - 1, 1)

@@ -271,7 +271,7 @@ class _VerifierPools:
 
     def _submit(self, seed: int, fn: Callable[..., Any], share: Sequence[Any]) -> Future[Any]:
         """Submit a share. The pool spawns its process here, so the hash seed must be in the environment now."""
-        with _spawn_lock, _environment("PYTHONHASHSEED", HASH_SEEDS[seed]):
+        with spawn_environment("PYTHONHASHSEED", HASH_SEEDS[seed]):
             return self._pools[seed].submit(fn, share)
 
 
@@ -279,16 +279,18 @@ _spawn_lock = threading.Lock()
 
 
 @contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+def spawn_environment(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for the processes that this thread spawns meanwhile."""
+    with _spawn_lock:
+        before = os.environ.get(name)
+        os.environ[name] = value
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
 
 
 class _VerifierState(NamedTuple):

@@ -5,7 +5,7 @@ results of the effects. A world gets the events that its type handles or that th
 is never called: a stub returns a generated value of its declared result type, or fails. All calls with one
 idempotency key have one outcome, as with a service that deduplicates by key.
 
-Inboxes get no generated mail: only worlds can post to them. Tasks are not simulated.
+Inboxes get no generated mail: only worlds can post to them. Tasks, flows and schedules do not run.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 
 from holdfast.app.app import App
 from holdfast.app.definitions import Call, Effect
-from holdfast.app.simulator import SimulatedApp, simulate
+from holdfast.app.simulator import SimulatedApp
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.sim.session import SimulationSession
 from holdfast.sim.value_generator import ValueGenerator
 from holdfast.world.definition import EventType
 
 NAMES = ("ada", "bob", "eve")
 ROUNDS = 12
+WORKERS = 2
 BATCH_MAX = 4
 ADVANCES_S = (0.5, 5.0, 60.0)
 SETTLE_S = 120.0
@@ -76,7 +78,9 @@ def run_app(app: App, seed: int, note: Note = lambda text: None) -> AppRunResult
     random = Random(seed)
     stubs = {kind: _stub(effect, seed) for kind, effect in app.effects.items()}
     events = 0
-    with simulate(app, seed=seed, effects=stubs) as session:
+    with SimulationSession(
+        app, seed=seed, crashes=True, workers=WORKERS, effects=stubs, with_tasks=False
+    ) as session:
         try:
             for _ in range(ROUNDS):
                 events += _run_round(session, random, _targets(app), note)

@@ -9,7 +9,7 @@ shrinking sound: removed choices become uneventful ones.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,6 +24,9 @@ class ChoiceTape:
     def __init__(self, seed: int | None, recorded: Sequence[int] = ()) -> None:
         self.seed = seed
         self.choices: list[int] = []
+        # The positions of the faults that occurred, and of the faults that may occur (None: all).
+        self.faults: list[int] = []
+        self.allowed_faults: Container[int] | None = None
         self._recorded = recorded
         self._random = None if seed is None else Random(seed).randrange
 
@@ -41,6 +44,17 @@ class ChoiceTape:
         else:
             value = 0
         self.choices.append(value)
+        return value
+
+    def draw_fault(self, n: int, is_fault: Callable[[int], bool]) -> int:
+        """Draw a number that decides about a fault. The number of a fault that is not allowed is 0."""
+        position = len(self.choices)
+        value = self.draw(n)
+        if not is_fault(value):
+            return value
+        if self.allowed_faults is not None and position not in self.allowed_faults:
+            return 0
+        self.faults.append(position)
         return value
 
     def chance(self, per_mille: int) -> bool:

@@ -68,7 +68,7 @@ class EffectStubs:
 
         def call_it(call: Call, *args: Any) -> Any:
             fate = (
-                incarnation.tape.draw(FAULT_ODDS)
+                incarnation.tape.draw_fault(FAULT_ODDS, (BEFORE, AFTER, TWICE).__contains__)
                 if self._faults and not incarnation.faults_stopped
                 else 0
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 from holdfast.clock import MS, S
 from holdfast.config import TRANSACT_ATTEMPTS_MAX
@@ -19,13 +19,13 @@ from holdfast.errors import (
     CommitUnknown,
     Conflict,
     HoldfastError,
-    Invalid,
     StoreReplaced,
     to_wire,
 )
 from holdfast.sim.actor_clock import ActorClock
 from holdfast.sim.faults import Fault
 from holdfast.sim.history_recorder import HistoryRecorder, RecordedCall, SentTransaction
+from holdfast.sim.process_loop import LoopSubscription
 from holdfast.sim.scheduler import ProcessKilled
 from holdfast.sim.sim_store import URL, SimStore
 from holdfast.store.api import unwrap
@@ -138,7 +138,8 @@ class FaultingClient:
         return self._shared.wait(topics, since, int(timeout * S))
 
     def subscribe(self, topics: str | Sequence[str], since: int = 0) -> Subscription:
-        raise Invalid(what="subscribe", why="simulated processes have no threads: use wait")
+        names = [topics] if isinstance(topics, str) else list(topics)
+        return cast(Subscription, LoopSubscription(self, names, since))
 
     def backup(self, path: str) -> None:
         raise NotImplementedError("the nemesis takes backups")

@@ -61,7 +61,8 @@ class FaultPlan:
             return self._faults_by_commit[self.boundary]
         if self.faults_stopped or not self._bands:
             return None
-        drawn = self._tape.draw(PER_MILLE)
+        lowest = self._bands[-1][0]
+        drawn = self._tape.draw_fault(PER_MILLE, lambda value: value >= lowest)
         for low, fault in self._bands:
             if drawn >= low:
                 return fault

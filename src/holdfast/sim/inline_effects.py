@@ -88,18 +88,18 @@ async def _exception_as_value(result: Awaitable[Any]) -> tuple[Any, BaseExceptio
 class _SimEventLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: Clock) -> None:
         self._simulated = clock
-        super().__init__(_SimSelector(clock))
+        super().__init__(SimSelector(clock.sleep))
 
     def time(self) -> float:
         return self._simulated.mono_ns() / 1e9
 
 
-class _SimSelector(selectors.DefaultSelector):
-    """Selector that waits in simulated time."""
+class SimSelector(selectors.DefaultSelector):
+    """Selector that waits in simulated time, with `sleep`."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, sleep: Callable[[float], None]) -> None:
         super().__init__()
-        self._simulated = clock
+        self._sleep = sleep
 
     def select(self, timeout: float | None = None) -> list[Any]:
         # The loop itself owns one socket.
@@ -107,5 +107,5 @@ class _SimSelector(selectors.DefaultSelector):
         ready = super().select(SOCKET_WAIT_S if sockets and timeout != 0 else 0)
         if ready or (timeout is not None and timeout <= 0):
             return ready
-        self._simulated.sleep(BLOCKED_POLL_S if timeout is None else timeout)
+        self._sleep(BLOCKED_POLL_S if timeout is None else timeout)
         return super().select(0)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from holdfast.app.app import App
+from holdfast.app.runtime import Runtime
 from holdfast.clock import MS, S
 from holdfast.config import DELETED_RETENTION_NS, UNKNOWN_EVENT_TIMEOUT_S
 from holdfast.durable.lease import Lease
@@ -130,6 +131,7 @@ class OrchestratorProcess(RoleProcess):
             histories=self.app.histories,
             deleted_kept_s=self.deleted_kept_s,
             unknown_event_s=self.unknown_event_s,
+            inline=True,
             clock=incarnation.clock,
         )
         incarnation.store.acting_lease = lambda fn: _lease_of_leader(role, fn)
@@ -139,7 +141,16 @@ class OrchestratorProcess(RoleProcess):
 class TimerWorkerProcess(RoleProcess):
     """Process of a timer worker."""
 
+    def __init__(self, name: str, app: App, *, with_schedules: bool = True) -> None:
+        """`with_schedules=False` does not declare the schedules of the app."""
+        super().__init__(name, app)
+        self.with_schedules = with_schedules
+
     def build_role(self, incarnation: Incarnation) -> TickService:
+        if self.with_schedules and self.app.schedules:
+            runtime = Runtime(self.app, incarnation.store, roles=(), clock=incarnation.clock)
+            while not call_tolerating_errors(incarnation, _declare_schedules, runtime):
+                pass
         return TimerWorker(incarnation.store, universe=self.app.universe, clock=incarnation.clock)
 
 
@@ -228,6 +239,11 @@ def stop_runners(incarnation: Incarnation, role: RunnerService) -> None:
             if not runner.has_unsettled:
                 break
             call_tolerating_errors(incarnation, runner.tick)
+
+
+def _declare_schedules(runtime: Runtime) -> bool:
+    runtime.declare_schedules()
+    return True
 
 
 def boot_runner(runner: Runner) -> bool:

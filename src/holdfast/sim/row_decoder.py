@@ -15,7 +15,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.sim import row_decoder_dispatch, row_decoder_tasks
+from holdfast.sim import (
+    row_decoder_dispatch,
+    row_decoder_flows,
+    row_decoder_schedules,
+    row_decoder_tasks,
+)
 
 Plain = dict[str, Any]
 
@@ -75,6 +80,8 @@ def decode_rows(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
     worlds: defaultdict[str, Plain] = defaultdict(_new_universe)
     tasks: defaultdict[str, Plain] = defaultdict(row_decoder_tasks.empty_universe)
     dispatch: defaultdict[str, Plain] = defaultdict(row_decoder_dispatch.empty_universe)
+    flows: defaultdict[str, Plain] = defaultdict(row_decoder_flows.empty_universe)
+    schedules: defaultdict[str, Plain] = defaultdict(row_decoder_schedules.empty_universe)
     log: list[Plain] = []
     last: dict[tuple[Any, ...], int] = {}
     generation = 0
@@ -112,6 +119,10 @@ def decode_rows(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
             worlds[path[0]]["hints"].append([path[1], path[3]])
         elif space == 15:
             row_decoder_tasks.decode_task_row(tasks[path[0]], path[1:], value)
+        elif space == 16:
+            row_decoder_flows.decode_flow_row(flows[path[0]], path[1:], value)
+        elif space == 17:
+            row_decoder_schedules.decode_schedule_row(schedules[path[0]], path[1:], value)
     for queue in queues.values():
         # A claim row without an item counts as an extra expiry row, so that the checkers report it.
         for seq, hold in queue.pop("holds").items():
@@ -131,6 +142,8 @@ def decode_rows(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
         "worlds": worlds,
         "tasks": tasks,
         "dispatch": dispatch,
+        "flows": flows,
+        "schedules": schedules,
     }
     return {**{name: dict(part) for name, part in parts.items()}, "blobs": blobs, "lease_log": log,
             "generation": generation}  # fmt: skip

@@ -1,7 +1,7 @@
 """A simulation that a user drives: `hf.simulate(app, seed=…)`.
 
-World workers, orchestrators, effect worker pools and a timer worker run the user's app under the
-seeded scheduler. They crash at commits that the seed picks, and around effect calls
+World workers, orchestrators, effect worker pools, task workers and a timer worker run the user's
+app under the seeded scheduler. They crash at commits that the seed picks, and around effect calls
 (`effect_stubs`). The user's calls are threads of the same scheduler: during a call all other
 threads run, in virtual time. Between calls the clock does not advance.
 
@@ -11,23 +11,26 @@ may fail at any commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from holdfast.app.app import App
 from holdfast.app.definitions import World
+from holdfast.app.flow_handle import FlowHandle
 from holdfast.app.runtime import Runtime
+from holdfast.app.task_handle import TaskHandle
 from holdfast.app.world_handle import WorldHandle
 from holdfast.clock import S
 from holdfast.errors import Invalid
 from holdfast.messages import FABRIC_SEND
-from holdfast.sim import parity
+from holdfast.sim import flow_parity, parity, task_work
 from holdfast.sim.actor import Actor, Incarnation
 from holdfast.sim.choice_tape import ChoiceTape
 from holdfast.sim.effect_stubs import EffectFunction, EffectStubs
 from holdfast.sim.faulting_client import FaultingClient
 from holdfast.sim.faults import Fault
+from holdfast.sim.history import History
 from holdfast.sim.processes import (
     EffectPoolProcess,
     OrchestratorProcess,
@@ -37,7 +40,10 @@ from holdfast.sim.processes import (
 from holdfast.sim.row_decoder import decode_rows
 from holdfast.sim.scheduler import SimThread, SimThreadPool
 from holdfast.sim.settings import LEASE_NS, SimulationSettings
+from holdfast.sim.simulated_specs import apply_specs, restore_specs
 from holdfast.sim.simulation import Simulation
+from holdfast.sim.task_process import TaskWorkerProcess
+from holdfast.sim.task_work import DueWork
 from holdfast.store.subscription import Subscription
 from holdfast.workers.mail.router import NoMailRoute
 from holdfast.workers.world.worker import WorldWorkerPolicy
@@ -94,11 +100,18 @@ class SimulationSession:
         workers: int,
         effects: Mapping[str, EffectFunction] | None = None,
         effect_faults: bool = True,
+        allowed_faults: Container[int] | None = None,
+        with_tasks: bool = True,
     ) -> None:
+        """`allowed_faults` are the positions of the choice tape at which faults may occur, None for all.
+        `with_tasks=False` runs no task, no flow and no schedule."""
         self.app = app
         self.seed = seed
+        self.tape = ChoiceTape(seed)
+        self.tape.allowed_faults = allowed_faults
         stand_ins = EffectStubs(app, effects or {}, faults=crashes and effect_faults)
         self._threads = SimThreadPool()
+        apply_specs(app)
         actors: list[Actor] = [
             *(WorldWorkerProcess(f"worker{n}", app, POLICY) for n in range(workers)),
             *(OrchestratorProcess(f"leader{n}", app, LEADER_TTL_S) for n in range(2)),
@@ -108,19 +121,28 @@ class SimulationSession:
                 )
                 for n in range(2)
             ),
-            TimerWorkerProcess("timers", app),
+            TimerWorkerProcess("timers", app, with_schedules=with_tasks),
         ]
+        if with_tasks and (app.tasks or app.flows):
+            actors += [
+                TaskWorkerProcess(f"tasks{n}", app, call_faults=crashes and effect_faults)
+                for n in range(workers)
+            ]
         settings = SimulationSettings(rates=CRASH_RATES if crashes else {})
-        self._simulation = _DrivenSimulation(ChoiceTape(seed), settings, actors, self._threads)
+        self._simulation = _DrivenSimulation(self.tape, settings, actors, self._threads)
         self._simulation.served_queues = frozenset(
             intents.effect_queue(app.universe, kind) for kind in (*app.effects, FABRIC_SEND)
         )
         client = Incarnation(self._simulation, Actor("client"), "1")
         self._store = client.store
+        self._simulation.due_work = self._due_work
         self._store.faults_enabled = False
         self._runtime = Runtime(
             app, _SessionStore(self._store, self._simulation), roles=(), clock=client.clock
         )
+        if with_tasks and app.schedules:
+            # Before the first `advance`, which jumps to the first due time.
+            self._runtime.declare_schedules()
         self.restart()
 
     # -- worlds --------------------------------------------------------------------------------
@@ -130,6 +152,20 @@ class SimulationSession:
 
     def send_many(self, items: Iterable[tuple[WorldHandle[Any], Any]]) -> list[int]:
         return self._runtime.send_many(items)
+
+    # -- tasks and flows ------------------------------------------------------------------------
+
+    def submit(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
+        return self._runtime.submit(task, *args, **kwargs)
+
+    def task(self, id: str) -> TaskHandle[Any]:
+        return self._runtime.task(id)
+
+    def start(self, flow: Any, /, *args: Any, **kwargs: Any) -> FlowHandle[Any]:
+        return self._runtime.start(flow, *args, **kwargs)
+
+    def flow(self, id: Any, *, key: str | None = None) -> FlowHandle[Any]:
+        return self._runtime.flow(id) if key is None else self._runtime.flow(id, key=key)
 
     # -- time and crashes
     # ----------------------------------------------------------------------------
@@ -153,6 +189,14 @@ class SimulationSession:
     def restart(self) -> None:
         self._simulation.start_all()
 
+    def _due_work(self) -> list[DueWork]:
+        """Work of flows and schedules with its time."""
+        ahead_ns = self._simulation.clock.wall_ns() - self._simulation.store.engine_now_ns()
+        return [
+            *self._store.peek(task_work.flow_work, self.app.universe),
+            *self._store.peek(task_work.schedule_work, self.app.universe, ahead_ns),
+        ]
+
     # -- checks
     # --------------------------------------------------------------------------------------
 
@@ -162,14 +206,20 @@ class SimulationSession:
         return sum(event.op in ("fault", "crash") for event in self._simulation.history)
 
     @property
+    def history(self) -> History:
+        return self._simulation.history
+
+    @property
     def history_hash(self) -> str:
         return self._simulation.history.hash()
 
     def assert_parity(self) -> None:
         self._simulation.run_until_quiet()
         parity.check_parity(self._store.peek, self.app)
+        flow_parity.check_flows(self._store.peek, self.app)
 
     def close(self) -> None:
+        restore_specs(self.app)
         self._simulation.close()
         self._threads.close()
 
@@ -194,6 +244,8 @@ class _DrivenSimulation(Simulation):
         self.is_down = True
         # Effect queues that a worker pool serves.
         self.served_queues: frozenset[str] = frozenset()
+        # Returns the work of flows and schedules.
+        self.due_work: Callable[[], list[DueWork]] = list
         self.scheduler.on_exit = self._on_thread_exit
         self.store.record("config", settings.config_arguments())
 
@@ -288,6 +340,11 @@ class _DrivenSimulation(Simulation):
                 # Mail to a universe that is not in this store waits until it is.
                 if item["code"] != NoMailRoute.code
             ),
+            *(
+                work.name
+                for work in self._all_due_work(rows)
+                if work.is_retry or work.due_ns <= now_ns
+            ),
         ]
 
     def _idle_time_ns(self) -> int:
@@ -296,10 +353,15 @@ class _DrivenSimulation(Simulation):
         if self._remaining_work():
             return 0
         now_ns = self.store.engine_now_ns()
-        due = [
-            due_ns - now_ns for _, due_ns in self._timer_due_times(decode_rows(self.store.rows()))
-        ]
-        return min(due, default=FOREVER_NS)
+        rows = decode_rows(self.store.rows())
+        due = [due_ns for _, due_ns in self._timer_due_times(rows)]
+        due += [work.due_ns for work in self._all_due_work(rows)]
+        return min((due_ns - now_ns for due_ns in due), default=FOREVER_NS)
+
+    def _all_due_work(self, rows: dict[str, Any]) -> Iterator[DueWork]:
+        for tasks in rows["tasks"].values():
+            yield from task_work.task_work(tasks)
+        yield from self.due_work()
 
     def _timer_due_times(self, rows: dict[str, Any]) -> Iterator[tuple[str, int]]:
         """Each timer with its due time in store time."""

@@ -65,6 +65,7 @@ class Workload:
     BOTH = "both"
     TASKS = "tasks"  # submitters, workers and operators of tasks
     LEDGER = "ledger"  # ledger services, tasks that process rows, a sink
+    FLOWS = "flows"  # workers of flows, timers, clients, schedules
 
 
 class EnvironmentFault:

@@ -354,7 +354,7 @@ class OutputCommitter:
         requests = self.requests
         if requests.record.status in runs.UNFINISHED:
             requests.publish()
-            requests.change_status(runs.RunEvent.FINISH)
+            requests.finish()
             self._sweep_spool()
         with requests.log_writer.lock:
             requests.is_over = True

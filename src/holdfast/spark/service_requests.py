@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.clock import SYSTEM, Clock, iso_time
 from holdfast.errors import (
     CommitUnknown,
@@ -81,6 +81,8 @@ class ServiceRequests:
         # `is_over`: the run's record has its final status. `sink_error`: the permanent error of the
         # sink.
         self.is_over = False
+        # Held from the check of `record` to its replacement: several threads change the record.
+        self._record_lock = threading.RLock()
         self.sink_error: HoldfastError | None = None
         # Set by the committer when executors write the output: assignments, and rows and bytes per
         # file.
@@ -158,13 +160,27 @@ class ServiceRequests:
 
     def change_status(self, event: runs.RunEvent, **changes: Any) -> None:
         """Change the run's status under its lease. The log already holds the cause."""
-        self.record = self.store.transact(
-            run_transactions.change_status,
-            self.log_writer.log.lease,
-            self.record.run_id,
-            event,
-            changes,
-        )
+        with self._record_lock:
+            self.record = self.store.transact(
+                run_transactions.change_status,
+                self.log_writer.log.lease,
+                self.record.run_id,
+                event,
+                changes,
+            )
+
+    def finish(self) -> None:
+        """Store the end of a run whose rows are all final."""
+        with self._record_lock:
+            self._mark_cancelling()
+            self.change_status(runs.RunEvent.FINISH)
+
+    def _mark_cancelling(self) -> None:
+        """Copy the cancellation from the log to the run's record."""
+        with self._record_lock:
+            is_open = self.record.status is runs.RunLifecycle.OPEN
+            if is_open and self.log_writer.scheduler.cancelling:
+                self.change_status(runs.RunEvent.CANCEL)
 
     def _open_input(self) -> None:
         self._input = RunInput(self.store, self.record)
@@ -241,13 +257,14 @@ class ServiceRequests:
         """Copy the stop state from the log to the run's record."""
         stopped = self.log_writer.scheduler.stopped
         why = stopped.why if stopped is not None else ""
-        if self.record.stopped != why and self.record.status in runs.UNFINISHED:
-            self.record = self.store.transact(
-                run_transactions.change_fields,
-                self.log_writer.log.lease,
-                self.record.run_id,
-                {"stopped": why},
-            )
+        with self._record_lock:
+            if self.record.stopped != why and self.record.status in runs.UNFINISHED:
+                self.record = self.store.transact(
+                    run_transactions.change_fields,
+                    self.log_writer.log.lease,
+                    self.record.run_id,
+                    {"stopped": why},
+                )
 
     def continue_run(self, *, same_driver: bool) -> None:
         """Resume a run from its log."""
@@ -274,8 +291,9 @@ class ServiceRequests:
             f"seq {halted.seq}: {halted.prior} -> {halted.attempted} by {halted.owner} at {at} "
             f"(store time {iso_time(halted.decided_ns)}) {halted.why}"
         )
-        if self.record.status in runs.UNFINISHED:
-            self.change_status(runs.RunEvent.HALT, halted=why)
+        with self._record_lock:
+            if self.record.status in runs.UNFINISHED:
+                self.change_status(runs.RunEvent.HALT, halted=why)
 
     def _wall_clock_ns(self, decided_ns: int) -> int:
         """Convert store time to wall clock time. The result is cached, since both clocks advance
@@ -510,11 +528,12 @@ class ServiceRequests:
         """Stop granting and beginning rows. Begun rows may finish within the grace period."""
         ticket = BlockingTicket()
         with self.log_writer.lock:
-            cancelling = self.service.cancel(self.store.now_ns(), ticket)
+            # A run without unfinished rows can no longer be cancelled.
+            self.service.cancel(self.store.now_ns(), ticket)
         ticket.wait()
-        # A run without unfinished rows can no longer be cancelled.
-        if cancelling and self.record.status is runs.RunLifecycle.OPEN:
-            self.change_status(runs.RunEvent.CANCEL)
+        if failpoints.armed:
+            failpoints.hit("ledger.cancel_logged", self.record.run_id)
+        self._mark_cancelling()
         return ledger_protocol.Ok()
 
     # --- outcomes ------------------------------------------------------------------------------

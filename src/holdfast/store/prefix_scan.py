@@ -9,10 +9,10 @@ from holdfast.store import tuples
 from holdfast.store.api import Row, Txn
 
 
-def iter_rows(txn: Txn, prefix: bytes) -> Iterator[Row]:
+def iter_rows(txn: Txn, prefix: bytes, page_rows: int = SCAN_PAGE) -> Iterator[Row]:
     """Yield all rows below a prefix, read in pages."""
     at, end = prefix, tuples.prefix_end(prefix)
-    while page := txn.scan(at, end, SCAN_PAGE):
+    while page := txn.scan(at, end, page_rows):
         yield from page
         at = page[-1][0] + b"\x00"
 

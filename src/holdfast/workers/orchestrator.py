@@ -127,9 +127,11 @@ class Orchestrator(TickService):
         histories: Mapping[str, HistoryBound | None] | None = None,
         deleted_kept_s: float = DELETED_RETENTION_NS / S,
         unknown_event_s: float = UNKNOWN_EVENT_TIMEOUT_S,
+        inline: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
-        """`histories` maps world types to their history bounds. None means unbounded."""
+        """`histories` maps world types to their history bounds. None means unbounded. `inline` runs the task upkeep
+        in the orchestrator's thread."""
         super().__init__(store, clock)
         self._history_upkeep = HistoryUpkeep(
             store, universe, histories or {}, int(deleted_kept_s * S)
@@ -145,7 +147,7 @@ class Orchestrator(TickService):
         self._leader_since_ns = 0
         self._retry_at_ns = 0
         self._collected_ns = 0
-        self._task_upkeep = TaskUpkeep(store, universe, with_blobs=False)
+        self._task_upkeep = TaskUpkeep(store, universe, with_blobs=False, inline=inline)
 
     @property
     def topics(self) -> Sequence[str]:

@@ -113,7 +113,7 @@ def check_open_effects(txn: Txn, universe: str) -> Iterator[Difference]:
         stored = txn.get(
             items.keys_of(pending.queue(universe)).items + tuples.pack_int(pending.seq)
         )
-        if pending.dead or pending.lane or stored is None:
+        if pending.starts_flow or pending.dead or pending.lane or stored is None:
             continue
         location = f"{universe}/{pending.world_id}"
         intent = codec.unpack_as(Intent, queue.payload_of(txn, items.decode_item(stored)))

@@ -43,6 +43,7 @@ from holdfast.world.step_inputs import (
     EffectCall,
     ReducerInputs,
     RequestableEffect,
+    StartableFlow,
     TypeRegistry,
     is_undeclared,
     pack_checked,
@@ -156,8 +157,15 @@ class Context(MessagingContext):
             policy=call.policy,
         )
 
+    def start(self, flow: StartableFlow[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Intent:
+        """Start a flow in the commit of this entry. The handler of the flow gets its end as a receipt. A key of
+        `flow.options(key=…)` belongs to this world."""
+        call = self._registry.flow_call(flow, args, kwargs)
+        self._require_declared(self._inputs.type, ("receipt", call.kind))
+        return self._emit(call.kind, call.params, key=call.key, flow_spec=call.flow_spec)
+
     def cancel(self, intent: Intent | bytes) -> Intent:
-        """Cancel an effect, by its intent or its `intent_hash`.
+        """Cancel an effect or a started flow, by its intent or its `intent_hash`.
 
         The world gets a receipt with the error `cancelled` immediately. A running effect is stopped
         if possible, but it may have happened. An effect that already has its receipt is not
@@ -264,6 +272,7 @@ class Context(MessagingContext):
         tag: str = "",
         key: str | None = None,
         policy: bytes = b"",
+        flow_spec: bytes = b"",
     ) -> Intent:
         self._require_open(kind)
         if len(self.intents) >= EMISSIONS_MAX:
@@ -304,6 +313,7 @@ class Context(MessagingContext):
             generation=frame.generation,
             wants_receipt=kind != FABRIC_SEND or frame.wants_mail_receipts,
             index=index,
+            flow_spec=flow_spec,
         )
         pack_checked(intent)
         self.intents.append(intent)

@@ -6,6 +6,7 @@ entry.
                    sender continues
     timer.set      schedules the timer in its slot (`timers`)
     timer.cancel   clears the slot
+    flow:NAME      starts a flow (`flow_callbacks`); its end is the receipt
     an effect      goes to the queue of its kind, once per intent, with fair shares between worlds
     effect.cancel  removes it from that queue, even if it is claimed; its receipt is `cancelled`
 
@@ -35,6 +36,7 @@ from holdfast.errors import KeyConflict, NotFound
 from holdfast.messages import (
     EFFECT_CANCEL,
     FABRIC_SEND,
+    FLOW_START_PREFIX,
     TIMER_CANCEL,
     TIMER_SET,
     Intent,
@@ -44,7 +46,7 @@ from holdfast.messages import (
 )
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
-from holdfast.world import synthetic_receipts, timers
+from holdfast.world import flow_callbacks, synthetic_receipts, timers
 from holdfast.world.catalog import subject_of
 from holdfast.world.ingress import IngressResult, put_ingress
 from holdfast.world.messaging import delivery
@@ -68,6 +70,11 @@ class PendingEffect(Record, frozen=True):
     # store.
     lane: str = ""
     redrive_of: bytes | None = None
+
+    @property
+    def starts_flow(self) -> bool:
+        """Whether the intent started a flow. `seq` is the number of the flow."""
+        return self.effect_kind.startswith(FLOW_START_PREFIX)
 
     def queue(self, universe: str) -> str:
         return self.lane or effect_queue(universe, self.effect_kind)
@@ -151,6 +158,14 @@ def drop_dead(txn: Txn, universe: str, intent_hash: bytes, seq: int) -> None:
         drop(txn, universe, intent_hash)
 
 
+def withdraw(txn: Txn, universe: str, pending_effect: PendingEffect) -> None:
+    """Remove a resolved effect from its queue, even if it is claimed, or cancel the started flow."""
+    if pending_effect.starts_flow:
+        flow_callbacks.cancel(txn, universe, pending_effect.seq)
+    else:
+        queue.cancel.fn(txn, pending_effect.queue(universe), pending_effect.seq, True)
+
+
 def receipt_key(intent_hash: bytes) -> str:
     """The dedupe key of an intent's receipt where it might be delivered twice."""
     return f"receipt:{intent_hash.hex()}"
@@ -167,7 +182,7 @@ def resolve_manually(
     correlation_id = None
     if pending_effect is not None:
         correlation_id = pending_effect.correlation_id
-        queue.cancel.fn(txn, pending_effect.queue(universe), pending_effect.seq, True)
+        withdraw(txn, universe, pending_effect)
     elif not inbox.is_delivered(txn, subject_of(universe, world_id), key):
         raise NotFound(
             what="intent",
@@ -210,6 +225,9 @@ def _dispatch(txn: Txn, intents: list[Intent]) -> None:
     the world of a dead effect gets its receipt in the same commit."""
     queues: dict[str, list[Intent]] = {}
     for intent in intents:
+        if intent.effect_kind.startswith(FLOW_START_PREFIX):
+            _start_flow(txn, intent)
+            continue
         queues.setdefault(effect_queue(intent.universe_id, intent.effect_kind), []).append(intent)
     for name, batch in queues.items():
         new_items = [
@@ -217,17 +235,30 @@ def _dispatch(txn: Txn, intents: list[Intent]) -> None:
             for one in batch
         ]
         for intent, seq in zip(batch, queue.put_all(txn, name, new_items), strict=True):
-            pending_effect = PendingEffect(
-                intent.world_id,
-                intent.effect_kind,
-                seq,
-                intent.correlation_id,
-                intent.tag,
-                redrive_of=intent.redrive_of,
-            )
-            txn.put(
-                _pending_key(intent.universe_id, intent.intent_hash), codec.pack(pending_effect)
-            )
+            _put_pending(txn, intent, seq)
+
+
+def _put_pending(txn: Txn, intent: Intent, seq: int) -> None:
+    pending_effect = PendingEffect(
+        intent.world_id,
+        intent.effect_kind,
+        seq,
+        intent.correlation_id,
+        intent.tag,
+        redrive_of=intent.redrive_of,
+    )
+    txn.put(_pending_key(intent.universe_id, intent.intent_hash), codec.pack(pending_effect))
+
+
+def _start_flow(txn: Txn, intent: Intent) -> None:
+    """Start the flow of an intent. The key of the flow is the hash of the intent."""
+    seq = flow_callbacks.start(txn, intent)
+    if seq is not None:
+        _put_pending(txn, intent, seq)
+        flow_callbacks.answer_if_ended(txn, intent, seq)
+    else:
+        conflict = synthetic_receipts.key_conflict_receipt(intent)
+        put_ingress(txn, intent.universe_id, intent.world_id, None, conflict)
 
 
 def _is_key_used(txn: Txn, intent: Intent) -> bool:
@@ -260,6 +291,8 @@ def _pending_digest(txn: Txn, intent: Intent) -> bytes | None:
     pending_effect = find_pending(txn, intent.universe_id, intent.intent_hash)
     if pending_effect is None or pending_effect.dead:
         return None
+    if pending_effect.starts_flow:
+        return flow_callbacks.idempotency_digest(txn, intent.universe_id, pending_effect.seq)
     keys = items.keys_of(pending_effect.queue(intent.universe_id))
     item = items.load_item(txn, keys, items.pack_int(pending_effect.seq))
     return codec.unpack_as(Intent, queue.payload_of(txn, item)).idempotency_digest()
@@ -349,7 +382,7 @@ def _cancel(txn: Txn, intent: Intent) -> None:
     resolved = resolve(txn, universe, cancelled_hash)
     if resolved is None:
         return
-    queue.cancel.fn(txn, resolved.queue(universe), resolved.seq, True)
+    withdraw(txn, universe, resolved)
     receipt = synthetic_receipts.cancelled_receipt(
         cancelled_hash,
         resolved.effect_kind,

@@ -166,8 +166,11 @@ def drop_effects(txn: Txn, universe: str, intents: list[bytes]) -> int:
         found = world_intents.find_pending(txn, universe, intent_hash)
         if found is not None:
             # A dead effect is removed with the dead letters.
-            _withdraw(txn, found.queue(universe), found.seq)
             world_intents.drop(txn, universe, intent_hash)
+            if found.starts_flow:
+                world_intents.withdraw(txn, universe, found)
+            else:
+                _withdraw(txn, found.queue(universe), found.seq)
             gone += 1
     return gone
 

@@ -21,6 +21,10 @@ class RequestableEffect(Generic[P, T]):
     __slots__ = ()
 
 
+class StartableFlow(Generic[P, T]):
+    """What `cx.start` starts: a flow, or a flow with options. `P` are its arguments, `T` is the type of its result."""
+
+
 def undeclared_error(**fields: Any) -> Invalid:
     """Make the error for an event, world type or effect that the application does not declare."""
     error = Invalid(**fields)
@@ -41,6 +45,8 @@ class TypeRegistry(Protocol):
     def effect_call(
         self, effect: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> EffectCall: ...
+
+    def flow_call(self, flow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EffectCall: ...
 
     def encode_again(self, event: Any) -> tuple[str, bytes]:
         """Encode an event in a replay, even if this code no longer declares its type."""
@@ -64,6 +70,8 @@ class EffectCall(codec.Record, frozen=True):
     key: str | None = None
     # The hash of the policy that the effect was declared with (see `Effect.policy_hash`).
     policy: bytes = b""
+    # The packed properties of a flow to start.
+    flow_spec: bytes = b""
 
 
 class ReducerInputs(codec.Record, frozen=True):

@@ -31,10 +31,12 @@ from holdfast.flows.execution import (
     StepFailed,
     StepKind,
 )
+from holdfast.flows.loop import LoopHost
 from holdfast.flows.model import (
     FlowBodyRow,
     FlowHeadRow,
     FlowId,
+    decode_open,
     get_body,
     get_head,
     keys_of,
@@ -55,7 +57,7 @@ from holdfast.flows.states import ENDED, FlowState
 from holdfast.retry import Backoff, jitter
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Store, Txn, reads_block
-from holdfast.workers.flows.step_runs import StepRun, run_step
+from holdfast.workers.flows.step_runs import StepInvoker, StepRun, invoke_step, run_step
 from holdfast.workers.tasks.attempt import TaskAttempt, error_text
 
 # A flow that runs this long without a commit listens for outcomes from outside.
@@ -84,7 +86,8 @@ class LoadedFlow(NamedTuple):
     head: FlowHeadRow
     args: bytes
     records: list[AnyRecord]
-    open_steps: set[tuple[str, int]]
+    # The digests of the arguments of the open steps.
+    open_steps: dict[tuple[str, int], bytes]
 
 
 def load_flow(txn: Txn, universe: str, seq: int) -> LoadedFlow | None:
@@ -103,13 +106,42 @@ def load_flow(txn: Txn, universe: str, seq: int) -> LoadedFlow | None:
             record = replace(record, value=blobs.get(txn, record.blob))
         records.append(record)
     open_prefix = keys.open_steps + pack_int(seq)
-    opens: set[tuple[str, int]] = set()
-    for key, _ in txn.scan(open_prefix, tuples.prefix_end(open_prefix)):
+    opens: dict[tuple[str, int], bytes] = {}
+    for key, row in txn.scan(open_prefix, tuples.prefix_end(open_prefix)):
         *_, name, occurrence = tuples.unpack(key)
         assert isinstance(name, str)
         assert isinstance(occurrence, int)
-        opens.add((name, occurrence))
+        opens[name, occurrence] = decode_open(row).digest
     return LoadedFlow(body, head, blobs.get(txn, blob) if blob else args, records, opens)
+
+
+def new_execution(
+    code: FlowCode,
+    loaded: LoadedFlow,
+    seq: int,
+    *,
+    host: LoopHost,
+    on_ready: Callable[[], None],
+    values: Callable[[str], Any],
+) -> FlowExecution:
+    """Return the execution of a stored flow. Arguments that do not fit the code are a divergence."""
+    try:
+        body, misfit = code.bind(loaded.args), ""
+    except Exception as error:
+        body, misfit = _no_body, f"its arguments do not fit the code: {error_text(error)}"
+    execution = FlowExecution(
+        body,
+        id=FlowRunId(loaded.body.generation, seq, loaded.head.run),
+        host=host,
+        on_ready=on_ready,
+        values=values,
+        code=code,
+    )
+    execution.feed(loaded.records)
+    execution.feed_open(loaded.open_steps)
+    if misfit:
+        execution.divergence = Divergence(step=code.name, why=misfit)
+    return execution
 
 
 class _LocalStep(NamedTuple):
@@ -130,6 +162,8 @@ class FlowEnvironment(NamedTuple):
     universe: str
     threads: Executor
     make_value: Callable[[str], Any]
+    # Calls the function of a step. The simulator adds faults.
+    invoke: StepInvoker = invoke_step
 
 
 class Activation:
@@ -159,21 +193,14 @@ class Activation:
         self._listener: asyncio.Task[None] | None = None
         # Whether other commits have brought records.
         self._has_news = False
-        try:
-            body, misfit = code.bind(loaded.args), ""
-        except Exception as error:
-            body, misfit = _no_body, f"its arguments do not fit the code: {error_text(error)}"
-        self._execution = FlowExecution(
-            body,
-            id=FlowRunId(loaded.body.generation, seq, loaded.head.run),
+        self._execution = new_execution(
+            code,
+            loaded,
+            seq,
             host=self._loop,
             on_ready=self._wake.set,
             values=environment.make_value,
-            code=code,
         )
-        self._execution.feed(loaded.records)
-        if misfit:
-            self._execution.divergence = Divergence(step=code.name, why=misfit)
 
     async def run(self) -> None:
         try:
@@ -225,8 +252,9 @@ class Activation:
                     self._requests.append(call.work(call))
                 continue
             run = StepRun(call, self._id, self._is_lost)
+            environment = self._environment
             task = self._loop.create_task(
-                run_step(call, run, self._environment.threads, self._store.now_ns)
+                run_step(call, run, environment.threads, self._store.now_ns, environment.invoke)
             )
             self._local[call.identity] = _LocalStep(task, run)
             task.add_done_callback(partial(self._on_step_done, call.identity))
@@ -327,6 +355,8 @@ class Activation:
     async def _park(self, divergence: Divergence) -> bool:
         await self._cancel_steps()
         self._finished.clear()
+        self._requests.clear()
+        self._cancels.clear()
         self._execution.take_buffer()
         record = FlowParked(
             divergence.fields["step"], divergence.fields["why"], self._code.code_version

@@ -55,6 +55,12 @@ def task_definitions(
         return {}
     threads = ThreadPoolExecutor(threads_max, thread_name_prefix="holdfast-flow-step")
     environment = FlowEnvironment(store, universe, threads, RecordedValues(clock))
+    return definitions_in(environment, codes)
+
+
+def definitions_in(
+    environment: FlowEnvironment, codes: Mapping[str, FlowCode]
+) -> dict[str, TaskDefinition]:
     definitions = [FlowTaskDefinition(environment, code) for code in codes.values()]
     return {definition.name: definition for definition in definitions}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from typing import Any
@@ -85,10 +85,17 @@ def current_step() -> StepRun:
     return step
 
 
+StepInvoker = Callable[[LocalWork, StepRun, Executor], Awaitable[Any]]
+
+
 async def run_step(
-    call: StepCall, run: StepRun, threads: Executor, now_ns: Callable[[], int]
+    call: StepCall,
+    run: StepRun,
+    threads: Executor,
+    now_ns: Callable[[], int],
+    invoke: StepInvoker,
 ) -> StepOutcome:
-    """Run the attempts of a step. Cancellation of the asyncio task ends it without an outcome."""
+    """Run the attempts of a step with `invoke`. Cancellation of the asyncio task ends it without an outcome."""
     work: LocalWork = call.work
     began_ns = now_ns()
     attempts = UNDO_ATTEMPTS if call.name.startswith(UNDO_PREFIX) else work.attempts
@@ -97,7 +104,7 @@ async def run_step(
         # Each attempt has its own `StepRun`: only the attempt that timed out is cancelled.
         attempt = StepRun(call, run.flow_id, lambda: run.cancelled, run.attempt)
         try:
-            value = await _call(work, attempt, threads)
+            value = await invoke(work, attempt, threads)
             packed = encode_result(value)
             # The flow gets the value as a replay would.
             call.decode(packed)
@@ -147,7 +154,8 @@ class BadStepResult(Invalid):
     hint = "the step's result cannot be stored, or does not match its declared return type"
 
 
-async def _call(work: LocalWork, run: StepRun, threads: Executor) -> Any:
+async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
+    """Call the function of a step once, within its timeout."""
     context = contextvars.copy_context()
     context.run(CURRENT_STEP.set, run)
     context.run(CURRENT_FLOW.set, None)

@@ -72,7 +72,20 @@ class TaskExecutors:
         self._kinds = {name: executor_kind(code) for name, code in codes.items()}
         kinds = set(self._kinds.values())
         reports_each = any(code.report == "each" for code in codes.values())
-        runs = _AttemptRuns(clock, self._processes, commit_report if reports_each else None)
+        self._create_executors(
+            kinds, concurrency, processes, wake, commit_report if reports_each else None
+        )
+
+    def _create_executors(
+        self,
+        kinds: set[int],
+        concurrency: int,
+        processes: int,
+        wake: Callable[[], None],
+        commit_report: Callable[[AttemptResult], bool] | None,
+    ) -> None:
+        clock = self._clock
+        runs = _AttemptRuns(clock, self._processes, commit_report)
         if THREAD in kinds:
             self._thread_executor = self._executors[THREAD] = ThreadExecutor(
                 concurrency,

@@ -93,11 +93,15 @@ def _repeat_step(should_continue: Callable[[], bool], step: Callable[[], int]) -
 class TaskUpkeep:
     """Runs rounds in a background thread, started by the loop that calls `start_if_due`."""
 
-    def __init__(self, store: Store, universe: str, *, with_blobs: bool = True) -> None:
-        """`with_blobs=False` if the owner deletes unreferenced blobs in its own loop."""
+    def __init__(
+        self, store: Store, universe: str, *, with_blobs: bool = True, inline: bool = False
+    ) -> None:
+        """`with_blobs=False` if the owner deletes unreferenced blobs in its own loop. `inline` runs rounds in the
+        thread of the owner."""
         self._store = store
         self._universe = universe
         self._with_blobs = with_blobs
+        self._inline = inline
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         # The store time of the next check.
@@ -112,6 +116,9 @@ class TaskUpkeep:
         due_now = self._store.read(read_due, self._universe)
         self.next_ns = due_now.next_ns
         if due_now.retention or due_now.checkpoint or (due_now.blobs and self._with_blobs):
+            if self._inline:
+                self._run_rounds()
+                return
             self._thread = threading.Thread(
                 target=self._run_rounds, name="holdfast-task-upkeep", daemon=True
             )

@@ -184,13 +184,8 @@ class TaskWorker:
         self._stopping = threading.Event()
         self._sleep = LoopSleep(store, identity.topics)
         self._reports = ReportBuffer(store, universe, identity.owner, clock)
-        self._executors = TaskExecutors(
-            codes,
-            concurrency,
-            processes or os.cpu_count() or 1,
-            self._sleep.wake,
-            clock,
-            self._reports.commit_one,
+        self._executors = self._create_executors(
+            codes, concurrency, processes or os.cpu_count() or 1
         )
         self._leases = LeaseTable(store, universe, codes, self._executors, clock)
         self._demand = LeaseDemand(identity.queues)
@@ -198,7 +193,7 @@ class TaskWorker:
             store, universe, identity.owner, identity.queues, identity.task_names
         )
         self._heartbeat = WorkerHeartbeat(store, universe, identity.worker, incarnation)
-        self._upkeep = TaskUpkeep(store, universe)
+        self._upkeep = self._create_upkeep()
         # Whether a commit outcome is unknown and not yet resolved.
         self._outcome_unknown = False
         self._handoff = LeaderHandoff(self._loop, "holdfast-task")
@@ -206,6 +201,16 @@ class TaskWorker:
         self._local_run: LocalRun | None = None
         self._local_run_lease: LeaseResult | None = None
         self._thread: threading.Thread | None = None
+
+    def _create_executors(
+        self, codes: Mapping[str, TaskDefinition], concurrency: int, processes: int
+    ) -> TaskExecutors:
+        return TaskExecutors(
+            codes, concurrency, processes, self._sleep.wake, self._clock, self._reports.commit_one
+        )
+
+    def _create_upkeep(self) -> TaskUpkeep:
+        return TaskUpkeep(self.store, self.identity.universe)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -330,9 +335,13 @@ class TaskWorker:
                 self._outcome_unknown = True
                 return True
             self.look_for_tasks()
-            self._stopping.wait(RETRY_PAUSE_S)
+            self._pause(RETRY_PAUSE_S)
             return True
         return moved
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before another try. A stop request ends the wait."""
+        self._stopping.wait(seconds)
 
     def _collect_finished(self) -> None:
         results = self._executors.drain_finished()

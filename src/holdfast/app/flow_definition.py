@@ -1,0 +1,290 @@
+"""Flow declarations: `@hf.flow`, and the options of a flow's call."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import math
+import typing
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+from holdfast import codec
+from holdfast.app.schedule_options import ScheduleOptions
+from holdfast.app.storable_types import check_function
+from holdfast.clock import S
+from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
+from holdfast.errors import Invalid, ValueTooLarge
+from holdfast.flows import operations
+from holdfast.flows.model import FlowSpec
+from holdfast.messages import FLOW_START_PREFIX
+from holdfast.workers.flows.step_runs import encode_result
+from holdfast.world.catalog import check_text
+from holdfast.world.definition import EventType
+from holdfast.world.step_inputs import StartableFlow
+
+T = TypeVar("T")
+P = ParamSpec("P")
+E = TypeVar("E")
+
+FLOW_OPTIONS = ("key", "queue", "priority", "parent_close", "timeout_s")
+PARENT_CLOSE = ("cancel", "abandon")
+
+
+class Flow(StartableFlow[P, T]):
+    """A durable function. Created by `@hf.flow`."""
+
+    def __init__(self, fn: Callable[P, Coroutine[Any, Any, T]], spec: FlowSpec) -> None:
+        if not inspect.iscoroutinefunction(fn):
+            raise Invalid(what="flow", name=spec.name, why="a flow is an async def function")
+        self.fn = fn
+        self.name, self.kind = spec.name, FLOW_START_PREFIX + spec.name
+        self.spec = spec
+        self.__doc__ = fn.__doc__
+        self.__name__ = fn.__name__
+        self.__module__ = fn.__module__
+        operations.check_spec(spec)
+        check_text("flow", spec.name)
+        check_text("queue", spec.queue)
+        try:
+            self._signature = inspect.signature(fn)
+            hints = typing.get_type_hints(fn)
+        except (TypeError, ValueError, NameError, AttributeError) as error:
+            raise Invalid(
+                what="flow", name=self.name, why=f"its annotations cannot be read: {error}"
+            ) from None
+        self.returns: Any = hints.pop("return", Any)
+        self._hints = hints
+        self.code_version = _fingerprint(fn)
+        # The schedule of `@hf.flow(every=…)`.
+        self.schedule: ScheduleOptions | None = None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<flow {self.name}>"
+
+    def options(
+        self,
+        *,
+        key: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        timeout_s: float | None = None,
+        parent_close: str = "cancel",
+    ) -> FlowCall[P, T]:
+        """Return the flow with options, kept apart from its arguments."""
+        spec = self.spec
+        if queue is not None:
+            check_text("queue", queue)
+            spec = msgspec.structs.replace(spec, queue=queue)
+        if priority is not None:
+            spec = msgspec.structs.replace(spec, priority=checked_int("priority", priority))
+        if timeout_s is not None:
+            spec = msgspec.structs.replace(spec, timeout_ns=ns("timeout_s", timeout_s))
+        if parent_close not in PARENT_CLOSE:
+            raise Invalid(
+                what="parent_close", found=repr(parent_close)[:64], expected=list(PARENT_CLOSE)
+            )
+        if key is not None:
+            check_text("key", key)
+        operations.check_spec(spec)
+        return FlowCall(self, spec, key or "", parent_close == "cancel")
+
+    def check_storable(self) -> None:
+        check_function("flow", self.name, self._signature, self._hints, self.returns)
+
+    def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """Encode the arguments. Raise Invalid if they do not match the function's signature."""
+        try:
+            self._signature.bind(*args, **kwargs)
+            packed = codec.pack_value([list(args), kwargs])
+            codec.check_depth("flow arguments", packed, flow=self.name)
+            self._convert(*codec.unpack(packed))
+        except codec.ENCODE_ERRORS as error:
+            raise Invalid(what="flow arguments", flow=self.name, why=str(error)) from None
+        if len(packed) > MESSAGE_BYTES_MAX:
+            raise ValueTooLarge(
+                what="flow arguments",
+                flow=self.name,
+                bytes=len(packed),
+                bytes_max=MESSAGE_BYTES_MAX,
+            )
+        return packed
+
+    def _convert(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        bound = self._signature.bind(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            kind = self._signature.parameters[name].kind
+            hint = self._hints.get(name, Any)
+            if hint is Any or kind in (
+                inspect.Parameter.VAR_POSITIONAL,
+                inspect.Parameter.VAR_KEYWORD,
+            ):
+                continue
+            bound.arguments[name] = codec.convert(value, hint)
+        return list(bound.args), dict(bound.kwargs)
+
+    # -- used by workers ---------------------------------------------------------------------------
+
+    def within(self, universe: str, event_types: Mapping[type, EventType]) -> FlowCode:
+        """Return the flow as the workers of an app run it."""
+        return FlowCode(self, universe, event_types)
+
+    def bind(self, args: bytes) -> Callable[[], Coroutine[Any, Any, Any]]:
+        positional, named = self._convert(*codec.unpack(args))
+        return lambda: self.fn(*positional, **named)
+
+    def dump(self, value: Any) -> bytes:
+        packed = encode_result(value)
+        self.value(packed)
+        return packed
+
+    def value(self, packed: bytes) -> T:
+        return typing.cast(T, decoder(self.returns)(packed))
+
+
+class FlowCode:
+    """A flow in its app: what an activation and the functions of this module need."""
+
+    def __init__(
+        self, flow: Flow[Any, Any], universe: str, event_types: Mapping[type, EventType]
+    ) -> None:
+        self.flow = flow
+        self.name = flow.name
+        self.code_version = flow.code_version
+        self.universe = universe
+        self.event_types = event_types
+        self.bind = flow.bind
+        self.dump = flow.dump
+
+
+class FlowCall(StartableFlow[P, T]):
+    """A flow with options, as accepted by `rt.start` and `hf.step`."""
+
+    def __init__(self, flow: Flow[P, T], spec: FlowSpec, key: str, cancels_child: bool) -> None:
+        self.flow = flow
+        self.spec = spec
+        self.key = key
+        self.cancels_child = cancels_child
+
+
+class FlowDecorator(typing.Protocol):
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Flow[P, T]: ...
+
+
+@typing.overload
+def flow(fn: Callable[P, Coroutine[Any, Any, T]], /) -> Flow[P, T]: ...
+@typing.overload
+def flow(
+    fn: None = None,
+    /,
+    *,
+    name: str | None = None,
+    queue: str = "default",
+    priority: int = 0,
+    lease_s: float = 60,
+    attempts: int = 5,
+    expiries_max: int = 3,
+    timeout_s: float | None = None,
+    retain_s: float = 7 * 24 * 3600,
+    every: str | None = None,
+    zone: str = "UTC",
+    missed: str = "one",
+    overlap: str = "skip",
+    args: Sequence[Any] = (),
+) -> FlowDecorator: ...
+
+
+def flow(
+    fn: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    queue: str = "default",
+    priority: int = 0,
+    lease_s: float = 60,
+    attempts: int = 5,
+    expiries_max: int = 3,
+    timeout_s: float | None = None,
+    retain_s: float = 7 * 24 * 3600,
+    every: str | None = None,
+    zone: str = "UTC",
+    missed: str = "one",
+    overlap: str = "skip",
+    args: Sequence[Any] = (),
+) -> Any:
+    """Declare a flow: an `async def` function whose steps are recorded.
+
+    `attempts` limits the errors that the flow's own code raises. `expiries_max` limits lost workers. `timeout_s`
+    counts from the start, sleeps included. The flow is deleted `retain_s` after its end. With `every`, a cron rule, the
+    flow is a schedule: `zone`, `missed`, `overlap` and `args` belong to it.
+    """
+
+    def declare(fn: Callable[..., Any], /) -> Any:
+        if not callable(fn):
+            raise Invalid(what="flow", found=repr(fn)[:64], why="not a function")
+        spec = FlowSpec(
+            name=getattr(fn, "__name__", "flow") if name is None else name,
+            queue=queue,
+            priority=checked_int("priority", priority),
+            lease_ns=ns("lease_s", lease_s),
+            attempts=checked_int("attempts", attempts),
+            expiries_max=checked_int("expiries_max", expiries_max),
+            timeout_ns=0 if timeout_s is None else ns("timeout_s", timeout_s),
+            retain_ns=ns("retain_s", retain_s),
+        )
+        declared: Flow[..., Any] = Flow(fn, spec)
+        if every is not None:
+            declared.schedule = ScheduleOptions(every, zone, missed, overlap, tuple(args))
+            declared.schedule.check(declared.pack)
+        return declared
+
+    return declare if fn is None else declare(fn)
+
+
+def decoder(hint: Any) -> Callable[[bytes], Any]:
+    def decode(packed: bytes) -> Any:
+        value = codec.unpack(packed)
+        if hint is Any:
+            return value
+        try:
+            return codec.convert(value, hint)
+        except (msgspec.MsgspecError, TypeError) as error:
+            raise Invalid(what="value", why=str(error)) from None
+
+    return decode
+
+
+def _fingerprint(fn: Any) -> str:
+    """The version of a flow's code: its source and that of its module, where its other functions usually are."""
+    text = fn.__qualname__
+    module = inspect.getmodule(fn)
+    with contextlib.suppress(OSError, TypeError):
+        text += inspect.getsource(fn)
+    if module is not None:
+        with contextlib.suppress(OSError, TypeError):
+            text += inspect.getsource(module)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def checked_int(what: str, value: Any) -> int:
+    if type(value) is not int:
+        raise Invalid(what=what, found=repr(value)[:64], expected="a whole number")
+    return value
+
+
+def ns(what: str, seconds: Any) -> int:
+    if not isinstance(seconds, int | float) or not 0 < seconds <= TTL_NS_MAX / S:
+        raise Invalid(what=what, found=repr(seconds)[:64], min=0, max=TTL_NS_MAX / S)
+    return math.ceil(seconds * S)
+
+
+def ns_or_zero(what: str, seconds: Any) -> int:
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds == 0:
+        return 0
+    return ns(what, seconds)

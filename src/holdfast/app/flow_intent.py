@@ -1,0 +1,19 @@
+"""Intents that start flows: the request of `cx.start`, and the receipt that a world's handler gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast import codec
+from holdfast.app.flow_definition import Flow, FlowCall
+from holdfast.errors import Invalid
+from holdfast.world.step_inputs import EffectCall
+
+
+def to_effect_call(flow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EffectCall:
+    """Return a flow, or a flow with options, and its arguments as a world requests it."""
+    declared, key = (flow.flow, flow.key) if isinstance(flow, FlowCall) else (flow, "")
+    if not isinstance(declared, Flow):
+        raise Invalid(what="flow", found=repr(flow)[:64], why="not made by @hf.flow")
+    packed = declared.pack(args, kwargs)
+    return EffectCall(declared.kind, packed, key=key or None, flow_spec=codec.pack(flow.spec))

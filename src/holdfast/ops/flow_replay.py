@@ -1,0 +1,381 @@
+"""Flow replay: replays stored flows on the given code and predicts which of them would be parked.
+
+A replay feeds the records of a flow to the flow's code, as a worker does (`workers.flows.activation`). It runs no
+step and writes nothing. The code itself runs, so a replay runs in a spawned process with a time limit per flow.
+Code that hangs, ends its process or raises is a finding of its flow.
+
+`parks` of a finding: True if a worker with this code parks the flow when it runs it next. None if this depends on the
+result of a new step: the recorded steps behind that step were not asked for. Ended flows are never parked.
+
+Each flow is replayed under two hash seeds, so that code which depends on the order of a set is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from holdfast import codec
+from holdfast import store as stores
+from holdfast.app.app import App
+from holdfast.clock import SYSTEM
+from holdfast.errors import Invalid, NotFound, Timeout
+from holdfast.flows.execution import FlowExecution, NextRun, StepCall, StepFailed
+from holdfast.flows.model import FlowId, keys_of
+from holdfast.flows.records import FlowEnded, StepCompleted
+from holdfast.flows.states import ENDED, FlowState
+from holdfast.ops.app_loader import load_app
+from holdfast.ops.world_replay import HASH_SEEDS, PROCESS_LOST, spawn_environment
+from holdfast.store import tuples
+from holdfast.store.api import Store, Txn, connection_url
+from holdfast.store.prefix_scan import iter_rows
+from holdfast.workers.flows.activation import LoadedFlow, load_flow, new_execution
+from holdfast.workers.flows.definition import RecordedValues
+from holdfast.workers.tasks.attempt import error_text
+
+DIVERGED = "replay_diverged"
+FLOW_UNKNOWN = "flow_unknown"
+RAISED = "raised"
+TIME_LIMIT = "time_limit"
+RESULT_CHANGED = "result_changed"
+
+SHARE_SIZE = 64
+LIMIT_S = 30.0
+# The time for a process to start and to import the application, and to stop at the time limit.
+START_S = 120.0
+STOP_S = 5.0
+# New steps without a value that one replay passes.
+ASSUMED_MAX = 1_000
+
+
+class FlowTarget(NamedTuple):
+    universe: str
+    seq: int
+
+
+class FlowFinding(NamedTuple):
+    """The result for one flow. `code` is empty if nothing needs attention. `removed` are the recorded steps that the
+    code does not ask for. `inserted` are the steps without a record that it asks for."""
+
+    universe: str
+    flow: str
+    name: str
+    key: str
+    state: str
+    steps: int
+    code: str = ""
+    step: str = ""
+    text: str = ""
+    parks: bool | None = False
+    removed: tuple[str, ...] = ()
+    inserted: tuple[str, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        return FlowState[self.state] in ENDED
+
+    @property
+    def needs_attention(self) -> bool:
+        return bool(self.code) and not self.ended
+
+
+def targets(txn: Txn, universe: str) -> list[FlowTarget]:
+    """Return the stored flows of a universe, oldest first."""
+    heads = iter_rows(txn, keys_of(universe).heads)
+    return [FlowTarget(universe, int(tuples.unpack(key)[-1])) for key, _ in heads]
+
+
+def verify_flows(
+    store: Store,
+    targets: Sequence[FlowTarget],
+    *,
+    app: str,
+    jobs: int = 1,
+    limit_s: float = LIMIT_S,
+) -> list[FlowFinding]:
+    """Replay flows on the code of `module:attribute`. Returns a finding for each flow that is still stored."""
+    if jobs < 1:
+        raise Invalid(what="jobs", why="must be at least 1", found=jobs)
+    if limit_s <= 0:
+        raise Invalid(what="replay timeout", why="must be more than 0", found=limit_s)
+    load_app(app)
+    pool = _ReplayPool(connection_url(store), app, jobs, limit_s)
+    first = pool.replay(targets, HASH_SEEDS[0])
+    again = [target for target in targets if (one := first.get(target)) and not one.code]
+    for target, second in pool.replay(again, HASH_SEEDS[1]).items():
+        if second.code:
+            text = f"{second.text} (PYTHONHASHSEED={HASH_SEEDS[1]})"
+            first[target] = second._replace(text=text)
+    return [first[target] for target in targets if target in first]
+
+
+def replay_flow(
+    store: Store, app: App, target: FlowTarget, limit_s: float = LIMIT_S
+) -> FlowFinding | None:
+    """Replay one flow in this process. Returns None if the flow was removed."""
+    loaded = store.read(load_flow, target.universe, target.seq)
+    if loaded is None:
+        return None
+    finding = _new_finding(target, loaded)
+    flow = app.flows.get(loaded.body.spec.name)
+    if flow is None:
+        text = "the app does not declare it: it waits for a worker that does"
+        return finding._replace(code=FLOW_UNKNOWN, text=text)
+    replay = _FlowReplay(flow.within(target.universe, app.event_types), loaded, target.seq)
+    try:
+        asyncio.run(replay.run(limit_s))
+    except TimeoutError:
+        text = f"its code did not come to rest within {limit_s:g} s"
+        return finding._replace(code=TIME_LIMIT, text=text)
+    return replay.judge(finding)
+
+
+def _new_finding(target: FlowTarget, loaded: LoadedFlow) -> FlowFinding:
+    body, head = loaded.body, loaded.head
+    return FlowFinding(
+        target.universe,
+        str(FlowId(body.generation, target.seq)),
+        body.spec.name,
+        body.key,
+        FlowState(head.state).name,
+        0,
+    )
+
+
+class _FlowReplay:
+    """One replay of a flow, on a separate event loop."""
+
+    def __init__(self, code: Any, loaded: LoadedFlow, seq: int) -> None:
+        self._code = code
+        self._loaded = loaded
+        self._seq = seq
+        # New steps: all labels, and those whose value is not known.
+        self._inserted: list[str] = []
+        self._pending: list[StepCall] = []
+        self._assumed = 0
+        self._execution: FlowExecution
+
+    async def run(self, limit_s: float) -> None:
+        """Run the flow's code until it waits for something that is not recorded."""
+        wake = asyncio.Event()
+        self._execution = execution = new_execution(
+            self._code,
+            self._loaded,
+            self._seq,
+            host=asyncio.get_running_loop(),
+            on_ready=wake.set,
+            values=RecordedValues(SYSTEM),
+        )
+        try:
+            async with asyncio.timeout(limit_s):
+                while execution.divergence is None:
+                    wake.clear()
+                    if not execution.advance():
+                        await asyncio.sleep(0)
+                    elif execution.divergence is not None or execution.done:
+                        return
+                    elif not self._pass_new_steps():
+                        if not execution.loop.foreign_waits:
+                            return
+                        await wake.wait()
+        finally:
+            execution.close()
+
+    def _pass_new_steps(self) -> bool:
+        """Assume the outcome of new steps that have no value, if recorded steps may follow. Returns whether the
+        replay continues."""
+        execution = self._execution
+        for call in execution.take_new_steps():
+            if call.identity not in self._loaded.open_steps:
+                self._inserted.append(call.label)
+                self._pending.append(call)
+        known = [call for call in self._pending if call.returns_none]
+        if not known or self._assumed >= ASSUMED_MAX or not execution.unasked_steps():
+            return False
+        self._assumed += len(known)
+        self._pending = [call for call in self._pending if not call.returns_none]
+        none = codec.pack(None)
+        execution.feed(
+            [StepCompleted(*call.identity, call.position, call.digest, none) for call in known]
+        )
+        return True
+
+    def judge(self, finding: FlowFinding) -> FlowFinding:
+        execution = self._execution
+        unasked = tuple(execution.unasked_steps())
+        finding = finding._replace(
+            steps=len(execution.records.outcomes) - self._assumed,
+            removed=unasked,
+            inserted=tuple(self._inserted),
+        )
+        if execution.divergence is not None:
+            fields = execution.divergence.fields
+            return finding._replace(
+                code=DIVERGED,
+                step=str(fields["step"]),
+                text=str(fields["why"]),
+                parks=not finding.ended,
+                removed=(),
+            )
+        if execution.done:
+            return self._judge_end(finding)
+        if unasked and self._pending and not finding.ended:
+            return finding._replace(
+                parks=None, text=f"not checked behind the new step {self._pending[0].label}"
+            )
+        return finding
+
+    def _judge_end(self, finding: FlowFinding) -> FlowFinding:
+        """The code has ended. An error of the flow's code is a finding, unless the flow has ended so before."""
+        try:
+            value = self._execution.result()
+            if self._execution.compensation is not None or isinstance(value, NextRun):
+                return finding
+            packed = self._code.dump(value)
+        except (asyncio.CancelledError, StepFailed, Timeout):
+            return finding
+        except Exception as error:
+            if finding.ended and finding.state != "COMPLETED":
+                return finding
+            text = f"its code raised {type(error).__name__}: {error_text(error)}"
+            return finding._replace(code=RAISED, text=text)
+        for record in self._loaded.records:
+            if isinstance(record, FlowEnded) and record.state == FlowState.COMPLETED:
+                if record.digest != codec.digest(packed)[:16]:
+                    return finding._replace(code=RESULT_CHANGED, text="it returns another result")
+        return finding
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+class _ReplayPool:
+    """Replays flows in spawned processes. A process that exceeds the time limit of a flow is killed."""
+
+    def __init__(self, url: str, app: str, jobs: int, limit_s: float) -> None:
+        self._url = url
+        self._app = app
+        self._jobs = jobs
+        self._limit_s = limit_s
+
+    def replay(self, targets: Sequence[FlowTarget], seed: str) -> dict[FlowTarget, FlowFinding]:
+        shares = deque(targets[at : at + SHARE_SIZE] for at in range(0, len(targets), SHARE_SIZE))
+        findings: dict[FlowTarget, FlowFinding] = {}
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self._replay_shares(shares, seed, findings)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(min(self._jobs, len(shares)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return findings
+
+    def _replay_shares(
+        self,
+        shares: deque[Sequence[FlowTarget]],
+        seed: str,
+        findings: dict[FlowTarget, FlowFinding],
+    ) -> None:
+        process: _ReplayProcess | None = None
+        try:
+            while shares:
+                try:
+                    waiting = deque(shares.popleft())
+                except IndexError:
+                    return  # another thread took the last share
+                while waiting:
+                    if process is None:
+                        process = _ReplayProcess(self._url, self._app, seed, self._limit_s)
+                    process.send(list(waiting))
+                    while waiting:
+                        answer = process.next_finding(self._limit_s + STOP_S)
+                        if isinstance(answer, str):
+                            # The process hangs or is lost. The next process continues behind this flow.
+                            process.close()
+                            process = None
+                            lost = waiting.popleft()
+                            findings[lost] = self._lost(lost, answer)
+                            break
+                        if answer is not None:
+                            findings[waiting[0]] = answer
+                        waiting.popleft()
+        finally:
+            if process is not None:
+                process.close()
+
+    def _lost(self, target: FlowTarget, code: str) -> FlowFinding:
+        with stores.open(self._url, bootstrap=False) as store:
+            loaded = store.read(load_flow, target.universe, target.seq)
+        if loaded is None:
+            raise NotFound(what="flow", flow=target.seq)
+        text = "replaying it ended the process"
+        if code == TIME_LIMIT:
+            text = f"its code did not come to rest within {self._limit_s:g} s"
+        return _new_finding(target, loaded)._replace(code=code, text=text)
+
+
+class _ReplayProcess:
+    def __init__(self, url: str, app: str, seed: str, limit_s: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, url, app, limit_s), daemon=True
+        )
+        with spawn_environment("PYTHONHASHSEED", seed):
+            self._process.start()
+        theirs.close()
+        if not self._connection.poll(START_S):
+            self.close()
+            raise Invalid(what="app", found=app, why="its import did not end")
+        with suppress(EOFError):
+            self._connection.recv()
+
+    def send(self, share: list[FlowTarget]) -> None:
+        with suppress(OSError):
+            self._connection.send(share)
+
+    def next_finding(self, limit_s: float) -> FlowFinding | str | None:
+        """The finding of the next flow, None if the flow was removed, or the code of a lost process."""
+        try:
+            if not self._connection.poll(limit_s):
+                return TIME_LIMIT
+            finding: FlowFinding | None = self._connection.recv()
+        except (EOFError, OSError):
+            return PROCESS_LOST
+        return finding
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(connection: Connection, url: str, app_name: str, limit_s: float) -> None:
+    """Replay the flows that the parent names, one finding after the other."""
+    # The output of the user's code must not get into the output of the command.
+    os.dup2(2, 1)
+    app = load_app(app_name)
+    with stores.open(url, bootstrap=False) as store:
+        connection.send(None)
+        while True:
+            try:
+                share: list[FlowTarget] = connection.recv()
+            except EOFError:
+                return
+            for target in share:
+                connection.send(replay_flow(store, app, target, limit_s))
