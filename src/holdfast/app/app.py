@@ -20,7 +20,6 @@ from holdfast.app.definitions import (
     World,
     handlers_of,
     is_event,
-    receipt_of,
 )
 from holdfast.app.history_limit import Keep, bounds_of
 from holdfast.app.schedule_options import schedules_of
@@ -307,7 +306,7 @@ class App:
         for cause, method in handlers_of(world).items():
             if isinstance(cause, Effect | StartableFlow):
                 source: Any = cause
-                handlers[("receipt", source.kind)] = _receipt_handler(source.returns, method)
+                handlers[("receipt", source.kind)] = _receipt_handler(source.receipt, method)
             elif isinstance(cause, Inbox):
                 if ("inbox", cause.name) in handlers:
                     raise Invalid(
@@ -336,10 +335,12 @@ class App:
         self._world_types[world] = name
 
 
-def _receipt_handler(returns: Any, method: Callable[..., None]) -> Handler:
+def _receipt_handler(
+    decode: Callable[[StoredReceipt], Any], method: Callable[..., None]
+) -> Handler:
     def handle(state: Any, ingress: Ingress, cx: Any) -> None:
         assert ingress.kind is IngressKind.RECEIPT
-        method(state, receipt_of(codec.unpack_as(StoredReceipt, ingress.value), returns), cx)
+        method(state, decode(codec.unpack_as(StoredReceipt, ingress.value)), cx)
 
     return handle
 

@@ -321,6 +321,10 @@ class Effect(RequestableEffect[P, T]):
             )
         return float(cost)
 
+    def receipt(self, stored: StoredReceipt) -> Receipt[Any]:
+        """Decode a receipt of this effect."""
+        return receipt_of(stored, self.returns)
+
     def _decode_arguments(self, params: bytes) -> list[Any]:
         """Return the arguments, converted to the annotated types. Surplus arguments are not converted."""
         values: list[Any] = codec.unpack(params)

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from holdfast import codec
+from holdfast.app.definitions import Receipt, receipt_of
 from holdfast.app.schedule_options import ScheduleOptions
 from holdfast.app.storable_types import check_function
 from holdfast.clock import S
@@ -20,7 +21,7 @@ from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
 from holdfast.errors import Invalid, ValueTooLarge
 from holdfast.flows import operations
 from holdfast.flows.model import FlowSpec
-from holdfast.messages import FLOW_START_PREFIX
+from holdfast.messages import FLOW_START_PREFIX, IntentReceipt
 from holdfast.workers.flows.step_runs import encode_result
 from holdfast.world.catalog import check_text
 from holdfast.world.definition import EventType
@@ -143,6 +144,10 @@ class Flow(StartableFlow[P, T]):
         packed = encode_result(value)
         self.value(packed)
         return packed
+
+    def receipt(self, stored: IntentReceipt) -> Receipt[Any]:
+        """Decode the receipt that a world gets at the end of the flow."""
+        return receipt_of(stored, self.returns)
 
     def value(self, packed: bytes) -> T:
         return typing.cast(T, decoder(self.returns)(packed))
