@@ -154,7 +154,7 @@ def _has_unordered_set(value: Any) -> bool:
                 if not all(map(_is_orderable, values)):
                     return True
             else:
-                for name in _field_names(kind):
+                for name in field_names(kind):
                     nested += [getattr(item, name, None) for item in values]
         if not nested:
             return False
@@ -169,7 +169,7 @@ def _is_orderable(values: set[Any] | frozenset[Any]) -> bool:
     return len(kinds) < 2 and kinds <= _ORDERABLE_TYPES
 
 
-def _field_names(kind: type[Any]) -> Iterable[str]:
+def field_names(kind: type[Any]) -> Iterable[str]:
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_fields__
     if dataclasses.is_dataclass(kind):
@@ -195,7 +195,7 @@ def _with_sorted_sets(value: Any) -> Any:
         return [_with_sorted_sets(item) for item in value]
     if is_model(type(value)):
         return _with_sorted_sets(dump_model(value))
-    names = [name for name in _field_names(type(value)) if hasattr(value, name)]
+    names = [name for name in field_names(type(value)) if hasattr(value, name)]
     if not names:
         return value
     copied = copy.copy(value)
@@ -211,7 +211,32 @@ def unpack(data: bytes) -> Any:
     try:
         return _decoder.decode(data)
     except DECODE_ERRORS as error:
+        if data[:1] == VERSIONS_MARK:
+            return unpack(split_versions(data)[1])
         raise Invalid(what="record", why=str(error)) from None
+
+
+# The first byte of a value that is stored with the versions of its classes. No msgpack value begins with it.
+VERSIONS_MARK = b"\xc1"
+_LENGTH_BYTES = 2
+
+
+def versions_prefix(versions: dict[str, int]) -> bytes:
+    """Return the bytes before a value that state the versions of the classes inside it."""
+    packed = pack(versions)
+    return VERSIONS_MARK + len(packed).to_bytes(_LENGTH_BYTES, "big") + packed
+
+
+def split_versions(data: bytes) -> tuple[dict[str, int], bytes]:
+    """Return the versions of the classes inside a stored value, and the value itself."""
+    if data[:1] != VERSIONS_MARK:
+        return {}, data
+    start = 1 + _LENGTH_BYTES
+    end = start + int.from_bytes(data[1:start], "big")
+    body = data[end:]
+    if body[:1] == VERSIONS_MARK:
+        raise Invalid(what="record", why="two prefixes of versions")
+    return unpack_as(dict[str, int], data[start:end]), body
 
 
 def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:

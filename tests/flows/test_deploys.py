@@ -116,7 +116,7 @@ def test_resume_parked_by_other_code_happens_once(make_rig: Any) -> None:
     handle = start_old(make_rig)
     rig = make_rig(app_of(changed_arguments()))
     rig.run(lambda: is_parked(handle))
-    code = rig.app.flows["order"].code_version
+    code = rig.codes["flow:order"].code_version
     rig.resume_parked({"order": code})
     assert is_parked(handle)
     rig.resume_parked({"another": "other"})

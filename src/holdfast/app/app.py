@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 import holdfast.app.world_reference  # noqa: F401  (makes `hf.world` callable)
-from holdfast import codec, store
+from holdfast import codec, store, value_versions
 from holdfast.app.definitions import (
     Effect,
     EffectWithOptions,
@@ -114,9 +114,7 @@ class App:
             if not (isinstance(world, type) and issubclass(world, World)):
                 raise Invalid(what="world", found=repr(world)[:64], why="not an hf.World class")
             self._add_causes(world)
-        for kind in self._upcasts:
-            if kind not in self._event_names:
-                raise Invalid(what="upcast", type=kind.__name__, why="no world handles this event")
+        self._declare_upcasts()
         self._accepted_causes |= {("receipt", flow.kind) for flow in self.flows.values()}
         bounds = bounds_of(keep or {}, kinds)
         for world in kinds:
@@ -252,6 +250,17 @@ class App:
         if flow.name in self.tasks or TASK_PREFIX + flow.name in self.tasks:
             raise Invalid(what="flow", name=flow.name, why="a task has this name")
         flow.check_storable()
+
+    def _declare_upcasts(self) -> None:
+        """Declare the upcasts of this process. The types of steps are not known here, so an app with flows may name
+        classes that are no events."""
+        names: dict[str, type[Any]] = {}
+        for kind, upcasts in self._upcasts.items():
+            if kind not in self._event_names and not self.flows:
+                raise Invalid(what="upcast", type=kind.__name__, why="no world handles this event")
+            if names.setdefault(kind.__name__, kind) is not kind:
+                raise Invalid(what="upcast", type=kind.__name__, why="two classes have this name")
+            value_versions.declare(kind, upcasts)
 
     @property
     def event_types(self) -> dict[type, EventType]:

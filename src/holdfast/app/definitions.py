@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSp
 
 import msgspec
 
-from holdfast import codec
+from holdfast import codec, value_versions
 from holdfast.app.storable_types import check_function
 from holdfast.config import CONCURRENCY_MAX, EFFECT_KIND_BYTES_MAX, TTL_NS_MAX
 from holdfast.errors import HoldfastError, Invalid
@@ -298,7 +298,7 @@ class Effect(RequestableEffect[P, T]):
             codec.check_depth("effect result", packed)
         except (*codec.ENCODE_ERRORS, Invalid) as error:
             raise _bad_result(kind=self.kind, why=str(error)) from None
-        return packed
+        return value_versions.encode_versions(self.returns) + packed
 
     def within(self, store: Store) -> Effect[P, T]:
         """Return the effect bound to the store of an effect worker; by default the effect itself."""
@@ -338,7 +338,7 @@ def receipt_of(stored: StoredReceipt, returns: Any) -> Receipt[Any]:
     """Return a stored receipt with its value as the declared type."""
     value = None
     if stored.status is ReceiptStatus.OK and stored.value:
-        value = _convert(returns, codec.unpack(stored.value))
+        value = value_versions.decode(stored.value, returns)
     return Receipt(
         status=stored.status.value,
         value=value,
@@ -415,7 +415,7 @@ def typed_as(signature: Callable[P, T], effect: Effect[Any, Any]) -> Effect[P, T
 
 
 class Upcast(NamedTuple):
-    """A conversion of a stored event to the next version. Created by `@hf.upcast`."""
+    """A conversion of a stored event or value to the next version. Created by `@hf.upcast`."""
 
     event: type[Any]
     version: int
@@ -428,15 +428,16 @@ class Upcast(NamedTuple):
 def upcast(
     event: type[Any], version: int
 ) -> Callable[[Callable[[dict[str, Any]], dict[str, Any]]], Upcast]:
-    """Declare a conversion of the fields of `event` from `version` to the next version.
+    """Declare a conversion of the fields of a class from `version` to the next version. The class is an event, or
+    the type of a value that a flow, a task or an effect stores.
 
-    Versions start at 1. An event with n upcasts is at version n + 1. List the upcasts in `App(upcasts=…)`.
+    Versions start at 1. A class with n upcasts is at version n + 1. List the upcasts in `App(upcasts=…)`.
     """
-    if not is_event(event):
+    if not (is_event(event) or _is_struct(event)):
         raise Invalid(
             what="upcast",
             found=repr(event)[:64],
-            why="not an hf.Event class, a dataclass or a pydantic model",
+            why="not an hf.Event class, a dataclass, a msgspec struct or a pydantic model",
         )
     if type(version) is not int or not 1 <= version <= 254:
         raise Invalid(what="event version", type=event.__name__, found=version, min=1, max=254)
@@ -540,6 +541,10 @@ def _check_timeout(timeout_s: Any) -> None:
 def _check_int_range(what: str, value: Any, maximum: int) -> None:
     if type(value) is not int or not 1 <= value <= maximum:
         raise Invalid(what=what, found=repr(value)[:64], min=1, max=maximum)
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def is_event(kind: Any) -> bool:

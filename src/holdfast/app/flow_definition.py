@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
-from holdfast import codec
+from holdfast import codec, value_versions
 from holdfast.app.definitions import Receipt, receipt_of
 from holdfast.app.schedule_options import ScheduleOptions
 from holdfast.app.storable_types import check_function
@@ -22,6 +22,7 @@ from holdfast.errors import Invalid, ValueTooLarge
 from holdfast.flows import operations
 from holdfast.flows.model import FlowSpec
 from holdfast.messages import FLOW_START_PREFIX, IntentReceipt
+from holdfast.value_versions import UnreadableValue, UpcastObjects
 from holdfast.workers.flows.step_runs import encode_result
 from holdfast.world.catalog import check_text
 from holdfast.world.definition import EventType
@@ -115,9 +116,14 @@ class Flow(StartableFlow[P, T]):
                 bytes=len(packed),
                 bytes_max=MESSAGE_BYTES_MAX,
             )
-        return packed
+        return value_versions.encode_versions(*self._hints.values()) + packed
 
-    def _convert(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def _convert(
+        self,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        convert: Callable[[Any, Any], Any] = codec.convert,
+    ) -> tuple[list[Any], dict[str, Any]]:
         bound = self._signature.bind(*args, **kwargs)
         for name, value in bound.arguments.items():
             kind = self._signature.parameters[name].kind
@@ -127,7 +133,10 @@ class Flow(StartableFlow[P, T]):
                 inspect.Parameter.VAR_KEYWORD,
             ):
                 continue
-            bound.arguments[name] = codec.convert(value, hint)
+            try:
+                bound.arguments[name] = convert(value, hint)
+            except UnreadableValue as error:
+                raise UnreadableValue(argument=name, **error.fields) from None
         return list(bound.args), dict(bound.kwargs)
 
     # -- used by workers ---------------------------------------------------------------------------
@@ -136,12 +145,20 @@ class Flow(StartableFlow[P, T]):
         """Return the flow as the workers of an app run it."""
         return FlowCode(self, universe, event_types)
 
-    def bind(self, args: bytes) -> Callable[[], Coroutine[Any, Any, Any]]:
-        positional, named = self._convert(*codec.unpack(args))
+    def bind(
+        self, args: bytes, upcast: UpcastObjects | None = None
+    ) -> Callable[[], Coroutine[Any, Any, Any]]:
+        versions, body = codec.split_versions(args)
+        stored, stored_named = codec.unpack(body)
+        positional, named = self._convert(
+            stored,
+            stored_named,
+            lambda value, hint: value_versions.convert(value, hint, versions, upcast),
+        )
         return lambda: self.fn(*positional, **named)
 
     def dump(self, value: Any) -> bytes:
-        packed = encode_result(value)
+        packed = value_versions.encode_versions(self.returns) + encode_result(value)
         self.value(packed)
         return packed
 
@@ -149,8 +166,8 @@ class Flow(StartableFlow[P, T]):
         """Decode the receipt that a world gets at the end of the flow."""
         return receipt_of(stored, self.returns)
 
-    def value(self, packed: bytes) -> T:
-        return typing.cast(T, decoder(self.returns)(packed))
+    def value(self, packed: bytes, upcast: UpcastObjects | None = None) -> T:
+        return typing.cast(T, value_versions.decode(packed, self.returns, upcast))
 
 
 class FlowCode:
@@ -161,7 +178,7 @@ class FlowCode:
     ) -> None:
         self.flow = flow
         self.name = flow.name
-        self.code_version = flow.code_version
+        self.code_version = flow.code_version + value_versions.declared_versions()
         self.universe = universe
         self.event_types = event_types
         self.bind = flow.bind
@@ -252,15 +269,11 @@ def flow(
     return declare if fn is None else declare(fn)
 
 
-def decoder(hint: Any) -> Callable[[bytes], Any]:
-    def decode(packed: bytes) -> Any:
-        value = codec.unpack(packed)
-        if hint is Any:
-            return value
-        try:
-            return codec.convert(value, hint)
-        except (msgspec.MsgspecError, TypeError) as error:
-            raise Invalid(what="value", why=str(error)) from None
+def decoder(hint: Any) -> Callable[..., Any]:
+    """Return the function that decodes a stored value as a type. Its second argument collects upcast objects."""
+
+    def decode(packed: bytes, upcast: UpcastObjects | None = None) -> Any:
+        return value_versions.decode(packed, hint, upcast)
 
     return decode
 

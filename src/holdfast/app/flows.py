@@ -27,7 +27,8 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from holdfast import codec
+from holdfast import codec, value_versions
+from holdfast.app.argument_digest import as_stored, digest_of
 from holdfast.app.definitions import Effect, EffectWithOptions
 from holdfast.app.flow_definition import Flow, FlowCall, checked_int, decoder, ns, ns_or_zero
 from holdfast.app.tasks import Task, TaskCall
@@ -45,6 +46,7 @@ from holdfast.flows.execution import (
 from holdfast.flows.model import EFFECT, FLOW, RECEIVE, SLEEP, TASK
 from holdfast.flows.operations import OpenRequest
 from holdfast.messages import FLOW_WORLD_PREFIX, Intent, keyed_hash
+from holdfast.value_versions import StoredForm, UpcastObjects, encode_versions
 from holdfast.workers.flows.step_runs import CURRENT_STEP, LocalWork, encode_result
 from holdfast.world.catalog import check_text
 from holdfast.world.step_inputs import RequestableEffect
@@ -217,12 +219,15 @@ def receive(*types: type[E], timeout_s: float | None = None) -> asyncio.Future[E
     names = tuple(kind.__name__ for kind in types)
     by_name = {kind.__name__: kind for kind in types}
 
-    def decode(packed: bytes) -> Any:
+    def decode(packed: bytes, upcast: UpcastObjects | None = None) -> Any:
         name, value = codec.unpack(packed)
         kind = by_name.get(name)
         if kind is None:
             raise Invalid(what="event", type=name, why="the code no longer receives it")
-        return known[kind].decode(value)
+        event = known[kind].decode(value)
+        if upcast is not None and value[0] != known[kind].version:
+            upcast[id(event)] = StoredForm(event, codec.unpack(value[1:]))
+        return event
 
     return execution.step(
         StepCall(
@@ -291,14 +296,15 @@ def _step_call(
     if type(fn) is FunctionType:
         facts = _facts_of(fn)
         work = LocalWork(fn, args, kwargs)
-        digest = _digest(args, kwargs)
+        digest = digest_of(args, kwargs, execution.records.upcast)
         call = StepCall(StepKind.LOCAL, facts.name, digest, work, facts.decode)
         call.returns_none = facts.returns_none
+        call.versions = encode_versions(facts.returns)
         return call, facts.code
     if isinstance(fn, Task | TaskCall):
-        return _task_call(fn, args, kwargs), fn if isinstance(fn, Task) else fn.task
+        return _task_call(execution, fn, args, kwargs), fn if isinstance(fn, Task) else fn.task
     if isinstance(fn, Flow | FlowCall):
-        return _flow_call(fn, args, kwargs), fn if isinstance(fn, Flow) else fn.flow
+        return _flow_call(execution, fn, args, kwargs), fn if isinstance(fn, Flow) else fn.flow
     if isinstance(fn, Effect | EffectWithOptions):
         effect = fn if isinstance(fn, Effect) else fn.effect
         return _effect_call(execution, fn, args, kwargs), effect
@@ -310,12 +316,14 @@ def _step_call(
     if not callable(work.fn):
         raise Invalid(what="step", found=repr(work.fn)[:64], why="not a function")
     if (reference := reference_of(work.fn)) is not None:
-        return _world_call(reference, name, work), None
+        return _world_call(execution, reference, name, work), None
     inner = work.fn.func if isinstance(work.fn, functools.partial) else work.fn
     name = name or _name_of(inner)
     returns = _return_type(inner)
-    call = StepCall(StepKind.LOCAL, name, _digest(args, kwargs), work, decoder(returns))
+    digest = digest_of(args, kwargs, execution.records.upcast)
+    call = StepCall(StepKind.LOCAL, name, digest, work, decoder(returns))
     call.returns_none = returns is NoneType
+    call.versions = encode_versions(returns)
     return call, getattr(inspect.unwrap(inner), "__code__", None)
 
 
@@ -323,7 +331,8 @@ class _FunctionFacts(NamedTuple):
     """What a step needs to know of a plain function."""
 
     name: str
-    decode: Callable[[bytes], Any]
+    decode: Callable[..., Any]
+    returns: Any
     returns_none: bool
     code: Any
 
@@ -338,7 +347,7 @@ def _facts_of(fn: FunctionType) -> _FunctionFacts:
     if facts is None:
         code = getattr(inspect.unwrap(fn), "__code__", None)
         returns = _return_type(fn)
-        facts = _FunctionFacts(_name_of(fn), decoder(returns), returns is NoneType, code)
+        facts = _FunctionFacts(_name_of(fn), decoder(returns), returns, returns is NoneType, code)
         _facts[fn] = facts
     return facts
 
@@ -354,17 +363,21 @@ def _name_of(fn: Any) -> str:
     return str(name).replace("<locals>.", "")
 
 
-def _world_call(reference: WorldReference[Any], name: str | None, work: LocalWork) -> StepCall:
+def _world_call(
+    execution: FlowExecution, reference: WorldReference[Any], name: str | None, work: LocalWork
+) -> StepCall:
     """The call of a world's method. The name of the world belongs to its arguments."""
     method = work.fn.__name__
     name = name or f"{reference.kind.__name__}.{method}"
-    digest = _digest((reference.name, *work.args), work.kwargs)
+    digest = digest_of((reference.name, *work.args), work.kwargs, execution.records.upcast)
     work = msgspec.structs.replace(work, fn=with_step_key(work.fn))
     returns = reference.kind if method == "state" else int if method == "send" else Any
     return StepCall(StepKind.LOCAL, name, digest, work, decoder(returns))
 
 
-def _task_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepCall:
+def _task_call(
+    execution: FlowExecution, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> StepCall:
     call: TaskCall[Any, Any] = fn.plain if isinstance(fn, Task) else fn
     if call.key or call.after or call.delay_ns:
         raise Invalid(what="task option", why="a step takes queue, priority and limit_key only")
@@ -372,13 +385,15 @@ def _task_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepCa
     return StepCall(
         StepKind.OPEN,
         call.task.name,
-        codec.digest(packed)[:16],
+        digest_of(args, kwargs, execution.records.upcast),
         lambda step: _request(step, TASK, task=call.spec, args=packed, limit=call.limit),
         call.task.value,
     )
 
 
-def _flow_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepCall:
+def _flow_call(
+    execution: FlowExecution, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> StepCall:
     call: FlowCall[Any, Any] = fn.options() if isinstance(fn, Flow) else fn
     if call.key:
         raise Invalid(what="key", why="the key of a child flow is the idempotency key of its step")
@@ -386,7 +401,7 @@ def _flow_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepCa
     return StepCall(
         StepKind.OPEN,
         call.flow.name,
-        codec.digest(packed)[:16],
+        digest_of(args, kwargs, execution.records.upcast),
         lambda step: _request(
             step, FLOW, flow=call.spec, args=packed, cancels_child=call.cancels_child
         ),
@@ -399,17 +414,21 @@ def _effect_call(
 ) -> StepCall:
     with_options = fn if isinstance(fn, EffectWithOptions) else EffectWithOptions(fn, {})
     effect = with_options.effect
-    call = effect.call(effect.positional(args, kwargs), with_options.options)
+    positional = effect.positional(args, kwargs)
+    call = effect.call(positional, with_options.options)
     if call.key is not None:
         raise Invalid(what="key", why="the idempotency key of an effect is that of its step")
+    params = call.params
+    if execution.records.upcast:
+        params = codec.pack_value(as_stored(list(positional), execution.records.upcast))
 
-    def decode(packed: bytes) -> Any:
-        return decoder(effect.returns)(packed) if packed else None
+    def decode(packed: bytes, upcast: UpcastObjects | None = None) -> Any:
+        return value_versions.decode(packed, effect.returns, upcast) if packed else None
 
     return StepCall(
         StepKind.OPEN,
         effect.kind,
-        codec.digest(call.params)[:16],
+        codec.digest(params)[:16],
         lambda step: _request(step, EFFECT, intent=codec.pack(_intent(execution, step, call))),
         decode,
     )
@@ -437,27 +456,7 @@ def _request(call: StepCall, kind: int, **fields: Any) -> OpenRequest:
     return OpenRequest(kind, call.name, call.occurrence, call.position, call.digest, **fields)
 
 
-def _digest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """The digest of the arguments. A live object that cannot be stored counts by its type."""
-    try:
-        if not kwargs and codec.SCALAR_TYPES.issuperset(map(type, args)):
-            return codec.digest(codec.pack([args, kwargs]))[:16]
-        return codec.digest(codec.pack_value([list(args), kwargs]))[:16]
-    except codec.ENCODE_ERRORS:
-        parts = [*args, *(kwargs[name] for name in sorted(kwargs))]
-        return codec.digest(
-            *(_digest_part(part) for part in parts), *map(str.encode, sorted(kwargs))
-        )[:16]
-
-
-def _digest_part(value: Any) -> bytes:
-    try:
-        return codec.pack_value(value)
-    except codec.ENCODE_ERRORS:
-        return f"{type(value).__module__}.{type(value).__qualname__}".encode()
-
-
-def _decode_none(packed: bytes) -> None:
+def _decode_none(packed: bytes, upcast: UpcastObjects | None = None) -> None:
     return None
 
 

@@ -362,7 +362,11 @@ class Runtime:
         """Run flows again that other code had parked, once for each version of the code."""
         if not self.app.flows:
             return
-        versions = {name: flow.code_version for name, flow in self.app.flows.items()}
+        events = self.app.event_types
+        versions = {
+            name: flow.within(self.universe, events).code_version
+            for name, flow in self.app.flows.items()
+        }
         last = -1
         while last:
             last = self.store.transact(

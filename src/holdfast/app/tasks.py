@@ -24,7 +24,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
-from holdfast import codec
+from holdfast import codec, value_versions
 from holdfast.app.schedule_options import ScheduleOptions
 from holdfast.app.storable_types import check_function
 from holdfast.clock import S
@@ -175,8 +175,8 @@ class Task(Generic[P, T]):
                 return False
         return True
 
-    def value(self, result: bytes) -> T:
-        return typing.cast(T, _convert(self.returns, codec.unpack(result)))
+    def value(self, result: bytes, upcast: value_versions.UpcastObjects | None = None) -> T:
+        return typing.cast(T, value_versions.decode(result, self.returns, upcast))
 
     # -- used by workers -------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class Task(Generic[P, T]):
             from holdfast.workers.tasks.attempt import BadTaskResult
 
             raise BadTaskResult(task=self.name, why=str(error)) from None
-        return packed
+        return value_versions.encode_versions(self.returns) + packed
 
     def _convert_arguments(self, positional: Any, named: Any) -> tuple[Any, Any]:
         if not self._has_hints:

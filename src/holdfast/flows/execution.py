@@ -40,6 +40,7 @@ from holdfast.flows.records import (
     StepOutcome,
     UndoRegistered,
 )
+from holdfast.value_versions import UnreadableValue, UpcastObjects
 
 # Values that the flow's code gets at once. They are not awaited.
 VALUE_NAMES = frozenset({"hf.now", "hf.uuid", "hf.random"})
@@ -75,7 +76,7 @@ class StepCall:
 
     __slots__ = (
         "decode", "digest", "future", "idempotency_key", "kind", "name", "occurrence", "position", "returns_none",
-        "work",
+        "versions", "work",
     )  # fmt: skip
 
     def __init__(
@@ -84,9 +85,9 @@ class StepCall:
         name: str,
         digest: bytes,
         work: Any,
-        decode: Callable[[bytes], Any],
+        decode: Callable[..., Any],
     ) -> None:
-        """`work` is what the shell starts: a callable with its arguments, or a request for an open step."""
+        """`decode` takes a recorded value and a dict that collects upcast objects. `work` is what the shell starts: a callable with its arguments, or a request for an open step."""
         self.kind = kind
         self.name = name
         self.digest = digest
@@ -95,6 +96,8 @@ class StepCall:
         self.occurrence = self.position = 0
         # Whether the only value of the step is None, as declared.
         self.returns_none = False
+        # The bytes before its value that state the versions of the classes inside it.
+        self.versions = b""
         self.idempotency_key = ""
         self.future: asyncio.Future[Any]
 
@@ -114,6 +117,8 @@ class FlowRunId(NamedTuple):
 
 
 class Divergence(HoldfastError):
+    """`code` among the fields is `value_unreadable` for a recorded value that does not fit its type."""
+
     code = "replay_diverged"
     hint = "deploy code that asks for the recorded steps, then resume the flow"
 
@@ -130,6 +135,8 @@ class RecordQueue:
         # The arguments of the steps that were started elsewhere and have no outcome yet.
         self.open_digests: dict[tuple[str, int], bytes] = {}
         self.undelivered: list[AnyRecord] = []
+        # Objects made by upcasts of recorded values. As arguments of a step they count as they were recorded.
+        self.upcast: UpcastObjects = {}
         # A fork does not compensate the steps before this position.
         self.forked_at = 0
 
@@ -347,15 +354,16 @@ class FlowExecution:
             future.set_exception(_error_of(call, record))
             return
         try:
-            value = call.decode(record.value)
+            value = call.decode(record.value, self.records.upcast)
         except Exception as error:
-            self._diverge(call, f"its recorded value does not fit its type: {error}")
+            why = f"its recorded value cannot be read: {reason_of(error)}"
+            self._diverge(call, why, UnreadableValue.code)
             return
         future.set_result(value)
 
-    def _diverge(self, call: StepCall, why: str) -> None:
+    def _diverge(self, call: StepCall, why: str, code: str = "") -> None:
         if self.divergence is None:
-            self.divergence = Divergence(step=call.label, why=why)
+            self.divergence = Divergence(step=call.label, why=why, code=code or Divergence.code)
 
     def _cancel_main(self) -> None:
         if self._main is not None and not self._main.done() and self.compensation is None:
@@ -473,6 +481,14 @@ async def _guard(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return await body()
     except NextRun as next_run:
         return next_run
+
+
+def reason_of(error: Exception) -> str:
+    """The fields of an error about a value, as text."""
+    fields = error.fields if isinstance(error, HoldfastError) else {"why": error}
+    return ", ".join(
+        f"{name} {value}" if name != "why" else str(value) for name, value in fields.items()
+    )
 
 
 def _error_of(call: StepCall, record: StepFailure) -> Exception:

@@ -45,6 +45,7 @@ def apply_record(head: FlowHeadRow, record: AnyRecord, decided_ns: int) -> FlowH
         case records.FlowParked():
             return replace(
                 move(head, FlowEvent.PARK),
+                code=record.code or head.code,
                 step=record.step,
                 error=record.why,
                 code_version=record.code_version,
@@ -54,7 +55,7 @@ def apply_record(head: FlowHeadRow, record: AnyRecord, decided_ns: int) -> FlowH
             resumed = move(head, FlowEvent.RESUME)
             # Compensations that had started go on.
             state = FlowState.COMPENSATING if head.end_state else FlowState.RUNNING
-            return replace(resumed, state=state)
+            return replace(resumed, state=state, code="")
         case records.FlowEnded():
             return replace(
                 move(head, END_EVENTS[FlowState(record.state)]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from holdfast import codec
+from holdfast.flows.execution import Divergence
 from holdfast.flows.model import (
     EFFECT,
     FLOW,
@@ -27,6 +28,7 @@ from holdfast.flows.states import ENDED, FlowState
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
 from holdfast.tasks.queries import where_is
+from holdfast.value_versions import UnreadableValue
 
 
 class FlowDetails(NamedTuple):
@@ -166,6 +168,12 @@ def published_values(txn: Txn, universe: str, seq: int) -> dict[str, Any]:
     return found
 
 
+_PARKED_ACTIONS = {
+    Divergence.code: "deploy code that asks for the recorded steps",
+    UnreadableValue.code: "deploy an `hf.upcast` of the type in `App(upcasts=…)`, or the type that wrote the value",
+}
+
+
 def blockers(txn: Txn, universe: str, seq: int) -> list[dict[str, Any]]:
     """What the flow waits for, in plain words."""
     details = get_details(txn, universe, seq)
@@ -173,13 +181,9 @@ def blockers(txn: Txn, universe: str, seq: int) -> list[dict[str, Any]]:
     if head.state in ENDED:
         return []
     if head.state == FlowState.PARKED:
-        return [
-            _blocker(
-                "replay_diverged",
-                f"parked at step {head.step}: {head.error}",
-                "deploy code that asks for the recorded steps, then `holdfast flows resume`",
-            )
-        ]
+        text = f"parked at step {head.step}: {head.error}"
+        code = head.code if head.code in _PARKED_ACTIONS else Divergence.code
+        return [_blocker(code, text, f"{_PARKED_ACTIONS[code]}, then `holdfast flows resume`")]
     if head.task:
         return _activation_blockers(txn, universe, details)
     prefix = keys_of(universe).open_steps + pack_int(seq)

@@ -87,11 +87,13 @@ class CompensationStarted(_FlowRecord, frozen=True, tag=8):
 
 
 class FlowParked(_FlowRecord, frozen=True, tag=9):
-    """The replay diverged at a step. `code_version` is the fingerprint of the code that found it."""
+    """The replay diverged at a step. `code_version` is the fingerprint of the code that found it. `code` is
+    that of the blocker."""
 
     step: str
     why: str
     code_version: str = ""
+    code: str = ""
 
 
 class FlowResumed(_FlowRecord, frozen=True, tag=10):

@@ -27,20 +27,29 @@ from holdfast import store as stores
 from holdfast.app.app import App
 from holdfast.clock import SYSTEM
 from holdfast.errors import Invalid, NotFound, Timeout
-from holdfast.flows.execution import FlowExecution, NextRun, StepCall, StepFailed
-from holdfast.flows.model import FlowId, keys_of
+from holdfast.flows.execution import (
+    Divergence,
+    FlowExecution,
+    NextRun,
+    StepCall,
+    StepFailed,
+    reason_of,
+)
+from holdfast.flows.model import FlowId, decode_mail, keys_of, pack_int
 from holdfast.flows.records import FlowEnded, StepCompleted
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.ops.app_loader import load_app
 from holdfast.ops.world_replay import HASH_SEEDS, PROCESS_LOST, spawn_environment
-from holdfast.store import tuples
+from holdfast.store import blobs, tuples
 from holdfast.store.api import Store, Txn, connection_url
 from holdfast.store.prefix_scan import iter_rows
+from holdfast.value_versions import UnreadableValue
 from holdfast.workers.flows.activation import LoadedFlow, load_flow, new_execution
 from holdfast.workers.flows.definition import RecordedValues
 from holdfast.workers.tasks.attempt import error_text
 
-DIVERGED = "replay_diverged"
+DIVERGED = Divergence.code
+VALUE_UNREADABLE = UnreadableValue.code
 FLOW_UNKNOWN = "flow_unknown"
 RAISED = "raised"
 TIME_LIMIT = "time_limit"
@@ -134,7 +143,27 @@ def replay_flow(
     except TimeoutError:
         text = f"its code did not come to rest within {limit_s:g} s"
         return finding._replace(code=TIME_LIMIT, text=text)
-    return replay.judge(finding)
+    finding = replay.judge(finding)
+    if not finding.code and not finding.ended:
+        finding = store.read(_check_mailbox, app, target, finding)
+    return finding
+
+
+def _check_mailbox(txn: Txn, app: App, target: FlowTarget, finding: FlowFinding) -> FlowFinding:
+    """Find an event in the mailbox that the code cannot read. The flow is parked if its code receives the event."""
+    prefix = keys_of(target.universe).mail + pack_int(target.seq)
+    for key, row in iter_rows(txn, prefix):
+        mail = decode_mail(row)
+        event_type = app.events.get(mail.type)
+        if event_type is None:
+            continue  # it stays in the mailbox
+        try:
+            event_type.decode(blobs.get(txn, mail.blob) if mail.blob else mail.value)
+        except Invalid as error:
+            number = tuples.unpack_last_int(key, len(prefix))
+            text = f"event {number} of its mailbox cannot be read: {reason_of(error)}"
+            return finding._replace(code=VALUE_UNREADABLE, step="hf.receive", text=text, parks=None)
+    return finding
 
 
 def _new_finding(target: FlowTarget, loaded: LoadedFlow) -> FlowFinding:
@@ -218,7 +247,7 @@ class _FlowReplay:
         if execution.divergence is not None:
             fields = execution.divergence.fields
             return finding._replace(
-                code=DIVERGED,
+                code=str(fields["code"]),
                 step=str(fields["step"]),
                 text=str(fields["why"]),
                 parks=not finding.ended,

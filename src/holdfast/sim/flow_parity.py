@@ -59,7 +59,7 @@ class _Replay:
         self.code = app.flows[body.spec.name].within(app.universe, app.event_types)
         self.host = _ReplayHost()
         self.execution = FlowExecution(
-            self.code.bind(loaded.args),
+            self.code.bind(loaded.args, {}),
             id=FlowRunId(body.generation, seq, loaded.head.run),
             host=self.host,
             on_ready=lambda: None,

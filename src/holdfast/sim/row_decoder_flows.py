@@ -38,7 +38,7 @@ RECORDS: list[tuple[str, list[str]]] = [
     ("timed_out", []),
     ("raised", ["error_type", "error", "not_before_ns"]),
     ("compensation", ["state", "code", "step", "error_type", "error"]),
-    ("parked", ["step", "why", "code_version"]),
+    ("parked", ["step", "why", "code_version", "code"]),
     ("resumed", []),
     ("ended", ["state", "code", "step", "error_type", "error", "digest"]),
     ("redriven", ["name", "occurrence"]),

@@ -30,6 +30,7 @@ from holdfast.flows.execution import (
     StepCall,
     StepFailed,
     StepKind,
+    reason_of,
 )
 from holdfast.flows.loop import LoopHost
 from holdfast.flows.model import (
@@ -57,6 +58,7 @@ from holdfast.flows.states import ENDED, FlowState
 from holdfast.retry import Backoff, jitter
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Store, Txn, reads_block
+from holdfast.value_versions import UnreadableValue, UpcastObjects
 from holdfast.workers.flows.step_runs import StepInvoker, StepRun, invoke_step, run_step
 from holdfast.workers.tasks.attempt import TaskAttempt, error_text
 
@@ -74,8 +76,8 @@ class FlowCode(Protocol):
     name: str
     code_version: str
 
-    def bind(self, args: bytes) -> Callable[[], Coroutine[Any, Any, Any]]:
-        """Return a function that creates the coroutine of the flow."""
+    def bind(self, args: bytes, upcast: UpcastObjects) -> Callable[[], Coroutine[Any, Any, Any]]:
+        """Return a function that creates the coroutine of the flow. `upcast` collects upcast arguments."""
 
     def dump(self, value: Any) -> bytes:
         """Check and encode the result."""
@@ -125,10 +127,11 @@ def new_execution(
     values: Callable[[str], Any],
 ) -> FlowExecution:
     """Return the execution of a stored flow. Arguments that do not fit the code are a divergence."""
+    upcast: UpcastObjects = {}
     try:
-        body, misfit = code.bind(loaded.args), ""
+        body, misfit = code.bind(loaded.args, upcast), ""
     except Exception as error:
-        body, misfit = _no_body, f"its arguments do not fit the code: {error_text(error)}"
+        body, misfit = _no_body, f"its arguments do not fit the code: {reason_of(error)}"
     execution = FlowExecution(
         body,
         id=FlowRunId(loaded.body.generation, seq, loaded.head.run),
@@ -137,10 +140,11 @@ def new_execution(
         values=values,
         code=code,
     )
+    execution.records.upcast = upcast
     execution.feed(loaded.records)
     execution.feed_open(loaded.open_steps)
     if misfit:
-        execution.divergence = Divergence(step=code.name, why=misfit)
+        execution.divergence = Divergence(step=code.name, why=misfit, code=UnreadableValue.code)
     return execution
 
 
@@ -359,7 +363,10 @@ class Activation:
         self._cancels.clear()
         self._execution.take_buffer()
         record = FlowParked(
-            divergence.fields["step"], divergence.fields["why"], self._code.code_version
+            divergence.fields["step"],
+            divergence.fields["why"],
+            self._code.code_version,
+            divergence.fields["code"],
         )
         await self._commit([record], operations.PARK)
         return True

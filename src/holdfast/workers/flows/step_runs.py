@@ -105,7 +105,7 @@ async def run_step(
         attempt = StepRun(call, run.flow_id, lambda: run.cancelled, run.attempt)
         try:
             value = await invoke(work, attempt, threads)
-            packed = encode_result(value)
+            packed = call.versions + encode_result(value)
             # The flow gets the value as a replay would.
             call.decode(packed)
             return StepCompleted(

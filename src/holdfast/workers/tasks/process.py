@@ -27,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast import codec, value_versions
 from holdfast.child_process import ChildPool, SpawnedChild
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.config import FRAME_BYTES_MAX
@@ -101,7 +102,7 @@ class TaskProcess(SpawnedChild):
                     report = msgspec.convert(value, TaskReport)
                     if (report.seq, report.lease) != attempt.token:
                         raise EOFError  # out of sync: its replies cannot be trusted
-                    return report
+                    return _with_versions(report, getattr(attempt.code, "returns", Any))
                 if what == "progress":
                     attempt.progressed = True
                     attempt.progress_value = value if value is not None else attempt.progress_value
@@ -202,6 +203,15 @@ def serve(pipe: FrameSocket, script: str) -> None:
                 os._exit(0)
             current.clear()
             remote_attempt.send("end", report)
+
+
+def _with_versions(report: TaskReport, returns: Any) -> TaskReport:
+    """State the versions of the classes in a result. The child may not have imported the upcasts of the app."""
+    prefix = value_versions.encode_versions(returns)
+    if not report.result or not prefix:
+        return report
+    _, body = codec.split_versions(report.result)
+    return msgspec.structs.replace(report, result=prefix + body)
 
 
 def find_task(module: str, name: str, script: str = "") -> Any:
