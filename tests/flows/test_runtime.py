@@ -1,5 +1,6 @@
 """Flows in a real runtime: workers, effects, worlds, and a worker with other code."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,55 @@ def test_flow_runs_in_a_runtime_with_sleep_and_event() -> None:
         run = rt.start(order, 3)
         run.send(Deposit(10))
         assert run.result(timeout=30) == 16
+
+
+def test_thread_of_a_timed_out_step_keeps_its_slot_and_is_shown_until_it_ends(
+    tmp_path: Path,
+) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def hang() -> str:
+        begun.set()
+        release.wait(60)
+        return "late"
+
+    def quick() -> str:
+        return "quick"
+
+    @hf.flow
+    async def order() -> str:
+        try:
+            return await hf.step(hf.options(hang, timeout_s=0.05))
+        except hf.StepFailed as error:
+            return error.error_type
+
+    @hf.flow
+    async def other() -> str:
+        return await hf.step(quick)
+
+    def threads_of(handle: Any) -> list[Any]:
+        return [one for one in handle.why() if one["code"] == "thread_still_running"]
+
+    app = app_of(order, other)
+    with app.open(str(tmp_path), concurrency=1) as rt, app.open(str(tmp_path), roles=()) as client:
+        run = rt.start(order)
+        assert run.result(timeout=60) == "StepTimeout"
+        assert begun.is_set()
+        seen = client.flow(run.id)
+        until(lambda: threads_of(seen), "the thread is shown")
+        [blocker] = threads_of(seen)
+        assert "hang#1" in blocker["text"]
+        assert rt.worker in blocker["text"]
+        waiting = rt.start(other)
+        until(lambda: waiting.why()[0]["code"] == "running", "the other flow runs")
+        # The only thread of the worker is taken, so the step of the other flow has not started.
+        with pytest.raises(hf.Timeout):
+            waiting.result(timeout=0.2)
+        release.set()
+        assert waiting.result(timeout=60) == "quick"
+        until(lambda: not threads_of(seen), "the thread is no longer shown")
+        assert seen.result() == "StepTimeout"
+        assert [step.state for step in seen.steps()] == ["failed"]
 
 
 def test_effect_as_a_step_runs_in_its_pool() -> None:

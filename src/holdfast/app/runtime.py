@@ -355,7 +355,8 @@ class Runtime:
         events = self.app.event_types
         codes = {name: flow.within(self.universe, events) for name, flow in self.app.flows.items()}
         threads_max = CONCURRENCY if self._concurrency is None else self._concurrency
-        flows = task_definitions(self.store, self.universe, codes, threads_max, self.clock)
+        worker = (f"{self.worker}:task", self.incarnation)
+        flows = task_definitions(self.store, self.universe, codes, threads_max, self.clock, worker)
         return {**self.app.tasks, **flows}
 
     def _resume_parked_flows(self) -> None:

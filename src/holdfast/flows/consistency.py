@@ -52,6 +52,9 @@ def find_differences(txn: Txn, universe: str) -> Iterator[Difference]:
         yield from _check_flow(txn, keys, seq, bodies[seq], heads[seq], opens.get(seq, {}))
     yield from _check_indexes(txn, keys, bodies, heads)
     yield from _check_due(txn, keys, bodies, heads, opens)
+    for key, _ in iter_rows(txn, keys.threads):
+        if (flow := int(tuples.unpack(key[len(keys.threads) :])[0])) not in bodies:
+            yield Difference("flow", f"{universe}/{flow}", "thread of a step", "a row", "none")
 
 
 def _check_flow(

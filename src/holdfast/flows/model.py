@@ -207,6 +207,7 @@ class FlowKeys:
         self.retained = space("x")
         self.retained_runs = space("xr")
         self.children = space("c")
+        self.threads = space("t")
         self._topics = [f"flows/{universe}/flow/{n}" for n in range(TASK_TOPICS)]
         self.due_topic = f"flows/{universe}/due"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from holdfast import codec
+from holdfast.flows import step_threads
 from holdfast.flows.execution import Divergence
 from holdfast.flows.model import (
     EFFECT,
@@ -175,7 +176,24 @@ _PARKED_ACTIONS = {
 
 
 def blockers(txn: Txn, universe: str, seq: int) -> list[dict[str, Any]]:
-    """What the flow waits for, in plain words."""
+    """What the flow waits for, and the threads of its timed-out steps, in plain words."""
+    return [*_waits(txn, universe, seq), *_thread_blockers(txn, universe, seq)]
+
+
+def _thread_blockers(txn: Txn, universe: str, seq: int) -> list[dict[str, Any]]:
+    return [
+        _blocker(
+            "thread_still_running",
+            f"step {row.step}, attempt {thread.attempt}, timed out, but its thread still runs on worker "
+            f"{row.worker}; its outcome is dropped, and it keeps one of the worker's threads",
+            "let the function return, or restart the worker",
+            row.timed_out_ns,
+        )
+        for thread, row in step_threads.list_running(txn, universe, seq)
+    ]
+
+
+def _waits(txn: Txn, universe: str, seq: int) -> list[dict[str, Any]]:
     details = get_details(txn, universe, seq)
     head = details.head
     if head.state in ENDED:

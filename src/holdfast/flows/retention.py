@@ -70,6 +70,7 @@ def _remove(unit: FlowUnit, seq: int, rows_left: int) -> int:
         keys.published,
         keys.open_steps,
         keys.children,
+        keys.threads,
     ):
         rows_left = _remove_rows(unit, prefix + pack_int(seq), rows_left)
         if rows_left <= 0:

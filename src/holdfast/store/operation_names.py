@@ -30,6 +30,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "holdfast.flows.fork",
         "holdfast.flows.parked_flows",
         "holdfast.flows.retention",
+        "holdfast.flows.step_threads",
     ),
     "fork": ("holdfast.world.fork_inheritance",),
     "history": ("holdfast.world.history",),

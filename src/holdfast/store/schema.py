@@ -100,6 +100,7 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "mk" <flow> <key>                        idempotency keys of its events
                     <u> "p" <flow> <name>                        published values
                     <u> "c" <flow> <flow'>                       the second is a child of the first
+                    <u> "t" <flow> <step key> <attempt>          threads of timed-out steps that still run
                     <u> "s" <state> <flow>                       flows in each state
                     <u> "n" <name>                               number of flows in each state
                     <u> "x" <until_ns> <flow>                    ended, retained until this time

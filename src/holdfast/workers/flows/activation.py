@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.errors import CommitUnknown, Fenced, HoldfastError, Invalid, NotFound, Timeout
-from holdfast.flows import operations
+from holdfast.flows import operations, step_threads
 from holdfast.flows.execution import (
     Divergence,
     FlowExecution,
@@ -55,6 +56,7 @@ from holdfast.flows.records import (
     decode_record,
 )
 from holdfast.flows.states import ENDED, FlowState
+from holdfast.flows.step_threads import StepThreadRow
 from holdfast.retry import Backoff, jitter
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Store, Txn, reads_block
@@ -168,6 +170,8 @@ class FlowEnvironment(NamedTuple):
     make_value: Callable[[str], Any]
     # Calls the function of a step. The simulator adds faults.
     invoke: StepInvoker = invoke_step
+    # The name of the worker in the worker registry, and its incarnation.
+    worker: tuple[str, str] = ("", "")
 
 
 class Activation:
@@ -258,7 +262,14 @@ class Activation:
             run = StepRun(call, self._id, self._is_lost)
             environment = self._environment
             task = self._loop.create_task(
-                run_step(call, run, environment.threads, self._store.now_ns, environment.invoke)
+                run_step(
+                    call,
+                    run,
+                    environment.threads,
+                    self._store.now_ns,
+                    environment.invoke,
+                    self._report_thread,
+                )
             )
             self._local[call.identity] = _LocalStep(task, run)
             task.add_done_callback(partial(self._on_step_done, call.identity))
@@ -268,6 +279,25 @@ class Activation:
         if not task.cancelled():
             self._finished.append(task.result())
         self._wake.set()
+
+    async def _report_thread(self, attempt: StepRun) -> None:
+        """Store that the thread of a timed-out attempt still runs, until it ends. The row is only information, so an
+        error of the store is ignored."""
+        thread, store, worker = attempt.thread, self._store, self._environment.worker
+        if thread is None:
+            return
+        named = (self._environment.universe, self._seq, attempt.idempotency_key, attempt.attempt)
+        row = StepThreadRow(f"{attempt.name}#{attempt.occurrence}", *worker)
+
+        def on_end(_: Any) -> None:
+            with suppress(HoldfastError):
+                store.transact(step_threads.remove_thread, *named)
+
+        try:
+            with suppress(HoldfastError):
+                await store.submit(step_threads.add_thread, *named, row)
+        finally:
+            thread.add_done_callback(on_end)
 
     def _is_lost(self) -> bool:
         return self._attempt.cancelled

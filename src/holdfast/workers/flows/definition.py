@@ -49,12 +49,13 @@ def task_definitions(
     codes: Mapping[str, FlowCode],
     threads_max: int,
     clock: Clock = SYSTEM,
+    worker: tuple[str, str] = ("", ""),
 ) -> dict[str, TaskDefinition]:
     """Return the definitions of the activation tasks of flows, by task name."""
     if not codes:
         return {}
     threads = ThreadPoolExecutor(threads_max, thread_name_prefix="holdfast-flow-step")
-    environment = FlowEnvironment(store, universe, threads, RecordedValues(clock))
+    environment = FlowEnvironment(store, universe, threads, RecordedValues(clock), worker=worker)
     return definitions_in(environment, codes)
 
 

@@ -1,7 +1,8 @@
 """Local steps of flows: runs a step's function with attempts, timeout and backoff, and builds its outcome.
 
 An `async def` function runs in the event loop of the worker, a plain function in a thread. A thread cannot be
-stopped: after a timeout its result is dropped, and it keeps its slot until it ends.
+stopped: after a timeout its result is dropped, and it keeps its slot until it ends. Its worker stores that the thread
+still runs (`flows.step_threads`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import contextvars
 import inspect
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextvars import ContextVar
 from typing import Any
 
@@ -55,6 +56,7 @@ class StepRun:
         "idempotency_key",
         "name",
         "occurrence",
+        "thread",
     )
 
     def __init__(
@@ -66,6 +68,8 @@ class StepRun:
         self.flow_id = flow_id
         self.attempt = attempt
         self.cancel_requested = False
+        # The thread of an attempt that timed out, if it still runs.
+        self.thread: Future[Any] | None = None
         self._is_lost = is_lost
 
     @property
@@ -94,8 +98,10 @@ async def run_step(
     threads: Executor,
     now_ns: Callable[[], int],
     invoke: StepInvoker,
+    on_thread_left: Callable[[StepRun], Awaitable[None]],
 ) -> StepOutcome:
-    """Run the attempts of a step with `invoke`. Cancellation of the asyncio task ends it without an outcome."""
+    """Run the attempts of a step with `invoke`. Cancellation of the asyncio task ends it without an outcome.
+    `on_thread_left` gets an attempt that timed out and whose thread still runs."""
     work: LocalWork = call.work
     began_ns = now_ns()
     attempts = UNDO_ATTEMPTS if call.name.startswith(UNDO_PREFIX) else work.attempts
@@ -124,6 +130,8 @@ async def run_step(
             failure: BaseException = error  # the step's own code raised it
         except Exception as error:
             failure = error
+        if attempt.thread is not None:
+            await on_thread_left(attempt)
         retried = isinstance(failure, work.retry_on) and not isinstance(
             failure, Refused | BadStepResult
         )
@@ -160,6 +168,7 @@ async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
     context.run(CURRENT_STEP.set, run)
     context.run(CURRENT_FLOW.set, None)
     loop = asyncio.get_running_loop()
+    thread: Future[Any] | None = None
     # A callable object is asynchronous if its method is.
     method = getattr(type(work.fn), "__call__", None)  # noqa: B004
     if inspect.iscoroutinefunction(work.fn) or inspect.iscoroutinefunction(method):
@@ -167,7 +176,8 @@ async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
             work.fn(*work.args, **work.kwargs), context=context
         )
     else:
-        started = loop.run_in_executor(threads, lambda: context.run(_call_plain, work))
+        thread = threads.submit(context.run, _call_plain, work)
+        started = asyncio.wrap_future(thread, loop=loop)
     if isinstance(started, asyncio.Task) and work.timeout_s is None:
         # A cancellation reaches the step's code, and its cleanup ends before its flow continues.
         return await _settle(await started, context)
@@ -185,6 +195,8 @@ async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
     if not done:
         run.cancel_requested = True
         started.cancel()
+        if thread is not None and not thread.cancel() and not thread.done():
+            run.thread = thread
         raise StepTimeout(step=run.name, timeout_s=work.timeout_s)
     return await _settle(started.result(), context)
 
