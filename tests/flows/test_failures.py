@@ -1,15 +1,20 @@
 """Failures of steps and flows, compensations, lost workers and stale workers."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast as hf
+from holdfast.cli import main
 from holdfast.clock import S
-from holdfast.errors import Invalid
+from holdfast.durable import queue
+from holdfast.errors import Invalid, NotFound
+from holdfast.flows import consistency, undo_letters, undo_redrive
 from holdfast.ops.verify import find_differences
 from tests.flows.test_steps import app_of, double, failure
+from tests.process.watch import until
 
 
 def refuse(text: str) -> None:
@@ -420,3 +425,106 @@ def test_redrive_of_a_dead_flow_continues_at_its_record(make_rig: Any) -> None:
     assert failure(rig, handle).state == "DEAD"
     assert rig.result(handle.redrive()) == 3
     assert calls == [1]
+
+
+def failing_undo(calls: list[str], broken: list[bool]) -> Any:
+    def take_back(name: str) -> None:
+        calls.append(f"take_back {name}")
+
+    def refund(name: str) -> None:
+        calls.append(hf.current_step().idempotency_key)
+        if broken:
+            raise OSError("gone")
+
+    @hf.flow
+    async def order() -> None:
+        hf.undo(take_back, "a")
+        hf.undo(hf.options(refund, name="refund", backoff_s=0.001), "b")
+        hf.undo(take_back, "c")
+        await hf.step(refuse, "full")
+
+    return order
+
+
+def refunds(handle: Any) -> list[str]:
+    return [step.state for step in handle.steps() if step.name == "undo:refund"]
+
+
+def dead_undos(rig: Any) -> list[Any]:
+    return list(rig.store.read(queue.list_dead, undo_letters.queue_of(rig.universe)))
+
+
+def test_failed_undo_is_a_dead_letter_whose_redrive_runs_it_again(make_rig: Any) -> None:
+    calls: list[str] = []
+    broken = [True]
+    order = failing_undo(calls, broken)
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    ended = failure(rig, handle)
+    [letter] = dead_undos(rig)
+    assert (letter.code, letter.error) == ("undo_failed", "OSError: gone")
+    assert undo_letters.decode_payload(letter.payload).step == "undo:refund"
+    [key] = set(calls) - {"take_back a", "take_back c"}
+
+    # The compensation fails again: a second letter replaces the first.
+    rig.store.transact(undo_redrive.redrive_undo, rig.universe, [letter.seq])
+    assert (handle.status().state, dead_undos(rig)) == ("COMPENSATING", [])
+    assert failure(rig, handle).code == ended.code
+    [second] = dead_undos(rig)
+    assert second.seq > letter.seq
+    assert flow_differences(rig) == []
+
+    broken.clear()
+    calls.clear()
+    rig.store.transact(undo_redrive.redrive_undo, rig.universe, [second.seq])
+    with pytest.raises(Invalid, match="ended flow"):
+        rig.store.transact(undo_redrive.redrive_undo, rig.universe, [add_letter(rig, second)])
+    assert failure(rig, handle).step == ended.step
+    assert calls == [key]
+    assert refunds(handle) == ["failed", "failed", "completed"]
+    with pytest.raises(NotFound):
+        rig.store.transact(undo_redrive.redrive_undo, rig.universe, [second.seq])
+    [wrong] = flow_differences(rig)
+    assert "dead letter" in wrong.what
+
+
+def flow_differences(rig: Any) -> list[Any]:
+    found: list[Any] = rig.store.read(
+        lambda txn: list(consistency.find_differences(txn, rig.universe))
+    )
+    return found
+
+
+def add_letter(rig: Any, letter: Any) -> int:
+    """Write a dead letter that belongs to no failure."""
+    seq: int = rig.store.transact(
+        queue.add_dead_letter, letter.queue, letter.payload, letter.code, letter.error
+    )
+    return seq
+
+
+def test_commands_list_redrive_and_drop_failed_undos(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = [True]
+    order = failing_undo([], broken)
+    url = str(tmp_path)
+    with app_of(order).open(url) as rt:
+        handles = [rt.start(order) for _ in range(2)]
+        for handle in handles:
+            with pytest.raises(hf.FlowFailed):
+                handle.result(timeout=60)
+        assert main(["dead", "list", "flows/undo-failed", "--store", url]) == 0
+        listed = capsys.readouterr().out
+        assert listed.count("undo_failed") == 2
+        broken.clear()
+        assert main(["dead", "redrive", "flows/undo-failed", "1", "--store", url]) == 0
+        assert "1 → f1-" in capsys.readouterr().out
+        assert main(["dead", "drop", "flows/undo-failed", "2", "--store", url]) == 0
+        capsys.readouterr()
+        assert main(["dead", "list", "flows/undo-failed", "--store", url]) == 0
+        assert "no dead letters" in capsys.readouterr().out
+        until(
+            lambda: sorted(map(refunds, handles)) == [["failed"], ["failed", "completed"]],
+            "the compensation has run",
+        )

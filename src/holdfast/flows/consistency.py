@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from holdfast import codec
+from holdfast.durable import dead_letters
 from holdfast.durable.difference import Difference
 from holdfast.errors import IllegalTransition
-from holdfast.flows import head_fold
+from holdfast.flows import head_fold, undo_letters
 from holdfast.flows.model import (
     TIMEOUT_NAME,
     FlowBodyRow,
@@ -28,7 +29,13 @@ from holdfast.flows.model import (
     keys_of,
     pack_int,
 )
-from holdfast.flows.records import FlowRedriven, decode_record
+from holdfast.flows.records import (
+    FlowRedriven,
+    StepCompleted,
+    StepFailure,
+    UndoRedriven,
+    decode_record,
+)
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.store import tuples
 from holdfast.store.api import Txn
@@ -52,9 +59,38 @@ def find_differences(txn: Txn, universe: str) -> Iterator[Difference]:
         yield from _check_flow(txn, keys, seq, bodies[seq], heads[seq], opens.get(seq, {}))
     yield from _check_indexes(txn, keys, bodies, heads)
     yield from _check_due(txn, keys, bodies, heads, opens)
+    yield from _check_undo_letters(txn, keys, bodies, heads)
     for key, _ in iter_rows(txn, keys.threads):
         if (flow := int(tuples.unpack(key[len(keys.threads) :])[0])) not in bodies:
             yield Difference("flow", f"{universe}/{flow}", "thread of a step", "a row", "none")
+
+
+def _check_undo_letters(
+    txn: Txn, keys: FlowKeys, bodies: dict[int, FlowBodyRow], heads: dict[int, FlowHeadRow]
+) -> Iterator[Difference]:
+    """Each dead letter of a stored flow belongs to a compensation whose last outcome is a failure."""
+    queue, after = undo_letters.queue_of(keys.universe), 0
+    while letters := dead_letters.list_dead(txn, queue, after):
+        after = letters[-1].seq
+        for letter in letters:
+            undo = undo_letters.decode_payload(letter.payload)
+            seq = undo.id.seq
+            if (
+                seq not in heads
+                or seq not in bodies
+                or bodies[seq].generation != undo.id.generation
+            ):
+                continue  # the flow was removed after its retention
+            last: object = None
+            for _, row in iter_rows(txn, keys.records_of(seq, undo.run)):
+                record = decode_record(row).record
+                if isinstance(record, StepCompleted | StepFailure | UndoRedriven):
+                    if (record.name, record.occurrence) == (undo.step, undo.occurrence):
+                        last = record
+            if not isinstance(last, StepFailure):
+                where = f"{keys.universe}/{undo.flow}"
+                found = "none" if last is None else type(last).__name__
+                yield Difference("flow", where, f"dead letter {letter.seq}", found, "a failure")
 
 
 def _check_flow(

@@ -38,6 +38,7 @@ from holdfast.flows.records import (
     StepCompleted,
     StepFailure,
     StepOutcome,
+    UndoRedriven,
     UndoRegistered,
 )
 from holdfast.value_versions import UnreadableValue, UpcastObjects
@@ -146,6 +147,8 @@ class RecordQueue:
             match record:
                 case FlowRedriven():
                     self._forget_end(record)
+                case UndoRedriven():
+                    self._forget_undo(record)
                 case Forked():
                     self.forked_at = record.position
                 case UndoRegistered():
@@ -171,6 +174,18 @@ class RecordQueue:
 
         if isinstance(self.outcomes.get(failed), StepFailure):
             del self.outcomes[failed]
+        self.undelivered = [record for record in self.undelivered if not is_dropped(record)]
+
+    def _forget_undo(self, redriven: UndoRedriven) -> None:
+        """Drop the failure of a compensation and the end of the flow: the compensation runs again."""
+        failed = (redriven.name, redriven.occurrence)
+        self.outcomes.pop(failed, None)
+
+        def is_dropped(record: AnyRecord) -> bool:
+            if isinstance(record, StepFailure):
+                return (record.name, record.occurrence) == failed
+            return isinstance(record, FlowEnded)
+
         self.undelivered = [record for record in self.undelivered if not is_dropped(record)]
 
     def take_next(self, asked: Container[tuple[str, int]], *, wait: bool) -> AnyRecord | None:

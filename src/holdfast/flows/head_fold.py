@@ -79,6 +79,8 @@ def apply_record(head: FlowHeadRow, record: AnyRecord, decided_ns: int) -> FlowH
                 timed_out=False,
                 end_state=0,
             )
+        case records.UndoRedriven():
+            return replace(move(head, FlowEvent.REDRIVE_UNDO), ended_ns=0)
         case _:
             pass
     return head

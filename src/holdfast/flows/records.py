@@ -123,6 +123,13 @@ class Forked(_FlowRecord, frozen=True, tag=13):
     position: int
 
 
+class UndoRedriven(_FlowRecord, frozen=True, tag=14):
+    """An operator redrove a failed compensation: it runs again."""
+
+    name: str
+    occurrence: int
+
+
 AnyRecord: TypeAlias = (
     StepCompleted
     | StepFailure
@@ -137,6 +144,7 @@ AnyRecord: TypeAlias = (
     | FlowEnded
     | FlowRedriven
     | Forked
+    | UndoRedriven
 )
 StepOutcome: TypeAlias = StepCompleted | StepFailure
 

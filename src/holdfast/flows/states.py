@@ -36,6 +36,7 @@ class FlowEvent(IntEnum):
     BURY = 8
     AGAIN = 9
     REDRIVE = 10
+    REDRIVE_UNDO = 11
 
 
 _S, _E = FlowState, FlowEvent
@@ -65,6 +66,11 @@ FLOW_TRANSITIONS = Transitions(
         (_S.COMPENSATING, _E.BURY): _S.DEAD,
         (_S.FAILED, _E.REDRIVE): _S.RUNNING,
         (_S.DEAD, _E.REDRIVE): _S.RUNNING,
+        # A failed compensation runs again. The flow ends as before.
+        (_S.FAILED, _E.REDRIVE_UNDO): _S.COMPENSATING,
+        (_S.CANCELLED, _E.REDRIVE_UNDO): _S.COMPENSATING,
+        (_S.DEAD, _E.REDRIVE_UNDO): _S.COMPENSATING,
+        (_S.COMPENSATING, _E.REDRIVE_UNDO): _S.COMPENSATING,
     },
 )
 

@@ -14,7 +14,7 @@ from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import BLOB_THRESHOLD_BYTES
 from holdfast.errors import NotFound
-from holdfast.flows import head_fold
+from holdfast.flows import head_fold, undo_letters
 from holdfast.flows.model import (
     OWNER,
     RETRY_NAME,
@@ -91,6 +91,9 @@ class FlowUnit:
         flow.head = head_fold.apply_record(flow.head, record, self.now_ns)
         key = self.keys.records_of(flow.seq, flow.head.run) + pack_int(flow.head.records)
         self.txn.put(key, codec.pack(RecordRow(self.now_ns, record)))
+        undo_letters.add_if_undo_failed(
+            self.txn, self.universe, flow.seq, flow.body, flow.head.run, record
+        )
 
     def wake(self, flow: OpenFlow) -> None:
         """Submit an activation for a flow that has none. A running flow is notified instead."""

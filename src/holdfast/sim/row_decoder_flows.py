@@ -43,6 +43,7 @@ RECORDS: list[tuple[str, list[str]]] = [
     ("ended", ["state", "code", "step", "error_type", "error", "digest"]),
     ("redriven", ["name", "occurrence"]),
     ("forked", ["position"]),
+    ("undo_redriven", ["name", "occurrence"]),
 ]
 RECORD_DEFAULTS = {"mail": 0, "attempts": 1, "occurrence": 0, "code": ""}
 

@@ -31,6 +31,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "holdfast.flows.parked_flows",
         "holdfast.flows.retention",
         "holdfast.flows.step_threads",
+        "holdfast.flows.undo_redrive",
     ),
     "fork": ("holdfast.world.fork_inheritance",),
     "history": ("holdfast.world.history",),
