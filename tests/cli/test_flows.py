@@ -72,8 +72,8 @@ def park(rig: FlowRig, monkeypatch: pytest.MonkeyPatch) -> str:
     run_all(rig)
     code: Any = rig.codes["flow:order"]
 
-    def bind(args: bytes) -> Any:
-        return code.bind(args.replace(b"\xcd\x02\xbc", b"\xcd\x02\xbd"))
+    def bind(args: bytes, upcast: Any) -> Any:
+        return code.bind(args.replace(b"\xcd\x02\xbc", b"\xcd\x02\xbd"), upcast)
 
     rig.codes["flow:order"] = SimpleNamespace(**{**vars(code), "bind": bind})  # type: ignore[assignment]
     flow.send(flow_app.OrderApproved("ada"))
