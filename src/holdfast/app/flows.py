@@ -296,11 +296,16 @@ def _step_call(
         call.returns_none = facts.returns_none
         return call, facts.code
     if isinstance(fn, Task | TaskCall):
-        return _task_call(fn, args, kwargs), fn if isinstance(fn, Task) else fn.task
+        task = fn if isinstance(fn, Task) else fn.task
+        _check_declared(execution, "task", task.name)
+        return _task_call(fn, args, kwargs), task
     if isinstance(fn, Flow | FlowCall):
-        return _flow_call(fn, args, kwargs), fn if isinstance(fn, Flow) else fn.flow
+        flow = fn if isinstance(fn, Flow) else fn.flow
+        _check_declared(execution, "flow", flow.name)
+        return _flow_call(fn, args, kwargs), flow
     if isinstance(fn, Effect | EffectWithOptions):
         effect = fn if isinstance(fn, Effect) else fn.effect
+        _check_declared(execution, "effect", effect.kind)
         return _effect_call(execution, fn, args, kwargs), effect
     work = LocalWork(fn, args, kwargs)
     name: str | None = None
@@ -317,6 +322,12 @@ def _step_call(
     call = StepCall(StepKind.LOCAL, name, _digest(args, kwargs), work, decoder(returns))
     call.returns_none = returns is NoneType
     return call, getattr(inspect.unwrap(inner), "__code__", None)
+
+
+def _check_declared(execution: FlowExecution, what: str, name: str) -> None:
+    """Refuse a child that no worker of this app would run: the step would wait for ever."""
+    if name not in execution.code.children[what]:
+        raise Invalid(what=what, name=name, why=f"unknown to the app; name it in App({what}s=…)")
 
 
 class _FunctionFacts(NamedTuple):
