@@ -52,6 +52,8 @@ from holdfast.world.step_inputs import RequestableEffect
 T = TypeVar("T")
 P = ParamSpec("P")
 E = TypeVar("E")
+E2 = TypeVar("E2")
+E3 = TypeVar("E3")
 
 
 class StepOptions(Generic[P, T]):
@@ -201,7 +203,21 @@ def sleep(seconds: float) -> asyncio.Future[None]:
     return execution.step(call)
 
 
-def receive(*types: type[E], timeout_s: float | None = None) -> asyncio.Future[E]:
+@typing.overload
+def receive(kind: type[E], /, *, timeout_s: float | None = None) -> asyncio.Future[E]: ...
+@typing.overload
+def receive(
+    kind: type[E], kind2: type[E2], /, *, timeout_s: float | None = None
+) -> asyncio.Future[E | E2]: ...
+@typing.overload
+def receive(
+    kind: type[E], kind2: type[E2], kind3: type[E3], /, *, timeout_s: float | None = None
+) -> asyncio.Future[E | E2 | E3]: ...
+@typing.overload
+def receive(*types: type[E], timeout_s: float | None = None) -> asyncio.Future[E]: ...
+
+
+def receive(*types: type[Any], timeout_s: float | None = None) -> asyncio.Future[Any]:
     """Take the oldest event of these types from the mailbox of the flow, or wait for one. Raises hf.Timeout."""
     execution = _execution("receive")
     if not types:
