@@ -185,3 +185,31 @@ def test_options_refuse_reserved_names_and_bad_numbers() -> None:
 def test_flow_that_is_no_coroutine_function_is_refused() -> None:
     with pytest.raises(Invalid, match="async def"):
         hf.flow(double)  # type: ignore[call-overload]
+
+
+@hf.task
+def undeclared_task() -> int:
+    return 1
+
+
+@hf.flow
+async def undeclared_flow() -> int:
+    return 1
+
+
+@hf.effect("undeclared")
+async def undeclared_effect() -> int:
+    return 1
+
+
+@pytest.mark.parametrize("child", [undeclared_task, undeclared_flow, undeclared_effect])
+def test_step_with_an_undeclared_child_is_refused(make_rig: Any, child: Any) -> None:
+    """No worker of the app would run it."""
+
+    @hf.flow(attempts=1)
+    async def order() -> int:
+        return await hf.step(child)
+
+    rig = make_rig(app_of(order))
+    error = failure(rig, rig.start(order)).error
+    assert f"unknown to the app; name it in App({child.__class__.__name__.lower()}s=" in error

@@ -141,9 +141,9 @@ class Flow(StartableFlow[P, T]):
 
     # -- used by workers ---------------------------------------------------------------------------
 
-    def within(self, universe: str, event_types: Mapping[type, EventType]) -> FlowCode:
+    def within(self, universe: str, app: DeclaredParts) -> FlowCode:
         """Return the flow as the workers of an app run it."""
-        return FlowCode(self, universe, event_types)
+        return FlowCode(self, universe, app)
 
     def bind(
         self, args: bytes, upcast: UpcastObjects | None = None
@@ -170,17 +170,29 @@ class Flow(StartableFlow[P, T]):
         return typing.cast(T, value_versions.decode(packed, self.returns, upcast))
 
 
+class DeclaredParts(typing.Protocol):
+    """The parts of an app that its flows may use."""
+
+    @property
+    def event_types(self) -> Mapping[type, EventType]: ...
+    @property
+    def tasks(self) -> Mapping[str, Any]: ...
+    @property
+    def flows(self) -> Mapping[str, Any]: ...
+    @property
+    def effects(self) -> Mapping[str, Any]: ...
+
+
 class FlowCode:
     """A flow in its app: what an activation and the functions of this module need."""
 
-    def __init__(
-        self, flow: Flow[Any, Any], universe: str, event_types: Mapping[type, EventType]
-    ) -> None:
+    def __init__(self, flow: Flow[Any, Any], universe: str, app: DeclaredParts) -> None:
         self.flow = flow
         self.name = flow.name
         self.code_version = flow.code_version + value_versions.declared_versions()
         self.universe = universe
-        self.event_types = event_types
+        self.event_types = app.event_types
+        self.children = {"task": app.tasks, "flow": app.flows, "effect": app.effects}
         self.bind = flow.bind
         self.dump = flow.dump
 

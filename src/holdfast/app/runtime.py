@@ -352,21 +352,20 @@ class Runtime:
             return self.app.tasks
         from holdfast.workers.flows.definition import task_definitions
 
-        events = self.app.event_types
-        codes = {name: flow.within(self.universe, events) for name, flow in self.app.flows.items()}
+        app = self.app
+        codes = {name: flow.within(self.universe, app) for name, flow in app.flows.items()}
         threads_max = CONCURRENCY if self._concurrency is None else self._concurrency
         worker = (f"{self.worker}:task", self.incarnation)
         flows = task_definitions(self.store, self.universe, codes, threads_max, self.clock, worker)
-        return {**self.app.tasks, **flows}
+        return {**app.tasks, **flows}
 
     def _resume_parked_flows(self) -> None:
         """Run flows again that other code had parked, once for each version of the code."""
         if not self.app.flows:
             return
-        events = self.app.event_types
+        app = self.app
         versions = {
-            name: flow.within(self.universe, events).code_version
-            for name, flow in self.app.flows.items()
+            name: flow.within(self.universe, app).code_version for name, flow in app.flows.items()
         }
         last = -1
         while last:

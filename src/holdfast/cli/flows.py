@@ -313,7 +313,8 @@ def _steps(store: Store, args: argparse.Namespace) -> int:
 def _step_cells(step: FlowStep) -> tuple[object, ...]:
     took_s = (step.ended_ns - step.began_ns) / S if step.ended_ns and step.began_ns else None
     if step.state == "open":
-        outcome = f"a {step.kind}, since {time_text(step.began_ns)}"
+        article = "an" if step.kind == "effect" else "a"
+        outcome = f"{article} {step.kind}, since {time_text(step.began_ns)}"
     elif step.state == "failed":
         outcome = _error_text(step.error_type, step.error) or step.code
     else:

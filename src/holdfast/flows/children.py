@@ -80,11 +80,17 @@ def on_task_end(tasks: UnitOfWork, listener: bytes, status: TaskStatusRow) -> No
             name,
             occurrence,
             code=status.reason or TaskState(status.state).name.lower(),
-            error_type=status.error.partition(":")[0] if ":" in status.error else "",
+            error_type=_error_type(status.error),
             error=status.error,
             attempts=status.attempt,
         )
     unit.close()
+
+
+def _error_type(error: str) -> str:
+    """The class name at the beginning of an error's text."""
+    name, colon, _ = error.partition(":")
+    return name if colon and name.replace(".", "_").isidentifier() else ""
 
 
 # -- effects ---------------------------------------------------------------------------------------
@@ -118,7 +124,7 @@ def on_receipt(txn: Txn, intent: Intent, receipt: IntentReceipt) -> None:
             name,
             int(occurrence),
             code=receipt.code or receipt.status.value,
-            error_type=error.partition(":")[0] if ":" in error else "",
+            error_type=_error_type(error) or receipt.code,
             error=error,
             attempts=receipt.attempts,
         )
