@@ -22,7 +22,7 @@ from holdfast.errors import Invalid, ValueTooLarge
 from holdfast.flows import operations
 from holdfast.flows.model import FlowSpec
 from holdfast.messages import FLOW_START_PREFIX, IntentReceipt
-from holdfast.workers.flows.step_runs import encode_result
+from holdfast.workers.flows.step_runs import check_type, encode_result
 from holdfast.world.catalog import check_text
 from holdfast.world.definition import EventType
 from holdfast.world.step_inputs import StartableFlow
@@ -141,8 +141,8 @@ class Flow(StartableFlow[P, T]):
         return lambda: self.fn(*positional, **named)
 
     def dump(self, value: Any) -> bytes:
-        packed = encode_result(value)
-        self.value(packed)
+        packed = encode_result("flow result", value)
+        check_type("flow result", packed, self.value)
         return packed
 
     def receipt(self, stored: IntentReceipt) -> Receipt[Any]:

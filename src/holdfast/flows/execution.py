@@ -30,7 +30,6 @@ from holdfast.flows.records import (
     AnyRecord,
     CancelRequested,
     CompensationStarted,
-    FlowEnded,
     FlowRedriven,
     FlowTimedOut,
     Forked,
@@ -39,6 +38,7 @@ from holdfast.flows.records import (
     StepFailure,
     StepOutcome,
     UndoRegistered,
+    without_end,
 )
 
 # Values that the flow's code gets at once. They are not awaited.
@@ -153,18 +153,13 @@ class RecordQueue:
                     self.undelivered.append(record)
 
     def _forget_end(self, redriven: FlowRedriven) -> None:
-        """Drop the end of the flow and the failure that caused it: the step runs again."""
-        ends = (CancelRequested, FlowTimedOut, CompensationStarted, FlowEnded)
-        failed = (redriven.name, redriven.occurrence)
-
-        def is_dropped(record: AnyRecord) -> bool:
-            if isinstance(record, StepFailure):
-                return (record.name, record.occurrence) == failed
-            return isinstance(record, ends)
-
-        if isinstance(self.outcomes.get(failed), StepFailure):
-            del self.outcomes[failed]
-        self.undelivered = [record for record in self.undelivered if not is_dropped(record)]
+        """Drop the end of the flow and the failures that the redrive repeats."""
+        kept = without_end(self.undelivered, redriven)
+        kept_ids = {id(record) for record in kept}
+        for record in self.undelivered:
+            if isinstance(record, StepFailure) and id(record) not in kept_ids:
+                self.outcomes.pop((record.name, record.occurrence), None)
+        self.undelivered = kept
 
     def take_next(self, asked: Container[tuple[str, int]], *, wait: bool) -> AnyRecord | None:
         """Remove and return the first record that can be delivered now. The outcome of a step that was not asked for

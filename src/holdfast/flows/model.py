@@ -40,6 +40,13 @@ class FlowEndedError(Invalid):
     hint = "the flow has ended; start a new one, or redrive it"
 
 
+class StartedFlow(Record, frozen=True):
+    """The answer to a start, a fork or a redrive."""
+
+    seq: int
+    generation: int
+
+
 class FlowSpec(Record, frozen=True):
     """The declared properties of a flow."""
 

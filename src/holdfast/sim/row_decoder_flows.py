@@ -37,10 +37,10 @@ RECORDS: list[tuple[str, list[str]]] = [
     ("cancel", []),
     ("timed_out", []),
     ("raised", ["error_type", "error", "not_before_ns"]),
-    ("compensation", ["state", "code", "step", "error_type", "error"]),
+    ("compensation", ["state", "code", "step", "error_type", "error", "occurrence"]),
     ("parked", ["step", "why", "code_version"]),
     ("resumed", []),
-    ("ended", ["state", "code", "step", "error_type", "error", "digest"]),
+    ("ended", ["state", "code", "step", "error_type", "error", "digest", "occurrence"]),
     ("redriven", ["name", "occurrence"]),
     ("forked", ["position"]),
 ]

@@ -372,10 +372,7 @@ class Activation:
             await self._cancel_steps()
         self._requests.clear()
         if execution.compensation is not None:
-            started = execution.compensation
-            ended = FlowEnded(
-                started.state, started.code, started.step, started.error_type, started.error
-            )
+            ended = _ended_by(execution.compensation)
             return (await self._commit([ended], operations.END)).applied
         try:
             value = execution.result()
@@ -426,10 +423,7 @@ class Activation:
         if self._execution.has_undos:
             # Child flows end first, with their own compensations.
             return (await self._commit([started], operations.CONTINUE)).suspended
-        ended = FlowEnded(
-            started.state, started.code, started.step, started.error_type, started.error
-        )
-        return (await self._commit([ended], operations.END)).applied
+        return (await self._commit([_ended_by(started)], operations.END)).applied
 
     # -- waiting ---------------------------------------------------------------------------------
 
@@ -517,15 +511,35 @@ async def _no_body() -> None:
 
 
 def _failed_by_step(error: StepFailed) -> CompensationStarted:
-    step = str(error.fields["step"]).rpartition("#")[0]
+    step, occurrence = _split_label(error)
     return CompensationStarted(
         FlowState.FAILED,
         "step_failed",
         step,
         str(error.fields.get("error_type", "")),
         str(error.fields.get("error", "")),
+        occurrence,
     )
 
 
 def _failed_by_timeout(error: Timeout) -> CompensationStarted:
-    return CompensationStarted(FlowState.FAILED, "timeout", "hf.receive", "Timeout", str(error))
+    step, occurrence = _split_label(error)
+    return CompensationStarted(FlowState.FAILED, "timeout", step, "Timeout", str(error), occurrence)
+
+
+def _split_label(error: HoldfastError) -> tuple[str, int]:
+    """The name and the occurrence of the step of an error. The flow's code may have made the error itself."""
+    label = str(error.fields.get("step", ""))
+    step, _, occurrence = label.rpartition("#")
+    return (step, int(occurrence)) if occurrence.isdecimal() else (label, 0)
+
+
+def _ended_by(started: CompensationStarted) -> FlowEnded:
+    return FlowEnded(
+        started.state,
+        started.code,
+        started.step,
+        started.error_type,
+        started.error,
+        occurrence=started.occurrence,
+    )

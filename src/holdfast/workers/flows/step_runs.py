@@ -105,9 +105,9 @@ async def run_step(
         attempt = StepRun(call, run.flow_id, lambda: run.cancelled, run.attempt)
         try:
             value = await invoke(work, attempt, threads)
-            packed = encode_result(value)
+            packed = encode_result("step result", value)
             # The flow gets the value as a replay would.
-            call.decode(packed)
+            check_type("step result", packed, call.decode)
             return StepCompleted(
                 name=call.name,
                 occurrence=call.occurrence,
@@ -151,7 +151,11 @@ class StepTimeout(HoldfastError):
 
 class BadStepResult(Invalid):
     code = "bad_result"
-    hint = "the step's result cannot be stored, or does not match its declared return type"
+    hint = "use plain data, dataclasses, msgspec structs or pydantic models, as the annotation declares"
+
+
+class StepResultTooLarge(BadStepResult):
+    hint = "it is too large; keep large data outside and store a reference to it"
 
 
 async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
@@ -204,15 +208,25 @@ def _call_plain(work: LocalWork) -> Any:
     return work.fn(*work.args, **work.kwargs)
 
 
-def encode_result(value: Any) -> bytes:
+def encode_result(what: str, value: Any) -> bytes:
+    """Encode a value that a flow stores. `what` names it in the error."""
     try:
         packed = codec.pack_value(value)
-        codec.check_depth("step result", packed)
+        codec.check_depth(what, packed)
     except (*codec.ENCODE_ERRORS, Invalid) as error:
-        raise BadStepResult(why=str(error)) from None
+        raise BadStepResult(what=what, why=f"cannot be stored: {error}") from None
     if len(packed) > MESSAGE_BYTES_MAX:
-        raise BadStepResult(why="too large", bytes=len(packed), bytes_max=MESSAGE_BYTES_MAX)
+        raise StepResultTooLarge(what=what, bytes=len(packed), bytes_max=MESSAGE_BYTES_MAX)
     return packed
+
+
+def check_type(what: str, packed: bytes, decode: Callable[[bytes], Any]) -> None:
+    """Raise BadStepResult if a value does not match its declared type."""
+    try:
+        decode(packed)
+    except Invalid as error:
+        why = f"does not match its annotation: {error.fields.get('why', error)}"
+        raise BadStepResult(what=what, why=why) from None
 
 
 def _code_of(call: StepCall, error: BaseException) -> str:
