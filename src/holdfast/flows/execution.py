@@ -45,6 +45,9 @@ from holdfast.flows.records import (
 VALUE_NAMES = frozenset({"hf.now", "hf.uuid", "hf.random"})
 UNDO_ATTEMPTS = 5
 OTHER_ARGUMENTS = "it is recorded with other arguments"
+# Steps that a cancelled flow may ask for in vain. After them its code is stopped: a loop that catches every
+# CancelledError never gives the thread back to the worker.
+REFUSED_STEPS_MAX = 1_000
 
 
 class StepFailed(HoldfastError):
@@ -63,6 +66,10 @@ class NextRun(BaseException):
 class FlowSuspended(BaseException):
     """Raised by every call of `hf` in a `finally` block that Python runs while the worker drops a waiting flow from
     memory. Nothing is recorded. The block runs again when the flow has reached it."""
+
+
+class FlowStopped(BaseException):
+    """Raised in the code of a cancelled flow that catches CancelledError and asks for step after step."""
 
 
 class StepKind(Enum):
@@ -212,6 +219,7 @@ class FlowExecution:
         self.divergence: Divergence | None = None
         self.closed = False
         self.cancelled = self.timed_out = False
+        self._refused_steps = 0
         self.compensation: CompensationStarted | None = None
 
     # -- for the shell ---------------------------------------------------------------------------
@@ -393,6 +401,9 @@ class FlowExecution:
         call.future.add_done_callback(partial(self._on_settled, call))
         if (self.cancelled or self.timed_out) and self.compensation is None:
             if call.identity not in self.records.outcomes:
+                self._refused_steps += 1
+                if self._refused_steps > REFUSED_STEPS_MAX:
+                    raise FlowStopped
                 call.future.cancel()
                 return call.future
         self.asked[call.identity] = call
@@ -468,6 +479,8 @@ async def _guard(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return await body()
     except NextRun as next_run:
         return next_run
+    except FlowStopped:
+        raise asyncio.CancelledError from None
 
 
 def _error_of(call: StepCall, record: StepFailure) -> Exception:

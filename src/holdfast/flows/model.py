@@ -272,6 +272,8 @@ class FlowFailed(HoldfastError):
         super().__init__(**fields)
         # The code of the flow's end: step_failed, raised, timeout, cancelled, worker_lost.
         self.__dict__["code"] = fields.get("code", "flow_failed")
+        if fields.get("state") == FlowState.CANCELLED.name:
+            self.__dict__["hint"] = "it was cancelled; start a new one if it is needed"
 
     def __str__(self) -> str:
         described = " ".join(f"{name}={value!r}" for name, value in self.fields.items() if value)
