@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast import codec
 from holdfast.app.definitions import Receipt, receipt_of
-from holdfast.app.schedule_options import ScheduleOptions
+from holdfast.app.schedule_options import ScheduleOptions, checked_args
 from holdfast.app.storable_types import check_function
 from holdfast.clock import S
 from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
@@ -245,7 +245,7 @@ def flow(
         )
         declared: Flow[..., Any] = Flow(fn, spec)
         if every is not None:
-            declared.schedule = ScheduleOptions(every, zone, missed, overlap, tuple(args))
+            declared.schedule = ScheduleOptions(every, zone, missed, overlap, checked_args(args))
             declared.schedule.check(declared.pack)
         return declared
 

@@ -45,8 +45,8 @@ from holdfast.flows.records import (
 VALUE_NAMES = frozenset({"hf.now", "hf.uuid", "hf.random"})
 UNDO_ATTEMPTS = 5
 OTHER_ARGUMENTS = "it is recorded with other arguments"
-# Steps that a cancelled flow may ask for in vain. After them its code is stopped: a loop that catches every
-# CancelledError never gives the thread back to the worker.
+# Steps that are refused to the code of a cancelled flow before it is stopped: a loop that catches every CancelledError
+# never gives the thread back to the worker.
 REFUSED_STEPS_MAX = 1_000
 
 
@@ -219,7 +219,6 @@ class FlowExecution:
         self.divergence: Divergence | None = None
         self.closed = False
         self.cancelled = self.timed_out = False
-        self._refused_steps = 0
         self.compensation: CompensationStarted | None = None
 
     # -- for the shell ---------------------------------------------------------------------------
@@ -401,8 +400,8 @@ class FlowExecution:
         call.future.add_done_callback(partial(self._on_settled, call))
         if (self.cancelled or self.timed_out) and self.compensation is None:
             if call.identity not in self.records.outcomes:
-                self._refused_steps += 1
-                if self._refused_steps > REFUSED_STEPS_MAX:
+                self._occurrences["hf.refused"] += 1
+                if self._occurrences["hf.refused"] > REFUSED_STEPS_MAX:
                     raise FlowStopped
                 call.future.cancel()
                 return call.future
