@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -110,6 +111,30 @@ async def socket_in_the_flow() -> None:
     await asyncio.open_connection("127.0.0.1", 1)
 
 
+def exit_process() -> None:
+    sys.exit(3)
+
+
+async def exit_process_async() -> None:
+    raise KeyboardInterrupt
+
+
+async def exit_in_a_step() -> None:
+    await hf.step(exit_process)
+
+
+async def exit_in_an_async_step() -> None:
+    await hf.step(exit_process_async)
+
+
+async def exit_in_the_flow() -> None:
+    sys.exit(3)
+
+
+async def exit_in_a_branch() -> None:
+    await asyncio.gather(hf.step(double, 2), exit_in_the_flow())
+
+
 NAME_IT = "name it with hf.options(fn, name=…)"
 PLAIN_DATA = "use plain data, dataclasses, msgspec structs or pydantic models"
 OUTSIDE = "keep large data outside and store a reference to it"
@@ -131,6 +156,10 @@ IN_A_FLOW: list[tuple[Callable[[], Awaitable[Any]], str, str]] = [
     (receive_of_an_undeclared_type, "Invalid", "name it in App(events=…)"),
     (foreign_future_in_a_branch, "RuntimeError", CALL_WITH_STEP),
     (socket_in_the_flow, "Invalid", CALL_WITH_STEP),
+    (exit_in_a_step, "HandlerExited", "tried to exit its process"),
+    (exit_in_an_async_step, "HandlerExited", "tried to exit its process"),
+    (exit_in_the_flow, "FlowExited", "return from the function instead"),
+    (exit_in_a_branch, "FlowExited", "return from the function instead"),
 ]
 
 

@@ -72,6 +72,11 @@ class FlowStopped(BaseException):
     """Raised in the code of a cancelled flow that catches CancelledError and asks for step after step."""
 
 
+class FlowExited(HoldfastError):
+    code = "exited"
+    hint = "the flow's code tried to exit its process; return from the function instead"
+
+
 class StepKind(Enum):
     LOCAL = auto()
     OPEN = auto()
@@ -480,6 +485,10 @@ async def _guard(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return next_run
     except FlowStopped:
         raise asyncio.CancelledError from None
+    except (Exception, asyncio.CancelledError, GeneratorExit, FlowSuspended):
+        raise
+    except BaseException as error:
+        raise FlowExited(raised=type(error).__name__) from None
 
 
 def _error_of(call: StepCall, record: StepFailure) -> Exception:

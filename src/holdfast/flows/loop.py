@@ -11,6 +11,7 @@ counted as foreign waits. Sockets are refused: a step does I/O.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from asyncio import events
 from collections import deque
@@ -62,11 +63,17 @@ class FlowLoop(_Base):  # type: ignore[misc]
                     return True
                 handle = self._ready.popleft()
                 if not handle.cancelled():
-                    handle._run()
+                    self._run_handle(handle)
             return not self._ready
         finally:
             self._running = False
             events._set_running_loop(former)
+
+    @staticmethod
+    def _run_handle(handle: asyncio.Handle) -> None:
+        # A task raises these although they are its outcome, too. The worker must not end by them.
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            handle._run()
 
     # -- the part of the interface that flows use ------------------------------------------------
 

@@ -28,7 +28,7 @@ from holdfast.flows.execution import (
 from holdfast.flows.model import UNDO_FAILED, UNDO_PREFIX
 from holdfast.flows.records import StepCompleted, StepFailure, StepOutcome
 from holdfast.retry import Backoff, jitter
-from holdfast.runner.error_policy import Refused, code_of
+from holdfast.runner.error_policy import HandlerExited, Refused, code_of
 
 
 class LocalWork(msgspec.Struct, frozen=True):
@@ -167,9 +167,7 @@ async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
     # A callable object is asynchronous if its method is.
     method = getattr(type(work.fn), "__call__", None)  # noqa: B004
     if inspect.iscoroutinefunction(work.fn) or inspect.iscoroutinefunction(method):
-        started: asyncio.Future[Any] = loop.create_task(
-            work.fn(*work.args, **work.kwargs), context=context
-        )
+        started: asyncio.Future[Any] = loop.create_task(_call_async(work), context=context)
     else:
         started = loop.run_in_executor(threads, lambda: context.run(_call_plain, work))
     if isinstance(started, asyncio.Task) and work.timeout_s is None:
@@ -200,12 +198,27 @@ async def _settle(result: Any, context: contextvars.Context) -> Any:
     return result
 
 
+async def _call_async(work: LocalWork) -> Any:
+    return await _await(work.fn(*work.args, **work.kwargs))
+
+
 async def _await(awaitable: Any) -> Any:
-    return await awaitable
+    try:
+        return await awaitable
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        # SystemExit would end the event loop of the worker.
+        raise HandlerExited(raised=type(error).__name__) from None
 
 
 def _call_plain(work: LocalWork) -> Any:
-    return work.fn(*work.args, **work.kwargs)
+    try:
+        return work.fn(*work.args, **work.kwargs)
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise HandlerExited(raised=type(error).__name__) from None
 
 
 def encode_result(what: str, value: Any) -> bytes:
