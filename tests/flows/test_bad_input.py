@@ -111,6 +111,10 @@ async def socket_in_the_flow() -> None:
     await asyncio.open_connection("127.0.0.1", 1)
 
 
+async def step_in_another_thread() -> None:
+    await asyncio.to_thread(hf.step, double, 1)
+
+
 def exit_process() -> None:
     sys.exit(3)
 
@@ -153,6 +157,7 @@ IN_A_FLOW: list[tuple[Callable[[], Awaitable[Any]], str, str]] = [
     (flow_result_over_the_bound, "StepResultTooLarge", OUTSIDE),
     (step_inside_a_step, "Invalid", CALL_IN_FLOW),
     (step_inside_an_async_step, "Invalid", CALL_IN_FLOW),
+    (step_in_another_thread, "Invalid", CALL_IN_FLOW),
     (receive_of_an_undeclared_type, "Invalid", "name it in App(events=…)"),
     (foreign_future_in_a_branch, "RuntimeError", CALL_WITH_STEP),
     (socket_in_the_flow, "Invalid", CALL_WITH_STEP),

@@ -93,6 +93,26 @@ def test_redrive_repeats_all_branches_that_failed(make_rig: Any) -> None:
     assert bank.calls.count("look up") == 1
 
 
+def test_step_failures_of_a_task_group_end_the_flow_and_are_redriven(make_rig: Any) -> None:
+    bank = Bank()
+
+    async def charge(n: int) -> int:
+        return await hf.step(bank.charge, n)
+
+    @hf.flow
+    async def order() -> int:
+        async with asyncio.TaskGroup() as group:
+            branches = [group.create_task(charge(n)) for n in (1, 2)]
+        return sum(branch.result() for branch in branches)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    error = failure(rig, handle)
+    assert (error.code, error.step, handle.status().failures) == ("step_failed", "Bank.charge", 0)
+    bank.down = False
+    assert rig.result(handle.redrive()) == 3
+
+
 def test_redrive_keeps_a_failure_that_the_code_caught(make_rig: Any) -> None:
     bank = Bank()
 

@@ -281,6 +281,8 @@ def _execution(what: str) -> FlowExecution:
         raise Invalid(what=what, why="called outside a flow; start the flow with rt.start")
     if execution.closed:
         raise FlowSuspended
+    if not execution.loop.is_current():
+        raise Invalid(what=what, why="called in another thread; call it in the code of the flow")
     return execution
 
 

@@ -69,6 +69,10 @@ class FlowLoop(_Base):  # type: ignore[misc]
             self._running = False
             events._set_running_loop(former)
 
+    def is_current(self) -> bool:
+        """Whether this loop runs the calling code."""
+        return events._get_running_loop() is self
+
     @staticmethod
     def _run_handle(handle: asyncio.Handle) -> None:
         # A task raises these although they are its outcome, too. The worker must not end by them.

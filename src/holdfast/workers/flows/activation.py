@@ -389,10 +389,8 @@ class Activation:
         except Exception as error:
             if execution.cancelled or execution.timed_out:
                 return await self._fail(self._stopped())
-            if isinstance(error, StepFailed):
-                return await self._fail(_failed_by_step(error))
-            if isinstance(error, Timeout) and "step" in error.fields:
-                return await self._fail(_failed_by_timeout(error))
+            if (step_error := _step_error(error)) is not None:
+                return await self._fail(_failed_by_step(step_error))
             return await self._on_own_error(error)
         ended = FlowEnded(FlowState.COMPLETED, digest=codec.digest(packed)[:16])
         return (await self._commit([ended], operations.END, result=packed)).applied
@@ -510,21 +508,25 @@ async def _no_body() -> None:
     """The code of a flow whose arguments do not fit. It never runs."""
 
 
-def _failed_by_step(error: StepFailed) -> CompensationStarted:
-    step, occurrence = _split_label(error)
-    return CompensationStarted(
-        FlowState.FAILED,
-        "step_failed",
-        step,
-        str(error.fields.get("error_type", "")),
-        str(error.fields.get("error", "")),
-        occurrence,
-    )
+def _step_error(error: Exception) -> StepFailed | Timeout | None:
+    """The failure of a step that ended the flow. A group, as `asyncio.TaskGroup` raises it, counts if it has no other
+    error."""
+    if isinstance(error, ExceptionGroup):
+        found = [_step_error(one) for one in error.exceptions]
+        return found[0] if all(found) else None
+    if isinstance(error, StepFailed) or (isinstance(error, Timeout) and "step" in error.fields):
+        return error
+    return None
 
 
-def _failed_by_timeout(error: Timeout) -> CompensationStarted:
+def _failed_by_step(error: StepFailed | Timeout) -> CompensationStarted:
     step, occurrence = _split_label(error)
-    return CompensationStarted(FlowState.FAILED, "timeout", step, "Timeout", str(error), occurrence)
+    if isinstance(error, Timeout):
+        code, kind, text = "timeout", "Timeout", str(error)
+    else:
+        code, fields = "step_failed", error.fields
+        kind, text = str(fields.get("error_type", "")), str(fields.get("error", ""))
+    return CompensationStarted(FlowState.FAILED, code, step, kind, text, occurrence)
 
 
 def _split_label(error: HoldfastError) -> tuple[str, int]:
