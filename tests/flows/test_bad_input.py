@@ -345,6 +345,21 @@ def test_flow_that_no_worker_declares_waits(tmp_path: Path) -> None:
         assert rt.flow(run.id).result(timeout=60) == 2
 
 
+@pytest.mark.parametrize("kind", ["task", "flow"])
+def test_child_that_no_worker_declares_is_named_by_why(kind: str) -> None:
+    child: Any = task_named("child") if kind == "task" else plain("child")
+
+    @hf.flow
+    async def order() -> None:
+        await hf.step(child)
+
+    with app_of(order).open("memory:") as rt:
+        run = rt.start(order)
+        code = f"no_worker_for_{kind}"
+        until(lambda: [one["code"] for one in run.why()] == [code], "the child has no worker")
+        assert run.why()[0]["text"].endswith(f"declares the {kind} of step child#1")
+
+
 def test_wait_for_a_future_of_no_step_does_not_suspend_the_flow(make_rig: Any) -> None:
     @hf.flow
     async def order() -> int:
