@@ -30,6 +30,7 @@ def collected() -> Iterator[list[int]]:
 
     thresholds = gc.get_threshold()
     gc.collect()
+    gc.freeze()  # the collections of a test visit only its own objects
     gc.callbacks.append(record)
     yield generations
     gc.callbacks.remove(record)

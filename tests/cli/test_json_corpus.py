@@ -29,6 +29,19 @@ BY_KEY = {
     "bytes": "stored operations have shorter names, and file sizes depend on the file system",
     "disk_bytes": "file sizes depend on the file system",
 }
+# Keys that a command's document got after the record, with the reason.
+ADDED_KEYS = {
+    "verify": {key: "the replay of stored flows" for key in ("flows", "flow_findings", "parks")}
+}
+
+
+def without_added_keys(run: dict[str, Any]) -> dict[str, Any]:
+    """Return the run without the keys that its document got after the record."""
+    document = run["document"]
+    if isinstance(document, dict):
+        added = ADDED_KEYS.get(run["argv"][0], {})
+        document = {key: value for key, value in document.items() if key not in added}
+    return {**run, "document": document}
 
 
 @pytest.mark.slow
@@ -50,7 +63,9 @@ def test_json_output_of_every_command_equals_the_recorded_output(
     found = [
         f"holdfast {' '.join(record['argv'])}: {line}"
         for record in CORPUS
-        for line in differences(record, run_command(record["argv"], places), by_key=BY_KEY)
+        for line in differences(
+            record, without_added_keys(run_command(record["argv"], places)), by_key=BY_KEY
+        )
     ]
     assert found == []
 

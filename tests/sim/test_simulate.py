@@ -253,5 +253,5 @@ def test_simulate_send_many_delivers_to_all_worlds() -> None:
 
 def test_examples_in_simulate_docs_run() -> None:
     examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
-    assert len(examples) == 2
+    assert len(examples) == 3
     exec(compile("\n".join(examples), str(DOCS), "exec"), {"__name__": "example"})

@@ -56,7 +56,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
     "intent publish: sends the key_conflict receipt under the hash of the first intent": (
         Edit("world.synthetic_receipts:key_conflict_receipt", "intent.positional_id()", "intent.intent_hash"),
     ),
-    "intent publish: writes no pending row": (Edit(_dispatch, "txn.put(", "("),),
+    "intent publish: writes no pending row": (Edit(_dispatch, "_put_pending(txn, intent, seq)", "pass"),),
     "intent publish: enqueues an effect without its dead-letter callback": (Edit(_dispatch, "one.world_id, ON_DEAD_OPERATION", "one.world_id, ''"),),
     "intent publish: uses the queue of another effect kind": (
         Edit("world.intents:effect_queue", 'f"{universe}/effects/{kind}"', 'f"{universe}/effects/fx.quote"'),
@@ -108,7 +108,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         Edit(_cancel, "put_ingress(txn, universe, world_id, None, receipt)", "pass"),
     ),
     "effect cancel: leaves the item in its queue": (
-        Edit(_cancel, "queue.cancel.fn(txn, resolved.queue(universe), resolved.seq, True)", "pass"),
+        Edit(_cancel, "withdraw(txn, universe, resolved)", "pass"),
     ),
     "queue cancel: skips claimed items": (_SKIP_CLAIMED,),
     "effect cancel: does not resolve the pending row": (
