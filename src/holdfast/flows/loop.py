@@ -11,7 +11,6 @@ counted as foreign waits. Sockets are refused: a step does I/O.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 from asyncio import events
 from collections import deque
@@ -62,8 +61,13 @@ class FlowLoop(_Base):  # type: ignore[misc]
                 if not self._ready:
                     return True
                 handle = self._ready.popleft()
-                if not handle.cancelled():
-                    self._run_handle(handle)
+                if handle.cancelled():
+                    continue
+                try:
+                    handle._run()
+                except (SystemExit, KeyboardInterrupt):
+                    # A task raises them although they are its outcome, too. The worker must not end by them.
+                    continue
             return not self._ready
         finally:
             self._running = False
@@ -72,12 +76,6 @@ class FlowLoop(_Base):  # type: ignore[misc]
     def is_current(self) -> bool:
         """Whether this loop runs the calling code."""
         return events._get_running_loop() is self
-
-    @staticmethod
-    def _run_handle(handle: asyncio.Handle) -> None:
-        # A task raises these although they are its outcome, too. The worker must not end by them.
-        with contextlib.suppress(SystemExit, KeyboardInterrupt):
-            handle._run()
 
     # -- the part of the interface that flows use ------------------------------------------------
 

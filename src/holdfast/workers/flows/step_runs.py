@@ -167,7 +167,9 @@ async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
     # A callable object is asynchronous if its method is.
     method = getattr(type(work.fn), "__call__", None)  # noqa: B004
     if inspect.iscoroutinefunction(work.fn) or inspect.iscoroutinefunction(method):
-        started: asyncio.Future[Any] = loop.create_task(_call_async(work), context=context)
+        started: asyncio.Future[Any] = loop.create_task(
+            _await(work.fn(*work.args, **work.kwargs)), context=context
+        )
     else:
         started = loop.run_in_executor(threads, lambda: context.run(_call_plain, work))
     if isinstance(started, asyncio.Task) and work.timeout_s is None:
@@ -196,10 +198,6 @@ async def _settle(result: Any, context: contextvars.Context) -> Any:
     if inspect.isawaitable(result):
         return await asyncio.get_running_loop().create_task(_await(result), context=context)
     return result
-
-
-async def _call_async(work: LocalWork) -> Any:
-    return await _await(work.fn(*work.args, **work.kwargs))
 
 
 async def _await(awaitable: Any) -> Any:
