@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast import codec, value_versions
 from holdfast.app.definitions import Receipt, receipt_of
-from holdfast.app.schedule_options import ScheduleOptions
+from holdfast.app.schedule_options import ScheduleOptions, checked_args
 from holdfast.app.storable_types import check_function
 from holdfast.clock import S
 from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
@@ -23,7 +23,7 @@ from holdfast.flows import operations
 from holdfast.flows.model import FlowSpec
 from holdfast.messages import FLOW_START_PREFIX, IntentReceipt
 from holdfast.value_versions import UnreadableValue, UpcastObjects
-from holdfast.workers.flows.step_runs import encode_result
+from holdfast.workers.flows.step_runs import check_type, encode_result
 from holdfast.world.catalog import check_text
 from holdfast.world.definition import EventType
 from holdfast.world.step_inputs import StartableFlow
@@ -158,8 +158,8 @@ class Flow(StartableFlow[P, T]):
         return lambda: self.fn(*positional, **named)
 
     def dump(self, value: Any) -> bytes:
-        packed = value_versions.encode_versions(self.returns) + encode_result(value)
-        self.value(packed)
+        packed = value_versions.encode_versions(self.returns) + encode_result("flow result", value)
+        check_type("flow result", packed, self.value)
         return packed
 
     def receipt(self, stored: IntentReceipt) -> Receipt[Any]:
@@ -274,7 +274,7 @@ def flow(
         )
         declared: Flow[..., Any] = Flow(fn, spec)
         if every is not None:
-            declared.schedule = ScheduleOptions(every, zone, missed, overlap, tuple(args))
+            declared.schedule = ScheduleOptions(every, zone, missed, overlap, checked_args(args))
             declared.schedule.check(declared.pack)
         return declared
 

@@ -260,7 +260,7 @@ def publish(name: str, value: Any) -> None:
     """Publish a value under a name. `handle.published(name)` reads the last one."""
     execution = _execution("publish")
     check_text("name", name)
-    execution.publish(name, encode_result(value))
+    execution.publish(name, encode_result("published value", value))
 
 
 def now() -> datetime.datetime:
@@ -302,6 +302,8 @@ def _execution(what: str) -> FlowExecution:
         raise Invalid(what=what, why="called outside a flow; start the flow with rt.start")
     if execution.closed:
         raise FlowSuspended
+    if not execution.loop.is_current():
+        raise Invalid(what=what, why="called in another thread; call it in the code of the flow")
     return execution
 
 
@@ -338,7 +340,10 @@ def _step_call(
         raise Invalid(what="step", found=repr(work.fn)[:64], why="not a function")
     if (reference := reference_of(work.fn)) is not None:
         return _world_call(execution, reference, name, work), None
-    inner = work.fn.func if isinstance(work.fn, functools.partial) else work.fn
+    inner = work.fn
+    if isinstance(inner, functools.partial):
+        args, kwargs = (*inner.args, *args), {**inner.keywords, **kwargs}
+        inner = inner.func
     name = name or _name_of(inner)
     returns = _return_type(inner)
     digest = digest_of(args, kwargs, execution.records.upcast)

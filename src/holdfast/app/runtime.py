@@ -14,7 +14,7 @@ from holdfast.app import store_calls, submission
 from holdfast.app.app import App
 from holdfast.app.definitions import World
 from holdfast.app.result_waiter import ResultWaiter
-from holdfast.app.schedule_options import ScheduleOptions
+from holdfast.app.schedule_options import ScheduleOptions, checked_args
 from holdfast.app.task_handle import TaskHandle
 from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.app.tasks import to_limits as declared_limits
@@ -306,7 +306,11 @@ class Runtime:
         if target is None and every is None:
             return schedules.find(self, name)
         return schedules.create(
-            self, name, target, ScheduleOptions(every, zone, missed, overlap, tuple(args)), key
+            self,
+            name,
+            target,
+            ScheduleOptions(every, zone, missed, overlap, checked_args(args)),
+            key,
         )
 
     def declare_schedules(self) -> None:
