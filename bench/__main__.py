@@ -67,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         ["flows"],
         ["footprint"],
         ["isolation"],
+        ["loop_lag"],
         ["retention"],
         ["single"],
     ):

@@ -1,4 +1,4 @@
-"""Run the agent, kill it during a question, print the bill, and fork it for an alternative decision.
+"""Run the agent, kill it during a question and during an order, fork it for an alternative decision, and limit its budget.
 
 python show.py [DIRECTORY]             # the store directory (./data)
 """
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
-from agent import MODEL, Agent, GoalGiven, Hinted, app
+from agent import MODEL, Approval, Hinted, app, buy
 
 import holdfast as hf
 
@@ -28,7 +28,7 @@ WAIT_S = 60.0
 
 
 def show(store: str) -> None:
-    with running("standin.py", "--stall", "2") as standin:
+    with running("standin.py", "--stall", "2", "--stall-order") as standin:
         outside = first_line(standin)
         os.environ["HOLDFAST_LLM_BASE_URL"] = f"{outside}/v1"
         os.environ["HOLDFAST_LLM_PRICES"] = json.dumps(PRICES)
@@ -36,51 +36,73 @@ def show(store: str) -> None:
         os.environ["HOLDFAST_HTTP_CIDRS"] = "127.0.0.0/8"
         os.environ["HOLDFAST_HTTP_PORTS"] = outside.rpartition(":")[2]
         with app.open(store, roles=()) as rt:
+            # Each world and each flow has this budget.
             hf.llm.set_limit(rt.store, universe=rt.universe, each_world=True, money=BUDGET)
-            survive(rt, outside, store)
-            with host(store):
-                fork(rt)
-                run_dry(rt, outside)
+            survive_in_a_question(rt, outside, store)
+            survive_in_an_order(rt, outside, store)
+            fork(rt, store)
+            run_dry(rt, outside, store)
 
 
-def survive(rt: hf.Runtime, outside: str, store: str) -> None:
-    ada = rt.world(Agent, "ada")
-    ada.send(GoalGiven(GOAL, outside))
+def survive_in_a_question(rt: hf.Runtime, outside: str, store: str) -> None:
+    ada = rt.start(buy.options(key="ada"), GOAL, outside)
     print(f"ada is asked: {GOAL}")
     with host(store) as process:
-        wait(lambda: len(questions(outside)) == 2, "the second question")
+        wait(lambda: len(calls_of(outside, "chat")) == 2, "the second question")
         process.kill()
         process.wait()
-    print("kill -9: the model has her second question, the store has no receipt for it")
+    print("kill -9: the model has the second question, the store has no answer to it")
     with host(store):
-        decided = ada.wait_for(lambda agent: agent.status == "decided", timeout=WAIT_S)
-    calls = questions(outside)
-    print(f"started again, she decides: {decided.answer}")
-    print(f"{len(calls)} questions in {sum(calls)} calls: ", end="")
+        wait(lambda: ada.published("proposal"), "the proposal")
+    questions = calls_of(outside, "chat")
+    print(f"started again, ada proposes: {ada.published('proposal')}")
+    print(f"{len(questions)} questions in {sum(questions)} calls: ", end="")
     print("the one under way was asked again, with the same idempotency key")
-    print(f"she spent {decided.spent:.6f}")
 
 
-def fork(rt: hf.Runtime) -> None:
-    ada = rt.world(Agent, "ada")
-    last = max(entry.height for entry in ada.journal() if entry.type == hf.llm.chat.kind)
-    hasty = ada.fork("ada-in-a-hurry", at=last - 1)
+def survive_in_an_order(rt: hf.Runtime, outside: str, store: str) -> None:
+    ada = rt.flow(buy, key="ada")
+    print(f"\nno process runs, ada is {ada.status().state}: {ada.why()[0]['text']}")
+    ada.send(Approval(by="eve"))
+    with host(store) as process:
+        wait(lambda: calls_of(outside, "order"), "the order")
+        process.kill()
+        process.wait()
+    print("approved by eve. kill -9: the shop has the order, the store has no receipt for it")
+    with host(store):
+        print(f"started again, the shop answers: {ada.result(timeout=WAIT_S)}")
+    orders = calls_of(outside, "order")
+    print(f"{len(orders)} order in {sum(orders)} calls, with one idempotency key")
+
+
+def fork(rt: hf.Runtime, store: str) -> None:
+    ada = rt.flow(buy, key="ada")
+    hasty = ada.fork("ada-in-a-hurry", at="hf.receive")
     hasty.send(Hinted(HINT))
-    hasty.wait_for(lambda agent: agent.status == "decided", timeout=WAIT_S)
-    print(f"\nforked at height {last - 1}, before her last decision. Hint: {HINT}")
-    for world in (ada, hasty):
-        account = hf.llm.account(rt.store, universe=rt.universe, world=world, unit="money")
-        state = world.state()
-        print(f"  {world.name:15} {state.answer:36} ", end="")
-        print(f"cost {state.spent:.6f}, booked for this world {account.spent / 1e6:.6f}")
+    print(f"\nforked before the approval. Hint: {HINT}")
+    with host(store):
+        wait(lambda: proposals_differ(ada, hasty), "the proposal of the fork")
+    for flow in (ada, hasty):
+        account = hf.llm.account(rt.store, universe=rt.universe, flow=flow, unit="money")
+        print(f"  {flow.key:15} {flow.published('proposal'):36} paid {account.spent / 1e6:.6f}")
 
 
-def run_dry(rt: hf.Runtime, outside: str) -> None:
-    bob = rt.world(Agent, "bob")
-    hf.llm.set_limit(rt.store, universe=rt.universe, world=bob, money=0.004)
-    bob.send(GoalGiven(GOAL, outside))
-    stopped = bob.wait_for(lambda agent: agent.status == "stopped", timeout=WAIT_S)
-    print(f"\nbob may spend 0.004. He stops at {stopped.spent:.6f}: {stopped.answer}")
+def proposals_differ(one: hf.FlowHandle[str], other: hf.FlowHandle[str]) -> bool:
+    return bool(one.published("proposal") != other.published("proposal"))
+
+
+def run_dry(rt: hf.Runtime, outside: str, store: str) -> None:
+    bob = rt.start(buy.options(key="bob"), GOAL, outside)
+    hf.llm.set_limit(rt.store, universe=rt.universe, flow=bob, money=0.004)
+    with host(store):
+        try:
+            bob.result(timeout=WAIT_S)
+        except hf.FlowFailed as error:
+            print(f"\nbob may spend 0.004. {error.step} stops him: {error.error_type}")
+        hf.llm.set_limit(rt.store, universe=rt.universe, flow=bob, money=BUDGET)
+        bob.redrive()
+        wait(lambda: bob.published("proposal"), "the proposal of bob")
+    print(f"with a higher limit, he continues where he stopped: {bob.published('proposal')}")
 
 
 # -- processes -----------------------------------------------------------------------------------
@@ -115,13 +137,13 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return line
 
 
-def questions(outside: str) -> list[int]:
-    """The number of calls of each question to the model."""
+def calls_of(outside: str, what: str) -> list[int]:
+    """The number of calls of each request to the model (`chat`) or of each `order`."""
     with urlopen(f"{outside}/calls") as answer:
-        return [line["calls"] for line in json.load(answer).values() if line["what"] == "chat"]
+        return [line["calls"] for line in json.load(answer).values() if line["what"] == what]
 
 
-def wait(reached: Callable[[], bool], what: str) -> None:
+def wait(reached: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + WAIT_S
     while not reached():
         if time.monotonic() > deadline:
@@ -132,5 +154,5 @@ def wait(reached: Callable[[], bool], what: str) -> None:
 if __name__ == "__main__":
     where = sys.argv[1] if len(sys.argv) > 1 else "data"
     if Path(where).exists():
-        sys.exit(f"{where} exists and ada has decided: remove it, or choose another directory")
+        sys.exit(f"{where} exists and ada has ordered: remove it, or choose another directory")
     show(where)

@@ -1,11 +1,12 @@
-"""A stand-in for external services: an OpenAI-compatible model, and a shop with quotes. It prints its address.
+"""A stand-in for external services: an OpenAI-compatible model, and a shop with quotes and orders. It prints its
+address.
 
-    python standin.py [--stall N]
+    python standin.py [--stall N] [--stall-order]
 
 It handles idempotency keys as a good provider does: a repeated key gets the answer of the first call, and is
 not charged again. `GET /calls` returns the number of calls and the usage of each key. With `--stall N` it
 processes and charges the N-th question to the model, but never answers the first caller. That is the moment
-to kill the client.
+to kill the client. `--stall-order` does the same with the first order.
 """
 
 from __future__ import annotations
@@ -56,6 +57,14 @@ def completion(request: dict[str, Any], number: int) -> dict[str, Any]:
     }
 
 
+def answer_to(what: str, request: dict[str, Any], number: int) -> dict[str, Any]:
+    if what == "chat":
+        return completion(request, number)
+    if what == "order":
+        return {"number": number, **request}
+    return quoted(what)
+
+
 def quoted(supplier: str) -> dict[str, Any]:
     return QUOTES.get(supplier) or {"supplier": supplier, "error": "nobody knows it"}
 
@@ -63,9 +72,9 @@ def quoted(supplier: str) -> dict[str, Any]:
 class Outside(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, stall: int) -> None:
+    def __init__(self, stall: int, stall_order: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.stall = stall
+        self.stalled = {("chat", stall), ("order", int(stall_order))}
         self.lock = threading.Lock()
         self.calls: dict[str, dict[str, Any]] = {}
         self.answers: dict[str, bytes] = {}
@@ -77,10 +86,10 @@ class Outside(ThreadingHTTPServer):
             line["calls"] += 1
             if key not in self.answers:
                 number = sum(call["what"] == what for call in self.calls.values())
-                reply = completion(request, number) if what == "chat" else quoted(what)
+                reply = answer_to(what, request, number)
                 line["usage"] = reply.get("usage")
                 self.answers[key] = json.dumps(reply).encode()
-                return self.answers[key], what != "chat" or number != self.stall
+                return self.answers[key], (what, number) not in self.stalled
             return self.answers[key], True
 
     def handle_error(self, *_: object) -> None:
@@ -97,7 +106,8 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(self.path.rpartition("/")[2], {})
 
     def do_POST(self) -> None:
-        self._answer("chat", json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        what = "order" if self.path == "/orders" else "chat"
+        self._answer(what, json.loads(self.rfile.read(int(self.headers["content-length"]))))
 
     def _answer(self, what: str, request: dict[str, Any]) -> None:
         body, reaches = self.server.answer(self.headers["idempotency-key"], what, request)
@@ -130,6 +140,8 @@ def _tokens(content: object) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--stall", type=int, default=0)
-    with Outside(parser.parse_args().stall) as outside:
+    parser.add_argument("--stall-order", action="store_true")
+    options = parser.parse_args()
+    with Outside(options.stall, options.stall_order) as outside:
         print(f"http://127.0.0.1:{outside.server_port}", flush=True)
         outside.serve_forever()

@@ -350,7 +350,7 @@ def _next_commands(outcome: dict[str, Any]) -> list[str]:
         f"holdfast dead list {QUEUE} --store {path}",
         f"holdfast dead show {QUEUE} {outcome['poison_seq']} --store {path}",
         f"holdfast worlds list --universe {bank.app.universe} --store {path}",
-        f"holdfast worlds journal Agent/ada --universe {agent_app.universe} --store {path}",
+        f"holdfast flows steps buy/ada --universe {agent_app.universe} --store {path}",
         f"holdfast tasks list --universe {print_app.app.universe} --store {path}",
         f"holdfast runs show {spark_part.NAME} --store {spark_part.ledger_path(path)}",
         f"rm -r {path}",

@@ -363,3 +363,33 @@ def test_llm_api_key_is_not_stored(chat_rig: ChatRig) -> None:
     rows = chat_rig.store.read(lambda txn: txn.scan(b"", b"\xff"))
     assert rows
     assert not any(SECRET.encode() in row for _, row in rows)
+
+
+def test_limit_of_one_flow_binds_its_chats(server: FakeHttpServer) -> None:
+    endpoint = hf.llm.Endpoint(server.url("/v1"), SECRET, {"m": hf.llm.Price(1.0, 10.0)})
+    chat = hf.llm.declare(endpoint=endpoint, attempts=1)
+
+    class StartChat(hf.Event):
+        pass
+
+    @hf.flow
+    async def talk() -> str:
+        await hf.receive(StartChat)
+        return (await hf.step(chat, HELLO, "m", {"max_tokens": MAX_TOKENS})).text
+
+    app = hf.App("agents", flows=[talk], effects=[chat], events=[StartChat])
+    with stores.open("memory:") as store, app.open(store) as runtime:
+        limited, free = runtime.start(talk), runtime.start(talk)
+        hf.llm.set_limit(store, universe="agents", flow=limited, tokens=50)
+        for flow in (limited, free):
+            flow.send(StartChat())
+        free.result(timeout=WAIT_S)
+        with pytest.raises(hf.FlowFailed) as failure:
+            limited.result(timeout=WAIT_S)
+        assert (failure.value.step, failure.value.error_type) == ("llm.chat", "over_budget")
+        accounts = [
+            hf.llm.account(store, universe="agents", unit=TOKENS, flow=flow)
+            for flow in (limited, free)
+        ]
+    assert accounts == [BudgetAccount(0, 0, 50), BudgetAccount(10, 0, None)]
+    assert len(server.requests) == 1

@@ -1,5 +1,7 @@
 """The app of the flow command tests: an order that reserves, charges, waits for an approval, and ends."""
 
+from datetime import UTC, datetime
+
 import holdfast as hf
 
 
@@ -40,6 +42,16 @@ async def order(item: str, cents: int, undoes: bool = False) -> str:
     return f"{held}, approved by {event.by}"
 
 
+async def measure() -> dict[str, object]:
+    return {"body": b"\x00\x01", "at": datetime(2026, 3, 1, tzinfo=UTC)}
+
+
+@hf.flow
+async def measured() -> int:
+    await hf.step(measure)
+    return 1
+
+
 @hf.flow
 async def count(n: int) -> int:
     await hf.step(reserve, str(n))
@@ -48,4 +60,4 @@ async def count(n: int) -> int:
     return n
 
 
-app = hf.App("flows", flows=[order, count], events=[OrderApproved, Note])
+app = hf.App("flows", flows=[order, count, measured], events=[OrderApproved, Note])

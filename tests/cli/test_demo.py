@@ -44,9 +44,9 @@ def test_demo_agent_part_claims_all_hold(tmp_path: Path, run: RunCommand) -> Non
     play = Demo(path, DemoOutput(sys.stderr))
     agent_part.run_part(path, play.story.print_step, play._claim)
     assert [claim for claim in play.claims if not claim["holds"]] == []
-    assert len(play.claims) == 10
-    result = run("worlds", "journal", "Agent/ada", "--store", path, "--json")
-    assert [entry["type"] for entry in result.document["entries"]].count("llm.chat") == 3
+    assert len(play.claims) == 11
+    result = run("flows", "steps", "buy/ada", "--store", path, "--json")
+    assert [step["name"] for step in result.document["steps"]].count("llm.chat") == 3
 
 
 def test_demo_agent_part_is_skipped_with_a_message_without_httpx(

@@ -15,7 +15,7 @@ from holdfast.flows import flow_list
 from holdfast.store.api import Store
 from tests.cli import flow_app
 from tests.cli.conftest import RunCommand
-from tests.cli.flow_app import app, count, order
+from tests.cli.flow_app import app, count, measured, order
 from tests.flows.rig import FlowRig
 
 APP = "tests.cli.flow_app:app"
@@ -380,3 +380,11 @@ def test_flows_need_a_universe_if_the_store_has_several(
     assert flows("show", first, "--universe", "other")["universe"] == "other"
     refused = run("flows", "list", "--universe", "third", "--store", path)
     assert refused.error.startswith("not_found: ")
+
+
+def test_steps_with_bytes_and_times_are_printed(rig: FlowRig, flows: Any, run: Any) -> None:
+    id = rig.start(measured).id
+    run_all(rig)
+    [step] = flows("steps", id)["steps"]
+    assert step["value"] == {"body": "AAE=", "at": "2026-03-01T00:00:00Z"}
+    assert "AAE=" in run("flows", "steps", id, "--store", rig.store.url).out

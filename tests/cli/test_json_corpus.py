@@ -31,7 +31,7 @@ BY_KEY = {
 }
 # Keys that a command's document got after the record, with the reason.
 ADDED_KEYS = {
-    "verify": {key: "the replay of stored flows" for key in ("flows", "flow_findings", "parks")}
+    "verify": dict.fromkeys(("flows", "flow_findings", "parks"), "the replay of stored flows")
 }
 
 

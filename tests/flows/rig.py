@@ -79,10 +79,8 @@ class FlowRig:
             self.threads,
             RecordedValues(clock),
         )
-        events = app.event_types
         self.codes = {
-            TASK_PREFIX + name: flow.within(self.universe, events)
-            for name, flow in app.flows.items()
+            TASK_PREFIX + name: flow.within(self.universe, app) for name, flow in app.flows.items()
         }
 
     # -- the client --------------------------------------------------------------------------------

@@ -32,6 +32,27 @@ def test_cancel_is_true_once_and_seen_as_cancelled_error(make_rig: Any) -> None:
     assert handle.cancel() is False
 
 
+def test_cancelled_flow_that_asks_for_steps_in_a_loop_ends(make_rig: Any) -> None:
+    rounds: list[int] = []
+
+    @hf.flow
+    async def order() -> None:
+        while True:
+            rounds.append(1)
+            assert len(rounds) < 10_000, "the loop was not stopped"
+            with contextlib.suppress(asyncio.CancelledError):
+                await hf.sleep(3600)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    rig.run_one()
+    handle.cancel()
+    error = failure(rig, handle)
+    assert (error.state, error.code) == ("CANCELLED", "cancelled")
+    assert len(rounds) < 10_000
+    assert "redrive" not in str(error)
+
+
 def test_cancelled_flow_that_continues_gets_no_further_step(make_rig: Any) -> None:
     calls: list[int] = []
 

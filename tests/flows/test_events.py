@@ -199,16 +199,3 @@ def test_send_to_an_ended_flow_is_refused(make_rig: Any) -> None:
     rig.result(handle)
     with pytest.raises(Invalid, match="start a new one, or redrive it"):
         handle.send(Payment(1))
-
-
-def test_receive_of_an_undeclared_type_is_refused(make_rig: Any) -> None:
-    class Unknown(hf.Event):
-        n: int
-
-    @hf.flow(attempts=1)
-    async def order() -> None:
-        await hf.receive(Unknown)
-
-    rig = make_rig(app_with_events(order))
-    with pytest.raises(hf.FlowFailed, match="name it in App"):
-        rig.result(rig.start(order))

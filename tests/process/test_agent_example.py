@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -60,15 +60,14 @@ def server(monkeypatch: pytest.MonkeyPatch, example: ModuleType) -> Iterator[Fak
 
 @contextmanager
 def agent_with_a_goal(example: ModuleType, server: FakeHttpServer) -> Iterator[Any]:
-    """An agent that has received a goal."""
+    """An agent with a goal, run by a worker in this process."""
     # The HTTP effect reads its address rules from the environment, which differs for every test.
     request = hf.http.declare(attempts=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hf.http.request, "fn", request.fn)
         with example.app.open("memory:") as runtime:
-            agent = runtime.world(example.Agent, "ada")
-            agent.send(example.GoalGiven("Chairs, please.", server.url("").rstrip("/")))
-            yield agent
+            shop = server.url("").rstrip("/")
+            yield runtime.start(example.buy.options(key="ada"), "Chairs, please.", shop)
 
 
 def completion(text: str = "", *calls: dict[str, Any]) -> bytes:
@@ -91,8 +90,17 @@ def replies_in_order(*bodies: bytes) -> Callable[[BaseHTTPRequestHandler, Receiv
     return route
 
 
-def wait_until_settled(agent: Any) -> Any:
-    return agent.wait_for(lambda it: it.status in ("decided", "stopped"), timeout=WAIT_S)
+def proposal_of(agent: Any) -> str:
+    """Wait until the agent waits for an approval. Return its proposal."""
+    until(lambda: any(it["code"] == "waits_for_event" for it in agent.why()), "the approval")
+    proposal: str = agent.published("proposal")
+    return proposal
+
+
+def failure_of(agent: Any) -> hf.FlowFailed:
+    with pytest.raises(hf.FlowFailed) as failure:
+        agent.result(timeout=WAIT_S)
+    return failure.value
 
 
 def messages_of(seen: ReceivedRequest) -> list[dict[str, Any]]:
@@ -111,8 +119,19 @@ def test_example_output_matches_its_readme(tmp_path: Path) -> None:
     with Proc.spawn(command, ready=None) as process:
         assert process.wait(SHOW_S) == 0, "\n".join(process.errors)
         printed = "\n".join(process.lines)
-    [block] = blocks_of((EXAMPLE / "README.md").read_text(encoding="utf-8"))
-    assert re.fullmatch(pattern_of(block.text), printed), printed
+    readme = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    [code, output] = blocks_of(readme)
+    assert code.text in (EXAMPLE / "agent.py").read_text(encoding="utf-8")
+    assert re.fullmatch(pattern_of(output.text), printed), printed
+    commands = re.findall(r"^    (holdfast .*)$", readme, re.MULTILINE)
+    script = "\n".join(commands).replace("--store data", f"--store {store}")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with Proc.spawn(
+        ["bash", "-euc", script], ready=None, cwd=EXAMPLE, env={"PATH": path}
+    ) as process:
+        assert process.wait(SHOW_S) == 0, "\n".join(process.errors)
+        printed = "\n".join(process.lines)
+    assert "0 would be parked" in printed
     assert_no_client_left(store)
 
 
@@ -131,7 +150,7 @@ def test_parallel_tool_calls_all_return_before_the_next_model_request(
         "/quotes/elm": respond_with(body=b"7"),
     }
     with agent_with_a_goal(example, server) as agent:
-        assert wait_until_settled(agent).answer == "elm"
+        assert proposal_of(agent) == "elm"
     [*_, last] = [seen for seen in server.requests if seen.path == CHAT]
     tool_results = {one["tool_call_id"]: one["content"] for one in messages_of(last)[3:]}
     assert tool_results == {"1": "9", "2": "7"}
@@ -148,7 +167,7 @@ def test_invalid_tool_call_returns_an_error_to_the_model(
     ]
     server.routes[CHAT] = replies_in_order(completion("", *bad), completion("nobody"))
     with agent_with_a_goal(example, server) as agent:
-        assert wait_until_settled(agent).answer == "nobody"
+        assert proposal_of(agent) == "nobody"
     tool_results = messages_of(server.requests[-1])[3:]
     assert [one["tool_call_id"] for one in tool_results] == ["1", "2", "3", "4"]
     assert all(one["content"].startswith("failed: ") for one in tool_results)
@@ -163,30 +182,25 @@ def test_tool_argument_cannot_escape_the_url_path(
         "/quotes/..%2F..%2Fadmin%3Fall%3D1%23": respond_with(body=b"unknown"),
     }
     with agent_with_a_goal(example, server) as agent:
-        assert wait_until_settled(agent).answer == "done"
+        assert proposal_of(agent) == "done"
     assert messages_of(server.requests[-1])[-1]["content"] == "unknown"
 
 
-def test_hint_supersedes_a_pending_model_answer(
+def test_hint_makes_the_agent_think_again_and_an_approval_orders_once(
     example: ModuleType, server: FakeHttpServer
 ) -> None:
-    hinted = threading.Event()
-
-    def route(handler: BaseHTTPRequestHandler, seen: ReceivedRequest) -> None:
-        late = len(messages_of(seen)) == 2
-        if late:
-            assert hinted.wait(WAIT_S)
-        respond_with(body=completion("without the hint" if late else "with it"))(handler, seen)
-
-    server.routes[CHAT] = route
+    server.routes |= {
+        CHAT: replies_in_order(completion("elm"), completion("ash")),
+        "/orders": respond_with(body=b"ordered"),
+    }
     with agent_with_a_goal(example, server) as agent:
-        until(lambda: server.requests, "the first question")
-        agent.send(example.Hinted("Not plastic."))
-        assert wait_until_settled(agent).answer == "with it"
-        hinted.set()
-        state = agent.wait_for(lambda it: it.spent > 0.00002, timeout=WAIT_S)
-    assert state.answer == "with it"
-    assert state.spent == pytest.approx(2 * 15e-6), "the overtaken answer is paid for, too"
+        assert proposal_of(agent) == "elm"
+        agent.send(example.Hinted("Not elm."))
+        agent.send(example.Approval("eve"))
+        assert agent.result(timeout=WAIT_S) == "ordered"
+    [_, second, order] = server.requests
+    assert [it["content"] for it in messages_of(second)[2:]] == ["elm", "Not elm."]
+    assert json.loads(order.body) == {"order": "ash", "by": "eve"}
 
 
 def test_agent_stops_after_its_maximum_of_turns(
@@ -194,20 +208,20 @@ def test_agent_stops_after_its_maximum_of_turns(
 ) -> None:
     server.routes[CHAT] = respond_with(body=completion("", tool_call("1", "{")))
     with agent_with_a_goal(example, server) as agent:
-        state = wait_until_settled(agent)
-    assert state.status == "stopped"
+        assert "no approval in 20 turns" in failure_of(agent).error
     assert len(server.requests) == example.TURNS_MAX
 
 
-def test_agent_stops_when_the_model_fails_and_resumes_on_a_hint(
+def test_agent_stops_when_the_model_fails_and_continues_on_a_redrive(
     example: ModuleType, server: FakeHttpServer
 ) -> None:
     server.routes[CHAT] = respond_with(400, b"no such model")
     with agent_with_a_goal(example, server) as agent:
-        assert "no such model" in wait_until_settled(agent).answer
+        error = failure_of(agent)
+        assert (error.step, "no such model" in error.error) == ("llm.chat", True)
         server.routes[CHAT] = respond_with(body=completion("elm"))
-        agent.send(example.Hinted("Try again."))
-        assert agent.wait_for(lambda it: it.status == "decided", timeout=WAIT_S).answer == "elm"
+        agent.redrive()
+        assert proposal_of(agent) == "elm"
 
 
 def test_stand_in_repeats_the_answer_of_a_key_and_counts_calls() -> None:
@@ -218,5 +232,6 @@ def test_stand_in_repeats_the_answer_of_a_key_and_counts_calls() -> None:
         assert not reached
         assert outside.answer("k", "chat", question) == (first, True)
         assert outside.calls["k"]["calls"] == 2
+        assert outside.answer("o", "order", {"by": "eve"}) == (b'{"number": 1, "by": "eve"}', True)
     finally:
         outside.server_close()

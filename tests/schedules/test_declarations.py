@@ -182,6 +182,15 @@ def test_wrong_schedule_is_refused_by_the_decorator(options: dict[str, Any]) -> 
             return
 
 
+@pytest.mark.parametrize("args", ["x", object()])
+def test_arguments_of_a_schedule_are_a_list(args: Any) -> None:
+    with pytest.raises(Invalid, match="a list of the arguments of the function"):
+
+        @hf.task(every="* * * * *", args=args)
+        def report(name: str) -> None:
+            return
+
+
 def test_task_with_required_arguments_needs_them_in_its_schedule() -> None:
     with pytest.raises(Invalid, match="task arguments"):
 

@@ -130,7 +130,7 @@ class FlowApp:
             events=[Note, Coupon],
         )
         self.codes = {
-            TASK_PREFIX + name: flow.within(UNIVERSE, self.app.event_types)
+            TASK_PREFIX + name: flow.within(UNIVERSE, self.app)
             for name, flow in self.app.flows.items()
         }
 

@@ -87,6 +87,7 @@ async def order(id: str, cents: int) -> str:
     assert_type(await hf.step(price, "book"), int)
     assert_type(await hf.step(child, 1), bytes)
     assert_type(await hf.receive(CoinAdded), CoinAdded)
+    assert_type(await hf.receive(CoinAdded, BalanceAsked), CoinAdded | BalanceAsked)
     hf.undo(reserve, id)
     await hf.step(reserve, 5)  # mistake
     await hf.step(charge, id)  # mistake

@@ -237,7 +237,9 @@ class App:
         if not isinstance(task, Task):
             raise Invalid(what="task", found=repr(task)[:64], why="not made by @hf.task")
         if self.tasks.setdefault(task.name, task) is not task:
-            raise Invalid(what="task", name=task.name, why="two tasks have this name")
+            raise Invalid(
+                what="task", name=task.name, why="two tasks have this name; give one another name="
+            )
         task.check_storable()
 
     def _add_flow(self, flow: Any) -> None:
@@ -246,7 +248,9 @@ class App:
         if not isinstance(flow, Flow):
             raise Invalid(what="flow", found=repr(flow)[:64], why="not made by @hf.flow")
         if self.flows.setdefault(flow.name, flow) is not flow:
-            raise Invalid(what="flow", name=flow.name, why="two flows have this name")
+            raise Invalid(
+                what="flow", name=flow.name, why="two flows have this name; give one another name="
+            )
         if flow.name in self.tasks or TASK_PREFIX + flow.name in self.tasks:
             raise Invalid(what="flow", name=flow.name, why="a task has this name")
         flow.check_storable()

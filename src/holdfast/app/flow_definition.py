@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast import codec, value_versions
 from holdfast.app.definitions import Receipt, receipt_of
-from holdfast.app.schedule_options import ScheduleOptions
+from holdfast.app.schedule_options import ScheduleOptions, checked_args
 from holdfast.app.storable_types import check_function
 from holdfast.clock import S
 from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
@@ -23,7 +23,7 @@ from holdfast.flows import operations
 from holdfast.flows.model import FlowSpec
 from holdfast.messages import FLOW_START_PREFIX, IntentReceipt
 from holdfast.value_versions import UnreadableValue, UpcastObjects
-from holdfast.workers.flows.step_runs import encode_result
+from holdfast.workers.flows.step_runs import check_type, encode_result
 from holdfast.world.catalog import check_text
 from holdfast.world.definition import EventType
 from holdfast.world.step_inputs import StartableFlow
@@ -141,9 +141,9 @@ class Flow(StartableFlow[P, T]):
 
     # -- used by workers ---------------------------------------------------------------------------
 
-    def within(self, universe: str, event_types: Mapping[type, EventType]) -> FlowCode:
+    def within(self, universe: str, app: DeclaredParts) -> FlowCode:
         """Return the flow as the workers of an app run it."""
-        return FlowCode(self, universe, event_types)
+        return FlowCode(self, universe, app)
 
     def bind(
         self, args: bytes, upcast: UpcastObjects | None = None
@@ -158,8 +158,8 @@ class Flow(StartableFlow[P, T]):
         return lambda: self.fn(*positional, **named)
 
     def dump(self, value: Any) -> bytes:
-        packed = value_versions.encode_versions(self.returns) + encode_result(value)
-        self.value(packed)
+        packed = value_versions.encode_versions(self.returns) + encode_result("flow result", value)
+        check_type("flow result", packed, self.value)
         return packed
 
     def receipt(self, stored: IntentReceipt) -> Receipt[Any]:
@@ -170,17 +170,29 @@ class Flow(StartableFlow[P, T]):
         return typing.cast(T, value_versions.decode(packed, self.returns, upcast))
 
 
+class DeclaredParts(typing.Protocol):
+    """The parts of an app that its flows may use."""
+
+    @property
+    def event_types(self) -> Mapping[type, EventType]: ...
+    @property
+    def tasks(self) -> Mapping[str, Any]: ...
+    @property
+    def flows(self) -> Mapping[str, Any]: ...
+    @property
+    def effects(self) -> Mapping[str, Any]: ...
+
+
 class FlowCode:
     """A flow in its app: what an activation and the functions of this module need."""
 
-    def __init__(
-        self, flow: Flow[Any, Any], universe: str, event_types: Mapping[type, EventType]
-    ) -> None:
+    def __init__(self, flow: Flow[Any, Any], universe: str, app: DeclaredParts) -> None:
         self.flow = flow
         self.name = flow.name
         self.code_version = flow.code_version + value_versions.declared_versions()
         self.universe = universe
-        self.event_types = event_types
+        self.event_types = app.event_types
+        self.children = {"task": app.tasks, "flow": app.flows, "effect": app.effects}
         self.bind = flow.bind
         self.dump = flow.dump
 
@@ -262,7 +274,7 @@ def flow(
         )
         declared: Flow[..., Any] = Flow(fn, spec)
         if every is not None:
-            declared.schedule = ScheduleOptions(every, zone, missed, overlap, tuple(args))
+            declared.schedule = ScheduleOptions(every, zone, missed, overlap, checked_args(args))
             declared.schedule.check(declared.pack)
         return declared
 

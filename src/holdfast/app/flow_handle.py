@@ -12,8 +12,8 @@ from holdfast.app.store_calls import Read, StoreCall
 from holdfast.app.task_handle import check_timeout
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound, Timeout
-from holdfast.flows import fork, operations, queries
-from holdfast.flows.model import FlowFailed, FlowId, MailRow, keys_of
+from holdfast.flows import fork, operations, queries, redrive
+from holdfast.flows.model import FlowFailed, FlowId, MailRow, StartedFlow, keys_of
 from holdfast.flows.queries import FlowDetails, FlowStep
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.store.api import Txn
@@ -156,7 +156,7 @@ class FlowHandle(Generic[T]):
     def fork(self, key: str, *, at: str | None = None) -> FlowHandle[T]:
         """Start a new flow with the recorded steps before `at`: "charge", or "charge#3" for the third. Without `at`
         all recorded steps are taken over."""
-        started: operations.StartedFlow = self._runtime.store.transact(
+        started: StartedFlow = self._runtime.store.transact(
             fork.fork, self._runtime.universe, self._id.seq, self._id.generation, key, at or ""
         )
         return FlowHandle(self._runtime, FlowId(started.generation, started.seq), self._flow)
@@ -172,8 +172,8 @@ class FlowHandle(Generic[T]):
     def redrive(self) -> FlowHandle[T]:
         """Run a FAILED or DEAD flow again."""
         self._details()
-        started: operations.StartedFlow = self._runtime.store.transact(
-            operations.redrive, self._runtime.universe, self._id.seq
+        started: StartedFlow = self._runtime.store.transact(
+            redrive.redrive, self._runtime.universe, self._id.seq
         )
         return FlowHandle(self._runtime, FlowId(started.generation, started.seq), self._flow)
 

@@ -9,8 +9,8 @@ from holdfast.app.flow_handle import FlowHandle, by_key_call, check_key
 from holdfast.app.store_calls import StoreCall
 from holdfast.errors import Invalid
 from holdfast.flows import operations
-from holdfast.flows.model import FlowId, parse_flow_id
-from holdfast.flows.operations import NewFlow, StartedFlow
+from holdfast.flows.model import FlowId, StartedFlow, parse_flow_id
+from holdfast.flows.operations import NewFlow
 
 if TYPE_CHECKING:
     from holdfast.app.runtime import Runtime

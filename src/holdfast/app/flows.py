@@ -54,6 +54,8 @@ from holdfast.world.step_inputs import RequestableEffect
 T = TypeVar("T")
 P = ParamSpec("P")
 E = TypeVar("E")
+E2 = TypeVar("E2")
+E3 = TypeVar("E3")
 
 
 class StepOptions(Generic[P, T]):
@@ -203,7 +205,21 @@ def sleep(seconds: float) -> asyncio.Future[None]:
     return execution.step(call)
 
 
-def receive(*types: type[E], timeout_s: float | None = None) -> asyncio.Future[E]:
+@typing.overload
+def receive(kind: type[E], /, *, timeout_s: float | None = None) -> asyncio.Future[E]: ...
+@typing.overload
+def receive(
+    kind: type[E], kind2: type[E2], /, *, timeout_s: float | None = None
+) -> asyncio.Future[E | E2]: ...
+@typing.overload
+def receive(
+    kind: type[E], kind2: type[E2], kind3: type[E3], /, *, timeout_s: float | None = None
+) -> asyncio.Future[E | E2 | E3]: ...
+@typing.overload
+def receive(*types: type[E], timeout_s: float | None = None) -> asyncio.Future[E]: ...
+
+
+def receive(*types: type[Any], timeout_s: float | None = None) -> asyncio.Future[Any]:
     """Take the oldest event of these types from the mailbox of the flow, or wait for one. Raises hf.Timeout."""
     execution = _execution("receive")
     if not types:
@@ -244,7 +260,7 @@ def publish(name: str, value: Any) -> None:
     """Publish a value under a name. `handle.published(name)` reads the last one."""
     execution = _execution("publish")
     check_text("name", name)
-    execution.publish(name, encode_result(value))
+    execution.publish(name, encode_result("published value", value))
 
 
 def now() -> datetime.datetime:
@@ -286,6 +302,8 @@ def _execution(what: str) -> FlowExecution:
         raise Invalid(what=what, why="called outside a flow; start the flow with rt.start")
     if execution.closed:
         raise FlowSuspended
+    if not execution.loop.is_current():
+        raise Invalid(what=what, why="called in another thread; call it in the code of the flow")
     return execution
 
 
@@ -302,11 +320,16 @@ def _step_call(
         call.versions = encode_versions(facts.returns)
         return call, facts.code
     if isinstance(fn, Task | TaskCall):
-        return _task_call(execution, fn, args, kwargs), fn if isinstance(fn, Task) else fn.task
+        task = fn if isinstance(fn, Task) else fn.task
+        _check_declared(execution, "task", task.name)
+        return _task_call(execution, fn, args, kwargs), task
     if isinstance(fn, Flow | FlowCall):
-        return _flow_call(execution, fn, args, kwargs), fn if isinstance(fn, Flow) else fn.flow
+        flow = fn if isinstance(fn, Flow) else fn.flow
+        _check_declared(execution, "flow", flow.name)
+        return _flow_call(execution, fn, args, kwargs), flow
     if isinstance(fn, Effect | EffectWithOptions):
         effect = fn if isinstance(fn, Effect) else fn.effect
+        _check_declared(execution, "effect", effect.kind)
         return _effect_call(execution, fn, args, kwargs), effect
     work = LocalWork(fn, args, kwargs)
     name: str | None = None
@@ -317,7 +340,10 @@ def _step_call(
         raise Invalid(what="step", found=repr(work.fn)[:64], why="not a function")
     if (reference := reference_of(work.fn)) is not None:
         return _world_call(execution, reference, name, work), None
-    inner = work.fn.func if isinstance(work.fn, functools.partial) else work.fn
+    inner = work.fn
+    if isinstance(inner, functools.partial):
+        args, kwargs = (*inner.args, *args), {**inner.keywords, **kwargs}
+        inner = inner.func
     name = name or _name_of(inner)
     returns = _return_type(inner)
     digest = digest_of(args, kwargs, execution.records.upcast)
@@ -325,6 +351,12 @@ def _step_call(
     call.returns_none = returns is NoneType
     call.versions = encode_versions(returns)
     return call, getattr(inspect.unwrap(inner), "__code__", None)
+
+
+def _check_declared(execution: FlowExecution, what: str, name: str) -> None:
+    """Refuse a child that no worker of this app would run: the step would wait for ever."""
+    if name not in execution.code.children[what]:
+        raise Invalid(what=what, name=name, why=f"unknown to the app; name it in App({what}s=…)")
 
 
 class _FunctionFacts(NamedTuple):

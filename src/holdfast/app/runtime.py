@@ -14,7 +14,7 @@ from holdfast.app import store_calls, submission
 from holdfast.app.app import App
 from holdfast.app.definitions import World
 from holdfast.app.result_waiter import ResultWaiter
-from holdfast.app.schedule_options import ScheduleOptions
+from holdfast.app.schedule_options import ScheduleOptions, checked_args
 from holdfast.app.task_handle import TaskHandle
 from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.app.tasks import to_limits as declared_limits
@@ -306,7 +306,11 @@ class Runtime:
         if target is None and every is None:
             return schedules.find(self, name)
         return schedules.create(
-            self, name, target, ScheduleOptions(every, zone, missed, overlap, tuple(args)), key
+            self,
+            name,
+            target,
+            ScheduleOptions(every, zone, missed, overlap, checked_args(args)),
+            key,
         )
 
     def declare_schedules(self) -> None:
@@ -352,21 +356,20 @@ class Runtime:
             return self.app.tasks
         from holdfast.workers.flows.definition import task_definitions
 
-        events = self.app.event_types
-        codes = {name: flow.within(self.universe, events) for name, flow in self.app.flows.items()}
+        app = self.app
+        codes = {name: flow.within(self.universe, app) for name, flow in app.flows.items()}
         threads_max = CONCURRENCY if self._concurrency is None else self._concurrency
         worker = (f"{self.worker}:task", self.incarnation)
         flows = task_definitions(self.store, self.universe, codes, threads_max, self.clock, worker)
-        return {**self.app.tasks, **flows}
+        return {**app.tasks, **flows}
 
     def _resume_parked_flows(self) -> None:
         """Run flows again that other code had parked, once for each version of the code."""
         if not self.app.flows:
             return
-        events = self.app.event_types
+        app = self.app
         versions = {
-            name: flow.within(self.universe, events).code_version
-            for name, flow in self.app.flows.items()
+            name: flow.within(self.universe, app).code_version for name, flow in app.flows.items()
         }
         last = -1
         while last:

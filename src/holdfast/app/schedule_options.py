@@ -26,6 +26,15 @@ class ScheduleOptions(NamedTuple):
         pack(self.args, {})
 
 
+def checked_args(args: Any) -> tuple[Any, ...]:
+    """The arguments of a schedule. Text is one argument, so it is not a list of letters."""
+    if not isinstance(args, list | tuple):
+        raise Invalid(
+            what="args", found=repr(args)[:64], expected="a list of the arguments of the function"
+        )
+    return tuple(args)
+
+
 def schedules_of(targets: Iterable[Any]) -> dict[str, Any]:
     """Return the tasks and flows with a schedule by name. Two schedules with one name raise Invalid."""
     by_name: dict[str, Any] = {}

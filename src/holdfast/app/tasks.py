@@ -25,7 +25,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from holdfast import codec, value_versions
-from holdfast.app.schedule_options import ScheduleOptions
+from holdfast.app.schedule_options import ScheduleOptions, checked_args
 from holdfast.app.storable_types import check_function
 from holdfast.clock import S
 from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
@@ -388,7 +388,7 @@ def task(
         kind = AsyncTask if inspect.iscoroutinefunction(fn) else Task
         declared: Task[..., Any] = kind(fn, spec=spec, isolation=isolation, report=report)
         if every is not None:
-            declared.schedule = ScheduleOptions(every, zone, missed, overlap, tuple(args))
+            declared.schedule = ScheduleOptions(every, zone, missed, overlap, checked_args(args))
             declared.schedule.check(declared.pack)
         return declared
 

@@ -35,9 +35,9 @@ from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound
 from holdfast.flows import flow_list, fork, operations, queries
 from holdfast.flows.flow_list import STATE_FILTERS, FlowPage, FlowRow, NameCounts
-from holdfast.flows.model import FlowId, MailRow
-from holdfast.flows.operations import StartedFlow
+from holdfast.flows.model import FlowId, MailRow, StartedFlow
 from holdfast.flows.queries import FlowStep
+from holdfast.flows.redrive import redrive
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.ops.app_loader import load_app
 from holdfast.ops.flow_documents import (
@@ -313,7 +313,8 @@ def _steps(store: Store, args: argparse.Namespace) -> int:
 def _step_cells(step: FlowStep) -> tuple[object, ...]:
     took_s = (step.ended_ns - step.began_ns) / S if step.ended_ns and step.began_ns else None
     if step.state == "open":
-        outcome = f"a {step.kind}, since {time_text(step.began_ns)}"
+        article = "an" if step.kind == "effect" else "a"
+        outcome = f"{article} {step.kind}, since {time_text(step.began_ns)}"
     elif step.state == "failed":
         outcome = _error_text(step.error_type, step.error) or step.code
     else:
@@ -459,11 +460,11 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
     for text in args.flows:
         _check_redrivable(store.read(find_flow, universe, text))
 
-    def redrive(row: FlowRow) -> FlowId:
-        started: StartedFlow = store.transact(operations.redrive, universe, row.seq)
+    def redrive_one(row: FlowRow) -> FlowId:
+        started: StartedFlow = store.transact(redrive, universe, row.seq)
         return FlowId(started.generation, started.seq)
 
-    result = for_each(store, universe, args, ENDED_STATES, redrive)
+    result = for_each(store, universe, args, ENDED_STATES, redrive_one)
     made = [(flow, new) for flow, new in result.made if new is not None]
     lines = [
         f"{flow} continues after its recorded steps"

@@ -21,6 +21,7 @@ from holdfast.flows.model import (
     UNDO_FAILED,
     UNDO_PREFIX,
     OpenStep,
+    Parent,
     get_head,
     keys_of,
     pack_int,
@@ -80,11 +81,17 @@ def on_task_end(tasks: UnitOfWork, listener: bytes, status: TaskStatusRow) -> No
             name,
             occurrence,
             code=status.reason or TaskState(status.state).name.lower(),
-            error_type=status.error.partition(":")[0] if ":" in status.error else "",
+            error_type=_error_type(status.error),
             error=status.error,
             attempts=status.attempt,
         )
     unit.close()
+
+
+def _error_type(error: str) -> str:
+    """The class name at the beginning of an error's text."""
+    name, colon, _ = error.partition(":")
+    return name if colon and name.replace(".", "_").isidentifier() else ""
 
 
 # -- effects ---------------------------------------------------------------------------------------
@@ -118,7 +125,7 @@ def on_receipt(txn: Txn, intent: Intent, receipt: IntentReceipt) -> None:
             name,
             int(occurrence),
             code=receipt.code or receipt.status.value,
-            error_type=error.partition(":")[0] if ":" in error else "",
+            error_type=_error_type(error) or receipt.code,
             error=error,
             attempts=receipt.attempts,
         )
@@ -207,6 +214,8 @@ def notify_parent(unit: FlowUnit, flow: OpenFlow) -> None:
     if parent.schedule:
         callbacks_of("schedules").on_flow_end(unit, parent.schedule)
         return
+    if not _is_awaited(unit, flow, parent):
+        return
     if head.state == FlowState.COMPLETED:
         value = blobs.get(unit.txn, head.blob) if head.blob else head.result
         resolve_step(unit, parent.flow, parent.run, parent.name, parent.occurrence, value=value)
@@ -221,6 +230,15 @@ def notify_parent(unit: FlowUnit, flow: OpenFlow) -> None:
             error_type=head.error_type,
             error=head.error,
         )
+
+
+def _is_awaited(unit: FlowUnit, flow: OpenFlow, parent: Parent) -> bool:
+    """Whether the step of the parent waits for this child, not for one that replaced it after a redrive."""
+    try:
+        step = unit.open_step(unit.load(parent.flow), parent.name, parent.occurrence)
+    except NotFound:
+        return False
+    return step is not None and step.child == flow.seq
 
 
 def _answer_world(unit: FlowUnit, flow: OpenFlow, packed_intent: bytes) -> None:

@@ -40,6 +40,7 @@ from holdfast.flows.records import (
     StepOutcome,
     UndoRedriven,
     UndoRegistered,
+    without_end,
 )
 from holdfast.value_versions import UnreadableValue, UpcastObjects
 
@@ -47,6 +48,9 @@ from holdfast.value_versions import UnreadableValue, UpcastObjects
 VALUE_NAMES = frozenset({"hf.now", "hf.uuid", "hf.random"})
 UNDO_ATTEMPTS = 5
 OTHER_ARGUMENTS = "it is recorded with other arguments"
+# Steps that are refused to the code of a cancelled flow before it is stopped: a loop that catches every CancelledError
+# never gives the thread back to the worker.
+REFUSED_STEPS_MAX = 1_000
 
 
 class StepFailed(HoldfastError):
@@ -65,6 +69,15 @@ class NextRun(BaseException):
 class FlowSuspended(BaseException):
     """Raised by every call of `hf` in a `finally` block that Python runs while the worker drops a waiting flow from
     memory. Nothing is recorded. The block runs again when the flow has reached it."""
+
+
+class FlowStopped(BaseException):
+    """Raised in the code of a cancelled flow that catches CancelledError and asks for step after step."""
+
+
+class FlowExited(HoldfastError):
+    code = "exited"
+    hint = "the flow's code tried to exit its process; return from the function instead"
 
 
 class StepKind(Enum):
@@ -163,18 +176,13 @@ class RecordQueue:
                     self.undelivered.append(record)
 
     def _forget_end(self, redriven: FlowRedriven) -> None:
-        """Drop the end of the flow and the failure that caused it: the step runs again."""
-        ends = (CancelRequested, FlowTimedOut, CompensationStarted, FlowEnded)
-        failed = (redriven.name, redriven.occurrence)
-
-        def is_dropped(record: AnyRecord) -> bool:
-            if isinstance(record, StepFailure):
-                return (record.name, record.occurrence) == failed
-            return isinstance(record, ends)
-
-        if isinstance(self.outcomes.get(failed), StepFailure):
-            del self.outcomes[failed]
-        self.undelivered = [record for record in self.undelivered if not is_dropped(record)]
+        """Drop the end of the flow and the failures that the redrive repeats."""
+        kept = without_end(self.undelivered, redriven)
+        kept_ids = {id(record) for record in kept}
+        for record in self.undelivered:
+            if isinstance(record, StepFailure) and id(record) not in kept_ids:
+                self.outcomes.pop((record.name, record.occurrence), None)
+        self.undelivered = kept
 
     def _forget_undo(self, redriven: UndoRedriven) -> None:
         """Drop the failure of a compensation and the end of the flow: the compensation runs again."""
@@ -421,6 +429,9 @@ class FlowExecution:
         call.future.add_done_callback(partial(self._on_settled, call))
         if (self.cancelled or self.timed_out) and self.compensation is None:
             if call.identity not in self.records.outcomes:
+                self._occurrences["hf.refused"] += 1
+                if self._occurrences["hf.refused"] > REFUSED_STEPS_MAX:
+                    raise FlowStopped
                 call.future.cancel()
                 return call.future
         self.asked[call.identity] = call
@@ -496,6 +507,12 @@ async def _guard(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return await body()
     except NextRun as next_run:
         return next_run
+    except FlowStopped:
+        raise asyncio.CancelledError from None
+    except (Exception, asyncio.CancelledError, GeneratorExit, FlowSuspended):
+        raise
+    except BaseException as error:
+        raise FlowExited(raised=type(error).__name__) from None
 
 
 def reason_of(error: Exception) -> str:

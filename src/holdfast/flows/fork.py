@@ -10,16 +10,17 @@ from msgspec.structs import replace
 
 from holdfast.durable.validation import check_name
 from holdfast.errors import Invalid, KeyConflict, NotFound
-from holdfast.flows.model import UNDO_PREFIX, FlowHeadRow, FlowId, pack_int
-from holdfast.flows.operations import StartedFlow
+from holdfast.flows.model import UNDO_PREFIX, FlowHeadRow, FlowId, StartedFlow, pack_int
 from holdfast.flows.records import (
     AnyRecord,
+    FlowRedriven,
     Forked,
     Published,
     StepCompleted,
     StepFailure,
     UndoRegistered,
     decode_record,
+    without_end,
 )
 from holdfast.flows.unit_of_work import FlowUnit, OpenFlow
 from holdfast.store import blobs, tuples
@@ -86,9 +87,12 @@ def fork(
 def _records_before(unit: FlowUnit, flow: OpenFlow, at: str) -> tuple[list[AnyRecord], int]:
     """The outcomes with a lower position than the step `at`, and the position."""
     prefix = unit.keys.records_of(flow.seq, flow.head.run)
-    stored = [
-        decode_record(row).record for _, row in unit.txn.scan(prefix, tuples.prefix_end(prefix))
-    ]
+    stored: list[AnyRecord] = []
+    for _, row in unit.txn.scan(prefix, tuples.prefix_end(prefix)):
+        record = decode_record(row).record
+        if isinstance(record, FlowRedriven):
+            stored = without_end(stored, record)
+        stored.append(record)
     outcomes = [
         record
         for record in stored

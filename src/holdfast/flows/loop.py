@@ -61,12 +61,21 @@ class FlowLoop(_Base):  # type: ignore[misc]
                 if not self._ready:
                     return True
                 handle = self._ready.popleft()
-                if not handle.cancelled():
+                if handle.cancelled():
+                    continue
+                try:
                     handle._run()
+                except (SystemExit, KeyboardInterrupt):
+                    # A task raises them although they are its outcome, too. The worker must not end by them.
+                    continue
             return not self._ready
         finally:
             self._running = False
             events._set_running_loop(former)
+
+    def is_current(self) -> bool:
+        """Whether this loop runs the calling code."""
+        return events._get_running_loop() is self
 
     # -- the part of the interface that flows use ------------------------------------------------
 

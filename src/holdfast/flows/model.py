@@ -40,6 +40,13 @@ class FlowEndedError(Invalid):
     hint = "the flow has ended; start a new one, or redrive it"
 
 
+class StartedFlow(Record, frozen=True):
+    """The answer to a start, a fork or a redrive."""
+
+    seq: int
+    generation: int
+
+
 class FlowSpec(Record, frozen=True):
     """The declared properties of a flow."""
 
@@ -266,6 +273,8 @@ class FlowFailed(HoldfastError):
         super().__init__(**fields)
         # The code of the flow's end: step_failed, raised, timeout, cancelled, worker_lost.
         self.__dict__["code"] = fields.get("code", "flow_failed")
+        if fields.get("state") == FlowState.CANCELLED.name:
+            self.__dict__["hint"] = "it was cancelled; start a new one if it is needed"
 
     def __str__(self) -> str:
         described = " ".join(f"{name}={value!r}" for name, value in self.fields.items() if value)

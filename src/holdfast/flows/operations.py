@@ -5,7 +5,9 @@
     send       an event into the mailbox, or to a waiting receive
     cancel     recorded once; the flow's code sees it at its next await
     fire_due   sleeps, timeouts and retries that are due
-    resume, redrive
+    resume     a PARKED flow runs again
+
+`redrive.py` and `fork.py` have two more operations.
 
 Each operation runs where commits are applied, so two of them never conflict. An outcome from outside (an event, a
 timer, the end of a child) is its own record. It wakes the flow in the same commit: the commit also submits
@@ -38,6 +40,7 @@ from holdfast.flows.model import (
     MailRow,
     OpenStep,
     Parent,
+    StartedFlow,
     decode_mail,
     keys_of,
     pack_int,
@@ -48,7 +51,6 @@ from holdfast.flows.records import (
     CancelRequested,
     CompensationStarted,
     FlowEnded,
-    FlowRedriven,
     FlowResumed,
     FlowTimedOut,
     Published,
@@ -56,6 +58,7 @@ from holdfast.flows.records import (
     StepFailure,
     decode_record,
 )
+from holdfast.flows.redrive import redrive_within
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.flows.unit_of_work import FlowUnit, OpenFlow, activation_spec
 from holdfast.messages import Intent
@@ -81,11 +84,6 @@ class NewFlow(Record, frozen=True):
     args: bytes
     key: str = ""
     parent: Parent | None = None
-
-
-class StartedFlow(Record, frozen=True):
-    seq: int
-    generation: int
 
 
 @operation("flows.start")
@@ -126,11 +124,9 @@ def start_within(unit: FlowUnit, new_flow: NewFlow) -> StartedFlow:
     index_key = keys.keys + tuples.pack((spec.name, new_flow.key)) if new_flow.key else b""
     if index_key and (packed := txn.get(index_key)) is not None:
         existing = unit.load(tuples.unpack_last_int(packed, 0))
-        body = existing.body
-        args = blobs.get(txn, body.blob) if body.blob else body.args
-        if args != new_flow.args:
+        if _args_of(txn, existing) != new_flow.args:
             raise KeyConflict(what="flow", name=spec.name, key=new_flow.key)
-        return StartedFlow(existing.seq, body.generation)
+        return StartedFlow(existing.seq, existing.body.generation)
     seq = txn.count(keys.seq_counter) + 1
     txn.put(keys.seq_counter, encode_int(seq))
     args, blob = unit.inline_or_blob(new_flow.args)
@@ -316,16 +312,42 @@ def _open(unit: FlowUnit, flow: OpenFlow, request: OpenRequest) -> None:
         )
         step = replace(step, child=child)
     elif request.kind == FLOW:
-        assert request.flow is not None
-        parent = Parent(flow.seq, flow.head.run, name, occurrence, request.cancels_child)
-        key = children.child_key(flow, name, occurrence)
-        started = start_within(unit, NewFlow(request.flow, request.args, key, parent))
-        step = replace(step, child=started.seq)
+        child_flow = _start_child(unit, flow, request)
+        step = replace(step, child=child_flow.seq)
+        if child_flow.head.state in ENDED:
+            unit.put_open(flow, name, occurrence, step)
+            children.notify_parent(unit, child_flow)
+            return
     elif request.kind == EFFECT:
         intent = codec.unpack_as(Intent, request.intent)
         children.start_effect(unit, intent)
         step = replace(step, intent=intent.intent_hash)
     unit.put_open(flow, name, occurrence, step)
+
+
+def _start_child(unit: FlowUnit, flow: OpenFlow, request: OpenRequest) -> OpenFlow:
+    """Start the child flow of a step. A redriven parent asks again for a step whose child exists: a failed child is
+    redriven, a running or completed one is taken, a cancelled one is replaced."""
+    assert request.flow is not None
+    parent = Parent(
+        flow.seq, flow.head.run, request.name, request.occurrence, request.cancels_child
+    )
+    key = children.child_key(flow, request.name, request.occurrence)
+    new_flow = NewFlow(request.flow, request.args, key, parent)
+    index_key = unit.keys.keys + tuples.pack((request.flow.name, key))
+    if (packed := unit.txn.get(index_key)) is not None:
+        former = unit.load(tuples.unpack_last_int(packed, 0))
+        if _args_of(unit.txn, former) == request.args:
+            if former.head.state in (FlowState.FAILED, FlowState.DEAD):
+                return redrive_within(unit, former)
+            if not former.head.cancelled:
+                return former
+        unit.txn.delete(index_key)
+    return unit.load(start_within(unit, new_flow).seq)
+
+
+def _args_of(txn: Txn, flow: OpenFlow) -> bytes:
+    return blobs.get(txn, flow.body.blob) if flow.body.blob else flow.body.args
 
 
 def _apply_action(unit: FlowUnit, flow: OpenFlow, work: FlowCommit) -> None:
@@ -627,69 +649,3 @@ def resume(txn: Txn, universe: str, flow_seq: int, code_version: str = "") -> bo
     unit.activate(flow)
     unit.close()
     return True
-
-
-@operation("flows.redrive")
-def redrive(txn: Txn, universe: str, flow_seq: int) -> StartedFlow:
-    """Run a FAILED or DEAD flow again. Without compensations it continues at its failed step. After compensations
-    it is a new flow from the top. A repeated call returns the same flow."""
-    unit = FlowUnit(txn, universe)
-    flow = unit.load(flow_seq)
-    head, body = flow.head, flow.body
-    if head.redriven_by:
-        return StartedFlow(head.redriven_by, unit.load(head.redriven_by).body.generation)
-    if head.state not in (FlowState.FAILED, FlowState.DEAD):
-        raise Invalid(
-            what="flow",
-            flow=str(FlowId(body.generation, flow_seq)),
-            why="only FAILED and DEAD flows are redriven",
-            state=FlowState(head.state).name,
-        )
-    if head.undone:
-        seq = _start_copy(unit, flow)
-        flow.head = replace(flow.head, redriven_by=seq)
-        unit.close()
-        return StartedFlow(seq, txn.generation)
-    txn.delete(unit.keys.retained + tuples.pack((head.ended_ns + body.spec.retain_ns, flow_seq)))
-    unit.append(flow, FlowRedriven(*_failed_step(unit, flow)))
-    flow.head = replace(flow.head, run_started_ns=unit.now_ns)
-    unit.put_timeout(flow)
-    unit.activate(flow)
-    unit.close()
-    return StartedFlow(flow_seq, body.generation)
-
-
-def _failed_step(unit: FlowUnit, flow: OpenFlow) -> tuple[str, int]:
-    """The identity of the last recorded failure, if it ended the flow."""
-    if not flow.head.step:
-        return "", 0
-    prefix = unit.keys.records_of(flow.seq, flow.head.run)
-    for _, row in unit.txn.scan(prefix, tuples.prefix_end(prefix), None, True):
-        record = decode_record(row).record
-        if isinstance(record, StepFailure) and record.name == flow.head.step:
-            return record.name, record.occurrence
-    return "", 0
-
-
-def _start_copy(unit: FlowUnit, flow: OpenFlow) -> int:
-    txn, keys, body = unit.txn, unit.keys, flow.body
-    seq = txn.count(keys.seq_counter) + 1
-    txn.put(keys.seq_counter, encode_int(seq))
-    if body.blob:
-        blobs.retain.fn(txn, body.blob)
-    copied = unit.create(
-        seq,
-        replace(
-            body,
-            created_ns=unit.now_ns,
-            generation=txn.generation,
-            redrive_of=flow.seq,
-            parent=None,
-        ),
-        FlowHeadRow(run_started_ns=unit.now_ns),
-    )
-    if body.key:
-        txn.put(keys.keys + tuples.pack((body.spec.name, body.key)), pack_int(seq))
-    unit.put_timeout(copied)
-    unit.activate(copied)
-    return seq

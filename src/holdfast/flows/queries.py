@@ -17,6 +17,7 @@ from holdfast.flows.model import (
     FlowBodyRow,
     FlowHeadRow,
     FlowId,
+    OpenStep,
     decode_mail,
     decode_open,
     get_body,
@@ -224,6 +225,8 @@ def _waits(txn: Txn, universe: str, seq: int) -> list[dict[str, Any]]:
                     until,
                 )
             )
+        elif (unserved := _unserved_child(txn, universe, step, label)) is not None:
+            found.append(unserved)
         else:
             kind = {TASK: "task", EFFECT: "effect", FLOW: "flow"}[step.kind]
             found.append(
@@ -244,6 +247,21 @@ def _waits(txn: Txn, universe: str, seq: int) -> list[dict[str, Any]]:
             )
         )
     return found
+
+
+def _unserved_child(txn: Txn, universe: str, step: OpenStep, label: str) -> dict[str, Any] | None:
+    """The blocker of a child task or flow that no worker declares, if it is one."""
+    kind, task = "task", step.child
+    if step.kind == FLOW:
+        kind, task = "flow", get_head(txn, keys_of(universe), step.child).task
+    if step.kind not in (TASK, FLOW) or not task or where_is(txn, universe, task) != "stray":
+        return None
+    return _blocker(
+        f"no_worker_for_{kind}",
+        f"no worker of its queue declares the {kind} of step {label}",
+        "start a worker whose app declares it",
+        step.began_ns,
+    )
 
 
 def _activation_blockers(txn: Txn, universe: str, details: FlowDetails) -> list[dict[str, Any]]:

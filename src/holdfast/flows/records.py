@@ -84,6 +84,8 @@ class CompensationStarted(_FlowRecord, frozen=True, tag=8):
     step: str = ""
     error_type: str = ""
     error: str = ""
+    # Of the step.
+    occurrence: int = 0
 
 
 class FlowParked(_FlowRecord, frozen=True, tag=9):
@@ -108,6 +110,8 @@ class FlowEnded(_FlowRecord, frozen=True, tag=11):
     error: str = ""
     # The digest of the result.
     digest: bytes = b""
+    # Of the step.
+    occurrence: int = 0
 
 
 class FlowRedriven(_FlowRecord, frozen=True, tag=12):
@@ -147,6 +151,23 @@ AnyRecord: TypeAlias = (
     | UndoRedriven
 )
 StepOutcome: TypeAlias = StepCompleted | StepFailure
+
+
+def without_end(records: list[AnyRecord], redriven: FlowRedriven) -> list[AnyRecord]:
+    """The records of a flow after a redrive: without its end, the failure that caused it, and the failures after that
+    one, which its code has not seen. These steps run again."""
+    failed = (redriven.name, redriven.occurrence)
+    kept: list[AnyRecord] = []
+    reached = False
+    for record in records:
+        if isinstance(record, StepFailure):
+            reached = reached or (record.name, record.occurrence) == failed
+        if not (
+            isinstance(record, CancelRequested | FlowTimedOut | CompensationStarted | FlowEnded)
+            or (reached and isinstance(record, StepFailure))
+        ):
+            kept.append(record)
+    return kept
 
 
 class RecordRow(codec.Record, frozen=True):

@@ -137,7 +137,7 @@ def replay_flow(
     if flow is None:
         text = "the app does not declare it: it waits for a worker that does"
         return finding._replace(code=FLOW_UNKNOWN, text=text)
-    replay = _FlowReplay(flow.within(target.universe, app.event_types), loaded, target.seq)
+    replay = _FlowReplay(flow.within(target.universe, app), loaded, target.seq)
     try:
         asyncio.run(replay.run(limit_s))
     except TimeoutError:

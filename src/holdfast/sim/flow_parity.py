@@ -56,7 +56,7 @@ class _Replay:
     def __init__(self, app: App, loaded: LoadedFlow, seq: int) -> None:
         body = loaded.body
         self.label = f"{body.spec.name}/{body.key or FlowId(body.generation, seq)}"
-        self.code = app.flows[body.spec.name].within(app.universe, app.event_types)
+        self.code = app.flows[body.spec.name].within(app.universe, app)
         self.host = _ReplayHost()
         self.execution = FlowExecution(
             self.code.bind(loaded.args, {}),

@@ -128,10 +128,8 @@ class TaskWorkerProcess(Actor):
 
     def _definitions(self, runtime: Runtime, calls: SimulatedCalls) -> Mapping[str, TaskDefinition]:
         """Copies of the tasks, so that `hf.world` finds the runtime of this process, and the flows."""
-        events = self.app.event_types
-        codes = {
-            name: flow.within(runtime.universe, events) for name, flow in self.app.flows.items()
-        }
+        app = self.app
+        codes = {name: flow.within(runtime.universe, app) for name, flow in app.flows.items()}
         environment = FlowEnvironment(
             runtime.store,
             runtime.universe,

@@ -29,6 +29,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "holdfast.flows.operations",
         "holdfast.flows.fork",
         "holdfast.flows.parked_flows",
+        "holdfast.flows.redrive",
         "holdfast.flows.retention",
         "holdfast.flows.step_threads",
         "holdfast.flows.undo_redrive",

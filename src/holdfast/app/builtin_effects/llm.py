@@ -9,12 +9,12 @@
 The operator configures the endpoint, its key and its prices with `HOLDFAST_LLM_BASE_URL`, `_API_KEY`,
 `_PRICES`, or an `Endpoint` in `declare`.
 
-Budgets are stored in the store of the requesting world:
+Budgets are stored in the store of the requesting world or flow:
 
     hf.llm.set_limit(store, universe="bank", tokens=1_000_000)
     hf.llm.set_limit(store, universe="bank", money=0.50, each_world=True)
 
-The commit that claims a call reserves its maximum cost in the accounts of its world and its universe. The
+The commit that claims a call reserves its maximum cost in the accounts of its world or flow and its universe. The
 commit of its receipt replaces the reservation with the actual cost. Therefore concurrent calls cannot
 overspend. A call that exceeds the remaining budget waits for reservations of running calls to be released.
 If that could not free enough, it ends with the receipt `over_budget`. A call whose outcome is unknown is
@@ -44,11 +44,13 @@ from holdfast.effects.budget import (
     Cost,
 )
 from holdfast.errors import Invalid
-from holdfast.messages import Intent
+from holdfast.flows.model import parse_flow_id
+from holdfast.messages import FLOW_WORLD_PREFIX, Intent
 from holdfast.store.api import Store
 from holdfast.workers.effects.handler import CostEstimator
 
 if TYPE_CHECKING:
+    from holdfast.app.flow_handle import FlowHandle
     from holdfast.app.world_handle import WorldHandle
 
 __all__ = [
@@ -115,17 +117,21 @@ def set_limit(
     *,
     universe: str,
     world: str | WorldHandle[Any] = UNIVERSE_SCOPE,
+    flow: FlowHandle[Any] | None = None,
     each_world: bool = False,
     money: float | UnsetType | None = UNSET,
     tokens: int | UnsetType | None = UNSET,
 ) -> None:
-    """Set the budget of a universe, of one world (a handle or an id), or of each world.
+    """Set the budget of a universe, of one world (a handle or an id), of one flow, or of each world and each flow.
 
     None removes a limit. An omitted limit stays unchanged.
     """
-    if each_world and world:
-        raise Invalid(what="limit", why="world and each_world exclude each other")
-    scope = DEFAULT_SCOPE if each_world else world if isinstance(world, str) else world.create()
+    if (world != UNIVERSE_SCOPE) + (flow is not None) + each_world > 1:
+        raise Invalid(what="limit", why="world, flow and each_world exclude each other")
+    if flow is not None:
+        scope = _flow_scope(flow)
+    else:
+        scope = DEFAULT_SCOPE if each_world else world if isinstance(world, str) else world.create()
     if money is not UNSET:
         micros = None if money is None else round(money * MICRO)
         store.transact(budget.set_limit, universe, scope, MONEY, micros)
@@ -134,11 +140,23 @@ def set_limit(
 
 
 def account(
-    store: Store, *, universe: str, unit: str, world: str | WorldHandle[Any] = UNIVERSE_SCOPE
+    store: Store,
+    *,
+    universe: str,
+    unit: str,
+    world: str | WorldHandle[Any] = UNIVERSE_SCOPE,
+    flow: FlowHandle[Any] | None = None,
 ) -> BudgetAccount:
     """Return a budget account: spent, reserved, limit; money in millionths."""
-    scope = world if isinstance(world, str) else world.record().world_id
+    if flow is not None:
+        scope = _flow_scope(flow)
+    else:
+        scope = world if isinstance(world, str) else world.record().world_id
     return store.read(budget.account, universe, scope, unit)
+
+
+def _flow_scope(flow: FlowHandle[Any]) -> str:
+    return f"{FLOW_WORLD_PREFIX}{parse_flow_id(flow.id).seq}"
 
 
 def _arguments(

@@ -96,7 +96,7 @@ def _to_json(value: Any) -> Any:
         return [_to_json(item) for item in value]
     if isinstance(value, msgspec.msgpack.Ext):
         return _opaque_value(f"ext {value.code}", bytes(value.data))
-    return value
+    return msgspec.to_builtins(value)  # bytes in base64, times in ISO 8601
 
 
 def _key_text(key: Any) -> str:

@@ -409,10 +409,7 @@ class Activation:
             await self._cancel_steps()
         self._requests.clear()
         if execution.compensation is not None:
-            started = execution.compensation
-            ended = FlowEnded(
-                started.state, started.code, started.step, started.error_type, started.error
-            )
+            ended = _ended_by(execution.compensation)
             return (await self._commit([ended], operations.END)).applied
         try:
             value = execution.result()
@@ -429,10 +426,8 @@ class Activation:
         except Exception as error:
             if execution.cancelled or execution.timed_out:
                 return await self._fail(self._stopped())
-            if isinstance(error, StepFailed):
-                return await self._fail(_failed_by_step(error))
-            if isinstance(error, Timeout) and "step" in error.fields:
-                return await self._fail(_failed_by_timeout(error))
+            if (step_error := _step_error(error)) is not None:
+                return await self._fail(_failed_by_step(step_error))
             return await self._on_own_error(error)
         ended = FlowEnded(FlowState.COMPLETED, digest=codec.digest(packed)[:16])
         return (await self._commit([ended], operations.END, result=packed)).applied
@@ -463,10 +458,7 @@ class Activation:
         if self._execution.has_undos:
             # Child flows end first, with their own compensations.
             return (await self._commit([started], operations.CONTINUE)).suspended
-        ended = FlowEnded(
-            started.state, started.code, started.step, started.error_type, started.error
-        )
-        return (await self._commit([ended], operations.END)).applied
+        return (await self._commit([_ended_by(started)], operations.END)).applied
 
     # -- waiting ---------------------------------------------------------------------------------
 
@@ -553,16 +545,40 @@ async def _no_body() -> None:
     """The code of a flow whose arguments do not fit. It never runs."""
 
 
-def _failed_by_step(error: StepFailed) -> CompensationStarted:
-    step = str(error.fields["step"]).rpartition("#")[0]
-    return CompensationStarted(
-        FlowState.FAILED,
-        "step_failed",
-        step,
-        str(error.fields.get("error_type", "")),
-        str(error.fields.get("error", "")),
+def _step_error(error: Exception) -> StepFailed | Timeout | None:
+    """The failure of a step that ended the flow. A group, as `asyncio.TaskGroup` raises it, counts if it has no other
+    error."""
+    if isinstance(error, ExceptionGroup):
+        found = [_step_error(one) for one in error.exceptions]
+        return found[0] if all(found) else None
+    if isinstance(error, StepFailed) or (isinstance(error, Timeout) and "step" in error.fields):
+        return error
+    return None
+
+
+def _failed_by_step(error: StepFailed | Timeout) -> CompensationStarted:
+    step, occurrence = _split_label(error)
+    if isinstance(error, Timeout):
+        code, kind, text = "timeout", "Timeout", str(error)
+    else:
+        code, fields = "step_failed", error.fields
+        kind, text = str(fields.get("error_type", "")), str(fields.get("error", ""))
+    return CompensationStarted(FlowState.FAILED, code, step, kind, text, occurrence)
+
+
+def _split_label(error: HoldfastError) -> tuple[str, int]:
+    """The name and the occurrence of the step of an error. The flow's code may have made the error itself."""
+    label = str(error.fields.get("step", ""))
+    step, _, occurrence = label.rpartition("#")
+    return (step, int(occurrence)) if occurrence.isdecimal() else (label, 0)
+
+
+def _ended_by(started: CompensationStarted) -> FlowEnded:
+    return FlowEnded(
+        started.state,
+        started.code,
+        started.step,
+        started.error_type,
+        started.error,
+        occurrence=started.occurrence,
     )
-
-
-def _failed_by_timeout(error: Timeout) -> CompensationStarted:
-    return CompensationStarted(FlowState.FAILED, "timeout", "hf.receive", "Timeout", str(error))

@@ -29,7 +29,7 @@ from holdfast.flows.execution import (
 from holdfast.flows.model import UNDO_FAILED, UNDO_PREFIX
 from holdfast.flows.records import StepCompleted, StepFailure, StepOutcome
 from holdfast.retry import Backoff, jitter
-from holdfast.runner.error_policy import Refused, code_of
+from holdfast.runner.error_policy import HandlerExited, Refused, code_of
 
 
 class LocalWork(msgspec.Struct, frozen=True):
@@ -111,9 +111,9 @@ async def run_step(
         attempt = StepRun(call, run.flow_id, lambda: run.cancelled, run.attempt)
         try:
             value = await invoke(work, attempt, threads)
-            packed = call.versions + encode_result(value)
+            packed = call.versions + encode_result("step result", value)
             # The flow gets the value as a replay would.
-            call.decode(packed)
+            check_type("step result", packed, call.decode)
             return StepCompleted(
                 name=call.name,
                 occurrence=call.occurrence,
@@ -159,7 +159,11 @@ class StepTimeout(HoldfastError):
 
 class BadStepResult(Invalid):
     code = "bad_result"
-    hint = "the step's result cannot be stored, or does not match its declared return type"
+    hint = "use plain data, dataclasses, msgspec structs or pydantic models, as the annotation declares"
+
+
+class StepResultTooLarge(BadStepResult):
+    hint = "it is too large; keep large data outside and store a reference to it"
 
 
 async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
@@ -173,7 +177,7 @@ async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
     method = getattr(type(work.fn), "__call__", None)  # noqa: B004
     if inspect.iscoroutinefunction(work.fn) or inspect.iscoroutinefunction(method):
         started: asyncio.Future[Any] = loop.create_task(
-            work.fn(*work.args, **work.kwargs), context=context
+            _await(work.fn(*work.args, **work.kwargs)), context=context
         )
     else:
         thread = threads.submit(context.run, _call_plain, work)
@@ -209,22 +213,43 @@ async def _settle(result: Any, context: contextvars.Context) -> Any:
 
 
 async def _await(awaitable: Any) -> Any:
-    return await awaitable
+    try:
+        return await awaitable
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        # SystemExit would end the event loop of the worker.
+        raise HandlerExited(raised=type(error).__name__) from None
 
 
 def _call_plain(work: LocalWork) -> Any:
-    return work.fn(*work.args, **work.kwargs)
+    try:
+        return work.fn(*work.args, **work.kwargs)
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise HandlerExited(raised=type(error).__name__) from None
 
 
-def encode_result(value: Any) -> bytes:
+def encode_result(what: str, value: Any) -> bytes:
+    """Encode a value that a flow stores. `what` names it in the error."""
     try:
         packed = codec.pack_value(value)
-        codec.check_depth("step result", packed)
+        codec.check_depth(what, packed)
     except (*codec.ENCODE_ERRORS, Invalid) as error:
-        raise BadStepResult(why=str(error)) from None
+        raise BadStepResult(what=what, why=f"cannot be stored: {error}") from None
     if len(packed) > MESSAGE_BYTES_MAX:
-        raise BadStepResult(why="too large", bytes=len(packed), bytes_max=MESSAGE_BYTES_MAX)
+        raise StepResultTooLarge(what=what, bytes=len(packed), bytes_max=MESSAGE_BYTES_MAX)
     return packed
+
+
+def check_type(what: str, packed: bytes, decode: Callable[[bytes], Any]) -> None:
+    """Raise BadStepResult if a value does not match its declared type."""
+    try:
+        decode(packed)
+    except Invalid as error:
+        why = f"does not match its annotation: {error.fields.get('why', error)}"
+        raise BadStepResult(what=what, why=why) from None
 
 
 def _code_of(call: StepCall, error: BaseException) -> str:

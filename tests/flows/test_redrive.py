@@ -1,0 +1,169 @@
+"""Redrive of flows with children, branches and former runs, and forks of redriven flows."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.ops.verify import find_differences
+from tests.flows.test_steps import app_of, failure
+
+
+class Bank:
+    def __init__(self) -> None:
+        self.down = True
+        self.calls: list[str] = []
+
+    async def charge(self, n: int) -> int:
+        self.calls.append(f"charge {n}")
+        if self.down:
+            raise ConnectionError("the bank is down")
+        return n
+
+    async def refund(self) -> None:
+        self.calls.append("refund")
+
+    async def look_up(self) -> int:
+        self.calls.append("look up")
+        return 1
+
+
+@pytest.mark.parametrize("compensates", [False, True])
+def test_redrive_of_a_parent_redrives_its_failed_child(make_rig: Any, compensates: bool) -> None:
+    bank = Bank()
+
+    @hf.flow
+    async def payment() -> int:
+        first = await hf.step(bank.look_up)
+        if compensates:
+            hf.undo(bank.refund)
+        return first + await hf.step(bank.charge, 1)
+
+    @hf.flow
+    async def order() -> int:
+        return 10 + await hf.step(payment)
+
+    rig = make_rig(app_of(order, payment))
+    handle = rig.start(order)
+    assert failure(rig, handle).step == "payment"
+    bank.down = False
+    bank.calls.clear()
+    assert rig.result(handle.redrive()) == 12
+    assert bank.calls == (["look up"] if compensates else []) + ["charge 1"]
+    assert rig.store.read(find_differences) == []
+
+
+def test_redrive_of_a_dead_parent_replaces_its_cancelled_child(make_rig: Any) -> None:
+    bank = Bank()
+    bank.down = False
+
+    @hf.flow
+    async def payment() -> int:
+        await hf.sleep(10)
+        return await hf.step(bank.charge, 1)
+
+    @hf.flow(expiries_max=1)
+    async def order() -> int:
+        child = hf.step(payment)
+        await hf.step(bank.look_up)
+        return 10 + await child
+
+    rig = make_rig(app_of(order, payment))
+    handle = rig.start(order)
+    rig.plan[rig.worker_store.commits + 2] = "before"
+    assert failure(rig, handle).state == "DEAD"
+    assert rig.result(handle.redrive()) == 11
+    assert bank.calls.count("charge 1") == 1
+
+
+def test_redrive_repeats_all_branches_that_failed(make_rig: Any) -> None:
+    bank = Bank()
+
+    @hf.flow
+    async def order() -> list[int]:
+        first = await hf.step(bank.look_up)
+        return [first, *await asyncio.gather(hf.step(bank.charge, 1), hf.step(bank.charge, 2))]
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    failure(rig, handle)
+    bank.down = False
+    assert rig.result(handle.redrive()) == [1, 1, 2]
+    assert bank.calls.count("look up") == 1
+
+
+def test_step_failures_of_a_task_group_end_the_flow_and_are_redriven(make_rig: Any) -> None:
+    bank = Bank()
+
+    async def charge(n: int) -> int:
+        return await hf.step(bank.charge, n)
+
+    @hf.flow
+    async def order() -> int:
+        async with asyncio.TaskGroup() as group:
+            branches = [group.create_task(charge(n)) for n in (1, 2)]
+        return sum(branch.result() for branch in branches)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    error = failure(rig, handle)
+    assert (error.code, error.step, handle.status().failures) == ("step_failed", "Bank.charge", 0)
+    bank.down = False
+    assert rig.result(handle.redrive()) == 3
+
+
+def test_redrive_keeps_a_failure_that_the_code_caught(make_rig: Any) -> None:
+    bank = Bank()
+
+    @hf.flow
+    async def order() -> int:
+        try:
+            return await hf.step(bank.charge, 1)
+        except hf.StepFailed:
+            return await hf.step(bank.charge, 2)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    failure(rig, handle)
+    bank.down = False
+    assert rig.result(handle.redrive()) == 2
+
+
+def test_redrive_after_compensations_does_not_repeat_former_runs(make_rig: Any) -> None:
+    bank = Bank()
+
+    @hf.flow
+    async def order(run: int = 1) -> int:
+        bank.calls.append(f"run {run}")
+        if run < 3:
+            hf.again(run + 1)
+        hf.undo(bank.refund)
+        return await hf.step(bank.charge, run)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order.options(key="o-1"))
+    failure(rig, handle)
+    bank.down = False
+    bank.calls.clear()
+    again = handle.redrive()
+    assert rig.result(again) == 3
+    assert set(bank.calls) == {"run 3", "charge 3"}
+    assert rig.start(order.options(key="o-1")).id == again.id
+
+
+def test_fork_of_a_redriven_flow_takes_the_repeated_outcome(make_rig: Any) -> None:
+    bank = Bank()
+
+    @hf.flow
+    async def order() -> int:
+        return await hf.step(bank.charge, 1)
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    failure(rig, handle)
+    bank.down = False
+    handle.redrive()
+    assert rig.result(handle) == 1
+    assert rig.result(handle.fork("copy")) == 1
+    assert len(bank.calls) == 2
