@@ -23,6 +23,7 @@ from holdfast.spark import Stage
 from holdfast.spark.errors import InputChanged, NotAStage, RunChanged
 from holdfast.spark.sinks import DeltaSink, ParquetSink
 from holdfast.store import open as open_store
+from tests.deep_variants import deep_after
 from tests.processes import python_proc
 from tests.spark.row_functions import LabelOverHttp
 
@@ -363,7 +364,7 @@ class ChangedInputDriver:
 # --- retention ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spool", [False, True])
+@pytest.mark.parametrize("spool", deep_after(1, [False, True]))
 def test_keep_runs_drops_old_inputs_and_keeps_outcomes(
     spark: SparkSession, server: CallCountingServer, tmp_path: Path, spool: bool
 ) -> None:

@@ -13,6 +13,7 @@ from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
 from holdfast.spark.sinks import DeltaSink, IcebergSink, ParquetSink, read_parts
+from tests.deep_variants import deep_after
 from tests.processes import python_proc
 from tests.sinks.test_sink_s3 import SECRET, S3Bucket
 from tests.spark.test_stage import StageRig
@@ -106,7 +107,7 @@ class OutputReader:
         return load_catalog("cat", **self.catalog).load_table("db.labels").scan().to_arrow()
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
+@pytest.mark.parametrize("kind", deep_after(2, ["parquet", "delta", "iceberg"]))
 def test_executors_read_back_the_s3_output_of_a_growing_input(
     spark: SparkSession, server: str, place: StageRig, kind: str
 ) -> None:

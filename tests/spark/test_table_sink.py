@@ -20,6 +20,7 @@ from holdfast import failpoints
 from holdfast.errors import Invalid
 from holdfast.failpoints import Failpoint
 from holdfast.spark.sinks import OutputError, OutputUnknown, Part, TableSink, open_sink
+from tests.deep_variants import deep_after
 from tests.postgres import drop_databases, fresh_url
 from tests.spark.conftest import JDBC_JAR
 from tests.spark.row_functions import append_line
@@ -109,7 +110,7 @@ def spool_reads() -> Iterator[Failpoint]:
         yield reads
 
 
-@pytest.mark.parametrize("spool", [False, True])
+@pytest.mark.parametrize("spool", deep_after(1, [True, False]))
 def test_stage_resumes_after_a_spark_table_refused_rows(
     spark: SparkSession,
     database: JdbcDatabase,

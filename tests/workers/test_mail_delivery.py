@@ -34,6 +34,7 @@ from holdfast.workers.mail.peers import PeerStores
 from holdfast.workers.runner_service import RunnerService
 from holdfast.world import catalog, intents
 from holdfast.world.messaging import outbox
+from tests.deep_variants import deep_after
 from tests.process.watch import until
 from tests.workers.universe_rig import (
     Cancel,
@@ -962,7 +963,7 @@ def test_peer_that_is_the_own_store_delivers_mail(north: UniverseRig, south: Uni
     assert ada.state().told == ["ok"]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", deep_after(30, range(60)))
 def test_random_faults_in_both_stores_deliver_and_answer_each_message_once(
     north: UniverseRig, east: UniverseRig, south: UniverseRig, seed: int
 ) -> None:
