@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from holdfast.flows.states import FlowState
 from holdfast.sim.faults import Fault
 from holdfast.sim.history import History, HistoryEvent
 from holdfast.sim.settings import HAS_LEDGER
@@ -442,6 +443,49 @@ _TASK_POINTS: dict[str, EventPredicate] = {
     "task: superseded in making a checkpoint": _applied("tasks_checkpoint.add_chunk", lambda event: not event.value),
 }  # fmt: skip
 
+
+def _flow_head(state: FlowState) -> EventPredicate:
+    """A flow in this state."""
+    return _flow_rows("heads", lambda head: head["state"] == state)
+
+
+def _flow_record(kind: str, name: str = "") -> EventPredicate:
+    """A record of this kind. The name of its step begins with `name`."""
+    return _flow_rows(
+        "records",
+        lambda run: any(
+            record["kind"] == kind and record.get("name", "").startswith(name)
+            for record in run.values()
+        ),
+    )
+
+
+def _flow_rows(kind: str, fits: Callable[[Plain], bool]) -> EventPredicate:
+    return OpPredicate(
+        "audit",
+        lambda event: any(
+            fits(row)
+            for flows in event.value.get("flows", {}).values()
+            for row in flows[kind].values()
+        ),
+    )
+
+
+_FLOW_POINTS: dict[str, EventPredicate] = {
+    "flow: completed": _flow_head(FlowState.COMPLETED),
+    "flow: failed": _flow_head(FlowState.FAILED),
+    "flow: cancelled": _flow_head(FlowState.CANCELLED),
+    "flow: waits": _flow_head(FlowState.WAITING),
+    "flow: continued as a next run": _flow_rows("heads", lambda head: head["run"] > 1),
+    "flow: step failed": _flow_record("failure"),
+    "flow: slept": _flow_record("completed", "hf.sleep"),
+    "flow: received an event": _flow_record("completed", "hf.receive"),
+    "flow: receive timed out": _flow_record("failure", "hf.receive"),
+    "flow: compensated": _flow_record("completed", "undo:"),
+    "flow: commit of a lost lease refused": _refused("flows.commit", "fenced"),
+    "flow: event sent with a key": _applied("flows.send", lambda event: bool(event.args["mail"].get("key"))),
+}  # fmt: skip
+
 # Counted by actors, not found in events.
 _COUNTED_BY_ACTORS = {
     "task: key refused",
@@ -510,6 +554,7 @@ _EVENT_POINTS = {
     **_WORLD_POINTS,
     **_LEDGER_POINTS,
     **_TASK_POINTS,
+    **_FLOW_POINTS,
 }
 COVERAGE_POINTS: frozenset[str] = frozenset(
     name
