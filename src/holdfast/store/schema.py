@@ -5,7 +5,8 @@ never change their meaning. The schema version changes when the meaning of store
 
     0.2    queue items name their operations by Python paths
     0.3    queue items name their operations by stable names (`operation_names`)
-    0.4    flows and schedules, and tasks with an owner; 0.2 and 0.3 are read and upgraded
+    0.4    flows and schedules, and tasks with an owner
+    0.5    audit, settings, counters by tag, error, minute and day, jobs; 0.2 to 0.4 are read and upgraded
 
     0  app_state    runner.schema.version (raw bytes)            the marker (8 bytes, document 001)
                     "meta"                                       generation, store id, clock anchor
@@ -112,6 +113,10 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "q" <name> <wall_ns>                     index: queued occurrences
                     <u> "c" <name> <n>                           the last changes of a schedule
                     <u> "k" <key>                                the schedule of an idempotency key
+    18 audit        <u> …                                        actions of operators
+    19 statistic    <u> …                                        counters of ends, errors, tags and money
+    20 setting      <u> …                                        limits, saved reports, settings of operators
+    21 job          <u> …                                        actions on selections, and their progress
 
 If a key contains a name and is also scanned by a shorter prefix, the row kind precedes the name
 (`lease`), so that no name can be mistaken for a kind.
@@ -147,10 +152,14 @@ class Space(IntEnum):
     TASK = 15
     FLOW = 16
     SCHEDULE = 17
+    AUDIT = 18
+    STATISTIC = 19
+    SETTING = 20
+    JOB = 21
 
 
 SCHEMA_MAJOR = 0
-SCHEMA_MINOR = 4
+SCHEMA_MINOR = 5
 # The oldest version whose rows this code reads. An open for writing raises the marker to the current version.
 SCHEMA_MINOR_OLDEST = 2
 SCHEMA_VERSION = (SCHEMA_MAJOR, SCHEMA_MINOR)
