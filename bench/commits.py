@@ -108,7 +108,7 @@ def batches_1000(place: Place) -> Record:
 
 
 def computing_thread(place: Place) -> Record:
-    """The same caller with and without a CPU-bound thread in its process."""
+    """Measure one caller with and without a CPU-bound thread in its process."""
     samples = []
     with place.store("computing") as path, Crew("threads", 1, path, callers=1) as crew:
         for _ in range(place.repeats):

@@ -1,4 +1,4 @@
-"""Variants of one test: `make test` runs the first ones, `make chaos` and `make sim` run the others."""
+"""Variants of one test: `make test` runs the first `count` variants. `make chaos` and `make sim` run the rest."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from bench.record import Record
 
 @dataclass(frozen=True)
 class Goal:
-    """A limit for our measure as a multiple of a peer's measure: at least, or below.
+    """A target for our measure divided by the measure of a peer: `at_least` or `below`.
 
-    The peer is Restate, another one by name, or, with `best`, the best peer of that run.
+    The peer is `of`, Restate by default. `best` takes the best peer of the run.
     """
 
     ours: str

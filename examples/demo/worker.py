@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _hold_lease(store: Store, name: str, stopping: threading.Event) -> None:
-    """Hold the shop's lease, or wait for it. Only one worker holds it."""
+    """Acquire the shop's lease, renew it until the stop, release it. Retry while another worker holds it."""
     incarnation = SYSTEM.entropy(4).hex()
     lease: leases.Lease | None = None
     while not stopping.wait(RENEW_S if lease else RENEW_S / 4):

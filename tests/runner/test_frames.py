@@ -318,7 +318,7 @@ def test_frame_magic_version_length_and_reserved_bytes_have_one_legal_value(
         (14, "0100", "reserved", 1, 0),
         (48, "00000000", "message_id_len", 0, "at least 1"),
         (48, "05000000", "frame_len", 71, 72),
-        (52, "ffffffff", "trace_len", 0xFFFFFFFF, "a length, as the flag says"),
+        (52, "ffffffff", "trace_len", 0xFFFFFFFF, "a length, because the trace flag is set"),
         (52, "feffffff", "frame_len", 71, 60 + 4 + 0xFFFFFFFE + 5),
         (56, "04000000", "frame_len", 71, 70),
         (56, "ffffffff", "frame_len", 71, 60 + 4 + 2 + 0xFFFFFFFF),

@@ -129,7 +129,7 @@ def test_every_ledger_row_is_committed_once_after_a_service_crash(threads: SimTh
 def test_ledger_row_is_called_again_only_after_a_retry_or_lost_grant(
     threads: SimThreadPool,
 ) -> None:
-    """Repeated calls are only of rows that failed or that a lost grant had begun."""
+    """A row is called again only if its call failed, or its grant was lost after it began."""
     for seed in (9500, 9501, 9502):
         result = run_seed(_ledger_seed(seed), threads=threads)
         begins = Counter[tuple[str, int]]()

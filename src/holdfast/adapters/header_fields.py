@@ -51,7 +51,8 @@ def check_mail(mail: bytes, fields: Sequence[HeaderField], texts: Sequence[str])
     rest = sorted(name for name, _ in found[len(fields) :])
     if found[: len(fields)] != list(fields) or rest not in (_MIME_PLAIN, _MIME_PARTS):
         raise Invalid(
-            what="header", why="the header fields of the composed mail differ from the given ones"
+            what="header",
+            why="the composed mail changed a header field; check it for invalid characters",
         )
     if [_lines(_payload(part)) for part in _leaf_parts(parsed)] != [
         _lines(t.encode()) for t in texts

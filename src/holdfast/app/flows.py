@@ -1,4 +1,4 @@
-"""Flow declarations, and the functions that a flow's code calls.
+"""The functions that a flow's code calls.
 
     @hf.flow(attempts=5, timeout_s=3600)
     async def order(id: str, cents: int) -> str:

@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="copy although leases are live; after a move, FROM rejects later commits of their holders",
+        help="copy even if leases are live; after a move the source rejects commits of their holders",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
 

@@ -106,7 +106,7 @@ def set_baseline(txn: Txn, subject: str, height: int) -> Baseline:
     if old is not None and height < old.height:
         raise Invalid(
             what="baseline",
-            why="the baseline never moves down",
+            why="the new height is below the present baseline",
             subject=subject,
             found=height,
             min=old.height,

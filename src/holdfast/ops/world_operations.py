@@ -355,7 +355,10 @@ def world_create_from_seed(
         hash = snapshot.save(txn, child, height, state)
         if seed_snapshot.hash not in (None, hash):
             raise Invalid(
-                what="seed snapshot", why="the hash does not match", height=height, found=hash.hex()
+                what="seed snapshot",
+                why="the given hash differs from that of the stored snapshot",
+                height=height,
+                found=hash.hex(),
             )
         snapshot.set_baseline(txn, child, height)
         journal.start_at(txn, child, height, journal.hash_at(txn, subject, height))

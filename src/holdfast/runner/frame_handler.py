@@ -1,7 +1,7 @@
 """A handler for `LMSG` frames: decodes the payload, checks the addressee, runs a callback, counts steps.
 
-No retry helps a frame that cannot be decoded or is addressed to another worker. It raises `Refused`,
-which dead-letters the item at once and does not affect the loop.
+A frame that cannot be decoded, or that names another worker, raises `Refused`: the item becomes a dead letter
+without a retry. The loop continues.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ def _decode_message_at(frame: bytes, *, at: int) -> FrameMessage:
         _require("trace_len", trace_len, _TRACE_ABSENT, at=at)
         trace_len = 0
     elif trace_len == _TRACE_ABSENT:
-        raise _frame_error("trace_len", trace_len, "a length, as the flag says", at=at)
+        raise _frame_error("trace_len", trace_len, "a length, because the trace flag is set", at=at)
 
     trace_start = _MESSAGE_HEADER.size + message_id_len
     payload_start = trace_start + trace_len

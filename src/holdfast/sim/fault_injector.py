@@ -49,7 +49,7 @@ class MaintenanceOperator(Actor):
             except (CommitUnknown, Conflict, StoreFull):
                 pass
             except NotFound:
-                incarnation.count_coverage("force-release of what was never granted")
+                incarnation.count_coverage("force-release without a grant")
             except StoreReplaced:
                 incarnation.store.reopen()
             incarnation.pause(ms=500)

@@ -69,7 +69,9 @@ class _Replay:
         self.execution.feed(loaded.records)
 
     def _make_value(self, name: str) -> Any:
-        raise FlowDisparity(self.label, name, "the code asks for it once more than recorded")
+        raise FlowDisparity(
+            self.label, name, "the code calls this step more often than it is recorded"
+        )
 
     def run(self) -> None:
         """Run the code until it waits for an outcome. Its own timers fire at once."""

@@ -199,9 +199,7 @@ class ServiceRequests:
     def handle_exchange(
         self, owner: str, exchange: ledger_protocol.Exchange, data: memoryview
     ) -> tuple[ledger_protocol.ExchangeReply, bytes]:
-        """Decide an exchange under the lock. Return when the decision is durable and a parked claim
-        has its answer.
-        """
+        """Apply the reports and the claim of a child. Return when the commit is durable and a parked claim has its answer."""
         for report in exchange.reports:
             spool_validation.check_spool_report(self.record, report)
         ticket = BlockingTicket()

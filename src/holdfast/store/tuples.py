@@ -75,7 +75,9 @@ def _encode(element: Element) -> bytes:
         try:
             raw = element.encode()
         except UnicodeEncodeError:
-            raise Invalid(what="key", why="text that is not UTF-8", found=element) from None
+            raise Invalid(
+                what="key", why="the key contains text that is not valid UTF-8", found=element
+            ) from None
         return b"\x02" + raw.replace(b"\x00", b"\x00\xff") + b"\x00"
     if type(element) is bytes:
         return b"\x01" + element.replace(b"\x00", b"\x00\xff") + b"\x00"

@@ -250,7 +250,7 @@ def _compare_rows(txn: Txn, keys: TaskKeys, replay: LogReplay) -> Iterator[Diffe
         body: TaskBodyRow = decode_body(row)
         if body.blob and not blobs.is_intact(txn, body.blob):
             yield task_difference(
-                txn, keys, seq, height, "arguments", "not what they were", body.blob.hex()
+                txn, keys, seq, height, "arguments", "differs from its stored hash", body.blob.hex()
             )
         kept = txn.get(keys.statuses + pack_int(seq))
         status = leased_in_ranges.get(seq, NEW_STATUS) if kept is None else decode_status(kept)
@@ -268,7 +268,7 @@ def _compare_rows(txn: Txn, keys: TaskKeys, replay: LogReplay) -> Iterator[Diffe
                 )
         if status.blob and not blobs.is_intact(txn, status.blob):
             yield task_difference(
-                txn, keys, seq, height, "result", "not what it was", status.blob.hex()
+                txn, keys, seq, height, "result", "differs from its stored hash", status.blob.hex()
             )
         if retained.get(seq, 0) != (status.state in TASK_TRANSITIONS.terminal):
             times, right = retained.get(seq, 0), int(status.state in TASK_TRANSITIONS.terminal)

@@ -107,7 +107,7 @@ def submit_each(
                 what = "key" if new_task.key else "after"
                 raise Invalid(
                     what=what,
-                    why="not allowed in a batch of several callers; submit this task in its own batch",
+                    why="a task with key or after cannot share a batch with other callers; submit it alone",
                 )
             _check_new_task(keys, specs[spec_no], new_task, index)
         except Invalid as error:

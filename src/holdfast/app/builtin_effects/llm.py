@@ -127,7 +127,7 @@ def set_limit(
     None removes a limit. An omitted limit stays unchanged.
     """
     if (world != UNIVERSE_SCOPE) + (flow is not None) + each_world > 1:
-        raise Invalid(what="limit", why="world, flow and each_world exclude each other")
+        raise Invalid(what="limit", why="give only one of world=, flow=, each_world=True")
     if flow is not None:
         scope = _flow_scope(flow)
     else:

@@ -27,7 +27,7 @@ FileIdentity = tuple[int, int]
 
 class DirectoryIdentity:
     def __init__(self, path: Path, names: Iterable[str] = (DATA_FILE, READER_TABLE_FILE)) -> None:
-        """`names` are the open files of the directory."""
+        """`names` are the files whose identity `check` compares."""
         self._path = path
         self._data_file = str(path / DATA_FILE)
         self._files = {str(path / name): _file_identity(str(path / name)) for name in names}

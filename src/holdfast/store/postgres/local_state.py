@@ -198,7 +198,7 @@ class LocalState:
         return {key: value for key, value in puts.items() if key not in inserts}, inserts
 
     def with_invalidated(self, keys: Sequence[bytes]) -> Sequence[bytes]:
-        """The keys to read, plus the keys that remote commits invalidated (prefetch)."""
+        """Return `keys` plus the keys that remote commits invalidated, and clear that set. One read fetches both."""
         if not self.cache.invalidated:
             return keys
         with self.cache.lock:

@@ -97,7 +97,7 @@ class RowCache:
                     del self._range_starts[at], self._ranges[at]
 
     def put_range(self, lo: bytes, hi: bytes, rows: Sequence[Row]) -> None:
-        """Put all current rows of a range, in order."""
+        """Cache all current rows of a range, in order, and mark the range as complete."""
         for key, value in rows:
             self._set(key, value)
         keys = [key for key, _ in rows]
