@@ -110,7 +110,7 @@ def _fork(
     hasty = ada.fork("ada-in-a-hurry", at="hf.receive")
     hasty.send(Hinted(HINT))
     original = ada.published("proposal")
-    _wait(lambda: hasty.published("proposal") != original, "the proposal of the fork")
+    _wait(lambda: hasty.published("proposal") not in (None, original), "the proposal of the fork")
     proposal = hasty.published("proposal")
     own = _account(rt, hasty).spent
     print_step(

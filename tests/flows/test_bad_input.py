@@ -345,19 +345,32 @@ def test_flow_that_no_worker_declares_waits(tmp_path: Path) -> None:
         assert rt.flow(run.id).result(timeout=60) == 2
 
 
+@hf.task(queue="slow")
+def slow_task() -> None: ...
+
+
+@hf.flow(queue="slow")
+async def slow_flow() -> None: ...
+
+
 @pytest.mark.parametrize("kind", ["task", "flow"])
-def test_child_that_no_worker_declares_is_named_by_why(kind: str) -> None:
-    child: Any = task_named("child") if kind == "task" else plain("child")
+def test_child_that_no_worker_declares_is_named_by_why(kind: str, tmp_path: Path) -> None:
+    child: Any = slow_task if kind == "task" else slow_flow
 
     @hf.flow
     async def order() -> None:
         await hf.step(child)
 
-    with app_of(order).open("memory:") as rt:
+    flows = [order] if kind == "task" else [order, slow_flow]
+    starter = hf.App("flows", flows=flows, tasks=[slow_task])
+    with starter.open(str(tmp_path), queues=["default"]) as rt:
         run = rt.start(order)
+        until(lambda: run.status().state == "WAITING", "the flow waits")
+    with app_of(order).open(str(tmp_path), queues=["slow"]) as rt:
+        other = rt.flow(run.id)
         code = f"no_worker_for_{kind}"
-        until(lambda: [one["code"] for one in run.why()] == [code], "the child has no worker")
-        assert run.why()[0]["text"].endswith(f"declares the {kind} of step child#1")
+        until(lambda: [one["code"] for one in other.why()] == [code], "the child has no worker")
+        assert other.why()[0]["text"].endswith(f"declares the {kind} of step {child.name}#1")
 
 
 def test_wait_for_a_future_of_no_step_does_not_suspend_the_flow(make_rig: Any) -> None:
