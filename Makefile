@@ -131,7 +131,7 @@ sizes: setup  ## lines per module, the largest last
 	$(BIN)/python tools/sizes.py
 
 lock:  ## regenerate requirements.lock (needs uv)
-	uv pip compile pyproject.toml --quiet --upgrade --extra dev --extra spark --universal --python-version 3.11 \
+	uv pip compile pyproject.toml --quiet --upgrade --extra dev --extra spark --extra ops --extra otel --universal --python-version 3.11 \
 	    --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file requirements.lock
 

