@@ -47,17 +47,19 @@ class ApiCall:
     # The header If-None-Match, or "".
     etag: str = ""
 
-    def read(self, fn: Callable[..., T], *args: Any) -> T:
+    def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Read on a snapshot."""
         return self.store.read(fn, *args)
 
-    def transact(self, fn: Callable[..., T], *args: Any, subject: str = "", detail: str = "") -> T:
+    def transact(
+        self, fn: Callable[..., Any], *args: Any, subject: str = "", detail: str = ""
+    ) -> Any:
         """Commit `fn(txn, *args)`, with an audit entry in the same commit if the endpoint is audited. `subject`
         is `kind/id`, such as `world/Account/ada`."""
         if not self.endpoint.is_audited:
             return self.store.transact(fn, *args)
 
-        def audited(txn: Txn) -> T:
+        def audited(txn: Txn) -> Any:
             done = fn(txn, *args)
             audit.record(
                 txn, self.universe, self.actor, self.endpoint.operation_id, subject, detail
