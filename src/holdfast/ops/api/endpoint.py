@@ -6,7 +6,7 @@
   The server runs it in a thread. It raises typed errors, which become problems (RFC 9457).
 - The types are msgspec structs. The server decodes requests with them, and the OpenAPI document is generated from them.
 - A change is one transaction through `ApiCall.transact`. The audit entry and the idempotency key commit with it.
-- The module knows nothing of sockets. Tests call handlers through `invoke`.
+- The module uses no sockets. Tests call handlers through `invoke`.
 """
 
 from __future__ import annotations
