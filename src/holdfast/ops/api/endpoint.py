@@ -63,7 +63,7 @@ class Page(msgspec.Struct, Generic[T], kw_only=True):
 
 @dataclass(frozen=True)
 class ApiAnswer:
-    """An answer with a status or headers of its own."""
+    """An answer with another status, an entity tag or further headers."""
 
     value: Any
     status: int = 0
