@@ -216,7 +216,7 @@ def test_matching_schema_marker_is_accepted() -> None:
     "marker",
     [
         b"RSV0\x00\x00\x01\x00",
-        b"RSV0\x00\x00\x05\x00",
+        b"RSV0\x00\x00\x06\x00",
         b"RSV0\x01\x00\x01\x00",
         b"RSV1\x00\x00\x01\x00",
         b"",
@@ -243,7 +243,7 @@ def test_missing_schema_marker_without_bootstrap_raises_not_found() -> None:
 def test_missing_schema_marker_with_bootstrap_is_written() -> None:
     backend = MemoryBackend()
     StoreEngine(backend, SimClock(), bootstrap=True)
-    assert backend.get(b"runner.schema.version") == b"RSV0\x00\x00\x04\x00"
+    assert backend.get(b"runner.schema.version") == b"RSV0\x00\x00\x05\x00"
     StoreEngine(backend, SimClock(), bootstrap=False)
 
 
