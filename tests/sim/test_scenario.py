@@ -18,6 +18,7 @@ from tests.processes import ROOT
 
 COMMAND_S = 120
 PLUGIN = "holdfast_pytest"
+CI_VARIABLES = ("CI", "BUILD_NUMBER")
 USER_TEST = """
 import holdfast as hf
 
@@ -161,7 +162,12 @@ def run_pytest(directory: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN, *argv],
         cwd=directory,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""},
+        # With CI in the environment, pytest prints the whole message a second time in its summary.
+        env={
+            **{name: value for name, value in os.environ.items() if name not in CI_VARIABLES},
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_ADDOPTS": "",
+        },
         capture_output=True,
         text=True,
         timeout=COMMAND_S,
