@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,3 +135,33 @@ def test_waiting_threads_get_every_notification_while_topics_are_dropped(store: 
     for thread in threads:
         thread.join(100)
     assert sorted(finished) == sorted([*range(pairs)] * 2)
+
+
+def test_no_notification_is_dropped_while_waiters_come_and_go() -> None:
+    """The reader thread records commits while other threads add and remove waiters of the same topics."""
+    subscriptions = TopicSubscriptions()
+    topics = [str(n) for n in range(64)]
+    subscriptions.add_waiter(topics)
+    subscriptions.remove_waiter(topics)
+    stop = threading.Event()
+
+    def wait_again() -> None:
+        while not stop.is_set():
+            subscriptions.add_waiter(topics)
+            subscriptions.remove_waiter(topics)
+
+    threads = [threading.Thread(target=wait_again) for _ in range(2)]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for commit_no in range(1, 2_001):
+            subscriptions.record(dict.fromkeys(topics, commit_no))
+            dropped = [t for t in topics if subscriptions.last_notified((t,)) != commit_no]
+            assert not dropped
+    finally:
+        sys.setswitchinterval(interval_s)
+        stop.set()
+        for thread in threads:
+            thread.join()

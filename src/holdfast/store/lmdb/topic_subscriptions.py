@@ -20,8 +20,10 @@ from holdfast.store.subscription import Sleepers
 class TopicSubscriptions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The number of waiters per topic, and the topics without a waiter, least recently used first.
+        # The number of waiters of each subscribed topic. `record` reads it without the lock, so a topic leaves it only
+        # when it is unsubscribed.
         self._waiter_counts: dict[str, int] = {}
+        # The topics without a waiter, least recently used first.
         self._idle: OrderedDict[str, None] = OrderedDict()
         # Changes not yet sent to the writer: whether a topic is subscribed.
         self._unsent_changes: dict[str, bool] = {}
@@ -32,20 +34,20 @@ class TopicSubscriptions:
         self.sleepers = Sleepers()
 
     def __contains__(self, topic: str) -> bool:
-        return topic in self._waiter_counts or topic in self._idle
+        return topic in self._waiter_counts
 
     def __len__(self) -> int:
-        return len(self._waiter_counts) + len(self._idle)
+        return len(self._waiter_counts)
 
     def add_waiter(self, topics: Iterable[str]) -> bool:
         """Add a waiter for these topics. Return whether a new subscription must be sent."""
         with self._lock:
             for topic in topics:
-                waits = self._waiter_counts.get(topic, 0)
-                if not waits and topic not in self._idle:
+                waits = self._waiter_counts.get(topic)
+                if waits is None:
                     self._unsent_changes[topic] = True
                     self.has_unsent_subscription = True
-                self._waiter_counts[topic] = waits + 1
+                self._waiter_counts[topic] = (waits or 0) + 1
                 self._idle.pop(topic, None)
             return self.has_unsent_subscription
 
@@ -53,13 +55,12 @@ class TopicSubscriptions:
         """Remove a waiter of these topics and unsubscribe excess idle topics."""
         with self._lock:
             for topic in topics:
-                waits = self._waiter_counts.pop(topic) - 1
-                if waits:
-                    self._waiter_counts[topic] = waits
-                else:
+                waits = self._waiter_counts[topic] = self._waiter_counts[topic] - 1
+                if not waits:
                     self._idle[topic] = None
             while len(self._idle) > IDLE_TOPICS_MAX:
                 topic, _ = self._idle.popitem(last=False)
+                del self._waiter_counts[topic]
                 self._unsent_changes[topic] = False
                 self._commits.pop(topic, None)
 
@@ -85,7 +86,7 @@ class TopicSubscriptions:
             changes, self._unsent_changes = self._unsent_changes, {}
             self.has_unsent_subscription = False
             if all_topics:
-                return [*self._waiter_counts, *self._idle], []
+                return list(self._waiter_counts), []
         return (
             [topic for topic, watched in changes.items() if watched],
             [topic for topic, watched in changes.items() if not watched],
