@@ -38,7 +38,24 @@ def test_flows_end_once_when_workers_are_killed_and_the_server_restarts(
     with server.admin() as connection:
         connection.execute("CREATE DATABASE flows")
     url = f"postgresql://{USER}@{server.host}:{server.port}/flows"
-    run_plan(plan, url, port, lambda: restart(server))
+    try:
+        run_plan(plan, url, port, lambda: restart(server))
+    except BaseException:
+        print_sessions(server)
+        raise
+
+
+def print_sessions(server: ClusterServer) -> None:
+    """Print the sessions of the server with their locks, to find the holder of the commit lock."""
+    query = """
+        SELECT a.pid, a.client_port, a.state, a.wait_event, now() - a.state_change, left(a.query, 80),
+               array_agg(l.locktype || ' ' || l.mode || ' ' || l.granted) FILTER (WHERE l.locktype = 'advisory')
+        FROM pg_stat_activity a LEFT JOIN pg_locks l USING (pid)
+        WHERE a.datname = 'flows' GROUP BY 1, 2, 3, 4, 5, 6
+    """
+    with server.admin() as connection:
+        for row in connection.execute(query):
+            print(*row)
 
 
 def restart(server: ClusterServer) -> None:
