@@ -309,9 +309,9 @@ def test_cancelled_subscription_leaves_no_waiter_at_the_client(store: LmdbStore)
     topics = store._client.topics
     for n in range(100):
         with store.subscribe([f"a/{n}", f"b/{n}"]) as subscription:
-            assert topics._waiter_counts == {f"a/{n}": 1, f"b/{n}": 1}
+            assert topics.waiting == {f"a/{n}": 1, f"b/{n}": 1}
             subscription.wait(0.0)
-    assert topics._waiter_counts == {}
+    assert topics.waiting == {}
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_interrupted_subscription_leaves_no_waiter_at_the_client(
 ) -> None:
     with failpoints.on("lmdb.send", raises=SignalInterrupt), pytest.raises(SignalInterrupt):
         subscribe(store)
-    assert store._client.topics._waiter_counts == {}
+    assert store._client.topics.waiting == {}
     # The interrupted send is repeated on a new connection.
     assert store.wait("topic", -1, 20) != -1
 

@@ -39,6 +39,12 @@ class TopicSubscriptions:
     def __len__(self) -> int:
         return len(self._waiter_counts)
 
+    @property
+    def waiting(self) -> dict[str, int]:
+        """The number of waiters of each topic that has one."""
+        with self._lock:
+            return {topic: waits for topic, waits in self._waiter_counts.items() if waits}
+
     def add_waiter(self, topics: Iterable[str]) -> bool:
         """Add a waiter for these topics. Return whether a new subscription must be sent."""
         with self._lock:
