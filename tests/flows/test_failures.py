@@ -11,7 +11,7 @@ from holdfast.cli import main
 from holdfast.clock import S
 from holdfast.durable import queue
 from holdfast.errors import Invalid, NotFound
-from holdfast.flows import consistency, undo_letters, undo_redrive
+from holdfast.flows import compensation_dead_letters, compensation_redrive, consistency
 from holdfast.ops.verify import find_differences
 from tests.flows.test_steps import app_of, double, failure
 from tests.process.watch import until
@@ -451,7 +451,7 @@ def refunds(handle: Any) -> list[str]:
 
 
 def dead_undos(rig: Any) -> list[Any]:
-    return list(rig.store.read(queue.list_dead, undo_letters.queue_of(rig.universe)))
+    return list(rig.store.read(queue.list_dead, compensation_dead_letters.queue_of(rig.universe)))
 
 
 def test_failed_undo_is_a_dead_letter_whose_redrive_runs_it_again(make_rig: Any) -> None:
@@ -463,11 +463,11 @@ def test_failed_undo_is_a_dead_letter_whose_redrive_runs_it_again(make_rig: Any)
     ended = failure(rig, handle)
     [letter] = dead_undos(rig)
     assert (letter.code, letter.error) == ("undo_failed", "OSError: gone")
-    assert undo_letters.decode_payload(letter.payload).step == "undo:refund"
+    assert compensation_dead_letters.decode_payload(letter.payload).step == "undo:refund"
     [key] = set(calls) - {"take_back a", "take_back c"}
 
     # The compensation fails again: a second letter replaces the first.
-    rig.store.transact(undo_redrive.redrive_undo, rig.universe, [letter.seq])
+    rig.store.transact(compensation_redrive.redrive_compensations, rig.universe, [letter.seq])
     assert (handle.status().state, dead_undos(rig)) == ("COMPENSATING", [])
     assert failure(rig, handle).code == ended.code
     [second] = dead_undos(rig)
@@ -476,14 +476,16 @@ def test_failed_undo_is_a_dead_letter_whose_redrive_runs_it_again(make_rig: Any)
 
     broken.clear()
     calls.clear()
-    rig.store.transact(undo_redrive.redrive_undo, rig.universe, [second.seq])
+    rig.store.transact(compensation_redrive.redrive_compensations, rig.universe, [second.seq])
     with pytest.raises(Invalid, match="ended flow"):
-        rig.store.transact(undo_redrive.redrive_undo, rig.universe, [add_letter(rig, second)])
+        rig.store.transact(
+            compensation_redrive.redrive_compensations, rig.universe, [add_letter(rig, second)]
+        )
     assert failure(rig, handle).step == ended.step
     assert calls == [key]
     assert refunds(handle) == ["failed", "failed", "completed"]
     with pytest.raises(NotFound):
-        rig.store.transact(undo_redrive.redrive_undo, rig.universe, [second.seq])
+        rig.store.transact(compensation_redrive.redrive_compensations, rig.universe, [second.seq])
     [wrong] = flow_differences(rig)
     assert "dead letter" in wrong.what
 

@@ -131,7 +131,7 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     ),
     "range lease: writes no index by task": (
         Edit(
-            "tasks.row_ranges:LeaseTable.put",
+            "tasks.row_ranges:RangeLeaseTable.put",
             "txn.put(keys.range_lease_starts + pack_int(first), number)",
             "pass",
         ),
@@ -140,25 +140,27 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         Edit("tasks.row_ranges:OpenRangeLease.remove", "self.changed = True", "pass"),
     ),
     "range lease: is deleted although tasks remain": (
-        Edit("tasks.row_ranges:LeaseTable.save", "if open_lease.ranges:", "if False:"),
+        Edit("tasks.row_ranges:RangeLeaseTable.save", "if open_lease.ranges:", "if False:"),
     ),
     "range lease: schedules no expiry for a split-off task": (
         Edit(
-            "tasks.row_ranges:LeaseTable.split_off",
+            "tasks.row_ranges:RangeLeaseTable.split_off",
             "self.schedule_expiry(status.expires_ns, open_lease.lease, status.worker, [seq])",
             "pass",
         ),
     ),
     "range lease: deletes the expiry row of split-off tasks": (
-        Edit("tasks.row_ranges:LeaseTable.save", "if not open_lease.has_split_off:", "if True:"),
         Edit(
-            "tasks.row_ranges:LeaseTable.save",
+            "tasks.row_ranges:RangeLeaseTable.save", "if not open_lease.has_split_off:", "if True:"
+        ),
+        Edit(
+            "tasks.row_ranges:RangeLeaseTable.save",
             "for (at_ns, lease), (worker, seqs) in self._expiries_to_add.items():",
             "for (at_ns, lease), (worker, seqs) in ():",
         ),
     ),
     "range lease: keeps a split-off task": (
-        Edit("tasks.row_ranges:LeaseTable.split_off", "open_lease.remove(seq)", "pass"),
+        Edit("tasks.row_ranges:RangeLeaseTable.split_off", "open_lease.remove(seq)", "pass"),
     ),
     "range lease: completes a task after its expiry": (
         Edit(_open_lease, " and self._unit.now_ns < found.stored.expires_ns", ""),

@@ -141,9 +141,9 @@ class Flow(StartableFlow[P, T]):
 
     # -- used by workers ---------------------------------------------------------------------------
 
-    def within(self, universe: str, app: DeclaredParts) -> FlowCode:
+    def within(self, universe: str, app: DeclaredParts) -> BoundFlow:
         """Return the flow as the workers of an app run it."""
-        return FlowCode(self, universe, app)
+        return BoundFlow(self, universe, app)
 
     def bind(
         self, args: bytes, upcast: UpcastObjects | None = None
@@ -183,8 +183,8 @@ class DeclaredParts(typing.Protocol):
     def effects(self) -> Mapping[str, Any]: ...
 
 
-class FlowCode:
-    """A flow in its app: what an activation and the functions of this module need."""
+class BoundFlow:
+    """A flow with its universe and the declared parts of its app: the `ActivationCode` of the workers."""
 
     def __init__(self, flow: Flow[Any, Any], universe: str, app: DeclaredParts) -> None:
         self.flow = flow

@@ -41,7 +41,7 @@ from holdfast.flows.execution import (
     FlowSuspended,
     NextRun,
     StepCall,
-    StepKind,
+    StepCallKind,
 )
 from holdfast.flows.model import EFFECT, FLOW, RECEIVE, SLEEP, TASK
 from holdfast.flows.operations import OpenRequest
@@ -200,7 +200,7 @@ def sleep(seconds: float) -> asyncio.Future[None]:
     wait_ns = ns_or_zero("seconds", seconds)
     digest = codec.digest(str(wait_ns).encode())[:16]
     work = functools.partial(_request, kind=SLEEP, wait_ns=wait_ns)
-    call = StepCall(StepKind.OPEN, "hf.sleep", digest, work, _decode_none)
+    call = StepCall(StepCallKind.OPEN, "hf.sleep", digest, work, _decode_none)
     call.returns_none = True
     return execution.step(call)
 
@@ -247,7 +247,7 @@ def receive(*types: type[Any], timeout_s: float | None = None) -> asyncio.Future
 
     return execution.step(
         StepCall(
-            StepKind.OPEN,
+            StepCallKind.OPEN,
             "hf.receive",
             codec.digest_of([list(names), wait_ns])[:16],
             lambda call: _request(call, RECEIVE, wait_ns=wait_ns, types=names),
@@ -315,7 +315,7 @@ def _step_call(
         facts = _facts_of(fn)
         work = LocalWork(fn, args, kwargs)
         digest = digest_of(args, kwargs, execution.records.upcast)
-        call = StepCall(StepKind.LOCAL, facts.name, digest, work, facts.decode)
+        call = StepCall(StepCallKind.LOCAL, facts.name, digest, work, facts.decode)
         call.returns_none = facts.returns_none
         call.versions = encode_versions(facts.returns)
         return call, facts.code
@@ -347,7 +347,7 @@ def _step_call(
     name = name or _name_of(inner)
     returns = _return_type(inner)
     digest = digest_of(args, kwargs, execution.records.upcast)
-    call = StepCall(StepKind.LOCAL, name, digest, work, decoder(returns))
+    call = StepCall(StepCallKind.LOCAL, name, digest, work, decoder(returns))
     call.returns_none = returns is NoneType
     call.versions = encode_versions(returns)
     return call, getattr(inspect.unwrap(inner), "__code__", None)
@@ -404,7 +404,7 @@ def _world_call(
     digest = digest_of((reference.name, *work.args), work.kwargs, execution.records.upcast)
     work = msgspec.structs.replace(work, fn=with_step_key(work.fn))
     returns = reference.kind if method == "state" else int if method == "send" else Any
-    return StepCall(StepKind.LOCAL, name, digest, work, decoder(returns))
+    return StepCall(StepCallKind.LOCAL, name, digest, work, decoder(returns))
 
 
 def _task_call(
@@ -415,7 +415,7 @@ def _task_call(
         raise Invalid(what="task option", why="a step takes queue, priority and limit_key only")
     packed = call.task.pack(args, kwargs)
     return StepCall(
-        StepKind.OPEN,
+        StepCallKind.OPEN,
         call.task.name,
         digest_of(args, kwargs, execution.records.upcast),
         lambda step: _request(step, TASK, task=call.spec, args=packed, limit=call.limit),
@@ -431,7 +431,7 @@ def _flow_call(
         raise Invalid(what="key", why="the key of a child flow is the idempotency key of its step")
     packed = call.flow.pack(args, kwargs)
     return StepCall(
-        StepKind.OPEN,
+        StepCallKind.OPEN,
         call.flow.name,
         digest_of(args, kwargs, execution.records.upcast),
         lambda step: _request(
@@ -458,7 +458,7 @@ def _effect_call(
         return value_versions.decode(packed, effect.returns, upcast) if packed else None
 
     return StepCall(
-        StepKind.OPEN,
+        StepCallKind.OPEN,
         effect.kind,
         codec.digest(params)[:16],
         lambda step: _request(step, EFFECT, intent=codec.pack(_intent(execution, step, call))),

@@ -24,7 +24,7 @@ from holdfast.cli.store_option import add_options, open_existing
 from holdfast.durable import queue
 from holdfast.durable.queue import DeadLetter
 from holdfast.errors import HoldfastError, NotFound
-from holdfast.flows import undo_letters, undo_redrive
+from holdfast.flows import compensation_dead_letters, compensation_redrive
 from holdfast.messages import Ingress
 from holdfast.ops import pending_work
 from holdfast.store.api import Store, Txn
@@ -184,11 +184,13 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
     selection = selection_of(store, args)
     if args.dry_run:
         return dry_run(store, args.queue, args, selection)
-    universe = undo_letters.universe_of(args.queue)
+    universe = compensation_dead_letters.universe_of(args.queue)
 
     def again(seqs: list[int]) -> list[Any]:
         if universe is not None:
-            flows: list[str] = store.transact(undo_redrive.redrive_undo, universe, seqs)
+            flows: list[str] = store.transact(
+                compensation_redrive.redrive_compensations, universe, seqs
+            )
             return flows
         made: list[int] = store.transact(queue.redrive, args.queue, seqs)
         return made

@@ -14,7 +14,7 @@ from holdfast import codec
 from holdfast.durable import dead_letters
 from holdfast.durable.difference import Difference
 from holdfast.errors import IllegalTransition
-from holdfast.flows import head_fold, undo_letters
+from holdfast.flows import compensation_dead_letters, head_fold
 from holdfast.flows.model import (
     TIMEOUT_NAME,
     FlowBodyRow,
@@ -59,21 +59,21 @@ def find_differences(txn: Txn, universe: str) -> Iterator[Difference]:
         yield from _check_flow(txn, keys, seq, bodies[seq], heads[seq], opens.get(seq, {}))
     yield from _check_indexes(txn, keys, bodies, heads)
     yield from _check_due(txn, keys, bodies, heads, opens)
-    yield from _check_undo_letters(txn, keys, bodies, heads)
+    yield from _check_compensation_dead_letters(txn, keys, bodies, heads)
     for key, _ in iter_rows(txn, keys.threads):
         if (flow := int(tuples.unpack(key[len(keys.threads) :])[0])) not in bodies:
             yield Difference("flow", f"{universe}/{flow}", "thread of a step", "a row", "none")
 
 
-def _check_undo_letters(
+def _check_compensation_dead_letters(
     txn: Txn, keys: FlowKeys, bodies: dict[int, FlowBodyRow], heads: dict[int, FlowHeadRow]
 ) -> Iterator[Difference]:
     """Each dead letter of a stored flow belongs to a compensation whose last outcome is a failure."""
-    queue, after = undo_letters.queue_of(keys.universe), 0
+    queue, after = compensation_dead_letters.queue_of(keys.universe), 0
     while letters := dead_letters.list_dead(txn, queue, after):
         after = letters[-1].seq
         for letter in letters:
-            undo = undo_letters.decode_payload(letter.payload)
+            undo = compensation_dead_letters.decode_payload(letter.payload)
             seq = undo.id.seq
             if (
                 seq not in heads

@@ -80,7 +80,9 @@ class FlowExited(HoldfastError):
     hint = "the flow's code tried to exit its process; return from the function instead"
 
 
-class StepKind(Enum):
+class StepCallKind(Enum):
+    """A local step runs in the activation. The outcome of an open step comes from outside: a timer, mail, a child."""
+
     LOCAL = auto()
     OPEN = auto()
 
@@ -95,7 +97,7 @@ class StepCall:
 
     def __init__(
         self,
-        kind: StepKind,
+        kind: StepCallKind,
         name: str,
         digest: bytes,
         work: Any,
@@ -196,12 +198,12 @@ class RecordQueue:
 
         self.undelivered = [record for record in self.undelivered if not is_dropped(record)]
 
-    def take_next(self, asked: Container[tuple[str, int]], *, wait: bool) -> AnyRecord | None:
-        """Remove and return the first record that can be delivered now. The outcome of a step that was not asked for
+    def take_next(self, requested: Container[tuple[str, int]], *, wait: bool) -> AnyRecord | None:
+        """Remove and return the first record that can be delivered now. The outcome of a step that was not requested
         stays: code that asks for it later gets it. With `wait` such an outcome holds back the records after it."""
         for index, record in enumerate(self.undelivered):
             if isinstance(record, StepCompleted | StepFailure):
-                ready = (record.name, record.occurrence) in asked
+                ready = (record.name, record.occurrence) in requested
             else:
                 ready = not (wait and isinstance(record, CompensationStarted))
             if ready:
@@ -238,8 +240,8 @@ class FlowExecution:
         self._occurrences: dict[str, int] = defaultdict(int)
         self._code_of_name: dict[str, Any] = {}
         self.records = RecordQueue()
-        # Steps that were asked for and have no outcome yet.
-        self.asked: dict[tuple[str, int], StepCall] = {}
+        # Steps that the code has requested and that have no outcome yet.
+        self.requested: dict[tuple[str, int], StepCall] = {}
         self._new_steps: list[StepCall] = []
         # Steps whose futures the flow's code cancelled.
         self._dropped: list[tuple[str, int]] = []
@@ -283,7 +285,7 @@ class FlowExecution:
             step
             for step in steps
             if step.identity not in self.records.outcomes
-            and step.identity in self.asked
+            and step.identity in self.requested
             and not step.future.done()
         ]
 
@@ -303,7 +305,7 @@ class FlowExecution:
     @property
     def waits_for_outcome(self) -> bool:
         """Whether the code waits for a step: a commit can wake it."""
-        return any(not call.future.done() for call in self.asked.values())
+        return any(not call.future.done() for call in self.requested.values())
 
     @property
     def done(self) -> bool:
@@ -318,8 +320,8 @@ class FlowExecution:
         assert self._main is not None
         return self._main.result()
 
-    def unasked_steps(self) -> list[str]:
-        """The recorded and open steps that the code has not asked for."""
+    def unrequested_steps(self) -> list[str]:
+        """The recorded and open steps that the code has not requested."""
         recorded = [
             (record.position, f"{record.name}#{record.occurrence}")
             for record in self.records.undelivered
@@ -327,7 +329,7 @@ class FlowExecution:
         ]
         opened = [
             (0, f"{name}#{occurrence}")
-            for name, occurrence in self.records.open_digests.keys() - self.asked.keys()
+            for name, occurrence in self.records.open_digests.keys() - self.requested.keys()
             if (name, occurrence) not in self.records.outcomes
         ]
         return [label for _, label in sorted(recorded)] + [label for _, label in sorted(opened)]
@@ -346,7 +348,7 @@ class FlowExecution:
     def _next_deliverable(self) -> AnyRecord | None:
         # The code may ask for the next outcome, or register a compensation, after its foreign wait.
         return self.records.take_next(
-            self.asked, wait=self.loop.foreign_waits > 0 and not self.done
+            self.requested, wait=self.loop.foreign_waits > 0 and not self.done
         )
 
     def _deliver(self, record: AnyRecord) -> None:
@@ -365,11 +367,11 @@ class FlowExecution:
                 pass
 
     def _deliver_outcome(self, record: StepOutcome) -> None:
-        call = self.asked[record.name, record.occurrence]
+        call = self.requested[record.name, record.occurrence]
         if record.digest != call.digest:
             self._diverge(call, OTHER_ARGUMENTS)
             return
-        del self.asked[call.identity]
+        del self.requested[call.identity]
         future = call.future
         if future.done():
             return
@@ -398,7 +400,7 @@ class FlowExecution:
         """Replace the flow's code by its compensations, in the reverse order of their registration."""
         self.compensation = record
         self.loop._ready.clear()
-        self.asked.clear()
+        self.requested.clear()
         self._new_steps.clear()
         self._dropped.clear()
         undos = [
@@ -434,7 +436,7 @@ class FlowExecution:
                     raise FlowStopped
                 call.future.cancel()
                 return call.future
-        self.asked[call.identity] = call
+        self.requested[call.identity] = call
         self._new_steps.append(call)
         if self.records.open_digests.get(call.identity, call.digest) != call.digest:
             self._diverge(call, OTHER_ARGUMENTS)
@@ -443,14 +445,14 @@ class FlowExecution:
     def _on_settled(self, call: StepCall, future: asyncio.Future[Any]) -> None:
         if not future.cancelled():
             future.exception()  # a failed step without a waiting coroutine is no error of the flow
-        elif self.asked.get(call.identity) is call:
+        elif self.requested.get(call.identity) is call:
             self._dropped.append(call.identity)
 
     def value(
         self, name: str, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
     ) -> Any:
         """Return a recorded value, or make and buffer it."""
-        call = StepCall(StepKind.LOCAL, name, b"", None, decode)
+        call = StepCall(StepCallKind.LOCAL, name, b"", None, decode)
         self._number(call)
         recorded = self.records.outcomes.get(call.identity)
         if isinstance(recorded, StepCompleted):
@@ -472,7 +474,7 @@ class FlowExecution:
             self._buffer.append(registered)
 
     def publish(self, name: str, value: bytes) -> None:
-        call = StepCall(StepKind.LOCAL, "hf.publish", b"", None, bytes)
+        call = StepCall(StepCallKind.LOCAL, "hf.publish", b"", None, bytes)
         # Counted by name: a value that other code publishes in between does not take the place of a recorded one.
         self._number(call, counted_as=f"hf.publish:{name}")
         if call.occurrence > self.records.published[name]:

@@ -14,7 +14,7 @@ from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import BLOB_THRESHOLD_BYTES
 from holdfast.errors import NotFound
-from holdfast.flows import head_fold, undo_letters
+from holdfast.flows import compensation_dead_letters, head_fold
 from holdfast.flows.model import (
     OWNER,
     RETRY_NAME,
@@ -91,7 +91,7 @@ class FlowUnit:
         flow.head = head_fold.apply_record(flow.head, record, self.now_ns)
         key = self.keys.records_of(flow.seq, flow.head.run) + pack_int(flow.head.records)
         self.txn.put(key, codec.pack(RecordRow(self.now_ns, record)))
-        undo_letters.add_if_undo_failed(
+        compensation_dead_letters.add_if_compensation_failed(
             self.txn, self.universe, flow.seq, flow.body, flow.head.run, record
         )
 

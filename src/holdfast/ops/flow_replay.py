@@ -226,7 +226,7 @@ class _FlowReplay:
                 self._inserted.append(call.label)
                 self._pending.append(call)
         known = [call for call in self._pending if call.returns_none]
-        if not known or self._assumed >= ASSUMED_MAX or not execution.unasked_steps():
+        if not known or self._assumed >= ASSUMED_MAX or not execution.unrequested_steps():
             return False
         self._assumed += len(known)
         self._pending = [call for call in self._pending if not call.returns_none]
@@ -238,10 +238,10 @@ class _FlowReplay:
 
     def judge(self, finding: FlowFinding) -> FlowFinding:
         execution = self._execution
-        unasked = tuple(execution.unasked_steps())
+        unrequested = tuple(execution.unrequested_steps())
         finding = finding._replace(
             steps=len(execution.records.outcomes) - self._assumed,
-            removed=unasked,
+            removed=unrequested,
             inserted=tuple(self._inserted),
         )
         if execution.divergence is not None:
@@ -255,7 +255,7 @@ class _FlowReplay:
             )
         if execution.done:
             return self._judge_end(finding)
-        if unasked and self._pending and not finding.ended:
+        if unrequested and self._pending and not finding.ended:
             return finding._replace(
                 parks=None, text=f"not checked behind the new step {self._pending[0].label}"
             )

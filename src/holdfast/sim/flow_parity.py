@@ -102,7 +102,7 @@ def _check_flow(app: App, loaded: LoadedFlow, seq: int) -> None:
 
 def _check_steps(replay: _Replay, loaded: LoadedFlow) -> None:
     execution = replay.execution
-    unasked = [
+    unrequested = [
         f"{one.name}#{one.occurrence}"
         for one in execution.records.undelivered
         if isinstance(one, StepCompleted | StepFailure)
@@ -110,10 +110,10 @@ def _check_steps(replay: _Replay, loaded: LoadedFlow) -> None:
     unknown = [
         call.label for call in execution.take_new_steps() if call.identity not in loaded.open_steps
     ]
-    if unasked:
+    if unrequested:
         instead = f"; it asks for {unknown[0]} instead" if unknown else ""
         raise FlowDisparity(
-            replay.label, unasked[0], f"the code does not ask for this step{instead}"
+            replay.label, unrequested[0], f"the code does not ask for this step{instead}"
         )
     if unknown and not (loaded.head.cancelled or loaded.head.timed_out):
         raise FlowDisparity(replay.label, unknown[0], "the code asks for a step without a record")

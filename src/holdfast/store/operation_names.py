@@ -32,7 +32,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "holdfast.flows.redrive",
         "holdfast.flows.retention",
         "holdfast.flows.step_threads",
-        "holdfast.flows.undo_redrive",
+        "holdfast.flows.compensation_redrive",
     ),
     "fork": ("holdfast.world.fork_inheritance",),
     "history": ("holdfast.world.history",),

@@ -33,7 +33,7 @@ from holdfast.tasks.model import (
     queue_index,
     unpack_seq,
 )
-from holdfast.tasks.row_ranges import LeaseTable, get_status
+from holdfast.tasks.row_ranges import RangeLeaseTable, get_status
 from holdfast.tasks.row_ranges import find_range as find_in
 from holdfast.tasks.states import TaskState
 
@@ -242,7 +242,7 @@ def _has_work(
 def finished_among(txn: Txn, universe: str, seqs: Iterable[int]) -> list[int]:
     """Return the tasks among these that have ended or were removed."""
     keys = keys_of(universe)
-    leases = LeaseTable(txn, keys)
+    leases = RangeLeaseTable(txn, keys)
     return [
         seq
         for seq in seqs
@@ -268,14 +268,14 @@ def next_retention_ns(txn: Txn, universe: str) -> int | None:
 
 
 def get_row(
-    txn: Txn, keys: TaskKeys, packed_seq: bytes, leases: LeaseTable | None = None
+    txn: Txn, keys: TaskKeys, packed_seq: bytes, leases: RangeLeaseTable | None = None
 ) -> TaskRow | None:
-    """Read a task. A caller that reads many tasks passes one `LeaseTable` for all."""
+    """Read a task. A caller that reads many tasks passes one `RangeLeaseTable` for all."""
     body = get_body(txn, keys, packed_seq)
     if body is None:
         return None
     spec = get_spec(txn, keys, body.spec)
-    status = (leases or LeaseTable(txn, keys)).status(packed_seq)
+    status = (leases or RangeLeaseTable(txn, keys)).status(packed_seq)
     where = TaskState(status.state).name.lower()
     if status.state == TaskState.WAITING:
         where = _wait_state_of(txn, keys, packed_seq, body, spec, status)

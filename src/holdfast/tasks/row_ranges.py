@@ -186,7 +186,7 @@ class OpenRangeLease:
 _range_start = itemgetter(0)
 
 
-class LeaseTable:
+class RangeLeaseTable:
     """The range leases that an operation reads and changes. Written once, at the end."""
 
     def __init__(self, txn: Txn, keys: TaskKeys) -> None:
@@ -296,7 +296,7 @@ class LeaseTable:
 
 
 def get_status(txn: Txn, keys: TaskKeys, packed_seq: bytes) -> TaskStatusRow:
-    return LeaseTable(txn, keys).status(packed_seq)
+    return RangeLeaseTable(txn, keys).status(packed_seq)
 
 
 def open_range_lease(txn: Txn, keys: TaskKeys, lease: int) -> OpenRangeLease | None:

@@ -22,7 +22,12 @@ from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.tasks.model import WAIT_STATES, TaskKeys, get_counts, keys_of, pack_int, pack_text
 from holdfast.tasks.queries import TaskRow, get_row, list_queues
-from holdfast.tasks.row_ranges import LeaseTable, index_prefix_of, iter_range, load_expiry_batch
+from holdfast.tasks.row_ranges import (
+    RangeLeaseTable,
+    index_prefix_of,
+    iter_range,
+    load_expiry_batch,
+)
 from holdfast.tasks.states import TaskState
 
 SCANNED_MAX = 20_000
@@ -61,7 +66,7 @@ def list_tasks(
         return TaskPage([], "")
     if failpoints.armed:
         failpoints.hit("tasks.list_scan", where)
-    leases = LeaseTable(txn, keys)
+    leases = RangeLeaseTable(txn, keys)
     walk = _iter_candidates(txn, keys, where, queue, _decode_cursor(cursor))
     for scanned, (position, packed_seq, lease) in enumerate(walk, 1):
         row = get_row(txn, keys, packed_seq, leases)

@@ -33,7 +33,7 @@ from holdfast.tasks.model import (
     pack_text,
     queue_index,
 )
-from holdfast.tasks.row_ranges import LeaseTable, remove_from_range
+from holdfast.tasks.row_ranges import RangeLeaseTable, remove_from_range
 
 # Dependents that one operation processes. Later operations process the rest.
 DEPENDENTS_MAX = 1_000
@@ -45,7 +45,7 @@ class UnitOfWork:
         self.keys: TaskKeys = keys_of(universe)
         self.now_ns = txn.now_ns
         self.log = TaskLog()
-        self.leases = LeaseTable(txn, self.keys)
+        self.leases = RangeLeaseTable(txn, self.keys)
         self.counts = CountDeltas(txn, self.keys)
         # Tasks that ended in this operation, by retention time.
         self._ended_by_retention: dict[int, list[int]] = {}

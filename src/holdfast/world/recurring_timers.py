@@ -33,7 +33,7 @@ class DueOccurrence(NamedTuple):
     next_ns: int
 
 
-class Occurrence(NamedTuple):
+class TimerOccurrence(NamedTuple):
     """The action for a due recurring timer: whether to deliver it, and the next occurrence to
     schedule."""
 
@@ -56,7 +56,7 @@ def first_occurrence(intent: Intent, timer: TimerSet) -> tuple[Intent, int]:
     return _with_wall_time(intent, timer, at_ns), at_ns
 
 
-def next_occurrence(intent: Intent, timer: TimerSet, wall_ns: int) -> Occurrence:
+def next_occurrence(intent: Intent, timer: TimerSet, wall_ns: int) -> TimerOccurrence:
     """Return the action for a timer that is due at this wall clock time."""
     assert timer.wall_ns is not None
     deliver, at_ns = judge_due(
@@ -64,7 +64,7 @@ def next_occurrence(intent: Intent, timer: TimerSet, wall_ns: int) -> Occurrence
     )
     next_hash = codec.digest(b"every", intent.intent_hash, at_ns.to_bytes(8, "big"))
     next_intent = replace(_with_wall_time(intent, timer, at_ns), intent_hash=next_hash)
-    return Occurrence(deliver, next_intent, at_ns)
+    return TimerOccurrence(deliver, next_intent, at_ns)
 
 
 def judge_due(rule: str, zone: str, missed: str, *, due_ns: int, wall_ns: int) -> DueOccurrence:

@@ -29,8 +29,8 @@ from holdfast.flows.execution import (
     FlowRunId,
     NextRun,
     StepCall,
+    StepCallKind,
     StepFailed,
-    StepKind,
     reason_of,
 )
 from holdfast.flows.loop import LoopHost
@@ -72,8 +72,8 @@ LISTEN_S = 5.0
 FOREIGN_WAIT_S = 60.0
 
 
-class FlowCode(Protocol):
-    """A declared flow, as an activation needs it."""
+class ActivationCode(Protocol):
+    """The interface between an activation and the code of a flow: its name, its function and its result encoding."""
 
     name: str
     code_version: str
@@ -120,7 +120,7 @@ def load_flow(txn: Txn, universe: str, seq: int) -> LoadedFlow | None:
 
 
 def new_execution(
-    code: FlowCode,
+    code: ActivationCode,
     loaded: LoadedFlow,
     seq: int,
     *,
@@ -178,7 +178,7 @@ class Activation:
     def __init__(
         self,
         environment: FlowEnvironment,
-        code: FlowCode,
+        code: ActivationCode,
         attempt: TaskAttempt,
         loaded: LoadedFlow,
         seq: int,
@@ -200,7 +200,7 @@ class Activation:
         self._recorded_steps = 0
         self._listener: asyncio.Task[None] | None = None
         # Whether other commits have brought records.
-        self._has_news = False
+        self._has_new_records = False
         self._execution = new_execution(
             code,
             loaded,
@@ -227,8 +227,8 @@ class Activation:
         """Advance the flow by one commit, or wait for a step. Returns whether the activation is over."""
         execution = self._execution
         self._wake.clear()
-        if self._has_news:
-            await self._read_news()
+        if self._has_new_records:
+            await self._read_new_records()
         if execution.divergence is None and not execution.advance():
             await asyncio.sleep(0)
             return False
@@ -254,7 +254,7 @@ class Activation:
 
     def _start_steps(self, calls: list[StepCall]) -> None:
         for call in calls:
-            if call.kind is StepKind.OPEN:
+            if call.kind is StepCallKind.OPEN:
                 if call.identity not in self._open:
                     self._open.add(call.identity)
                     self._requests.append(call.work(call))
@@ -506,12 +506,12 @@ class Activation:
                 if head is None or head.task != self._attempt.grant.seq or head.state in ENDED:
                     return  # the next commit is fenced
                 if head.records > self._execution.known_records:
-                    self._has_news = True
+                    self._has_new_records = True
                     self._wake.set()
                 await subscription.wait_async(LISTEN_S)
 
-    async def _read_news(self) -> None:
-        self._has_news = False
+    async def _read_new_records(self) -> None:
+        self._has_new_records = False
         self._execution.feed(await self._read(self._records_after, self._execution.known_records))
 
     def _read_head(self, txn: Txn) -> FlowHeadRow | None:
@@ -527,7 +527,7 @@ class Activation:
 
 
 async def run_activation(
-    environment: FlowEnvironment, code: FlowCode, attempt: TaskAttempt, args: bytes
+    environment: FlowEnvironment, code: ActivationCode, attempt: TaskAttempt, args: bytes
 ) -> None:
     """Run the flow of an activation task, unless the task is no longer its activation."""
     seq, run = codec.unpack(args)

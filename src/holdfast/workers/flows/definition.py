@@ -13,7 +13,7 @@ from holdfast import codec
 from holdfast.clock import SYSTEM, Clock
 from holdfast.flows.model import TASK_PREFIX
 from holdfast.store.api import Store
-from holdfast.workers.flows.activation import FlowCode, FlowEnvironment, run_activation
+from holdfast.workers.flows.activation import ActivationCode, FlowEnvironment, run_activation
 from holdfast.workers.tasks.attempt import TaskDefinition, current_task
 
 
@@ -24,7 +24,7 @@ class FlowTaskDefinition:
     isolation = "thread"
     report = "batch"
 
-    def __init__(self, environment: FlowEnvironment, code: FlowCode) -> None:
+    def __init__(self, environment: FlowEnvironment, code: ActivationCode) -> None:
         self._environment = environment
         self._code = code
         self.name = TASK_PREFIX + code.name
@@ -46,7 +46,7 @@ _NONE = codec.pack(None)
 def task_definitions(
     store: Store,
     universe: str,
-    codes: Mapping[str, FlowCode],
+    codes: Mapping[str, ActivationCode],
     threads_max: int,
     clock: Clock = SYSTEM,
     worker: tuple[str, str] = ("", ""),
@@ -60,7 +60,7 @@ def task_definitions(
 
 
 def definitions_in(
-    environment: FlowEnvironment, codes: Mapping[str, FlowCode]
+    environment: FlowEnvironment, codes: Mapping[str, ActivationCode]
 ) -> dict[str, TaskDefinition]:
     definitions = [FlowTaskDefinition(environment, code) for code in codes.values()]
     return {definition.name: definition for definition in definitions}

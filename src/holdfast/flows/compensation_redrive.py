@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from holdfast.durable import dead_letters
 from holdfast.errors import Invalid, NotFound
-from holdfast.flows import undo_letters
+from holdfast.flows import compensation_dead_letters
+from holdfast.flows.compensation_dead_letters import FailedCompensation
 from holdfast.flows.records import UndoRedriven
 from holdfast.flows.states import ENDED, FlowState
-from holdfast.flows.undo_letters import FailedUndo
 from holdfast.flows.unit_of_work import FlowUnit, OpenFlow
 from holdfast.store import tuples
 from holdfast.store.api import Txn, operation
 
 
 @operation("flows.redrive_undo")
-def redrive_undo(txn: Txn, universe: str, letters: list[int]) -> list[str]:
+def redrive_compensations(txn: Txn, universe: str, letters: list[int]) -> list[str]:
     """Run failed compensations again and remove their dead letters. All or none. Returns the ids of the flows."""
     unit = FlowUnit(txn, universe)
     flows: list[str] = []
     for letter in letters:
         flows.append(_redrive(unit, universe, letter))
-    dead_letters.discard_dead.fn(txn, undo_letters.queue_of(universe), letters)
+    dead_letters.discard_dead.fn(txn, compensation_dead_letters.queue_of(universe), letters)
     unit.close()
     return flows
 
 
 def _redrive(unit: FlowUnit, universe: str, letter: int) -> str:
-    queue = undo_letters.queue_of(universe)
+    queue = compensation_dead_letters.queue_of(universe)
     found = dead_letters.list_dead(unit.txn, queue, letter - 1, 1) if letter > 0 else []
     if not found or found[0].seq != letter:
         raise NotFound(what="dead letter", queue=queue, seq=letter)
-    undo: FailedUndo = undo_letters.decode_payload(found[0].payload)
+    undo: FailedCompensation = compensation_dead_letters.decode_payload(found[0].payload)
     flow = _require_ended(unit, undo)
     if flow.head.state in ENDED:
         until_ns = flow.head.ended_ns + flow.body.spec.retain_ns
@@ -40,7 +40,7 @@ def _redrive(unit: FlowUnit, universe: str, letter: int) -> str:
     return undo.flow
 
 
-def _require_ended(unit: FlowUnit, undo: FailedUndo) -> OpenFlow:
+def _require_ended(unit: FlowUnit, undo: FailedCompensation) -> OpenFlow:
     """Load the flow of a failed compensation. Its code must not run at present."""
     try:
         flow = unit.load(undo.id.seq)

@@ -1,7 +1,7 @@
 """Dead letters of failed compensations, in the queue `<universe>/undo-failed` of each universe.
 
 The commit that records the failure writes the letter. Its payload is JSON, so that the commands for dead letters show
-it. `undo_redrive` runs the compensation again. The letter outlives its flow, but cannot be redriven then.
+it. `compensation_redrive` runs the compensation again. The letter outlives its flow, but cannot be redriven then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.store.api import Txn
 _QUEUE = "undo-failed"
 
 
-class FailedUndo(msgspec.Struct, frozen=True):
+class FailedCompensation(msgspec.Struct, frozen=True):
     """The payload of a letter."""
 
     flow: str
@@ -32,7 +32,7 @@ class FailedUndo(msgspec.Struct, frozen=True):
         return parse_flow_id(self.flow)
 
 
-decode_payload = codec.new_json_decoder(FailedUndo).decode
+decode_payload = codec.new_json_decoder(FailedCompensation).decode
 
 
 def queue_of(universe: str) -> str:
@@ -45,14 +45,16 @@ def universe_of(queue: str) -> str | None:
     return universe if universe and queue_of(universe) == queue else None
 
 
-def add_if_undo_failed(
+def add_if_compensation_failed(
     txn: Txn, universe: str, seq: int, body: FlowBodyRow, run: int, record: AnyRecord
 ) -> None:
     """Write the dead letter of a compensation that failed finally."""
     if not isinstance(record, StepFailure) or not record.name.startswith(UNDO_PREFIX):
         return
     flow = str(FlowId(body.generation, seq))
-    payload = FailedUndo(flow, body.spec.name, body.key, run, record.name, record.occurrence)
+    payload = FailedCompensation(
+        flow, body.spec.name, body.key, run, record.name, record.occurrence
+    )
     error = f"{record.error_type}: {record.error}"
     dead_letters.add_dead_letter.fn(
         txn, queue_of(universe), msgspec.json.encode(payload), UNDO_FAILED, error
