@@ -198,3 +198,23 @@ def test_process_waits_for_threads_that_threads_of_its_run_have_started(
     may_end.set()
     last.join()
     assert before.restore()
+
+
+def test_process_waits_for_threads_that_are_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_state, "MEMORY_KIB_MAX", sys.maxsize)
+    monkeypatch.setattr(process_state, "CONFIGURED_ONCE", ())
+    before = ProcessState.now()
+    may_start = threading.Event()
+
+    class StartingThread(threading.Thread):
+        def _bootstrap(self) -> None:
+            may_start.wait(30)
+            super()._bootstrap()  # type: ignore[misc]
+
+    starting = StartingThread(target=int, daemon=True)
+    threading.Thread(target=starting.start, daemon=True).start()
+    while starting not in threading.enumerate():
+        pass
+    threading.Timer(0.1, may_start.set).start()
+    assert before.restore()
+    assert not starting.is_alive()

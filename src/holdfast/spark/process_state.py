@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from holdfast.spark.spool import close_storages
 
 # How long the threads of a run may take to end, and the memory of a process that serves another run.
 THREADS_END_S = 1.0
+THREAD_POLL_S = 0.001
 MEMORY_KIB_MAX = 1 << 20
 # These read their configuration once: the environment and a file with the addresses and credentials of catalogs.
 CONFIGURED_ONCE = ("pyiceberg",)
@@ -51,9 +53,14 @@ class ProcessState(NamedTuple):
         # Again after each: a thread of the run may have started another one.
         while added := set(threading.enumerate()) - self.threads:
             thread = added.pop()
-            thread.join(max((until_ns - SYSTEM.mono_ns()) / S, 0.0))
-            if thread.is_alive():
+            left_s = (until_ns - SYSTEM.mono_ns()) / S
+            if left_s <= 0:
                 return False
+            if thread.is_alive():
+                thread.join(left_s)
+            else:
+                # It is starting or has just ended. `join` raises for a thread that is starting.
+                time.sleep(min(left_s, THREAD_POLL_S))
         sys.path[:] = self.paths
         forget_options()
         close_storages()
