@@ -87,6 +87,63 @@ def test_retention_removes_all_rows_of_a_flow(make_rig: Any) -> None:
     assert rig.store.read(find_differences) == []
 
 
+@pytest.mark.parametrize("rows_max", [1, 2, 3, 4, 5])
+def test_removal_in_small_commits_removes_all_rows_of_all_flows(
+    make_rig: Any, rows_max: int
+) -> None:
+    """Each commit removes at most `rows_max` rows, and leaves no flow that a reader sees in part."""
+
+    @hf.flow(retain_s=60)
+    async def child() -> None:
+        await hf.sleep(1)
+
+    @hf.flow(retain_s=60)
+    async def order(run: int) -> None:
+        hf.publish("run", run)
+        await hf.step(child)
+        if run < 2:
+            hf.again(run + 1)
+
+    rig = make_rig(app_with_events(order, child))
+    handles = [rig.start(order.options(key=f"o-{n}"), 1) for n in range(3)]
+    for handle in handles:
+        handle.send(Payment(1), key="kept")
+        rig.result(handle)
+    rig.clock.advance(61 * S)
+    left = len(rows_of_flows(rig))
+    commits = 0
+    while removed := rig.store.transact(retention.remove_ended, rig.universe, 100, rows_max):
+        assert 1 <= removed <= rows_max
+        assert rig.store.read(find_differences) == []
+        commits += 1
+        assert commits <= left
+    assert rows_of_flows(rig) == []
+    assert rig.store.read(retention.next_due_ns, rig.universe) is None
+
+
+def test_removal_continues_behind_a_retained_flow_without_rows(make_rig: Any) -> None:
+    """A former release left the retention row of a flow that it had removed. Later flows are removed."""
+
+    @hf.flow(retain_s=60)
+    async def order() -> None:
+        await hf.step(double, 1)
+
+    rig = make_rig(app_of(order))
+    removed, kept = rig.start(order), rig.start(order)
+    rig.result(removed)
+    rig.result(kept)
+    retained = keys_of(rig.universe).retained
+    left_over, _ = rig.store.read(lambda txn: txn.scan(retained, tuples.prefix_end(retained), 1)[0])
+    rig.clock.advance(61 * S)
+    assert rig.store.transact(retention.remove_ended, rig.universe, 1) > 0
+    rig.store.transact(lambda txn: txn.put(left_over, b""))
+    while rig.store.transact(retention.remove_ended, rig.universe, 100):
+        pass
+    with pytest.raises(NotFound):
+        kept.status()
+    assert rows_of_flows(rig) == []
+
+
 def test_large_values_are_blobs_released_after_removal(make_rig: Any) -> None:
     def large(n: int) -> bytes:
         return bytes([n]) * 100_000

@@ -36,6 +36,7 @@ from holdfast.flows.records import (
     UndoRedriven,
     decode_record,
 )
+from holdfast.flows.retention import REMOVING
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.store import tuples
 from holdfast.store.api import Txn
@@ -60,8 +61,10 @@ def find_differences(txn: Txn, universe: str) -> Iterator[Difference]:
     yield from _check_indexes(txn, keys, bodies, heads)
     yield from _check_due(txn, keys, bodies, heads, opens)
     yield from _check_compensation_dead_letters(txn, keys, bodies, heads)
+    removing = {_last_int(key) for key, mark in iter_rows(txn, keys.retained) if mark == REMOVING}
     for key, _ in iter_rows(txn, keys.threads):
-        if (flow := int(tuples.unpack(key[len(keys.threads) :])[0])) not in bodies:
+        flow = int(tuples.unpack(key[len(keys.threads) :])[0])
+        if flow not in bodies and flow not in removing:
             yield Difference("flow", f"{universe}/{flow}", "thread of a step", "a row", "none")
 
 
@@ -178,7 +181,11 @@ def _check_indexes(
                 stored.get(name),
                 expected_counts.get(name),
             )
-    retained = {tuple(tuples.unpack(key)[-2:]) for key, _ in iter_rows(txn, keys.retained)}
+    retained = {
+        tuple(tuples.unpack(key)[-2:])
+        for key, mark in iter_rows(txn, keys.retained)
+        if mark != REMOVING or _last_int(key) in bodies
+    }
     expected_retained = {
         (head.ended_ns + bodies[seq].spec.retain_ns, seq)
         for seq, head in heads.items()

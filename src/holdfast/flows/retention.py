@@ -1,8 +1,13 @@
-"""Retention of flows: removes ended flows and former runs, and finds the next time at which the timer worker has work."""
+"""Retention of flows: removes ended flows and former runs, and finds the next time at which the timer worker has work.
+
+The first commit of a removal deletes body, head and key of the flow, so no reader sees a part of it. Later commits
+delete the other rows, a bounded number each. The retention row is deleted last and has the mark `REMOVING` meanwhile.
+"""
 
 from __future__ import annotations
 
 from holdfast.durable.validation import check_limit
+from holdfast.errors import NotFound
 from holdfast.flows.model import decode_mail, keys_of, pack_int
 from holdfast.flows.records import StepCompleted, decode_record
 from holdfast.flows.unit_of_work import FlowUnit
@@ -10,6 +15,8 @@ from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn, operation
 
 REMOVED_ROWS_MAX = 2_000
+# The value of a retention row whose flow or run is partly removed.
+REMOVING = b"r"
 
 
 def next_due_ns(txn: Txn, universe: str) -> int | None:
@@ -26,56 +33,67 @@ def next_due_ns(txn: Txn, universe: str) -> int | None:
 
 
 @operation("flows.remove_ended")
-def remove_ended(txn: Txn, universe: str, limit: int) -> int:
-    """Remove flows and former runs past their retention, a bounded number of rows. Returns the number of removed rows."""
+def remove_ended(txn: Txn, universe: str, limit: int, rows_max: int = REMOVED_ROWS_MAX) -> int:
+    """Remove flows and former runs past their retention, at most `rows_max` rows. Returns the number of removed rows,
+    0 if nothing is left to remove."""
     check_limit(limit)
-    keys = keys_of(universe)
+    check_limit(rows_max, "rows")
     unit = FlowUnit(txn, universe)
-    until = keys.retained + tuples.pack((unit.now_ns + 1,))
-    rows_left = _remove_runs(unit, limit, REMOVED_ROWS_MAX)
-    if rows_left <= 0:
-        return REMOVED_ROWS_MAX - rows_left
-    for key, _ in txn.scan(keys.retained, until, limit):
-        seq = tuples.unpack(key)[-1]
-        assert isinstance(seq, int)
-        rows_left = _remove(unit, seq, rows_left)
-        if rows_left <= 0:
-            break
-        txn.delete(key)
+    rows_left = _remove_runs(unit, limit, rows_max)
+    if not _due(unit, unit.keys.retained_runs, 1):
+        rows_left = _remove_flows(unit, limit, rows_left)
     unit.close()
-    return REMOVED_ROWS_MAX - rows_left
+    return rows_max - rows_left
+
+
+def _due(unit: FlowUnit, prefix: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+    """The oldest retention rows whose time has come."""
+    return unit.txn.scan(prefix, prefix + tuples.pack((unit.now_ns + 1,)), limit)
 
 
 def _remove_runs(unit: FlowUnit, limit: int, rows_left: int) -> int:
-    """Remove the records of runs that ended with `hf.again`. A result of 0 or less means that rows remain."""
-    runs = unit.keys.retained_runs
-    for key, _ in unit.txn.scan(runs, runs + tuples.pack((unit.now_ns + 1,)), limit):
+    """Remove the records of runs that ended with `hf.again`. Returns how many rows this commit may still remove."""
+    for key, _ in _due(unit, unit.keys.retained_runs, limit):
         *_, seq, run = tuples.unpack(key)
         assert isinstance(seq, int)
         assert isinstance(run, int)
+        if not rows_left:
+            break
         rows_left = _remove_rows(unit, unit.keys.records_of(seq, run), rows_left)
-        if rows_left <= 0:
+        if not rows_left:
+            unit.txn.put(key, REMOVING)
             break
         unit.txn.delete(key)
+        rows_left -= 1
     return rows_left
 
 
-def _remove(unit: FlowUnit, seq: int, rows_left: int) -> int:
-    """Remove the rows of a flow. A result of 0 or less means that rows remain."""
+def _remove_flows(unit: FlowUnit, limit: int, rows_left: int) -> int:
+    """Remove ended flows. Returns how many rows this commit may still remove."""
+    for key, mark in _due(unit, unit.keys.retained, limit):
+        seq = tuples.unpack(key)[-1]
+        assert isinstance(seq, int)
+        if not rows_left:
+            break
+        if mark != REMOVING:
+            unit.txn.put(key, REMOVING)
+            _forget(unit, seq)
+            rows_left -= 1
+        rows_left = _remove_rows_of(unit, seq, rows_left)
+        if not rows_left:
+            break
+        unit.txn.delete(key)
+        rows_left -= 1
+    return rows_left
+
+
+def _forget(unit: FlowUnit, seq: int) -> None:
+    """Delete the body, the head, the key and the index rows of a flow. A flow without them has no such rows."""
     txn, keys = unit.txn, unit.keys
-    for prefix in (
-        keys.records,
-        keys.mail,
-        keys.mail_keys,
-        keys.published,
-        keys.open_steps,
-        keys.children,
-        keys.threads,
-    ):
-        rows_left = _remove_rows(unit, prefix + pack_int(seq), rows_left)
-        if rows_left <= 0:
-            return rows_left
-    flow = unit.load(seq)
+    try:
+        flow = unit.load(seq)
+    except NotFound:
+        return
     for blob in (flow.body.blob, flow.head.blob, flow.head.args_blob):
         if blob:
             blobs.release.fn(txn, blob)
@@ -86,11 +104,30 @@ def _remove(unit: FlowUnit, seq: int, rows_left: int) -> int:
     if flow.body.parent is not None and flow.body.parent.flow:
         txn.delete(keys.children + tuples.pack((flow.body.parent.flow, seq)))
     unit.forget(flow)
-    return rows_left - 2
+
+
+def _remove_rows_of(unit: FlowUnit, seq: int, rows_left: int) -> int:
+    """Remove the other rows of a flow. At 0 some may remain."""
+    keys = unit.keys
+    for prefix in (
+        keys.records,
+        keys.mail,
+        keys.mail_keys,
+        keys.published,
+        keys.open_steps,
+        keys.children,
+        keys.threads,
+    ):
+        rows_left = _remove_rows(unit, prefix + pack_int(seq), rows_left)
+        if not rows_left:
+            break
+    return rows_left
 
 
 def _remove_rows(unit: FlowUnit, prefix: bytes, rows_left: int) -> int:
-    """Remove rows with a prefix, and release the blobs of records and mail."""
+    """Remove rows with a prefix, and release the blobs of records and mail. At 0 some may remain."""
+    if not rows_left:
+        return 0
     txn, keys = unit.txn, unit.keys
     found = txn.scan(prefix, tuples.prefix_end(prefix), rows_left)
     for key, row in found:
