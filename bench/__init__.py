@@ -14,7 +14,7 @@ fail a run: a busy machine is not a bug.
     raw         the reference loop of all ratios
     record      the outcome of a metric: measures with their spread, targets
     workers     processes that wait for a go line and report in JSON (they run `load`)
-    commits, queues, waiting, ledger, effects, timers, memory    the metrics
+    commits, queues, wakeup_latency, ledger, effects, timers, memory    the metrics
     churn, churn_load, footprint        a PostgreSQL store under churn, and the space that data takes
     isolation                           the cost of rejected submissions for concurrent callers
     table, history, report              the output

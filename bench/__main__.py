@@ -12,7 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import commits, effects, history, ledger, memory, queues, table, tasks, timers, waiting
+from bench import (
+    commits,
+    effects,
+    history,
+    ledger,
+    memory,
+    queues,
+    table,
+    tasks,
+    timers,
+    wakeup_latency,
+)
 from bench.place import ROOT, Place, new_directory
 from bench.record import Record
 
@@ -29,8 +40,8 @@ METRICS: dict[str, Callable[[Place], Record]] = {
         queues.queue_churn,
         queues.contended_queue,
         queues.journal_appends,
-        waiting.wake_up,
-        waiting.idle,
+        wakeup_latency.wake_up,
+        wakeup_latency.idle,
         queues.backlog,
         ledger.ledger_moves,
         ledger.ledger_records,

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.churn_load import KINDS, Churn
-from bench.peers.pg_place import somewhere
+from bench.peers.pg_place import given_or_new_database
 from bench.place import ROOT, new_directory
 
 MINUTES = 30.0
@@ -78,7 +78,7 @@ class Minute:
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     minutes: list[Minute] = []
-    with somewhere(args.store, args.dir) as url, new_directory(args.dir) as directory:
+    with given_or_new_database(args.store, args.dir) as url, new_directory(args.dir) as directory:
         print(_line(HEADER), flush=True)
         with KINDS[args.what](url, directory) as churn:
             for backlog in args.backlogs:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from bench.peers import tally
 from bench.peers.pg_place import UrlPlace
 from bench.peers.task_holdfast import Running, running
-from bench.workers import Crew
+from bench.workers import WorkerGroup
 
 QUEUE = "churn"
 CALLERS = 4
@@ -53,9 +53,9 @@ class QueueChurn:
 
     def __enter__(self) -> QueueChurn:
         with contextlib.ExitStack() as stack:
-            loaders = stack.enter_context(Crew("loader", 1, self._url))
+            loaders = stack.enter_context(WorkerGroup("loader", 1, self._url))
             self._churners = stack.enter_context(
-                Crew("churn", 1, self._url, callers=CALLERS, batch=BATCH)
+                WorkerGroup("churn", 1, self._url, callers=CALLERS, batch=BATCH)
             )
             [self._loader] = loaders.members
             self._stack = stack.pop_all()

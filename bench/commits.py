@@ -10,7 +10,7 @@ import lmdb
 from bench.load import ROWS_PER_CALLER, VALUE, rows_of
 from bench.place import Place
 from bench.record import Record, Sample, Target, against_raw, gather
-from bench.workers import Crew
+from bench.workers import WorkerGroup
 from holdfast.config import MAP_BYTES
 from holdfast.store.tuples import pack_int
 
@@ -56,8 +56,8 @@ def floor(place: Place) -> Record:
 
 
 def one_caller(place: Place) -> Record:
-    with place.store("one") as path, Crew("threads", 1, path, callers=1) as crew:
-        samples = against_raw(place, lambda: crew.rated(seconds=place.slice_s))
+    with place.store("one") as path, WorkerGroup("threads", 1, path, callers=1) as group:
+        samples = against_raw(place, lambda: group.rated(seconds=place.slice_s))
     return Record(
         "one_caller",
         "one caller, one op a transaction",
@@ -75,8 +75,8 @@ def callers_64_tasks(place: Place) -> Record:
 
 
 def _many(place: Place, name: str, role: str, what: str) -> Record:
-    with place.store(name) as path, Crew(role, 1, path, callers=64) as crew:
-        samples = against_raw(place, lambda: crew.rated(seconds=place.slice_s))
+    with place.store(name) as path, WorkerGroup(role, 1, path, callers=64) as group:
+        samples = against_raw(place, lambda: group.rated(seconds=place.slice_s))
     return Record(
         name,
         f"{what}, one client process",
@@ -86,8 +86,8 @@ def _many(place: Place, name: str, role: str, what: str) -> Record:
 
 
 def processes_4x32(place: Place) -> Record:
-    with place.store("4x32") as path, Crew("threads", 4, path, callers=32) as crew:
-        samples = against_raw(place, lambda: crew.rated(seconds=place.slice_s))
+    with place.store("4x32") as path, WorkerGroup("threads", 4, path, callers=32) as group:
+        samples = against_raw(place, lambda: group.rated(seconds=place.slice_s))
     return Record(
         "processes_4x32",
         "4 client processes of 32 threads each",
@@ -97,8 +97,8 @@ def processes_4x32(place: Place) -> Record:
 
 
 def batches_1000(place: Place) -> Record:
-    with place.store("batches") as path, Crew("batches", 1, path, size=BATCH) as crew:
-        samples = against_raw(place, lambda: crew.rated(seconds=place.slice_s))
+    with place.store("batches") as path, WorkerGroup("batches", 1, path, size=BATCH) as group:
+        samples = against_raw(place, lambda: group.rated(seconds=place.slice_s))
     return Record(
         "batches_1000",
         "one caller, 1,000 ops a transaction",
@@ -110,10 +110,10 @@ def batches_1000(place: Place) -> Record:
 def computing_thread(place: Place) -> Record:
     """Measure one caller with and without a CPU-bound thread in its process."""
     samples = []
-    with place.store("computing") as path, Crew("threads", 1, path, callers=1) as crew:
+    with place.store("computing") as path, WorkerGroup("threads", 1, path, callers=1) as group:
         for _ in range(place.repeats):
-            [quiet] = crew.go(seconds=place.slice_s)
-            [beside] = crew.go(seconds=place.slice_s, computing=True)
+            [quiet] = group.go(seconds=place.slice_s)
+            [beside] = group.go(seconds=place.slice_s, computing=True)
             samples.append(
                 {
                     "kept": beside["rate"] / quiet["rate"],

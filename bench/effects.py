@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
+from bench.peers.effect_app import STEPS
 from bench.peers.effect_turns import APP, HoldfastTurn, running, shares, spawn
 from bench.peers.effect_workload import STEPS_PER_S
-from bench.peers.flows import STEPS
 from bench.peers.holdfast_turn import spawn as spawn_worlds
 from bench.peers.process import Load, Up
 from bench.peers.suite import percentile
@@ -140,12 +140,14 @@ def effect_backlog(place: Place) -> Record:
     samples = []
     with _Bulk(place, "short") as short, _Bulk(place, "long") as long:
         for bulk in (short, long):
-            bulk.want(sizes[bulk.name], together)
+            bulk.request_effects(sizes[bulk.name], together)
         for _ in range(place.repeats):
             sample: Sample = {}
             for bulk in (short, long):
                 bulk.refill(sizes[bulk.name], together)
-                sample[f"put_{bulk.name}"] = put / median(bulk.want(put, put) for _ in range(PUTS))
+                sample[f"put_{bulk.name}"] = put / median(
+                    bulk.request_effects(put, put) for _ in range(PUTS)
+                )
                 sample |= bulk.drained(sizes[bulk.name], place.slice_s)
             samples.append(
                 {
@@ -175,7 +177,7 @@ def effect_fairness(place: Place) -> Record:
     samples = []
     with _Bulk(place, "flood") as bulk:
         others = bulk.client.ask("worlds", count=singles, steps=0)["names"]
-        bulk.want(flood, min(WANTED_TOGETHER, flood))
+        bulk.request_effects(flood, min(WANTED_TOGETHER, flood))
         for _ in range(place.repeats):
             bulk.refill(flood, min(WANTED_TOGETHER, flood))
             bulk.pool.ask("start")
@@ -246,16 +248,16 @@ class _Bulk:
             process.close()
         self._store.__exit__(None, None, None)
 
-    def want(self, count: int, together: int) -> float:
+    def request_effects(self, count: int, together: int) -> float:
         """Seconds until the queue has `count` more effects."""
         parameters = {"names": self._worlds, "count": count, "per_event": together}
-        seconds: float = self.client.ask("want", **parameters)["seconds"]
+        seconds: float = self.client.ask("request_effects", **parameters)["seconds"]
         return seconds
 
     def refill(self, goal: int, together: int) -> None:
         missing = goal - int(self.client.ask("left")["left"])
         if missing > 0:
-            self.want(missing, together)
+            self.request_effects(missing, together)
 
     def drained(self, backlog: int, seconds: float) -> Sample:
         """Effects per second while the client keeps the backlog constant."""

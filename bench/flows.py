@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.peers.durable_flow_turns import APP, running
+from bench.peers.flow_turns import APP, running
 from bench.peers.process import Load, Up
 from bench.place import ROOT, FlowSizes, Place, Sizes, new_directory
 from bench.record import Record, Sample, Target, gather

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.peers import effect_turns
 from bench.peers.holdfast_turn import spawn as spawn_worlds
-from bench.peers.pg_place import UrlPlace, somewhere
+from bench.peers.pg_place import UrlPlace, given_or_new_database
 from bench.peers.task_holdfast import running
 from bench.peers.task_turn import TaskTurn
 from bench.peers.task_workload import TaskAmount
@@ -74,7 +74,7 @@ class Work:
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     footprints = []
-    with somewhere(args.store, args.dir) as url:
+    with given_or_new_database(args.store, args.dir) as url:
         print(_line(HEADER), flush=True)
         for name, body in BODIES.items():
             with new_directory(args.dir) as directory:

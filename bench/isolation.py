@@ -56,12 +56,12 @@ class Calls(NamedTuple):
     failed: int
 
 
-Door = Callable[[int, bool], Calls]
+Interface = Callable[[int, bool], Calls]
 
 
 class Result(NamedTuple):
     store: str
-    door: str
+    interface: str
     p95_ms: float
     refusing_p95_ms: float
     failed: int
@@ -80,9 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.store:
             urls["postgresql"] = args.store
         for store, url in urls.items():
-            with APP.open(url, roles=()) as runtime, doors(runtime) as open_doors:
-                for name, door in open_doors.items():
-                    results.append(measure(store, name, door, args.callers, args.rounds))
+            with APP.open(url, roles=()) as runtime, open_interfaces(runtime) as interfaces:
+                for name, interface in interfaces.items():
+                    results.append(measure(store, name, interface, args.callers, args.rounds))
                     print(_line(_cells(results[-1])), flush=True)
     if args.json:
         documents = [result._asdict() | {"ratio": result.ratio} for result in results]
@@ -90,14 +90,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(result.failed for result in results))
 
 
-def measure(store: str, name: str, door: Door, callers: int, rounds: int) -> Result:
+def measure(store: str, name: str, interface: Interface, callers: int, rounds: int) -> Result:
     """The medians over alternating rounds."""
-    door(callers, True)
+    interface(callers, True)
     p95s: dict[bool, list[float]] = {False: [], True: []}
     failed = 0
     for _ in range(rounds):
         for refusing in (False, True):
-            calls = door(callers, refusing)
+            calls = interface(callers, refusing)
             p95s[refusing].append(sorted(calls.seconds)[len(calls.seconds) * 95 // 100])
             failed += calls.failed
     plain, refusing_s = (statistics.median(p95s[refusing]) for refusing in (False, True))
@@ -105,7 +105,7 @@ def measure(store: str, name: str, door: Door, callers: int, rounds: int) -> Res
 
 
 @contextmanager
-def doors(runtime: hf.Runtime) -> Iterator[dict[str, Door]]:
+def open_interfaces(runtime: hf.Runtime) -> Iterator[dict[str, Interface]]:
     address = parse_address("127.0.0.1:0")
     with HttpServer(
         lambda server: TaskApi(server, runtime.store, APP.name, APP.tasks),
@@ -206,7 +206,7 @@ def _merged(parts: Sequence[Calls]) -> Calls:
 def _cells(result: Result) -> Sequence[str]:
     return (
         result.store,
-        result.door,
+        result.interface,
         f"{result.p95_ms:.2f}",
         f"{result.refusing_p95_ms:.2f}",
         f"{result.ratio:.2f} {'met' if result.ratio <= RATIO_MAX else 'not met'}",

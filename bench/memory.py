@@ -9,7 +9,7 @@ import lmdb
 from bench.load import VALUE
 from bench.place import Place, end_writer, writer_pid
 from bench.record import Record, Target, gather
-from bench.workers import Crew
+from bench.workers import WorkerGroup
 from holdfast import store as stores
 from holdfast.config import MAP_BYTES
 from holdfast.store import tuples
@@ -27,10 +27,10 @@ def memory(place: Place) -> Record:
         end_writer(path)
         build(path, place.sizes.memory_keys)
         for _ in range(place.repeats):
-            with Crew("opener", 1, path) as crew:
+            with WorkerGroup("opener", 1, path) as group:
                 # No process has the store open yet, so this starts the writer, too.
-                [opened] = crew.go()
-                client, writer = crew.members[0].pid, writer_pid(path)
+                [opened] = group.go()
+                client, writer = group.members[0].pid, writer_pid(path)
                 samples.append(
                     {
                         "open_s": opened["opened_s"],

@@ -6,7 +6,7 @@ from itertools import count
 
 from bench.place import Place
 from bench.record import Record, Sample, Target, against_raw, gather
-from bench.workers import Crew, Worker
+from bench.workers import Worker, WorkerGroup
 
 RATED = {
     "rate": "items/s",
@@ -29,7 +29,7 @@ def contended_queue(place: Place) -> Record:
     def run() -> Sample:
         name = next(names)
         _fill(filler, name, place.sizes.claimer_items)
-        answers = crew.go(queue=name)
+        answers = group.go(queue=name)
         taken = sum(answer["count"] for answer in answers)
         assert taken == place.sizes.claimer_items, f"{taken} items were acknowledged"
         seconds = max(a["ended"] for a in answers) - min(a["began"] for a in answers)
@@ -38,8 +38,8 @@ def contended_queue(place: Place) -> Record:
 
     with (
         place.store("contended") as path,
-        Crew("loader", 1, path) as fillers,
-        Crew("claimers", CONTENDERS, path, batch=CONTENDER_BATCH) as crew,
+        WorkerGroup("loader", 1, path) as fillers,
+        WorkerGroup("claimers", CONTENDERS, path, batch=CONTENDER_BATCH) as group,
     ):
         [filler] = fillers.members
         samples = against_raw(place, run)
@@ -57,9 +57,9 @@ def queue_churn(place: Place) -> Record:
     callers = place.sizes.churn_callers
     with (
         place.store("churn") as path,
-        Crew("churn", 1, path, callers=callers, batch=CHURN_BATCH) as crew,
+        WorkerGroup("churn", 1, path, callers=callers, batch=CHURN_BATCH) as group,
     ):
-        samples = against_raw(place, lambda: crew.rated(queue="churn", seconds=place.slice_s))
+        samples = against_raw(place, lambda: group.rated(queue="churn", seconds=place.slice_s))
     return Record(
         "queue_churn",
         f"put → claim → ack in batches of {CHURN_BATCH}, {callers} threads of one process",
@@ -73,9 +73,9 @@ def journal_appends(place: Place) -> Record:
     callers = place.sizes.journal_callers
     with (
         place.store("journal") as path,
-        Crew("appends", 1, path, callers=callers, batch=JOURNAL_BATCH) as crew,
+        WorkerGroup("appends", 1, path, callers=callers, batch=JOURNAL_BATCH) as group,
     ):
-        samples = against_raw(place, lambda: crew.rated(seconds=place.slice_s))
+        samples = against_raw(place, lambda: group.rated(seconds=place.slice_s))
     return Record(
         "journal_appends",
         f"journal entries, {JOURNAL_BATCH} a transaction, {callers} threads of one process",
@@ -91,15 +91,15 @@ def backlog(place: Place) -> Record:
     samples = []
     with (
         place.store("backlog") as path,
-        Crew("loader", 1, path) as fillers,
-        Crew("churn", 1, path, callers=1, batch=CHURN_BATCH) as crew,
+        WorkerGroup("loader", 1, path) as fillers,
+        WorkerGroup("churn", 1, path, callers=1, batch=CHURN_BATCH) as group,
     ):
         [filler] = fillers.members
         _fill(filler, "short", small)
         loaded_s = _fill(filler, "long", large)
         for _ in range(place.repeats):
-            [short] = crew.go(queue="short", seconds=place.slice_s)
-            [long] = crew.go(queue="long", seconds=place.slice_s)
+            [short] = group.go(queue="short", seconds=place.slice_s)
+            [long] = group.go(queue="long", seconds=place.slice_s)
             samples.append(
                 {
                     "cost": short["rate"] / long["rate"],

@@ -26,7 +26,7 @@ from holdfast.workers.tasks import executors
 Note = tuple[str, int, int]
 
 
-def noting(notes: list[Note], what: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+def timed(notes: list[Note], what: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     now = time.monotonic_ns
 
     @functools.wraps(fn)
@@ -41,7 +41,7 @@ def noting(notes: list[Note], what: str, fn: Callable[..., Any]) -> Callable[...
 
 
 def watch(notes: list[Note], what: str, owner: Any, name: str) -> None:
-    setattr(owner, name, noting(notes, what, getattr(owner, name)))
+    setattr(owner, name, timed(notes, what, getattr(owner, name)))
 
 
 def write(notes: list[Note], store: str) -> None:

@@ -1,7 +1,7 @@
 """Processes that load a store. Each prints `ready`, runs when it reads a go line, and answers in JSON.
 
-    with Crew(role, count, path) as crew:
-        answers = crew.go(seconds=1.0)         all start at once; one answer per process
+    with WorkerGroup(role, count, path) as group:
+        answers = group.go(seconds=1.0)         all start at once; one answer per process
 
 The processes start Python and open the store before anything is timed. They serve all repeats of a metric.
 """
@@ -67,12 +67,12 @@ class Worker:
         return line.strip()
 
 
-class Crew:
+class WorkerGroup:
     def __init__(self, role: str, count: int, path: Path, **options: Any) -> None:
         self._path = path
         self.members = [Worker(role, path, number=number, **options) for number in range(count)]
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerGroup:
         try:
             for member in self.members:
                 member.await_ready()

@@ -222,8 +222,8 @@ def test_peer_suite_describes_every_judged_measure(suite: Suite) -> None:
         assert goal.ours in suite.measures
         assert goal.theirs in suite.measures
     assert not set(suite.measures) & set(suite.extra)
-    judged = {measure for measures in suite.parts.values() for measure in measures}
-    assert judged <= set(suite.measures)
+    compared = {measure for measures in suite.parts.values() for measure in measures}
+    assert compared <= set(suite.measures)
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
@@ -363,8 +363,10 @@ def test_bench_isolation_has_a_ratio_for_each_store_and_interface(shared_directo
     ]
     assert bench.main(["isolation", *options]) == 0
     lines = json.loads(file.read_text())
-    assert [(line["store"], line["door"]) for line in lines] == [
-        (store, door) for store in ("memory", "lmdb") for door in ("threads", "coroutines", "http")
+    assert [(line["store"], line["interface"]) for line in lines] == [
+        (store, interface)
+        for store in ("memory", "lmdb")
+        for interface in ("threads", "coroutines", "http")
     ]
     assert all(line["ratio"] > 0 and line["failed"] == 0 for line in lines)
 
@@ -403,12 +405,12 @@ def test_scaled_task_amount_keeps_the_backlog_sizes() -> None:
 
 def test_spark_report_write_replaces_only_the_text_between_its_markers(tmp_path: Path) -> None:
     from bench.spark import report  # imports pyspark
-    from bench.spark.faults import Line, Seen
+    from bench.spark.faults import Line, ScenarioOutcome
     from bench.spark.speed import Figure
 
     page = tmp_path / "page.md"
-    stage_result = Seen(4000, 4000, 4004, 4, 1.5)
-    naive_result = Seen(0, 0, 360, 240, 4.0, "aborted")
+    stage_result = ScenarioOutcome(4000, 4000, 4004, 4, 1.5)
+    naive_result = ScenarioOutcome(0, 0, 360, 240, 4.0, "aborted")
     line = Line("poison", "50 rows", 208, stage_result, naive_result, True)
     figure = Figure("batch", "a million rows", [3.0, 2.0], [1.0, 2.0], ratio_max=3.0)
     for hosts, expected in ((True, "on two hosts"), (False, "two hosts need root")):

@@ -105,9 +105,10 @@ def test_survey_finds_a_phrase_across_two_comment_lines(tmp_path):
     assert dict(report.phrases) == {"src prose": 1}
 
 
-def test_survey_counts_participle_modules_of_src_alone(tmp_path):
-    report = survey_of(tmp_path, {"src/giving.py": "", "tests/giving.py": "", "src/grants.py": ""})
-    assert report.counts()["participles"] == {"src/giving.py": 1}
+def test_survey_counts_participle_modules_of_src_and_bench_alone(tmp_path):
+    files = ("src/giving.py", "bench/waiting.py", "tests/giving.py", "src/grants.py")
+    report = survey_of(tmp_path, dict.fromkeys(files, ""))
+    assert report.counts()["participles"] == {"src/giving.py": 1, "bench/waiting.py": 1}
 
 
 def test_survey_counts_class_names_used_three_times(tmp_path):

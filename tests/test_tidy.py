@@ -433,10 +433,18 @@ def test_no_module_has_a_vague_name() -> None:
     assert_no_breach(rules.name_breaches)
 
 
+def test_bench_modules_have_specific_names_and_docstrings() -> None:
+    modules = rules.modules_of_bench()
+    assert "bench.peers.flow_load" in {module.name for module in modules}
+    rules_of_bench = (rules.name_breaches, rules.docstring_breaches, rules.length_breaches)
+    assert [line for module in modules for check in rules_of_bench for line in check(module)] == []
+
+
 @pytest.mark.parametrize("name", ["utils", "common", "helpers", "manager"])
 def test_vague_module_name_is_a_breach(name: str) -> None:
     assert_one_breach(rules.name_breaches, f"holdfast.store.{name}", "")
     assert_one_breach(rules.name_breaches, f"holdfast.{name}.lease", "")
+    assert_one_breach(rules.name_breaches, f"bench.peers.{name}", "")
 
 
 # --- pages --------------------------------------------------------------------------------------

@@ -130,6 +130,17 @@ def package_modules(src: Path = SRC) -> list[Module]:
     return modules
 
 
+def modules_of_bench(bench: Path = ROOT / "bench") -> list[Module]:
+    return [
+        Module(
+            ".".join(path.relative_to(bench.parent).with_suffix("").parts),
+            path.read_text(encoding="utf-8"),
+            path.relative_to(bench.parent).as_posix(),
+        )
+        for path in sorted(bench.rglob("*.py"))
+    ]
+
+
 def modules_of_tests(tests: Path = ROOT / "tests") -> list[Module]:
     """The test modules, without the code in data directories."""
     return [

@@ -9,7 +9,7 @@ The rules:
 
     phrases       mannered phrases per file: docstrings, comments, help texts, error hints, test names, pages,
                   and the names of the simulator's planted bugs
-    participles   modules named by a participle
+    participles   modules of `src` and `bench` named by a participle
     classes       class names that are defined more than twice in the tree
     positional    calls with more than seven positional arguments
     functions     functions of more than 80 lines
@@ -174,7 +174,7 @@ def survey(root: Path, rules: Rules) -> Report:
 
 def shape_findings(path: str, tree: ast.Module) -> Iterator[Finding]:
     stem = Path(path).stem
-    if path.startswith("src/") and re.fullmatch(r"\w*ing", stem):
+    if path.startswith(("src/", "bench/")) and re.fullmatch(r"\w*ing", stem):
         yield Finding("participles", path, 1, stem)
     yield from _shapes_below(path, tree, "")
 

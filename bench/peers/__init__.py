@@ -12,15 +12,15 @@ of the runs counts, and the spread is kept. This benchmark installs the peers un
 by hash. They listen on loopback alone. If a peer cannot be installed, the output has a line with the reason.
 
     suite, suites the definition of a comparison, and the five comparisons
-    workload, effect_workload, task_workload   parts, measures, amounts and goals
-    durable_flows, durable_flow_load, durable_flow_turns, durable_flow_workload   flows
+    workload, effect_workload, task_workload, flow_workload   parts, measures, amounts and goals
     process       processes in separate process groups that answer in JSON lines
     install       the directory of the peers
-    holdfast_turn, restate_turn, dbos_turn   the systems for worlds; effect_turns for effects
+    holdfast_turn, restate_turn, dbos_turn   the systems for worlds; effect_turns for effects, flow_turns for flows
     task_turn     the parts for tasks; task_holdfast and task_peers are the systems, rabbit_server a server
-    world_load, flow_load, task_load   the code of our clients; `flows` and `task_app` are the applications
-    producing, tally            producers and completion times, identical for every system
-    *_service, *_flows, *_tasks, *_load   run under the peers' interpreter
+    world_load, effect_load, task_load, flow_load   the code of our clients (effect_client, effect_timers)
+    effect_app, task_app, flow_app   the applications
+    producers, tally            producers and completion times, identical for every system
+    *_service, *_effects, *_tasks, *_load   run under the peers' interpreter
     turns         the interleaved runs
     pg_workload, pg_systems     the same on one PostgreSQL (pg_place, pg_server), a database per system
     table, history, report      the output

@@ -3,7 +3,7 @@
     python dbos_load.py worker|client DATABASE_URL
     python dbos_load.py postgres DIRECTORY
 
-A key is a workflow that receives messages and runs one step for each (`keeper`). It uses DBOS's bulk send
+A key is a workflow that receives messages and runs one step for each (`counter`). It uses DBOS's bulk send
 and keeps the order. Or a key is a partition of a queue with concurrency one, where each message is a
 workflow with one step (`one`).
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from answers import serve
 
-KEEPERS, KEYED = "keepers", "keyed"
+COUNTERS, KEYED = "counters", "keyed"
 # The default of one second would dominate every latency.
 QUEUE_POLL_S = 0.02
 RESULT_POLL_S = 0.005
@@ -43,8 +43,8 @@ def worker(url: str) -> None:
     def add(total: int, amount: int) -> int:
         return total + amount
 
-    @DBOS.workflow(name="keeper")
-    def keeper(messages: int) -> int:
+    @DBOS.workflow(name="counter")
+    def counter(messages: int) -> int:
         total = 0
         for _ in range(messages):
             total = add(total, DBOS.recv(timeout_seconds=RECEIVE_S))
@@ -55,7 +55,7 @@ def worker(url: str) -> None:
         return add(0, amount)
 
     DBOS.launch()
-    DBOS.register_queue(KEEPERS, polling_interval_sec=QUEUE_POLL_S)
+    DBOS.register_queue(COUNTERS, polling_interval_sec=QUEUE_POLL_S)
     DBOS.register_queue(KEYED, partition_concurrency=1, polling_interval_sec=QUEUE_POLL_S)
     serve({})
     DBOS.destroy()
@@ -67,8 +67,8 @@ def client(url: str) -> None:
 
     dbos = DBOSClient(system_database_url=url, system_database_pool_size=40)
 
-    def keepers(keys: int, messages: int) -> list[Any]:
-        options: Any = {"queue_name": KEEPERS, "workflow_name": "keeper"}
+    def start_counters(keys: int, messages: int) -> list[Any]:
+        options: Any = {"queue_name": COUNTERS, "workflow_name": "counter"}
         handles = [dbos.enqueue(options, messages) for _ in range(keys)]
         while any(handle.get_status().status == "ENQUEUED" for handle in handles):
             time.sleep(QUEUE_POLL_S)
@@ -83,7 +83,7 @@ def client(url: str) -> None:
         return dbos.enqueue(options, 1)
 
     def batch(keys: int, per_key: int, size: int) -> dict[str, Any]:
-        handles = keepers(keys, per_key)
+        handles = start_counters(keys, per_key)
         sends = [SendMessage(h.workflow_id, 1) for _ in range(per_key) for h in handles]
         began = time.perf_counter()
         for at in range(0, len(sends), size):

@@ -14,7 +14,7 @@ import warnings
 from typing import Any
 
 from answers import serve
-from producing import by_threads, paced_calls, rate
+from producers import by_threads, paced_calls, rate
 from tally import NOTE, Tally
 
 NAME, QUEUE = "run", "tasks"

@@ -12,8 +12,8 @@ from typing import Any
 import lmdb
 
 from bench.peers.dbos_turn import Dbos
+from bench.peers.effect_app import STEPS
 from bench.peers.effect_workload import IN_FLIGHT, SHARES, STEPS_PER_S, EffectAmount
-from bench.peers.flows import STEPS
 from bench.peers.process import Load, Up
 from bench.peers.processors import used_ns
 from bench.peers.restate_turn import Restate
@@ -21,7 +21,7 @@ from bench.peers.suite import percentile
 from bench.place import Place, writer_pid
 from holdfast import __version__
 
-APP = "bench.peers.flows:app"
+APP = "bench.peers.effect_app:app"
 # Assignment of roles to processes. All roles in one process is the default.
 LAYOUTS: dict[str, Sequence[Sequence[str]]] = {
     "one": [()],
@@ -125,8 +125,8 @@ class HoldfastTurn:
 
 class RestateEffects(Restate):
     amount = EffectAmount()  # type: ignore[assignment]
-    service = "restate_flows.py"
-    load = "restate_flow_load.py"
+    service = "restate_effects.py"
+    load = "restate_effect_load.py"
 
     def ways(self) -> dict[str, str]:
         return {
@@ -186,7 +186,7 @@ class DbosEffects(Dbos):
 
     @contextlib.contextmanager
     def turn(self, directory: Path) -> Iterator[Any]:
-        script = Path(__file__).with_name("dbos_flows.py")
+        script = Path(__file__).with_name("dbos_effects.py")
         with self.database(directory) as url, Load([self._python, script, url]) as load:
             yield DbosTurn(load)
 
@@ -234,7 +234,7 @@ def running(
 
 def spawn(role: str, path: Path) -> Load:
     arguments = json.dumps({"path": str(path)})
-    return Load([sys.executable, "-m", "bench.peers.flow_load", role, arguments])
+    return Load([sys.executable, "-m", "bench.peers.effect_load", role, arguments])
 
 
 def shares(measure: str, values: list[float]) -> dict[str, float]:

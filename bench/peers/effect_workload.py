@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bench.peers.flows import STEPS
+from bench.peers.effect_app import STEPS
 from bench.peers.suite import Goal
 
 IN_FLIGHT = (64, 500)

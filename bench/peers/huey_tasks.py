@@ -16,7 +16,7 @@ from typing import Any
 
 from answers import serve
 from huey import SqliteHuey
-from producing import by_threads, paced_calls
+from producers import by_threads, paced_calls
 from tally import NOTE, Tally
 
 # Poll interval of the consumer, the shortest that is still cheap. The default starts at 0.1 s.

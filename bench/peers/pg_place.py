@@ -69,7 +69,7 @@ def serving(parent: Path) -> Iterator[PostgresServer]:
 
 
 @contextlib.contextmanager
-def somewhere(url: str | None, parent: Path) -> Iterator[str]:
+def given_or_new_database(url: str | None, parent: Path) -> Iterator[str]:
     """The given store, or a new database on a separate server."""
     if url:
         yield url

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 from answers import serve, serve_beside
-from producing import by_tasks, in_batches, on_loop, paced
+from producers import by_tasks, in_batches, on_loop, paced
 from tally import NOTE, Tally
 
 ENTRYPOINT = "run"

@@ -14,7 +14,7 @@ from typing import Any
 import procrastinate
 import uvloop
 from answers import serve, serve_beside
-from producing import by_tasks, in_batches, on_loop, paced
+from producers import by_tasks, in_batches, on_loop, paced
 from tally import NOTE, Tally
 
 NAME = "run"

@@ -17,7 +17,7 @@ import pika
 import uvloop
 from answers import serve, serve_beside
 from pika.adapters.asyncio_connection import AsyncioConnection
-from producing import by_tasks, in_batches, on_loop, paced
+from producers import by_tasks, in_batches, on_loop, paced
 from tally import NOTE, Tally
 
 QUEUE = "tasks"

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvloop
 from answers import serve
-from producing import by_tasks, in_batches, on_loop, paced
+from producers import by_tasks, in_batches, on_loop, paced
 from restate_load import Connection
 from tally import NOTE
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 from bench import effects, flows, tasks, timers, worlds
 from bench.peers import (
-    durable_flow_workload,
     effect_workload,
+    flow_workload,
     pg_place,
     pg_workload,
     task_workload,
     workload,
 )
 from bench.peers.dbos_turn import Dbos
-from bench.peers.durable_flow_turns import DbosFlows, HoldfastFlows, RestateFlows
 from bench.peers.effect_turns import DbosEffects, HoldfastEffects, RestateEffects
+from bench.peers.flow_turns import DbosFlows, HoldfastFlows, RestateFlows
 from bench.peers.holdfast_turn import Holdfast
 from bench.peers.pg_systems import (
     DbosOnPostgres,
@@ -206,11 +206,11 @@ All systems run on one machine, and the producer and the worker of each take the
 FLOWS = Suite(
     name="flows",
     systems={"holdfast": HoldfastFlows, "restate": RestateFlows, "dbos": DbosFlows},
-    parts=durable_flow_workload.PARTS,
-    measures=durable_flow_workload.MEASURES,
-    extra=durable_flow_workload.EXTRA,
-    what=durable_flow_workload.WHAT,
-    goals=durable_flow_workload.GOALS,
+    parts=flow_workload.PARTS,
+    measures=flow_workload.MEASURES,
+    extra=flow_workload.EXTRA,
+    what=flow_workload.WHAT,
+    goals=flow_workload.GOALS,
     alone=flows.METRICS,
     usual_run_s=110.0,
     history=HERE / "history-flows.json",

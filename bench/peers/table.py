@@ -82,9 +82,9 @@ def records(suite: Suite, samples: Samples) -> list[Record]:
         measures = {goal.ours: Spread(suite.measures[goal.ours], tuple(ours))}
         targets: tuple[Target, ...] = ()
         if ratios:
-            judged = f"to_{goal.peer}"
-            measures[judged] = Spread("×", ratios)
-            targets = (Target(judged, at_least=goal.at_least, below=goal.below),)
+            measure = f"to_{goal.peer}"
+            measures[measure] = Spread("×", ratios)
+            targets = (Target(measure, at_least=goal.at_least, below=goal.below),)
         whose = "that of the best peer" if goal.best else f"{TITLES[goal.of]} {goal.theirs}"
         what = f"{suite.what[goal.ours]}, against {whose}"
         name = f"{suite.name}_{goal.ours}" + (f"_{goal.of}" if goal.of != "restate" else "")
@@ -106,15 +106,15 @@ def _ratios(suite: Suite, samples: Samples, ours: str, peer: str, theirs: str) -
 def _line(suite: Suite, measures: Any, ratios: Any, measure: str, unit: str) -> tuple[str, ...]:
     goals = [goal for goal in suite.goals if goal.ours == measure]
     goal = goals[0] if goals else None
-    judged = ratios.get(goal.peer, {}).get(goal.key) if goal else None
+    ratio = ratios.get(goal.peer, {}).get(goal.key) if goal else None
     met = [
         goal.met(found["median"])
         for goal in goals
         if (found := ratios.get(goal.peer, {}).get(goal.key)) is not None
     ]
     shown = {peer: _times(ratios.get(peer, {}).get(measure)) for peer in _shown(suite)}
-    if goal and judged and goal.ours != goal.theirs and goal.peer in shown:
-        against = f"{_times(judged)} of its {goal.theirs}"
+    if goal and ratio and goal.ours != goal.theirs and goal.peer in shown:
+        against = f"{_times(ratio)} of its {goal.theirs}"
         shown[goal.peer] = "; ".join(filter(None, (shown[goal.peer], against)))
     return (
         measure,

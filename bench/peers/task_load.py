@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from bench.peers.answers import serve
-from bench.peers.producing import by_tasks, by_threads, paced_calls, rate
+from bench.peers.producers import by_tasks, by_threads, paced_calls, rate
 from bench.peers.tally import NOTE
 from bench.peers.task_app import app, run
 from holdfast.tasks.model import get_counts, keys_of

@@ -167,8 +167,8 @@ def one(children: int, waiting: int, rate: float, seconds: float) -> Measured:
                 store=directory, token=new_token(), host="127.0.0.1", port=0,
                 record=codec.pack(record), is_new_run=True, is_restart=False, file_rows=1 << 30, rate_per_s=0.0,
             )  # fmt: skip
-            with ServiceSupervisor(store, charge) as keeper:
-                blocks = BlockUploaderFactory(keeper.address)()
+            with ServiceSupervisor(store, charge) as supervisor:
+                blocks = BlockUploaderFactory(supervisor.address)()
                 put, schema = [], b""
                 for lo in range(0, rows, BLOCK_ROWS):
                     hi = min(lo + BLOCK_ROWS, rows)
@@ -176,9 +176,11 @@ def one(children: int, waiting: int, rate: float, seconds: float) -> Measured:
                     schema = encode_schema(table.schema)
                     put.append((blocks.put_block(encode_stream(table)), hi - lo))
                 blocks.close()
-                keeper.request(ledger_protocol.SealInput(put, False, [], schema, "hash", "plan"))
+                supervisor.request(
+                    ledger_protocol.SealInput(put, False, [], schema, "hash", "plan")
+                )
                 return asyncio.run(
-                    measure(keeper.address, keeper.pid, children, waiting, rate, seconds)
+                    measure(supervisor.address, supervisor.pid, children, waiting, rate, seconds)
                 )
 
 

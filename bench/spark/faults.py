@@ -57,8 +57,8 @@ SPECULATION = {
 
 
 @dataclass
-class Side:
-    """One running side of a scenario: a job of a driver on a cluster, and the log of its calls."""
+class JobRun:
+    """One run of a scenario: a job of a driver on a cluster, and the log of its calls."""
 
     spark: SparkCluster
     driver: Driver
@@ -107,31 +107,31 @@ def new_driver(
 # --- the faults ---------------------------------------------------------------------------------
 
 
-def nothing(side: Side) -> None:
+def nothing(run: JobRun) -> None:
     pass
 
 
-def kill_executor(side: Side) -> None:
-    side.reached(1 / 3)
-    os.kill(side.executors()[0].pid, signal.SIGKILL)
+def kill_executor(run: JobRun) -> None:
+    run.reached(1 / 3)
+    os.kill(run.executors()[0].pid, signal.SIGKILL)
 
 
-def kill_worker(side: Side) -> None:
-    side.reached(1 / 3)
-    pid = side.executors()[0].worker_pid
-    [worker] = [candidate for candidate in side.spark.workers if candidate.pid == pid]
+def kill_worker(run: JobRun) -> None:
+    run.reached(1 / 3)
+    pid = run.executors()[0].worker_pid
+    [worker] = [candidate for candidate in run.spark.workers if candidate.pid == pid]
     worker.kill()
-    side.repaired.append(partial(side.spark.replace_worker, worker))
+    run.repaired.append(partial(run.spark.replace_worker, worker))
 
 
-def stop_caller(side: Side) -> None:
+def stop_caller(run: JobRun) -> None:
     """Stop a caller until another process has called one of its rows, then continue it as a zombie."""
-    side.reached(1 / 8)
-    pid = side.caller()
+    run.reached(1 / 8)
+    pid = run.caller()
     os.kill(pid, signal.SIGSTOP)
     try:
         until(
-            lambda: Bill.read(side.log).called_elsewhere,
+            lambda: Bill.read(run.log).called_elsewhere,
             "calls of the stopped caller's rows",
             RUN_S,
         )
@@ -139,26 +139,26 @@ def stop_caller(side: Side) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def kill_driver(side: Side) -> None:
-    side.reached(1 / 2)
-    side.driver.proc.kill()
-    side.drive_again()
+def kill_driver(run: JobRun) -> None:
+    run.reached(1 / 2)
+    run.driver.proc.kill()
+    run.drive_again()
 
 
-def kill_service(side: Side) -> None:
-    if side.is_stage:
-        side.reached(1 / 2)
-        os.kill(side.driver.service(), signal.SIGKILL)
+def kill_service(run: JobRun) -> None:
+    if run.is_stage:
+        run.reached(1 / 2)
+        os.kill(run.driver.service(), signal.SIGKILL)
 
 
-def kill_both(side: Side) -> None:
-    side.reached(1 / 2)
-    service = side.driver.service()
-    os.kill(side.driver.proc.pid, signal.SIGKILL)
+def kill_both(run: JobRun) -> None:
+    run.reached(1 / 2)
+    service = run.driver.service()
+    os.kill(run.driver.proc.pid, signal.SIGKILL)
     if service:
         os.kill(service, signal.SIGKILL)
-    side.driver.proc.wait()
-    side.drive_again()
+    run.driver.proc.wait()
+    run.drive_again()
 
 
 # --- scenarios ----------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def kill_both(side: Side) -> None:
 class Scenario:
     name: str
     what: str
-    fault: Callable[[Side], None] = nothing
+    fault: Callable[[JobRun], None] = nothing
     # How often a task in flight is lost. The bound of repeated calls applies to each loss.
     faults: int = 1
     speculation: bool = False
@@ -209,8 +209,8 @@ PARTITIONINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class Seen(msgspec.Struct):
-    """The outcome of one side. `rows` counts its output, `distinct` excludes duplicates."""
+class ScenarioOutcome(msgspec.Struct):
+    """The outcome of one run. `rows` counts its output, `distinct` excludes duplicates."""
 
     rows: int
     distinct: int
@@ -229,8 +229,8 @@ class Line(msgspec.Struct):
     name: str
     what: str
     bound: int
-    stage: Seen
-    naive: Seen | None = None
+    stage: ScenarioOutcome
+    naive: ScenarioOutcome | None = None
     identical: bool | None = None
 
 
@@ -278,7 +278,7 @@ class Bench:
                     continue
                 job = self._job("stage", "partitioning", changes)
                 self._reference("undisturbed", spark, driver, spark.config, stack)
-                self._side(Side(spark, driver, job, spark.config, stack, self._host), nothing)
+                self._run_job(JobRun(spark, driver, job, spark.config, stack, self._host), nothing)
                 self._same(job, "undisturbed")
                 yield name
 
@@ -303,25 +303,25 @@ class Bench:
         config: dict[str, str],
         stack: contextlib.ExitStack,
     ) -> tuple[Line, Driver]:
-        naive: Seen | None = None
+        naive: ScenarioOutcome | None = None
         if not scenario.ordered:
             self._reference(scenario.reference, spark, driver, config, stack)
         ordered = "-ordered" if scenario.ordered else ""
         if scenario.has_naive:
             job = self._job(f"naive{ordered}", scenario.name, scenario.changes)
-            side = Side(spark, driver, job, config, stack, self._host)
-            done = self._side(side, scenario.fault)
-            naive, driver = self._naive(job, done), side.driver
+            run = JobRun(spark, driver, job, config, stack, self._host)
+            done = self._run_job(run, scenario.fault)
+            naive, driver = self._naive(job, done), run.driver
         job = self._job(f"stage{ordered}", scenario.name, scenario.changes)
-        side = Side(spark, driver, job, config, stack, self._host)
-        stage = self._stage(job, self._side(side, scenario.fault))
+        run = JobRun(spark, driver, job, config, stack, self._host)
+        stage = self._stage(job, self._run_job(run, scenario.fault))
         if not scenario.ordered:
             self._same(job, scenario.reference)
         bound = (FLUSH_ROWS + CONCURRENCY) * (
             scenario.faults if scenario.changes.get("poison") else scenario.faults * TASKS
         )
         identical = None if scenario.ordered else True
-        return Line(scenario.name, scenario.what, bound, stage, naive, identical), side.driver
+        return Line(scenario.name, scenario.what, bound, stage, naive, identical), run.driver
 
     def _job(self, how: Any, name: str, changes: dict[str, Any]) -> Job:
         self._count += 1
@@ -339,11 +339,11 @@ class Bench:
             **changes,
         )
 
-    def _side(self, side: Side, fault: Callable[[Side], None]) -> Done:
-        side.driver.begin(side.job)
-        fault(side)
-        done = side.driver.end()
-        for repair in side.repaired:
+    def _run_job(self, run: JobRun, fault: Callable[[JobRun], None]) -> Done:
+        run.driver.begin(run.job)
+        fault(run)
+        done = run.driver.end()
+        for repair in run.repaired:
             repair()
         return done
 
@@ -357,7 +357,7 @@ class Bench:
     ) -> None:
         if name not in self.references:
             job = self._job("stage", name, REFERENCES[name])
-            done = self._side(Side(spark, driver, job, config, stack, self._host), nothing)
+            done = self._run_job(JobRun(spark, driver, job, config, stack, self._host), nothing)
             self._stage(job, done)
             self.references[name] = part_digests(Path(job.output))
 
@@ -368,14 +368,16 @@ class Bench:
                            if digests.get(name) != expected.get(name))  # fmt: skip
             raise WrongOutput(f"{job.name}: other bytes in {other}")
 
-    def _naive(self, job: Job, done: Done) -> Seen:
+    def _naive(self, job: Job, done: Done) -> ScenarioOutcome:
         bill = Bill.read(Path(job.log))
         files = sorted(Path(job.output).glob("part-*.parquet"))
         complete = (Path(job.output) / "_SUCCESS").exists()
         keys = keys_of(pa.concat_tables(map(pq.read_table, files))) if files and complete else []
-        return Seen(len(keys), len(set(keys)), bill.calls, bill.repeated, done.wall_s, done.error)
+        return ScenarioOutcome(
+            len(keys), len(set(keys)), bill.calls, bill.repeated, done.wall_s, done.error
+        )
 
-    def _stage(self, job: Job, done: Done) -> Seen:
+    def _stage(self, job: Job, done: Done) -> ScenarioOutcome:
         """The figures of a stage. Raises if the output is not exactly right."""
         if done.error:
             raise WrongOutput(f"{job.name}: {done.error}")
@@ -393,7 +395,7 @@ class Bench:
         failed = done.counts.get("TERMINAL_FAIL", 0)
         if failed != len(poison):
             raise WrongOutput(f"{job.name}: {failed} rows failed")
-        return Seen(
+        return ScenarioOutcome(
             output.num_rows,
             len(set(keys_of(output))),
             bill.calls,

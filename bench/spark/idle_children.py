@@ -157,18 +157,18 @@ def one(idle: int, reports: int) -> tuple[float, float]:
                 store=directory, token=new_token(), host="127.0.0.1", port=0,
                 record=codec.pack(record), is_new_run=True, is_restart=False, file_rows=1 << 30, rate_per_s=0.0,
             )  # fmt: skip
-            with ServiceSupervisor(store, charge) as keeper:
+            with ServiceSupervisor(store, charge) as supervisor:
                 table = pa.table({"id": pa.array(range(rows), pa.int64())})
-                blocks = BlockUploaderFactory(keeper.address)()
+                blocks = BlockUploaderFactory(supervisor.address)()
                 n = blocks.put_block(encode_stream(table))
                 blocks.close()
                 schema = encode_schema(table.schema)
-                keeper.request(
+                supervisor.request(
                     ledger_protocol.SealInput([(n, rows)], False, [], schema, "hash", "plan")
                 )
-                before, began_ns = cpu_s(keeper.pid), SYSTEM.mono_ns()
-                rate = asyncio.run(measure(keeper.address, idle, rows, reports))
-                cores = (cpu_s(keeper.pid) - before) / ((SYSTEM.mono_ns() - began_ns) / 1e9)
+                before, began_ns = cpu_s(supervisor.pid), SYSTEM.mono_ns()
+                rate = asyncio.run(measure(supervisor.address, idle, rows, reports))
+                cores = (cpu_s(supervisor.pid) - before) / ((SYSTEM.mono_ns() - began_ns) / 1e9)
                 return rate, cores
 
 

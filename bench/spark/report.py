@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.place import ROOT
-from bench.spark.faults import CONCURRENCY, FLUSH_ROWS, ROWS, TASKS, Line, Seen
+from bench.spark.faults import CONCURRENCY, FLUSH_ROWS, ROWS, TASKS, Line, ScenarioOutcome
 from bench.spark.speed import Figure
 from holdfast import __version__
 
@@ -150,15 +150,15 @@ def _fault(line: Line) -> tuple[str, ...]:
     naive, stage = line.naive, line.stage
     return (
         line.what,
-        *(_side(naive) if naive is not None else ("\u2013",) * 4),
-        *_side(stage)[:3],
+        *(_outcome_cells(naive) if naive is not None else ("\u2013",) * 4),
+        *_outcome_cells(stage)[:3],
         f"{line.bound:,}",
-        _side(stage)[3],
+        _outcome_cells(stage)[3],
         "identical" if line.identical else "\u2013",
     )
 
 
-def _side(outcome: Seen) -> tuple[str, str, str, str]:
+def _outcome_cells(outcome: ScenarioOutcome) -> tuple[str, str, str, str]:
     rows = f"{outcome.distinct:,}"
     if outcome.rows != outcome.distinct:
         rows += f" + {outcome.rows - outcome.distinct:,} twice"

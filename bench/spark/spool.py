@@ -148,7 +148,7 @@ def main() -> None:
             print(json.dumps(results[-1]), flush=True)
             shutil.rmtree(directory / f"spool-{size}-{rows}")
     spark.stop()
-    remarks = list(judged(results))
+    remarks = list(goal_remarks(results))
     print("\n".join(remarks))
     if args.save:
         command = f"python -m bench.spark.spool --sizes {args.sizes}"
@@ -157,7 +157,7 @@ def main() -> None:
         )
 
 
-def judged(results: list[dict[str, Any]]) -> Iterator[str]:
+def goal_remarks(results: list[dict[str, Any]]) -> Iterator[str]:
     """The goals, and whether they are met."""
     store = max(result["store_bytes"] for result in results)
     service = max(result["service_anonymous_mib"] for result in results) * (1 << 20)

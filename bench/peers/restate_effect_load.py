@@ -1,6 +1,6 @@
-"""Run by the peers' interpreter: the client of `restate_flows`, with the connections of `restate_load`.
+"""Run by the peers' interpreter: the client of `restate_effects`, with the connections of `restate_load`.
 
-python restate_flow_load.py INGRESS_PORT LATENESS_FILE
+python restate_effect_load.py INGRESS_PORT LATENESS_FILE
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run by the peers' interpreter: the effect workload as a Restate service, over HTTP/2 by hypercorn.
 
-    python restate_flows.py PORT WORKERS LATENESS_FILE
+    python restate_effects.py PORT WORKERS LATENESS_FILE
 
 `chain` is five durable steps, `step` is one timed step, `single` times the start too, `wake` is a durable sleep, and `note` is the target
 of a delayed send. `wake` and `note` write their lateness to a file, so that the client need not wait for

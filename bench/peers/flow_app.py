@@ -1,4 +1,4 @@
-"""The application of the flow benchmarks, as a user would write it: `holdfast up bench.peers.durable_flows:app`."""
+"""The application of the flow benchmarks, as a user would write it: `holdfast up bench.peers.flow_app:app`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application of the effect benchmarks, as a user would write it: `holdfast up bench.peers.flows:app`.
+"""The application of the effect benchmarks, as a user would write it: `holdfast up bench.peers.effect_app:app`.
 
 - `Go` starts a chain of no-op effects. Each receipt requests the next effect, up to the given number.
 - `StepsRequested` requests many effects at once: a backlog, or a flood. The world only counts their receipts.
@@ -33,22 +33,22 @@ class TimerDue(hf.Event):
 
 
 # Default options, including the concurrency.
-@hf.effect("flow.step")
+@hf.effect("chain.step")
 def step(call: hf.Call, n: int) -> int:
     return n
 
 
-@hf.effect("flow.async_step")
+@hf.effect("chain.async_step")
 async def async_step(call: hf.Call, n: int) -> int:
     return n
 
 
-@hf.effect("flow.bulk")
+@hf.effect("chain.bulk")
 def bulk(call: hf.Call, n: int) -> int:
     return n
 
 
-class Flow(hf.World):
+class EffectChain(hf.World):
     left: int = 0
     done: int = 0
     woken: int = 0
@@ -73,7 +73,7 @@ class Flow(hf.World):
             cx.do(async_step, self.left)
 
     @hf.on(StepsRequested)
-    def want(self, event: StepsRequested, cx: hf.Context) -> None:
+    def request_effects(self, event: StepsRequested, cx: hf.Context) -> None:
         for n in range(event.count):
             cx.do(bulk, n)
 
@@ -94,4 +94,4 @@ class Flow(hf.World):
         self.woken += 1
 
 
-app = hf.App("flows", worlds=[Flow], effects=[step, async_step, bulk])
+app = hf.App("bench-effects", worlds=[EffectChain], effects=[step, async_step, bulk])

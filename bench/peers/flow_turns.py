@@ -11,22 +11,22 @@ from typing import Any
 import lmdb
 
 from bench.peers import effect_turns
-from bench.peers.durable_flow_workload import DurableFlowAmount
-from bench.peers.durable_flows import STEPS
 from bench.peers.effect_turns import DbosEffects, RestateEffects, shares
 from bench.peers.effect_workload import IN_FLIGHT, STEPS_PER_S
+from bench.peers.flow_app import STEPS
+from bench.peers.flow_workload import FlowAmount
 from bench.peers.process import Load, Up
 from bench.peers.processors import used_ns
 from bench.peers.suite import percentile
 from bench.place import Place, writer_pid
 from holdfast import __version__
 
-APP = "bench.peers.durable_flows:app"
+APP = "bench.peers.flow_app:app"
 
 
 class HoldfastFlows:
     name = "holdfast"
-    amount = DurableFlowAmount()
+    amount = FlowAmount()
 
     def settings(self) -> dict[str, str]:
         engine = ".".join(str(part) for part in lmdb.version())
@@ -54,7 +54,7 @@ class HoldfastFlowTurn:
         # Warm-up: every role and every module runs once before anything is timed.
         self._ask("chains", callers=64, seconds=0.5, steps=STEPS)
 
-    def chains(self, amount: DurableFlowAmount) -> dict[str, float]:
+    def chains(self, amount: FlowAmount) -> dict[str, float]:
         alone = self._ask("chains", callers=1, seconds=amount.chain_s / 8, steps=STEPS)
         measures = {"commits_1": alone["commits"] / alone["steps"]}
         for count in IN_FLIGHT:
@@ -67,7 +67,7 @@ class HoldfastFlowTurn:
                 measures[f"{who}_us_{count}"] = used / 1000 / answer["steps"]
         return measures
 
-    def steps(self, amount: DurableFlowAmount) -> dict[str, float]:
+    def steps(self, amount: FlowAmount) -> dict[str, float]:
         return _step_measures(self._ask("steps", count=amount.steps, per_s=STEPS_PER_S))
 
     def _ask(self, what: str, **parameters: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class HoldfastFlowTurn:
 
 
 class RestateFlows(RestateEffects):
-    amount = DurableFlowAmount()  # type: ignore[assignment]
+    amount = FlowAmount()  # type: ignore[assignment]
 
     def ways(self) -> dict[str, str]:
         return {
@@ -95,7 +95,7 @@ class RestateFlows(RestateEffects):
 
 
 class DbosFlows(DbosEffects):
-    amount = DurableFlowAmount()  # type: ignore[assignment]
+    amount = FlowAmount()  # type: ignore[assignment]
 
     def ways(self) -> dict[str, str]:
         return {
@@ -107,7 +107,7 @@ class DbosFlows(DbosEffects):
 
     @contextlib.contextmanager
     def turn(self, directory: Path) -> Iterator[Any]:
-        script = Path(effect_turns.__file__).with_name("dbos_flows.py")
+        script = Path(effect_turns.__file__).with_name("dbos_effects.py")
         with self.database(directory) as url, Load([self._python, script, url]) as load:
             yield PeerFlowTurn(load, warm_callers=8)
 
@@ -118,7 +118,7 @@ class PeerFlowTurn:
         # Warm-up: use every connection before anything is timed.
         load.ask("chains", callers=warm_callers, seconds=1.0, steps=STEPS)
 
-    def chains(self, amount: DurableFlowAmount) -> dict[str, float]:
+    def chains(self, amount: FlowAmount) -> dict[str, float]:
         return {
             f"chains_{count}": self._load.ask(
                 "chains", callers=count, seconds=amount.chain_s, steps=STEPS
@@ -126,7 +126,7 @@ class PeerFlowTurn:
             for count in IN_FLIGHT
         }
 
-    def steps(self, amount: DurableFlowAmount) -> dict[str, float]:
+    def steps(self, amount: FlowAmount) -> dict[str, float]:
         return _step_measures(self._load.ask("singles", count=amount.steps, per_s=STEPS_PER_S))
 
 
@@ -143,7 +143,7 @@ def running(place: Place, name: str = "flows") -> Iterator[tuple[Load, Up, Path]
     """A new store, a client of it, and a worker with all roles."""
     with (
         place.store(name) as path,
-        Load([sys.executable, "-m", "bench.peers.durable_flow_load", str(path)]) as client,
+        Load([sys.executable, "-m", "bench.peers.flow_load", str(path)]) as client,
         Up(APP, path, worker="worker-1") as worker,
     ):
         yield client, worker, path

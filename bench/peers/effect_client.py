@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bench.peers.flows import Flow, app
+from bench.peers.effect_app import EffectChain, app
 from holdfast.durable import journal
 from holdfast.store.api import Txn
 from holdfast.world import catalog
@@ -24,7 +24,7 @@ WAIT_S = 1.0
 WITHIN_S = 300.0
 
 
-class FlowClient:
+class EffectClient:
     def __init__(self, path: str) -> None:
         self.runtime = app.open(path, roles=())
         self.store = self.runtime.store
@@ -35,16 +35,20 @@ class FlowClient:
 
     def new(self, count: int) -> list[str]:
         """Names of new worlds."""
-        return [f"flow-{next(self._names)}" for _ in range(count)]
+        return [f"chain-{next(self._names)}" for _ in range(count)]
 
     def send(self, sends: Sequence[tuple[str, Any]]) -> None:
         for at in range(0, len(sends), SEND_BATCH):
             part = sends[at : at + SEND_BATCH]
-            self.runtime.send_many((self.runtime.world(Flow, name), event) for name, event in part)
+            self.runtime.send_many(
+                (self.runtime.world(EffectChain, name), event) for name, event in part
+            )
 
     def subjects(self, names: Sequence[str]) -> list[str]:
         def read(txn: Txn, unknown: Sequence[str]) -> list[str]:
-            world_ids = [catalog.find_id(txn, self.universe, "Flow", name) for name in unknown]
+            world_ids = [
+                catalog.find_id(txn, self.universe, "EffectChain", name) for name in unknown
+            ]
             return [subject_of(self.universe, world_id or "") for world_id in world_ids]
 
         unknown = [name for name in names if name not in self._subjects]

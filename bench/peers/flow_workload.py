@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bench.peers.durable_flows import STEPS
 from bench.peers.effect_workload import IN_FLIGHT, SHARES, STEPS_PER_S
+from bench.peers.flow_app import STEPS
 from bench.peers.suite import Goal
 
 MEASURES = {
@@ -47,11 +47,11 @@ GOALS = (
 
 
 @dataclass(frozen=True)
-class DurableFlowAmount:
+class FlowAmount:
     chain_s: float = 8.0
     steps: int = 500
 
-    def scaled(self, by: float) -> DurableFlowAmount:
+    def scaled(self, by: float) -> FlowAmount:
         """Reduce the amount for a small budget. Never increases it, never to zero."""
         by = min(by, 1.0)
         return replace(

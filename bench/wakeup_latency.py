@@ -6,7 +6,7 @@ import time
 
 from bench.place import Place, writer_pid
 from bench.record import Record, Sample, Target, gather
-from bench.workers import Crew, Worker, cpu_ns
+from bench.workers import Worker, WorkerGroup, cpu_ns
 
 # Long enough for the waiter to sleep again before the next notification.
 SETTLE_S = 0.005
@@ -18,8 +18,8 @@ def wake_up(place: Place) -> Record:
     samples = []
     with (
         place.store("wake") as path,
-        Crew("waiter", 1, path) as waiters,
-        Crew("notifier", 1, path) as notifiers,
+        WorkerGroup("waiter", 1, path) as waiters,
+        WorkerGroup("notifier", 1, path) as notifiers,
     ):
         [waiter], [notifier] = waiters.members, notifiers.members
         for _ in range(place.repeats):
@@ -40,11 +40,11 @@ def idle(place: Place) -> Record:
     """An idle runner with an empty queue, and the writer process that serves it."""
     seconds = max(place.slice_s, 0.2)
     samples = []
-    with place.store("idle") as path, Crew("idler", 1, path) as crew:
+    with place.store("idle") as path, WorkerGroup("idler", 1, path) as group:
         pid = writer_pid(path)
         for _ in range(place.repeats):
             began, used_ns = time.perf_counter(), cpu_ns(pid)
-            [answer] = crew.go(seconds=seconds)
+            [answer] = group.go(seconds=seconds)
             took_ns = (time.perf_counter() - began) * 1e9
             samples.append(
                 {

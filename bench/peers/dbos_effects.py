@@ -1,6 +1,6 @@
 """Run by the peers' interpreter: the effect workload on DBOS, worker and caller in one process.
 
-    python dbos_flows.py DATABASE_URL
+    python dbos_effects.py DATABASE_URL
 
 Workflows start in the process that runs them. No queue is polled, and no caller polls for their end.
 """

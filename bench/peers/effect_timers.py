@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from bench.peers.flow_client import FlowClient
-from bench.peers.flows import Flow, TimerDue, Wake
+from bench.peers.effect_app import EffectChain, TimerDue, Wake
+from bench.peers.effect_client import EffectClient
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.durable import queue
@@ -16,11 +16,11 @@ from holdfast.world import timers
 
 HOUR_NS = 3600 * S
 # Concurrent commits while a million pending timers are created.
-HANGING = 8
-HANG_BATCH = 1_000
+PENDING_COMMITS = 8
+PENDING_BATCH = 1_000
 
 
-class Timers(FlowClient):
+class Timers(EffectClient):
     def timers(
         self, worlds: int, count: int, spread_s: float, lead_s: float, after: bool = False
     ) -> dict[str, Any]:
@@ -29,7 +29,7 @@ class Timers(FlowClient):
         A timer is handled when its reducer runs: the wall clock in its entry.
         """
         names = self.new(worlds)
-        handles = [self.runtime.world(Flow, name) for name in names]
+        handles = [self.runtime.world(EffectChain, name) for name in names]
         began_ns = time.time_ns()
         first_ns = began_ns + int(lead_s * S)
         every_ns = int(spread_s * S / count)
@@ -71,7 +71,7 @@ class Timers(FlowClient):
         self.until(names, [was + 2 * n for was, n in zip(before, each, strict=True)])
         late: list[float] = []
         for name, was in zip(names, before, strict=True):
-            entries = self.runtime.world(Flow, name).journal(was + 1)
+            entries = self.runtime.world(EffectChain, name).journal(was + 1)
             late += [
                 (entry.step.wall_ns - entry.event.due_ns) / 1e6
                 for entry in entries
@@ -80,7 +80,7 @@ class Timers(FlowClient):
         assert len(late) == count, f"{len(late)} of {count} timers fired"
         return {"late": late}
 
-    def hang(self, count: int) -> dict[str, Any]:
+    def create_pending(self, count: int) -> dict[str, Any]:
         """Create pending timers, half of them by each clock.
 
         They are due from an hour on, a second apart for each batch.
@@ -103,12 +103,12 @@ class Timers(FlowClient):
         )
         began = time.perf_counter()
         ahead: list[Any] = []
-        for batch, at in enumerate(range(0, count, HANG_BATCH)):
-            size = min(HANG_BATCH, count - at)
+        for batch, at in enumerate(range(0, count, PENDING_BATCH)):
+            size = min(PENDING_BATCH, count - at)
             name, first_ns = clocks[batch % 2]
             due_ns = first_ns + batch * S
             ahead.append(self.store.submit(queue.put_many, name, [payload] * size, 0, due_ns))
-            if len(ahead) >= HANGING:
+            if len(ahead) >= PENDING_COMMITS:
                 ahead.pop(0).result()
         for commit in ahead:
             commit.result()
@@ -142,7 +142,7 @@ class Timers(FlowClient):
         self.until(names, [was + 2 * n for was, n in zip(before, each, strict=True)])
         last_ns = 0
         for name, was in zip(names, before, strict=True):
-            for entry in self.runtime.world(Flow, name).journal(was + 1):
+            for entry in self.runtime.world(EffectChain, name).journal(was + 1):
                 if isinstance(entry.event, TimerDue):
                     last_ns = max(last_ns, entry.step.wall_ns)
         return {"seconds": (last_ns - due_ns) / 1e9}
