@@ -19,10 +19,10 @@ def collect_if_near() -> None:
     """Trigger the interpreter's next automatic collection now if it is near. The function allocates lists
     up to the threshold instead of calling `gc.collect`: the process belongs to the application, so the
     interpreter's own settings decide which generations it collects."""
-    left = gc.get_threshold()[0] - gc.get_count()[0]
-    if 0 <= left <= NEAR_ALLOCATIONS and gc.isenabled():
+    remaining = gc.get_threshold()[0] - gc.get_count()[0]
+    if 0 <= remaining <= NEAR_ALLOCATIONS and gc.isenabled():
         filler: list[list[None]] = []
-        for _ in range(left + 2):
+        for _ in range(remaining + 2):
             filler.append([])
 
 

@@ -119,7 +119,7 @@ def test_other_probe_job_failure_is_a_one_line_run_failed() -> None:
 def probe_reply(body: Any) -> list[Any]:
     """The reply of the probe body, run here over one batch as Spark does."""
     [batch] = body(iter([pa.RecordBatch.from_pydict({"id": [0]})]))
-    [text] = batch.column("told").to_pylist()
+    [text] = batch.column("finding").to_pylist()
     reply: list[Any] = json.loads(text)
     return reply
 

@@ -188,13 +188,13 @@ class DispatchProtocol:
         except InvalidTransition:
             # Another worker finished the request while this one was paused. Nothing was typed.
             return self.log.find(record.request_id) or record, ""
-        left = max(request.tries_max - tries, 0)
+        retries_left = max(request.tries_max - tries, 0)
         if (record.reason, record.deferred) == (result.reason.value, True):
             # The request is deferred for the same reason as before, so there is no new event.
             return record, result.detail
         moved = self._apply_transition(
             record,
-            lambda: self.log.concluded(record.request_id, result.reason, retries_left=left),
+            lambda: self.log.concluded(record.request_id, result.reason, retries_left=retries_left),
         )
         return moved, result.detail
 

@@ -253,8 +253,8 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
 
 def unavailable_error(status: int, host: str, headers: Mapping[str, str]) -> Unavailable:
     wait_s = retry_after_s(headers, datetime.fromtimestamp(SYSTEM.wall_ns() / S, UTC))
-    told = {} if wait_s is None else {"retry_after_s": wait_s}
-    return Unavailable(status=status, host=host, **told)
+    retry_fields = {} if wait_s is None else {"retry_after_s": wait_s}
+    return Unavailable(status=status, host=host, **retry_fields)
 
 
 # -- inside --------------------------------------------------------------------------------------

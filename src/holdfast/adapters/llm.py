@@ -331,14 +331,14 @@ async def chat(
                 "POST", url, headers=headers, content=_body(endpoint, messages, model, wanted)
             ) as answer,
         ):
-            status, told = answer.status_code, dict(answer.headers)
+            status, response_headers = answer.status_code, dict(answer.headers)
             text = await pinned_connection.read_body(answer, BODY_BYTES_MAX)
     except HoldfastError:
         raise
     except Exception as error:
         raise pinned_connection.to_adapter_error(error, host, wanted.timeout_s) from None
     if status in _RETRIED:
-        raise unavailable_error(status, host, told)
+        raise unavailable_error(status, host, response_headers)
     if status != 200:
         raise RejectedByServer(status=status, model=model, body=_excerpt(text, endpoint))
     return _reply(text, model, usage_bound(messages, wanted))

@@ -174,7 +174,7 @@ async def resolve_host(host: str, port: int) -> list[str]:
 def _resolver_threads() -> ThreadPoolExecutor:
     """Return the threads for DNS lookups. They are separate, because a name server that does not
     respond occupies a thread long after its call."""
-    return ThreadPoolExecutor(RESOLVER_THREADS_MAX, thread_name_prefix="holdfast-names")
+    return ThreadPoolExecutor(RESOLVER_THREADS_MAX, thread_name_prefix="holdfast-dns")
 
 
 async def read_body(response: httpx.Response, bytes_max: int) -> bytes:

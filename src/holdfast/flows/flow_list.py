@@ -77,9 +77,9 @@ def list_flows(
         raise Invalid(what="state", found=state[:64], expected=list(STATE_FILTERS))
     keys = keys_of(universe)
     # The counters know the number of matches, so that a scan can stop at the last one.
-    left = SCANNED_MAX + 1 if cursor else _expected_count(txn, universe, state, name)
+    remaining = SCANNED_MAX + 1 if cursor else _expected_count(txn, universe, state, name)
     rows: list[FlowRow] = []
-    if not limit or not left:
+    if not limit or not remaining:
         return FlowPage([], "")
     for scanned, seq in enumerate(_iter_seqs(txn, keys, state, _decode_cursor(cursor)), 1):
         if failpoints.armed:
@@ -87,8 +87,8 @@ def list_flows(
         row = get_flow(txn, keys, seq)
         if row is not None and name in ("", row.body.spec.name):
             rows.append(row)
-            left -= 1
-        if not left:
+            remaining -= 1
+        if not remaining:
             break
         if len(rows) == limit or scanned == SCANNED_MAX:
             return FlowPage(rows, str(seq))

@@ -12,10 +12,10 @@ from holdfast.tasks.unit_of_work import UnitOfWork
 
 
 def on_end(unit: UnitOfWork, listener: bytes, status: TaskStatusRow) -> None:
-    """A task with a listener ended."""
+    """Record the outcome of a child task in the flow that waits for it."""
     children.on_task_end(unit, listener, status)
 
 
 def on_dead(unit: UnitOfWork, args: bytes, seq: int, reason: str) -> None:
-    """A task of this owner is DEAD."""
+    """End the flow of an activation task as DEAD, because the task is DEAD."""
     children.on_activation_dead(unit, args, seq, reason, finish)

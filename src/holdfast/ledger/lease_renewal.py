@@ -23,7 +23,7 @@ def renew_in_background(store: Store, run_lease: lease.Lease, ttl_ns: int) -> It
             with contextlib.suppress(HoldfastError):
                 store.transact(lease.renew, [run_lease], ttl_ns)
 
-    thread = threading.Thread(target=renew, name="renew", daemon=True)
+    thread = threading.Thread(target=renew, name="lease-renewal", daemon=True)
     thread.start()
     try:
         yield

@@ -169,11 +169,11 @@ def _interpolate(points: Sequence[tuple[float, int]], times: Sequence[float]) ->
     return counts
 
 
-def eta_ns(left: int, per_s: float | None) -> int | None:
-    """Estimate the time for `left` rows; None if the rate is unknown or stalled."""
-    if left <= 0:
+def eta_ns(remaining: int, per_s: float | None) -> int | None:
+    """Estimate the time for `remaining` rows; None if the rate is unknown or stalled."""
+    if remaining <= 0:
         return 0
-    return None if per_s is None or per_s < STALLED_PER_S else int(left / per_s * S)
+    return None if per_s is None or per_s < STALLED_PER_S else int(remaining / per_s * S)
 
 
 def phase_of(size: int, progress: RunProgress) -> str:
@@ -274,9 +274,9 @@ def one_line_text(
     parts = [f"{name} {phase} {done:,}/{size:,} ({percent_text(done, size)})"]
     parts.append(counts_text(progress))
     if phase == "run":
-        left_ns = eta_ns(size - totals.ended, per_s)
+        remaining_ns = eta_ns(size - totals.ended, per_s)
         parts.append(
-            f"{rate_text(per_s)}, {'?' if left_ns is None else duration_text(left_ns)} left"
+            f"{rate_text(per_s)}, {'?' if remaining_ns is None else duration_text(remaining_ns)} left"
         )
     parts.append(calls_text(progress))
     return "; ".join(parts)

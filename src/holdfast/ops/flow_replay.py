@@ -278,7 +278,10 @@ class _FlowReplay:
         for record in self._loaded.records:
             if isinstance(record, FlowEnded) and record.state == FlowState.COMPLETED:
                 if record.digest != codec.digest(packed)[:16]:
-                    return finding._replace(code=RESULT_CHANGED, text="it returns another result")
+                    return finding._replace(
+                        code=RESULT_CHANGED,
+                        text="the flow returns another result than the recorded one",
+                    )
         return finding
 
 

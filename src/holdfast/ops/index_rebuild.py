@@ -29,12 +29,12 @@ from holdfast.tasks.consistency import StoredTask
 from holdfast.tasks.states import TaskState
 
 
-def replace_rows(txn: ApplyTxn, prefix: bytes, right: Mapping[bytes, bytes]) -> None:
+def replace_rows(txn: ApplyTxn, prefix: bytes, expected: Mapping[bytes, bytes]) -> None:
     """Make the rows below a prefix equal to these."""
     for key, _ in list(iter_rows(txn, prefix)):
-        if key not in right:
+        if key not in expected:
             txn.delete(key)
-    for key, row in right.items():
+    for key, row in expected.items():
         txn.put(key, row)
 
 
@@ -102,18 +102,19 @@ def rebuild_queue(txn: ApplyTxn, name: str) -> None:
 
 
 def _indexed_seqs(txn: ApplyTxn, prefix: bytes) -> set[bytes]:
-    """Return the items that index rows name, without rows whose key and value disagree."""
+    """Return the seqs in the index rows under a prefix. A row whose key ends with another seq than its value is ignored."""
     return {row for key, row in iter_rows(txn, prefix) if key.endswith(row)}
 
 
 def _set_index_rows(
     txn: ApplyTxn, prefix: bytes, key_by_seq: Mapping[bytes, bytes], about: Iterable[bytes]
 ) -> None:
-    """Make the index rows of the items in `about` equal to `right`. Rows of other items stay."""
-    right_keys, own_seqs = set(key_by_seq.values()), set(about)
+    """Write the index rows `key_by_seq`. Delete any other index row of the items in `about`, and each row whose key ends
+    with another seq than its value. Valid rows of other items stay."""
+    expected_keys, own_seqs = set(key_by_seq.values()), set(about)
     for key, row in list(iter_rows(txn, prefix)):
         # A row whose key and value name different items is invalid.
-        if key not in right_keys and (row in own_seqs or not key.endswith(row)):
+        if key not in expected_keys and (row in own_seqs or not key.endswith(row)):
             txn.delete(key)
     for packed_seq, key in key_by_seq.items():
         txn.put(key, packed_seq)
@@ -127,12 +128,12 @@ def rebuild_dispatches(txn: ApplyTxn, universe: str) -> None:
     records = [codec.unpack_as(DispatchRecord, row) for _, row in iter_rows(txn, keys.records)]
     counted = Counter(record.status for record in records)
     for status, prefix in keys.states.items():
-        right = {
+        expected = {
             log.index_key(universe, status, record): record.request_id.encode()
             for record in records
             if record.status is status
         }
-        replace_rows(txn, prefix, right)
+        replace_rows(txn, prefix, expected)
         _set_counter(txn, keys.counts[status], counted[status])
     _set_counter(txn, keys.deferred, sum(record.deferred for record in records))
     marks = {
@@ -142,16 +143,17 @@ def rebuild_dispatches(txn: ApplyTxn, universe: str) -> None:
     replace_rows(txn, keys.marks, marks)
 
 
-def _set_counter(txn: ApplyTxn, key: bytes, right: int) -> None:
-    if txn.count(key) != right:
-        txn.put(key, schema.encode_int(right))
+def _set_counter(txn: ApplyTxn, key: bytes, expected: int) -> None:
+    if txn.count(key) != expected:
+        txn.put(key, schema.encode_int(expected))
 
 
 # -- tasks ---------------------------------------------------------------------------------------
 
 
 class _WaitIndexRow(NamedTuple):
-    """A row of a wait-state index, with the tasks of its range, each with its single-task key."""
+    """An index row of a wait state. It covers a range of tasks. `members` has for each task its key in this index if it had
+    its own row, and its seq."""
 
     wait_state: str
     key: bytes
@@ -183,26 +185,26 @@ def rebuild_wait_states(txn: ApplyTxn, universe: str) -> None:
     ]
     for first, last in _group_ranges(txn, keys, tasks, sorted(unindexed)):
         task = tasks[first]
-        right = task_consistency.expected_keys(txn, keys, first, task)
-        wait_state = next(name for name in ("delayed", "suspect", "ready") if name in right)
+        expected = task_consistency.expected_keys(txn, keys, first, task)
+        wait_state = next(name for name in ("delayed", "suspect", "ready") if name in expected)
         row = (
             _ready_key(keys, first, task)
             if wait_state == "delayed"
             else row_ranges.encode_range(first, last)
         )
-        txn.put(right[wait_state], row)
+        txn.put(expected[wait_state], row)
 
 
 def rebuild_keys(txn: ApplyTxn, universe: str) -> None:
     """Point each key at the task that has it, or at the last redrive of that task."""
     keys = task_rows.keys_of(universe)
     tasks = task_consistency.load_tasks(txn, keys)
-    right: dict[bytes, bytes] = {}
+    expected: dict[bytes, bytes] = {}
     for seq, task in tasks.items():
         if task.body.key:
             key = keys.idempotency_keys + tuples.pack((task.spec.name, task.body.key))
-            right[key] = task_rows.pack_int(task_consistency.last_redrive_of(tasks, seq))
-    replace_rows(txn, keys.idempotency_keys, right)
+            expected[key] = task_rows.pack_int(task_consistency.last_redrive_of(tasks, seq))
+    replace_rows(txn, keys.idempotency_keys, expected)
 
 
 def _wait_index_rows(txn: ApplyTxn, keys: task_rows.TaskKeys) -> list[_WaitIndexRow]:

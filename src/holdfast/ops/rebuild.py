@@ -70,8 +70,8 @@ class RebuildResult(NamedTuple):
 
 def rebuild(url: str, universe: str, *, dry_run: bool = False) -> RebuildResult:
     """Rebuild the derived rows of a universe. Raise StoreBusy while another process has the store open."""
-    patience_s = WriterLimits().idle_exit_s + GRACE_S
-    with contextlib.closing(raw_access.open_source(url, lock_wait_s=patience_s)) as store:
+    lock_wait_s = WriterLimits().idle_exit_s + GRACE_S
+    with contextlib.closing(raw_access.open_source(url, lock_wait_s=lock_wait_s)) as store:
         if not dry_run:
             store_copy.require_no_leases(store)
         meta = store.meta()

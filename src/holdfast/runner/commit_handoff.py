@@ -76,9 +76,9 @@ class Handoff:
     def is_resolved(self) -> bool:
         return self.result is not None or self.error is not None
 
-    def resolve_committed(self, left: list[WorkOutcome], batch: ClaimedBatch | None) -> None:
-        """Resolve the handoff: all outcomes are committed except `left`."""
-        self.result = left, batch
+    def resolve_committed(self, remaining: list[WorkOutcome], batch: ClaimedBatch | None) -> None:
+        """Resolve the handoff: all outcomes are committed except `remaining`."""
+        self.result = remaining, batch
         self._on_resolved()
 
     def resolve_failed(self, error: HoldfastError) -> None:
@@ -170,13 +170,13 @@ class HandoffQueue:
         settlement = self._settlement
         bound = HANDOFF_MIN * (HANDOFFS_MAX - len(self._in_flight))
         accepted, self._buffered = self._buffered, []
-        left: list[WorkOutcome] = []
+        remaining: list[WorkOutcome] = []
         for outcome in settlement.outcomes:
             can_offer = outcome.error is None and not outcome.handed_off and len(accepted) < bound
-            (accepted if can_offer and self._commit_owner.accepts(outcome) else left).append(
+            (accepted if can_offer and self._commit_owner.accepts(outcome) else remaining).append(
                 outcome
             )
-        settlement.outcomes = left
+        settlement.outcomes = remaining
         handoff_size = min(max(HANDOFF_MIN, len(accepted) // 4), HANDOFF_MAX)
         while accepted:
             if len(accepted) < HANDOFF_MIN and self._in_flight:
@@ -187,7 +187,7 @@ class HandoffQueue:
                 accepted[:handoff_size], policy, capacity, expired_before_max
             )
             if not self._commit_owner.submit(handoff):
-                settlement.outcomes = accepted + left
+                settlement.outcomes = accepted + remaining
                 return
             self._in_flight.append(handoff)
             accepted = accepted[handoff_size:]
@@ -259,8 +259,8 @@ class HandoffQueue:
         self, handoff: Handoff, policy: RunnerPolicy, tick: TickStats
     ) -> list[WorkItem]:
         if handoff.result is not None:
-            left, batch = handoff.result
-            self._settlement.record_handed_off(handoff.outcomes, left, tick)
+            remaining, batch = handoff.result
+            self._settlement.record_handed_off(handoff.outcomes, remaining, tick)
             return [] if batch is None else self._accept_claims(batch, tick)
         assert handoff.error is not None
         if handoff.claim_request is not None:

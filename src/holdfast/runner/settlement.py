@@ -120,11 +120,11 @@ class SettlementBuffer:
             self._record_end(outcome, end, tick)
 
     def record_handed_off(
-        self, outcomes: list[WorkOutcome], left: list[WorkOutcome], tick: TickStats
+        self, outcomes: list[WorkOutcome], remaining: list[WorkOutcome], tick: TickStats
     ) -> None:
-        """Count outcomes that a commit handoff settled. Those in `left` return to the buffer."""
-        self.outcomes = left + self.outcomes
-        tick.done += len(outcomes) - len(left)
+        """Count outcomes that a commit handoff settled. Those in `remaining` return to the buffer."""
+        self.outcomes = remaining + self.outcomes
+        tick.done += len(outcomes) - len(remaining)
 
     def requeue(self, outcomes: list[WorkOutcome], *, outcome_unknown: bool) -> None:
         """Return outcomes of a failed handoff to the buffer, in doubt if `unsure`."""

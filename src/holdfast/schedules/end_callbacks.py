@@ -12,14 +12,14 @@ from holdfast.tasks.unit_of_work import UnitOfWork
 
 
 def on_end(unit: UnitOfWork, listener: bytes, status: TaskStatusRow) -> None:
-    """A task that a queued occurrence waits for ended."""
+    """Start the next queued occurrence of the schedule `listener`, because the task of an earlier one has ended."""
     flows = FlowUnit(unit.txn, unit.keys.universe, unit)
     on_flow_end(flows, listener.decode())
     flows.close()
 
 
 def on_flow_end(unit: FlowUnit, name: str) -> None:
-    """A flow that the schedule started ended."""
+    """Start the next queued occurrence of the schedule `name`, because its running flow has ended."""
     schedules = ScheduleUnit(unit.txn, unit.universe, unit)
     schedules.start_queued(name)
     schedules.close()

@@ -197,4 +197,8 @@ def check_definition(universe: str, definition: ScheduleDefinition) -> None:
     elif definition.flow is not None and definition.task is None:
         flow_operations.check_new(universe, NewFlow(definition.flow, definition.args, key))
     else:
-        raise Invalid(what="schedule", name=definition.name, why="it needs a task or a flow")
+        raise Invalid(
+            what="schedule",
+            name=definition.name,
+            why="it names no task and no flow, or both; name one of them",
+        )

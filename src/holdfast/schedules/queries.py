@@ -77,7 +77,7 @@ def last_occurrences(txn: Txn, universe: str, name: str, limit: int) -> list[Occ
 def used_occurrences(
     txn: Txn, universe: str, name: str, at: list[int]
 ) -> list[OccurrenceRow | None]:
-    """Return the use of each of these occurrences."""
+    """Return the stored row of each occurrence: the task or flow that it started, or why it started none. None: not used."""
     keys = keys_of(universe)
     found = (txn.get(keys.occurrence(name, occurrence_ns)) for occurrence_ns in at)
     return [None if row is None else decode_occurrence(row) for row in found]

@@ -75,8 +75,8 @@ class FaultingClient:
         return self._recorder.acting_lease
 
     @acting_lease.setter
-    def acting_lease(self, told: Callable[[Any], Lease | None]) -> None:
-        self._recorder.acting_lease = told
+    def acting_lease(self, lease_of: Callable[[Any], Lease | None]) -> None:
+        self._recorder.acting_lease = lease_of
 
     def now_ns(self) -> int:
         return self._shared.engine.now_ns()

@@ -180,7 +180,7 @@ class _ReadyQueue(deque[asyncio.Handle]):
 
 
 def _complete(future: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Complete a future with the outcome of a function. The death of the process is no outcome."""
+    """Call a function and set its result or error on the future. ProcessKilled, the simulated crash, is raised instead."""
     try:
         result = fn(*args)
     except ProcessKilled:

@@ -132,11 +132,11 @@ def shrink_faults(
     runs_max: int = SHRINK_RUNS,
 ) -> ScenarioRun:
     """Find a run of the seed with fewer faults and the same type of error, by delta debugging."""
-    best, left = failed, runs_max
+    best, remaining = failed, runs_max
 
     def still_fails(faults: Sequence[int]) -> bool:
-        nonlocal best, left
-        left -= 1
+        nonlocal best, remaining
+        remaining -= 1
         run = run_scenario(app, scenario, seed, options, frozenset(faults))
         if type(run.error) is not type(failed.error) or len(run.faults) >= len(best.faults):
             return False
@@ -146,9 +146,9 @@ def shrink_faults(
     if not failed.faults or runs_max <= 0 or still_fails([]):
         return best
     size = max(1, len(best.faults) // 2)
-    while left > 0:
+    while remaining > 0:
         at, before = 0, len(best.faults)
-        while at < len(best.faults) and left > 0:
+        while at < len(best.faults) and remaining > 0:
             if not still_fails(best.faults[:at] + best.faults[at + size :]):
                 at += size
         if size == 1 and len(best.faults) == before:

@@ -162,7 +162,7 @@ def _sweep(
         # them.
         bound = firsts[at + 1] if at + 1 < len(group) else None
         pieces = [piece for one in active if (piece := one.take_below(bound)).num_rows]
-        active = [one for one in active if one.left]
+        active = [one for one in active if one.remaining]
         if pieces:
             rows = sort_by_key(pa.concat_batches(pieces), key)
             _check_unique(rows, key)
@@ -178,7 +178,7 @@ class _OpenBlock:
         self._start = 0
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         return int(self._batch.num_rows) - self._start
 
     def take_below(self, bound: Comparable | None) -> pa.RecordBatch:

@@ -408,8 +408,8 @@ class _BatchCall:
             return
         if marks:
             bad = {one.position for one in unfit}
-            left = [i for i in range(rows) if i not in bad]
-            kept = [k for k, i in enumerate(left) if i not in marks]
+            valid = [i for i in range(rows) if i not in bad]
+            kept = [k for k, i in enumerate(valid) if i not in marks]
             batch = batch.take(pa.array(kept, pa.int64()))
         if batch.num_rows:
             self.results.append((at, batch))

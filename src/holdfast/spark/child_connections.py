@@ -57,9 +57,9 @@ class ConnectionReader:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._selector.register(self._wake_in, selectors.EVENT_READ, None)
-        self._pool = ThreadPoolExecutor(REQUEST_THREADS_MAX, thread_name_prefix="line")
+        self._pool = ThreadPoolExecutor(REQUEST_THREADS_MAX, thread_name_prefix="ledger-request")
         self._closing = self._closed = False
-        self._thread = threading.Thread(target=self._run, name="lines", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ledger-connections", daemon=True)
         self._thread.start()
 
     def add(self, child: ChildConnection) -> None:

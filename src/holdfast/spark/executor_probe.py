@@ -82,8 +82,8 @@ def run_probe_job(
     body = probe_body(__version__, python, header, function, marker)
     count = min(tasks, TASKS_MAX)
     with spark_jobs.use_driver_python(spark):
-        rows = spark.range(0, count, 1, count).mapInArrow(body, "told string").collect()
-    return [told for row in rows if (told := json.loads(row.told))]
+        rows = spark.range(0, count, 1, count).mapInArrow(body, "finding string").collect()
+    return [finding for row in rows if (finding := json.loads(row.finding))]
 
 
 def first_error(errors: list[list[Any]]) -> HoldfastError | None:
@@ -150,14 +150,17 @@ def probe_body(
         try:
             from holdfast import __version__
 
-            told = ["holdfast_differs", {"executor": host, "has": __version__, "driver": version}]
+            finding = [
+                "holdfast_differs",
+                {"executor": host, "has": __version__, "driver": version},
+            ]
             if __version__ == version:
                 from holdfast.spark.executor_probe import probe_executor
 
-                told = probe_executor(host, python, header, function, marker)
+                finding = probe_executor(host, python, header, function, marker)
         except ImportError as error:
-            told = ["holdfast_differs", {"executor": host, "why": str(error), "driver": version}]
-        yield pa.RecordBatch.from_pydict({"told": [json.dumps(told)]})
+            finding = ["holdfast_differs", {"executor": host, "why": str(error), "driver": version}]
+        yield pa.RecordBatch.from_pydict({"finding": [json.dumps(finding)]})
 
     return body
 

@@ -534,7 +534,7 @@ def _split_ranges(
 def _split_at(
     piece: list[AdoptedRange], count: int
 ) -> tuple[list[AdoptedRange], list[AdoptedRange]]:
-    left: list[AdoptedRange] = []
+    remaining: list[AdoptedRange] = []
     for at, one in enumerate(piece):
         size = one.hi - one.lo
         if size >= count:
@@ -542,10 +542,10 @@ def _split_at(
             rest = piece[at + 1 :]
             if count < size:
                 rest = [replace(one, lo=cut, from_lo=one.from_lo + count), *rest]
-            return [*left, replace(one, hi=cut)], rest
-        left.append(one)
+            return [*remaining, replace(one, hi=cut)], rest
+        remaining.append(one)
         count -= size
-    return left, []
+    return remaining, []
 
 
 def _pin_sources(txn: Txn, lease: Lease, record: runs.RunRecord) -> list[runs.RunRecord]:

@@ -88,7 +88,7 @@ class OutputCommitter:
         # The first seq that is not in the sink yet.
         self._next_seq = 0
         self._cuts = self._make_cuts(())
-        self._thread = threading.Thread(target=self._run, name="commit", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="output-commit", daemon=True)
 
     def start(self) -> None:
         """Begin the sink and start the thread. Returns when the sink has begun or failed, before

@@ -46,7 +46,7 @@ class PartWriterThread:
         self._checked = threading.Event()
         # Whether this executor can write to the output.
         self.can_write = True
-        self._thread = threading.Thread(target=self._run, name="parts", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="part-writer", daemon=True)
 
     def __enter__(self) -> PartWriterThread:
         """Start the thread and wait for its check of the output."""

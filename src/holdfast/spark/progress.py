@@ -84,10 +84,12 @@ class ProgressFrame(NamedTuple):
         """`48.2/s, 16 s left`; empty outside the run phase."""
         if self.phase != "run":
             return ""
-        left = self.size - summary.tally_rows(self.progress).ended
-        left_ns = summary.eta_ns(left, self.per_s)
-        left_text = "? left" if left_ns is None else f"{summary.duration_text(left_ns)} left"
-        return f"{summary.rate_text(self.per_s)}, {left_text}"
+        remaining = self.size - summary.tally_rows(self.progress).ended
+        remaining_ns = summary.eta_ns(remaining, self.per_s)
+        remaining_text = (
+            "? left" if remaining_ns is None else f"{summary.duration_text(remaining_ns)} left"
+        )
+        return f"{summary.rate_text(self.per_s)}, {remaining_text}"
 
     @property
     def text_line(self) -> str:

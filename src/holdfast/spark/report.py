@@ -223,9 +223,9 @@ def _outcome_bar(record: RunRecord, progress: RunProgress, older: Sequence[RunPr
         (tally.cancelled, "cancelled", "gone"),
         (tally.in_flight, "in flight", "flight"),
     ]
-    left = record.size - tally.ended - tally.in_flight
-    if left > 0:
-        parts.append((left, "to do", "todo"))
+    remaining = record.size - tally.ended - tally.in_flight
+    if remaining > 0:
+        parts.append((remaining, "to do", "todo"))
     shown = [part for part in parts if part[0]]
     bar = "".join(
         f'<i class="{style}" style="width:{count / size:.4%}" title="{count:,} {word}"></i>'
@@ -303,7 +303,7 @@ def _latency_plot(buckets: Sequence[int]) -> tuple[str, str, str]:
     shares = [
         (share, _microseconds_text(quantile_us(buckets, share))) for share in (0.5, 0.95, 0.99)
     ]
-    note = ", ".join(f"{share:.0%} under {told}" for share, told in shares)
+    note = ", ".join(f"{share:.0%} under {limit_text}" for share, limit_text in shares)
     drawn = plots.histogram_plot(columns, label="time of a call", style="flight")
     return "Time of a call", f"<small>{_escape(note)}</small>", drawn
 

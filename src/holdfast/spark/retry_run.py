@@ -57,7 +57,7 @@ def make_retry_record(store: Store, old: runs.RunRecord, new: runs.RunRecord) ->
     older = retry_chain(store, old)
     return replace(
         new,
-        config={what: told for what, told in old.config.items() if what != REMAP_KEY},
+        config={what: value for what, value in old.config.items() if what != REMAP_KEY},
         sink=retry_sink_spec(older[-1], len(older)),
         retry_of=old.run_id,
     )

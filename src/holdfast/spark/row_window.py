@@ -34,7 +34,7 @@ class RowWindow:
         self.unit_rows = 1
 
     def size(self) -> int:
-        """Return how many rows may be begun and not reported."""
+        """Return the maximum number of rows that the child has begun and not yet reported."""
         # Under a rate limit, begin only calls that can start now. Otherwise they would start in a
         # burst later.
         job = self._job
@@ -43,7 +43,7 @@ class RowWindow:
         return job.concurrency + (0 if job.rate else self.rows)
 
     def low_water(self) -> int:
-        """Return the low-water mark: at or below this many begun rows, request more."""
+        """Return the low-water mark: the child sends a request when at most this number of its rows runs."""
         if self._job.batch_rows:
             return self._job.batch_rows * self._job.concurrency
         return self._job.concurrency + self.rows // 2

@@ -74,7 +74,7 @@ class ServiceLogWriter:
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
         self._closing = False
-        self._thread = threading.Thread(target=self._write_loop, name="log", daemon=True)
+        self._thread = threading.Thread(target=self._write_loop, name="service-log", daemon=True)
         self._thread.start()
 
     @property

@@ -128,7 +128,9 @@ class ServiceSupervisor:
 
     def start_watch(self) -> None:
         """Start a thread that keeps the service alive without requests from the driver."""
-        threading.Thread(target=self._watch_loop, name="keeper", daemon=True).start()
+        threading.Thread(
+            target=self._watch_loop, name="ledger-service-supervisor", daemon=True
+        ).start()
 
     def _watch_loop(self) -> None:
         while not self._stopped:
@@ -281,7 +283,7 @@ class ServiceProcess(SpawnedChild):
 
     def discard_in_background(self) -> None:
         self.close_input()
-        threading.Thread(target=self.discard, name="reaper").start()
+        threading.Thread(target=self.discard, name="ledger-service-discard").start()
 
 
 # One process that served a run, and one that was started for the next.

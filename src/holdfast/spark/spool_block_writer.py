@@ -31,11 +31,11 @@ class BlockWriter:
 
     def put(self, batch: pa.RecordBatch) -> SpoolBlock:
         name = spools.block_name(self._task, self._attempt, next(self._numbers), self._writer)
-        for left in reversed(range(PUT_ATTEMPTS)):
+        for tries_remaining in reversed(range(PUT_ATTEMPTS)):
             try:
                 return spools.write_block(self._spool, name, batch, self._key, VALUE_BYTES_MAX)
             except SpoolUnreachable:
-                if not left:
+                if not tries_remaining:
                     raise
             SYSTEM.sleep(PUT_RETRY_S)
         raise AssertionError

@@ -437,7 +437,7 @@ class Stage(StageSettings):
         now = outcome_settings(self, prepared, sink)
         if extend:
             # A new run may cut rows differently without changing the meaning of its outcomes.
-            now = {what: told for what, told in now.items() if what not in _CUT_OPTIONS}
+            now = {what: value for what, value in now.items() if what not in _CUT_OPTIONS}
         if sink is None:
             now["output"] = record.config.get("output", "")
         check_config(record, now)

@@ -141,7 +141,7 @@ class CallbackThread:
         with self._start_lock:
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._run_jobs, name="holdfast-aside", daemon=True
+                    target=self._run_jobs, name="holdfast-callbacks", daemon=True
                 )
                 self._thread.start()
         self._jobs.put(job)

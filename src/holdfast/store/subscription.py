@@ -124,10 +124,10 @@ class Subscription:
                 source.check()
             if self._take_wake_up():
                 return False
-            left_s = (deadline_ns - source.mono_ns()) / S
-            if left_s <= 0:
+            remaining_s = (deadline_ns - source.mono_ns()) / S
+            if remaining_s <= 0:
                 return False
-            source.sleep(self, last, left_s)
+            source.sleep(self, last, remaining_s)
 
     async def wait_async(self, timeout: float) -> bool:
         """`wait` for a coroutine. It blocks no thread, and it suspends the coroutine at least once."""
@@ -146,8 +146,8 @@ class Subscription:
             last = source.last_notified(self.topics)
             if self._take_notification(last):
                 return True
-            left_s = deadline_s - loop.time()
-            if self._take_wake_up() or left_s <= 0:
+            remaining_s = deadline_s - loop.time()
+            if self._take_wake_up() or remaining_s <= 0:
                 return False
             waiter: asyncio.Future[None] = loop.create_future()
             self._loop_waiter = loop, waiter
@@ -156,7 +156,7 @@ class Subscription:
                 # Check after registration: the notifying thread uses the opposite order.
                 if not self.is_due(last):
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(left_s):
+                        async with asyncio.timeout(remaining_s):
                             await waiter
             finally:
                 self._loop_waiter = None
@@ -175,7 +175,7 @@ class Subscription:
         self._is_woken = True
         # A thread that does not wait for its gate checks the wake-up before it sleeps on it.
         if not self._source.interrupt(self):
-            self.rouse()
+            self.end_sleep()
 
     def cancel(self) -> None:
         """End the current wait and every later one."""
@@ -196,7 +196,7 @@ class Subscription:
 
     # -- for the store ---------------------------------------------------------------------------
 
-    def rouse(self) -> bool:
+    def end_sleep(self) -> bool:
         """End a sleep on the gate or in an event loop, after which the wait checks its conditions again. Return
         whether a thread may have slept."""
         waiter = self._loop_waiter
@@ -269,7 +269,7 @@ class Sleepers:
         with self._lock:
             woken = [sleeper for topic in topics for sleeper in self._by_topic.get(topic, ())]
         for subscription in woken:
-            subscription.rouse()
+            subscription.end_sleep()
 
     def wake_all(self) -> None:
         self.wake(list(self._by_topic))
@@ -281,7 +281,7 @@ class Sleepers:
         with self._lock:
             sleeping = [sleeper for sleepers in self._by_topic.values() for sleeper in sleepers]
         for subscription in sleeping:
-            if subscription.rouse():
+            if subscription.end_sleep():
                 return
 
 

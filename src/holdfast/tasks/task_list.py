@@ -60,9 +60,9 @@ def list_tasks(
     if queue:
         check_name("queue", queue)
     keys = keys_of(universe)
-    left = SCANNED_MAX + 1 if cursor else _expected_count(txn, keys, where, queue)
+    remaining = SCANNED_MAX + 1 if cursor else _expected_count(txn, keys, where, queue)
     rows: list[TaskRow] = []
-    if not limit or not left:
+    if not limit or not remaining:
         return TaskPage([], "")
     if failpoints.armed:
         failpoints.hit("tasks.list_scan", where)
@@ -71,10 +71,10 @@ def list_tasks(
     for scanned, (position, packed_seq, lease) in enumerate(walk, 1):
         row = get_row(txn, keys, packed_seq, leases)
         if row is not None and _matches(row, where, queue) and lease in (0, row.status.lease):
-            left -= 1
+            remaining -= 1
             if name in ("", row.spec.name) and (owned or not row.spec.owner):
                 rows.append(row)
-        if not left:
+        if not remaining:
             return TaskPage(rows, "")
         if len(rows) == limit or scanned == SCANNED_MAX:
             return TaskPage(rows, _encode_cursor(position))

@@ -43,7 +43,7 @@ class HistoryUpkeep:
         self._check_at_ns = 0
 
     def start_term(self) -> None:
-        """Start as the new leader with a fresh survey."""
+        """Start the survey of all worlds from the beginning, because this worker has become the leader."""
         self._survey_cursor = ""
         self._erasure = None
         self._check_at_ns = 0

@@ -262,15 +262,15 @@ class Orchestrator(TickService):
         capable = self._capable_workers()
         if not capable:
             return False
-        left = PLACED_PER_TICK
+        remaining = PLACED_PER_TICK
         for departed in read_stale(self.store, self._read_departed):
             after: str | None = ""
             while after is not None:
                 after, movable = self.store.read(self._read_movable_page, departed.worker, after)
                 if movable:
                     self.store.transact(self._move_page, departed.worker, movable, capable)
-                left -= len(movable)
-                if left <= 0:
+                remaining -= len(movable)
+                if remaining <= 0:
                     return True
             self._remove_if_dead(departed)
         return False
@@ -324,20 +324,22 @@ class Orchestrator(TickService):
         if not needed:
             return False
         capable = self._capable_workers()
-        left = PLACED_PER_TICK
+        remaining = PLACED_PER_TICK
         for need, since_ns in needed:
             if not capable.workers_for(need) and not self._has_waited_enough(need, since_ns):
                 continue
             after = b""
-            while left > 0:
-                page, ready = self.store.read(self._read_stopped_page, need, after, left, capable)
+            while remaining > 0:
+                page, ready = self.store.read(
+                    self._read_stopped_page, need, after, remaining, capable
+                )
                 if not page:
                     break
                 # A page of worlds that stay stopped, for example paused ones, needs no commit.
                 if ready:
-                    left -= self.store.transact(self._resume_page, need, ready, capable)
+                    remaining -= self.store.transact(self._resume_page, need, ready, capable)
                 after = page[-1][0]
-        return left <= 0
+        return remaining <= 0
 
     def _read_stopped_page(
         self, txn: Txn, need: CodeRequirement, after: bytes, limit: int, capable: CapableWorkers

@@ -129,7 +129,7 @@ def _may_nest_deeply(kind: type[Any]) -> bool:
     """Whether values of a type may be nested without bound: the type is recursive, or contains
     Any."""
 
-    def look(here: Any, above: list[Any]) -> bool:
+    def is_unbounded(here: Any, above: list[Any]) -> bool:
         if isinstance(here, types.AnyType | types.CustomType | types.RawType):
             return True
         if any(here is one for one in above):
@@ -139,9 +139,9 @@ def _may_nest_deeply(kind: type[Any]) -> bool:
         for name in ("item_type", "key_type", "value_type", "type"):
             one = getattr(here, name, None)
             inner += [one] if isinstance(one, types.Type) else []
-        return any(look(one, [*above, here]) for one in inner)
+        return any(is_unbounded(one, [*above, here]) for one in inner)
 
-    return look(types.type_info(kind), [])
+    return is_unbounded(types.type_info(kind), [])
 
 
 class WorldDefinition:

@@ -78,12 +78,12 @@ def is_trim_due(txn: Txn, universe: str) -> bool:
 def trim(txn: Txn, universe: str, limit: int = ERASE_ROWS_PER_COMMIT) -> bool:
     """Trim histories that are due, about `limit` rows. Return whether there may be more."""
     check_limit(limit)
-    left = limit
+    remaining = limit
     for world_id in _due_worlds(txn, universe, limit):
-        if left <= 0:
+        if remaining <= 0:
             return True
-        left -= 1 + _trim_world(txn, universe, world_id, left)
-    return left <= 0
+        remaining -= 1 + _trim_world(txn, universe, world_id, remaining)
+    return remaining <= 0
 
 
 # -- inside --------------------------------------------------------------------------------------

@@ -237,22 +237,22 @@ def _erase_timers(txn: Txn, universe: str, world_id: str, limit: int) -> bool:
 
 def _erase_rows(txn: Txn, universe: str, world_id: str, limit: int) -> bool:
     """Erase inherited items, intent aliases and given-up items."""
-    left = limit
+    remaining = limit
     for kind in ("h", "r", "g"):
         prefix = schema.key_prefix(Space.WORLD, universe, kind, world_id)
-        rows = txn.scan(prefix, tuples.prefix_end(prefix), left)
+        rows = txn.scan(prefix, tuples.prefix_end(prefix), remaining)
         for key, _ in rows:
             txn.delete(key)
-        left -= len(rows)
-    return left > 0
+        remaining -= len(rows)
+    return remaining > 0
 
 
 def _erase_journal(txn: Txn, record: WorldRecord, head: journal.JournalHead, limit: int) -> bool:
     if not journal.erase(txn, subject_of(record.universe, record.world_id), limit):
         return False
     if record.purged:
-        left = Tombstone(record.world_id, head.hash, head.height, txn.now_ns)
-        txn.put(_tombstone_key(record.universe, record.world_id), codec.pack(left))
+        tombstone = Tombstone(record.world_id, head.hash, head.height, txn.now_ns)
+        txn.put(_tombstone_key(record.universe, record.world_id), codec.pack(tombstone))
     return True
 
 

@@ -249,8 +249,8 @@ class RunService:
         rows = claim.rows
         if not board.policy.batch_rows:
             # Near the end, split the remaining rows between the children.
-            left = board.size - sum(board.ended)
-            fair = left // (2 * max(len(self.connected_owners), 1))
+            remaining = board.size - sum(board.ended)
+            fair = remaining // (2 * max(len(self.connected_owners), 1))
             # Rows may be whole documents. A grant must fit into one frame.
             next_up = board.unseen.first(claim.lo, hi) or (claim.lo, hi)
             fair = min(fair, GRANT_BYTES_MAX // self.row_bytes(next_up[0]))

@@ -48,7 +48,7 @@ class CallRateLimiter:
 
 
 class TokenRateLimiter:
-    """A token bucket. `left` is the balance. While it is negative, new calls are delayed."""
+    """A token bucket. While its balance is negative, new calls are delayed."""
 
     def __init__(
         self, per_min: float, now_ns: int, carried_over: tuple[float, int] = (0.0, 0)
@@ -58,9 +58,9 @@ class TokenRateLimiter:
         """
         self._burst = per_min * SAVED_SHARE
         self._per_s = per_min * (1 - SAVED_SHARE) / 60
-        self.left, self._at_ns = carried_over
+        self.balance, self._at_ns = carried_over
         self.refill(now_ns)
-        self.left = min(self.left, 0.0)
+        self.balance = min(self.balance, 0.0)
 
     def acquire(self, prices: Sequence[int], now_ns: int) -> tuple[int, int]:
         """Return how many of these calls are admitted, in order and at least one, and their delay
@@ -69,20 +69,20 @@ class TokenRateLimiter:
         self.refill(now_ns)
         count, price = 1, prices[0]
         for one in prices[1:]:
-            if price + one > self.left:
+            if price + one > self.balance:
                 break
             count, price = count + 1, price + one
-        deficit = min(price, self._burst) - self.left
-        self.left -= price
+        deficit = min(price, self._burst) - self.balance
+        self.balance -= price
         return count, max(math.ceil(deficit / self._per_s * 1000), 0)
 
     def settle(self, estimated: int, used: int) -> None:
         """Replace the estimate of finished calls by the tokens they used."""
-        self.left += estimated - used
+        self.balance += estimated - used
 
     def refill(self, now_ns: int) -> None:
         refilled = max(now_ns - self._at_ns, 0) / 1e9 * self._per_s
-        self.left = min(self.left + refilled, self._burst)
+        self.balance = min(self.balance + refilled, self._burst)
         self._at_ns = max(now_ns, self._at_ns)
 
 
@@ -122,4 +122,4 @@ class RunRateLimits:
         if self._tokens is None:
             return 0.0
         self._tokens.refill(now_ns)
-        return self._tokens.left
+        return self._tokens.balance

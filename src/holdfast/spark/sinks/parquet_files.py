@@ -182,12 +182,12 @@ class HashedFile(io.FileIO):
         self.length = 0
 
     def write(self, data: object, /) -> int:
-        left = memoryview(data).cast("B")  # type: ignore[arg-type]
-        size = len(left)
-        self.sha256.update(left)
+        remaining = memoryview(data).cast("B")  # type: ignore[arg-type]
+        size = len(remaining)
+        self.sha256.update(remaining)
         self.length += size
-        while left:  # a nearly full disk may write only a part; the next call raises
-            left = left[super().write(left) :]
+        while remaining:  # a nearly full disk may write only a part; the next call raises
+            remaining = remaining[super().write(remaining) :]
         return size
 
 

@@ -555,17 +555,17 @@ class WriterClient:
         """Reconnect in a thread, unless another thread becomes the reader first."""
         ended = threading.Event()
         thread = threading.Thread(
-            target=self._reconnect_aside, args=(ended,), name="holdfast-reconnect", daemon=True
+            target=self._reconnect_in_thread, args=(ended,), name="holdfast-reconnect", daemon=True
         )
         try:
             thread.start()
         except RuntimeError:
             # No more threads: this thread reconnects, and `wake` takes effect afterwards.
-            self._reconnect_aside(ended)
+            self._reconnect_in_thread(ended)
         else:
             self._reconnect_ended = ended
 
-    def _reconnect_aside(self, ended: threading.Event) -> None:
+    def _reconnect_in_thread(self, ended: threading.Event) -> None:
         try:
             if self._reader_lock.try_acquire():
                 try:

@@ -128,12 +128,12 @@ def written_bytes(writes: Mapping[bytes, bytes | None]) -> int:
 def split_by_size(rows: Mapping[bytes, bytes], size: int) -> list[dict[bytes, bytes]]:
     """Split rows into parts of about `size` bytes: at least one part, each with at least one row if there is any."""
     chunks: list[dict[bytes, bytes]] = [{}]
-    left = size
+    remaining = size
     for key, value in rows.items():
-        left -= len(key) + len(value)
-        if left < 0 and chunks[-1]:
+        remaining -= len(key) + len(value)
+        if remaining < 0 and chunks[-1]:
             chunks.append({})
-            left = size - len(key) - len(value)
+            remaining = size - len(key) - len(value)
         chunks[-1][key] = value
     return chunks
 

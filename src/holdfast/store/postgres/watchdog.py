@@ -79,7 +79,9 @@ class _Watchdog:
             self._watched.add(connection)
             if not self._running:
                 self._running = True
-                threading.Thread(target=self._run, name="holdfast-patience", daemon=True).start()
+                threading.Thread(
+                    target=self._run, name="holdfast-connection-watchdog", daemon=True
+                ).start()
 
     def _run(self) -> None:
         while True:

@@ -33,7 +33,7 @@ from holdfast.runner.error_policy import HandlerExited, Refused, code_of
 
 
 class LocalWork(msgspec.Struct, frozen=True):
-    """A plain function with its arguments and options."""
+    """The work of a local step: the function that the activation calls, its arguments, retries and time limit."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]

@@ -128,14 +128,16 @@ class TaskExecutors:
 
     @property
     def busy(self) -> bool:
-        return any(crew.busy for crew in self._executors.values())
+        return any(executor.busy for executor in self._executors.values())
 
     @property
     def exhausted(self) -> bool:
         """Whether an executor has no usable thread left because its functions never returned, or
         the event loop ended or was blocked for `LOOP_TIMEOUT_S`.
         """
-        return any(crew.exhausted for crew in self._executors.values()) or self._is_loop_lost()
+        return (
+            any(executor.exhausted for executor in self._executors.values()) or self._is_loop_lost()
+        )
 
     def _is_loop_lost(self) -> bool:
         if self._loop is None or self._closing:
@@ -155,21 +157,21 @@ class TaskExecutors:
 
     @property
     def queued_count(self) -> int:
-        return sum(crew.queued_count for crew in self._executors.values())
+        return sum(executor.queued_count for executor in self._executors.values())
 
     @property
     def has_finished(self) -> bool:
-        return any(crew.has_finished for crew in self._executors.values())
+        return any(executor.has_finished for executor in self._executors.values())
 
     @property
     def free_slots(self) -> tuple[int, ...]:
         """The number of further tasks of each kind that may be leased."""
         slots = [0] * len(EXECUTOR_KINDS)
-        for kind, crew in self._executors.items():
-            room = max(crew.capacity, 0)
+        for kind, executor in self._executors.items():
+            room = max(executor.capacity, 0)
             if kind in self._stalled:
                 # A stalled executor gets one probe task until it finishes something.
-                room = 0 if crew.busy or kind == self._unresponsive_kind() else min(room, 1)
+                room = 0 if executor.busy or kind == self._unresponsive_kind() else min(room, 1)
             slots[kind] = room
         # A task may have been submitted with another kind than its code has now: lease one at a
         # time.
@@ -194,7 +196,7 @@ class TaskExecutors:
     @property
     def poll_s(self) -> float:
         """The longest time until the executors need supervision."""
-        if any(crew.is_stalled for crew in self._executors.values()):
+        if any(executor.is_stalled for executor in self._executors.values()):
             return 0.005
         return UNSTARTED_MAX_NS / S if self.busy else float("inf")
 
@@ -242,20 +244,20 @@ class TaskExecutors:
         return found
 
     def take_unstarted(self) -> list[TaskAttempt]:
-        return [run for crew in self._executors.values() for run in crew.take_unstarted()]
+        return [run for executor in self._executors.values() for run in executor.take_unstarted()]
 
     def abandon(self, attempt: TaskAttempt) -> None:
         attempt.dropped = True
         self._executors[executor_kind(attempt.code)].abandon(attempt)
 
     def wake_one_more(self) -> None:
-        for crew in self._executors.values():
-            crew.wake_one_more()
+        for executor in self._executors.values():
+            executor.wake_one_more()
 
     def close(self) -> None:
         self._closing = True
-        for crew in self._executors.values():
-            crew.close()
+        for executor in self._executors.values():
+            executor.close()
         self._processes.close()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(_cancel_all_and_stop, self._loop)
@@ -318,18 +320,18 @@ class _AttemptRuns:
 
 def _cancel_all_and_stop(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel all coroutines, give them time to clean up, and stop the loop."""
-    left = asyncio.all_tasks(loop)
-    for task in left:
+    remaining = asyncio.all_tasks(loop)
+    for task in remaining:
         if not task.cancelling():
             task.cancel()
 
     async def end() -> None:
-        if left:
-            await asyncio.wait(left, timeout=CANCEL_GRACE_S)
+        if remaining:
+            await asyncio.wait(remaining, timeout=CANCEL_GRACE_S)
         loop.stop()
 
     task = loop.create_task(end())
-    task.add_done_callback(left.discard)  # the callback also keeps a reference to the task
+    task.add_done_callback(remaining.discard)  # the callback also keeps a reference to the task
 
 
 def executor_kind(code: TaskDefinition) -> int:

@@ -79,14 +79,14 @@ def run_round(
 
 def _repeat_step(should_continue: Callable[[], bool], step: Callable[[], int]) -> bool:
     """Repeat a step until it processes less than a batch. Returns whether more work may remain."""
-    left = ROUND
-    while left > 0:
+    remaining = ROUND
+    while remaining > 0:
         if not should_continue():
             return True
         done = step()
         if done < BATCH:
             return False
-        left -= done
+        remaining -= done
     return True
 
 

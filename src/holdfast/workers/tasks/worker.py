@@ -557,11 +557,11 @@ class TaskWorker:
     def _retry_until(self, action: Callable[[], None]) -> None:
         """Run a shutdown action, with bounded retries while the store is busy."""
         until_ns = self._clock.mono_ns() + SHUTDOWN_RETRY_NS
-        for left in reversed(range(SHUTDOWN_TRIES)):
+        for tries_remaining in reversed(range(SHUTDOWN_TRIES)):
             try:
                 return action()
             except HoldfastError as error:
-                late = not left or self._clock.mono_ns() >= until_ns
+                late = not tries_remaining or self._clock.mono_ns() >= until_ns
                 if late or not can_repeat(error):
                     raise
                 self._outcome_unknown |= isinstance(error, CommitUnknown)

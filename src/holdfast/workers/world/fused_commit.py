@@ -465,9 +465,9 @@ def resolve_answers(
         for one in cycle.carried
     }
     for index, handoff in enumerate(handoffs):
-        left = [one for one in handoff.outcomes if one.work.claim.token not in done]
+        remaining = [one for one in handoff.outcomes if one.work.claim.token not in done]
         claimed = claims_by_handoff.get(index)
-        handoff.resolve_committed(left, None if claimed is None else claimed.value)
+        handoff.resolve_committed(remaining, None if claimed is None else claimed.value)
     return errors
 
 
