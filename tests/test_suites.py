@@ -219,7 +219,10 @@ def test_every_part_has_its_directories() -> None:
             assert any((suites.ROOT / "tests" / directory).glob("test_*.py")), directory
 
 
-def test_files_of_spark_alternate_with_other_files_longest_first() -> None:
+def test_files_of_spark_alternate_with_other_files_longest_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(file_order, "OTHERS_FIRST", 0)
     seconds = {
         "tests/spark/a.py": 4.0,
         "tests/spark/b.py": 2.0,
@@ -230,3 +233,13 @@ def test_files_of_spark_alternate_with_other_files_longest_first() -> None:
     assert file_order.ordered(seconds) == [
         "tests/spark/a.py", "c.py", "d.py", "tests/spark/b.py", "e.py",
     ]  # fmt: skip
+
+
+def test_other_workers_start_with_files_without_spark() -> None:
+    spark = {f"tests/spark/{n}.py": 90.0 - n for n in range(8)} | {"tests/cli/test_demo.py": 99.0}
+    others = {f"{n}.py": 20.0 - n for n in range(12)}
+    order = file_order.ordered(spark | others)
+    assert sorted(order) == sorted(spark | others)
+    assert order[0] == "tests/cli/test_demo.py"
+    assert order[1 : 1 + file_order.OTHERS_FIRST] == list(others)[: file_order.OTHERS_FIRST]
+    assert order[1 + file_order.OTHERS_FIRST] == "tests/spark/0.py"

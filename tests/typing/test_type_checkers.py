@@ -58,25 +58,16 @@ def assert_each_mistake_is_reported(messages: Messages) -> None:
 
 
 @pytest.fixture(scope="module")
-def mypy(tmp_path_factory: pytest.TempPathFactory) -> Messages:
-    options = [
-        "--strict",
-        "--allow-untyped-defs",
-        "--allow-incomplete-defs",
-        "--hide-error-context",
-    ]
-    options += [
-        "--no-error-summary",
-        "--no-pretty",
-        f"--cache-dir={tmp_path_factory.mktemp('mypy')}",
-    ]
+def mypy() -> Messages:
+    options = ["--config-file", ROOT / "tests/typing/mypy.ini"]
     packages = [
         path for path in EXAMPLES.iterdir() if path.name not in SCRIPTS and any(path.glob("*.py"))
     ]
-    output = run("mypy", *options, "--namespace-packages", "--explicit-package-bases", *packages)
-    output += run("mypy", *options, MISTAKES)
+    output = run("mypy", *options, *packages, MISTAKES)
     for script in SCRIPTS:
-        output += run("mypy", *options, EXAMPLES / script)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MYPYPATH", str(EXAMPLES / script))
+            output += run("mypy", *options, *(EXAMPLES / script).glob("*.py"))
     found: defaultdict[Path, defaultdict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for line in output.splitlines():
         if ": note: " in line:
