@@ -1,12 +1,15 @@
-"""A flow rig: a store with simulated time, one worker, and crashes at chosen commits.
+"""A flow rig: a store with simulated time, one worker, one timer, one client, and crashes at chosen commits.
 
-The rig leases activation tasks and runs them with the code of the product. A crash drops the activation and its
-lease expires, as after `kill -9`. Child tasks run at once, in the rig.
+The rig leases activation tasks and runs them with the code of the product. Every commit is a crash point: start, send,
+lease, the commits of the flow, reports, due times. A crashed worker drops the activation and its lease expires, as
+after `kill -9`. A crashed timer fires again. A crashed client repeats its call, so a call has a key.
+Child tasks run at once, in the rig.
 """
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import holdfast as hf
@@ -36,22 +39,40 @@ class Crashed(BaseException):
 
 
 class CrashingStore:
-    """A store of a worker that dies at chosen commits. Reads and other calls go to the store itself."""
+    """A store of processes that die at chosen commits. Reads and other calls go to the store itself.
 
-    def __init__(self, store: Store, plan: dict[int, str]) -> None:
+    The plan has the mode of a crash by the number of the commit, or by its operation and the number among the commits
+    of this operation: `{("flows.commit", 2): "after"}`.
+    """
+
+    def __init__(self, store: Store, plan: dict[Any, str]) -> None:
         self._store = store
         self._plan = plan
-        self.commits = 0
+        # The operations, in the order of the commits.
+        self.operations: list[str] = []
+        # The numbers of the commits that changed nothing.
+        self.idle: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+    @property
+    def commits(self) -> int:
+        return len(self.operations)
+
+    @property
+    def points(self) -> list[int]:
+        """The numbers of the commits that changed something."""
+        return [n for n in range(1, self.commits + 1) if n not in self.idle]
 
     async def submit(self, fn: Any, *args: Any) -> Any:
         return self.transact(fn, *args)
 
     def transact(self, fn: Any, *args: Any) -> Any:
-        self.commits += 1
-        mode = self._plan.pop(self.commits, None)
+        name = fn.name
+        self.operations.append(name)
+        numbered = (name, self.operations.count(name))
+        mode = self._plan.pop(self.commits, None) or self._plan.pop(numbered, None)
         if mode == BEFORE:
             raise Crashed
         result = self._store.transact(fn, *args)
@@ -69,12 +90,12 @@ class FlowRig:
         self.store = store
         self.clock = clock
         self.app = app
-        self.plan: dict[int, str] = {}
-        self.worker_store = CrashingStore(store, self.plan)
+        self.plan: dict[Any, str] = {}
+        self.crashing_store: Any = CrashingStore(store, self.plan)
         self.threads = ThreadPoolExecutor(4)
         self.runtime: Any = _ClientRuntime(self)
         self.environment = FlowEnvironment(
-            self.worker_store,  # type: ignore[arg-type]
+            self.crashing_store,
             self.universe,
             self.threads,
             RecordedValues(clock),
@@ -88,8 +109,14 @@ class FlowRig:
     def start(self, flow: Any, *args: Any, **kwargs: Any) -> FlowHandle[Any]:
         call = to_call(self.runtime, flow)
         new = NewFlow(call.spec, call.flow.pack(args, kwargs), call.key)
-        [started] = self.store.transact(operations.start, self.universe, [new])
+        [started] = self.crashing_store.transact(operations.start, self.universe, [new])
         return FlowHandle(self.runtime, FlowId(started.generation, started.seq), call.flow)
+
+    def repeat(self, call: Callable[[], Any]) -> Any:
+        """Call as a client does that dies, and that starts again until it has the answer."""
+        while True:
+            with suppress(Crashed, CommitUnknown):
+                return call()
 
     def handle(self, id: FlowId) -> FlowHandle[Any]:
         return FlowHandle(self.runtime, id)
@@ -129,18 +156,26 @@ class FlowRig:
 
     def run_one(self) -> bool:
         """Lease and run one task. Returns False if none is ready."""
-        leased = self.store.transact(
-            task_operations.lease, self.universe, GrantRequest("worker", self._queues(), 1, True)
-        )
+        try:
+            leased = self.crashing_store.transact(
+                task_operations.lease,
+                self.universe,
+                GrantRequest("worker", self._queues(), 1, True),
+            )
+        except (Crashed, CommitUnknown):
+            self._expire_leases()
+            return True
         if not leased.grants:
-            return leased.overdue
+            if not leased.overdue:
+                self.crashing_store.idle.add(self.crashing_store.commits)
+            return bool(leased.overdue)
         self.run_grant(leased.grants[0])
         return True
 
     def run_grant(self, grant: TaskGrant) -> None:
         try:
             report = self._attempt(grant)
-            self.worker_store.transact(
+            self.crashing_store.transact(
                 task_operations.apply_reports,
                 self.universe,
                 "worker",
@@ -148,8 +183,11 @@ class FlowRig:
                 [report],
             )
         except (Crashed, CommitUnknown):
-            # The lease of the dead worker expires.
-            self.clock.advance(3_600 * S)
+            self._expire_leases()
+
+    def _expire_leases(self) -> None:
+        """The leases of the dead worker expire."""
+        self.clock.advance(3_600 * S)
 
     def _attempt(self, grant: TaskGrant) -> TaskReport:
         code = self.codes.get(grant.name)
@@ -164,7 +202,9 @@ class FlowRig:
         due_ns = self.store.read(retention.next_due_ns, self.universe)
         left_ns = S if due_ns is None else max(due_ns - self.store.now_ns(), 0) + 1
         self.clock.advance(left_ns)
-        self.store.transact(operations.fire_due, self.universe, 100)
+        # A timer that dies is started again.
+        with suppress(Crashed, CommitUnknown):
+            self.crashing_store.transact(operations.fire_due, self.universe, 100)
 
     def resume_parked(self, versions: dict[str, str]) -> None:
         """Resume parked flows as a worker with this code does at its start."""
@@ -185,7 +225,7 @@ class _ClientRuntime:
     """What a `FlowHandle` needs of a runtime."""
 
     def __init__(self, rig: FlowRig) -> None:
-        self.store, self.clock, self.app = rig.store, rig.clock, rig.app
+        self.store, self.clock, self.app = rig.crashing_store, rig.clock, rig.app
         self.universe = rig.universe
 
     def check(self) -> None:

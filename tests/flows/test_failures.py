@@ -173,7 +173,7 @@ def test_undo_after_a_foreign_wait_runs_after_a_crash(make_rig: Any) -> None:
     rig = make_rig(app_of(order))
     handle = rig.start(order)
     # The worker dies after the commit that starts the compensations.
-    rig.plan[2] = "after"
+    rig.plan["flows.commit", 2] = "after"
     assert failure(rig, handle).state == "FAILED"
     assert undone == ["a"]
 
@@ -269,7 +269,7 @@ def test_lost_workers_end_the_flow_as_dead(make_rig: Any) -> None:
 
     rig = make_rig(app_of(order))
     handle = rig.start(order)
-    rig.plan.update({1: "before", 2: "before"})
+    rig.plan.update({("flows.commit", n): "before" for n in (1, 2)})
     error = failure(rig, handle)
     assert (error.state, error.code) == ("DEAD", "worker_lost")
     assert rig.store.read(find_differences) == []
@@ -285,7 +285,7 @@ def test_recorded_step_resets_the_count_of_lost_workers(make_rig: Any) -> None:
 
     rig = make_rig(app_of(order))
     handle = rig.start(order)
-    rig.plan.update({1: "before", 4: "before", 8: "before"})
+    rig.plan.update({("flows.commit", n): "before" for n in (1, 3, 6)})
     assert rig.result(handle) == 12
 
 
@@ -421,7 +421,8 @@ def test_redrive_of_a_dead_flow_continues_at_its_record(make_rig: Any) -> None:
     rig = make_rig(app_of(order))
     handle = rig.start(order)
     rig.run_one()
-    rig.plan[rig.worker_store.commits + 2] = "before"
+    commits = rig.crashing_store.operations.count("flows.commit")
+    rig.plan["flows.commit", commits + 2] = "before"
     assert failure(rig, handle).state == "DEAD"
     assert rig.result(handle.redrive()) == 3
     assert calls == [1]

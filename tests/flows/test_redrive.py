@@ -71,7 +71,7 @@ def test_redrive_of_a_dead_parent_replaces_its_cancelled_child(make_rig: Any) ->
 
     rig = make_rig(app_of(order, payment))
     handle = rig.start(order)
-    rig.plan[rig.worker_store.commits + 2] = "before"
+    rig.plan["flows.commit", 2] = "before"
     assert failure(rig, handle).state == "DEAD"
     assert rig.result(handle.redrive()) == 11
     assert bank.calls.count("charge 1") == 1

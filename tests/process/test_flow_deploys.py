@@ -3,6 +3,9 @@
 Release 2 inserts, removes and renames a step and changes the arguments of a step, each in another flow. A client
 starts flows and sends events all the time. Before each deploy the workers are stopped and `verify --app` replays the
 flows on the other release.
+
+The prediction is compared with every flow of the deploy: with the ones that wait, the ones that ran when the workers
+were stopped, and the ones that had ended. An ended flow keeps its state, its result and its steps.
 """
 
 from __future__ import annotations
@@ -12,14 +15,16 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from holdfast import store as stores
+from holdfast.app.flow_handle import FlowStatus
 from holdfast.app.runtime import Runtime
+from holdfast.flows.queries import FlowStep
 from tests.process import flow_release_1
 from tests.process.conftest import LIMITS
 from tests.process.watch import until
@@ -63,11 +68,12 @@ class DeployLoad:
         self.handles.append(handle)
 
     def release(self) -> list[Any]:
-        """Send the events that were held back. Returns their flows."""
+        """Send the events that were held back. Returns all flows that have got their events by now."""
+        started = list(self.handles)
         held, self.held = self.held, []
         for handle in held:
             handle.send(flow_release_1.Departure(), key="go")
-        return held
+        return started
 
 
 @contextlib.contextmanager
@@ -97,14 +103,51 @@ def states(handles: list[Any]) -> dict[str, str]:
     return {handle.id: handle.status().state for handle in handles}
 
 
-def settle(handles: list[Any]) -> set[str]:
-    """Wait until each of these flows has ended or is parked. Returns the parked ones."""
+class EndedFlow(NamedTuple):
+    """What an ended flow shows to the outside."""
 
-    def is_settled() -> bool:
-        return set(states(handles).values()) <= {"COMPLETED", "PARKED"}
+    status: FlowStatus
+    result: str
+    steps: list[FlowStep]
 
-    until(is_settled, "the flows end or are parked", LONG_S, poll_s=0.1)
-    return {id for id, state in states(handles).items() if state == "PARKED"}
+    @classmethod
+    def of(cls, handle: Any) -> EndedFlow:
+        return cls(handle.status(), handle.result(timeout=0), handle.steps())
+
+
+class DeployedFlows:
+    """All flows that were started before a deploy, and what the ended ones among them showed."""
+
+    def __init__(self) -> None:
+        self._ended: dict[str, EndedFlow] = {}
+
+    def settle(self, handles: list[Any], predicted: Set[str] = frozenset()) -> None:
+        """Wait until exactly the predicted flows are parked and all others have ended. Flows that had ended before
+        have not changed, and each flow ends with its own result and with one outcome for each step."""
+        running = [handle for handle in handles if handle.id not in self._ended]
+        assert predicted <= set(states(running))
+
+        def is_settled() -> bool:
+            # A flow that the former release had parked is PARKED until a worker of this release resumes it.
+            return all(
+                state == ("PARKED" if id in predicted else "COMPLETED")
+                for id, state in states(running).items()
+            )
+
+        until(is_settled, "exactly the predicted flows are parked", LONG_S, poll_s=0.1)
+        for handle in handles:
+            if handle.id in predicted:
+                continue
+            found = EndedFlow.of(handle)
+            assert found == self._ended.setdefault(handle.id, found)
+            assert found.result == f"shelf of {handle.key}"
+            labels = [(step.name, step.occurrence) for step in found.steps]
+            assert len(labels) == len(set(labels))
+            assert {step.state for step in found.steps} == {"completed"}
+
+    @property
+    def ended(self) -> set[str]:
+        return set(self._ended)
 
 
 def wait_until_held(load: DeployLoad, count: int) -> None:
@@ -120,15 +163,17 @@ def wait_until_held(load: DeployLoad, count: int) -> None:
 def run(home: Path, rounds: int, held: int) -> None:
     with stores.open(home, limits=LIMITS) as store, DeployLoad(store) as load:
         predicted: set[str] = set()
+        parked = predicted
+        deployed = DeployedFlows()
         for release in [1, 2] * rounds + [1, 2, 1]:
-            before = load.release()
+            before, parked = load.release(), predicted
             with workers(home, release):
-                # The flows of the former release end, except for the ones that were predicted to be parked.
-                parked = settle(before)
-                assert parked == predicted & set(states(before)), release
+                # Every flow of the former release ends, except for the ones that were predicted to be parked.
+                deployed.settle(before, parked)
                 wait_until_held(load, held)
             document = verify(home, 3 - release)
             predicted = set(document["parks"])
+            assert not predicted & deployed.ended
             names = {one["name"] for one in document["flow_findings"] if one["parks"]}
             assert names == {"changed"}
             assert all(
@@ -141,8 +186,8 @@ def run(home: Path, rounds: int, held: int) -> None:
         load.release()
         for release in (1, 2):
             with workers(home, release):
-                settle(load.handles)
-        assert set(states(load.handles).values()) == {"COMPLETED"}
+                deployed.settle(load.handles, parked if release == 1 else frozenset())
+        assert deployed.ended == set(states(load.handles))
         print(f"{len(load.handles)} flows, {2 * rounds + 2} deploys")
 
 

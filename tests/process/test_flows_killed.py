@@ -74,6 +74,8 @@ POLL_S = 0.03
 LONG_S = 120.0
 # A stopped process is continued this long after its lease.
 BEYOND_LEASE_S = 1.0
+# The flows that are held back for each stop that has not come yet.
+FLOWS_PER_STOP = 2
 # How long a fault waits for a call of its victim.
 VICTIM_S = 1.0
 
@@ -256,8 +258,11 @@ class FlowDriver:
             return self.plan.flows
         share = 1 - len(self._pending) / len(self.plan.faults)
         allowed = min(ended, int(share * self.plan.flows)) + self.plan.window
-        # A fault waits for a call.
-        return max(allowed, ended + 1) if self._is_starved else allowed
+        # A stop needs a call in flight: flows are left for the last stops.
+        allowed = min(allowed, self.plan.flows - FLOWS_PER_STOP * self._pending.count(STOP))
+        # A fault waits for a call, or its time has not come.
+        is_waiting = self._is_starved or not self._is_fault_due
+        return max(allowed, ended + 1) if is_waiting else allowed
 
     def _start(self, number: int) -> None:
         call = order.options(key=f"o-{number}")
@@ -274,11 +279,14 @@ class FlowDriver:
                 repeat(lambda: run.handle.send(InstalmentPaid(number), key=f"paid-{number}"))
         run.sent = number
 
-    def _inject_due_fault(self) -> None:
+    @property
+    def _is_fault_due(self) -> bool:
         done = len(self.plan.faults) - len(self._pending)
-        if not self._pending or self._calls < self._calls_total * 0.9 * done / len(
-            self.plan.faults
-        ):
+        due = self._calls_total * 0.9 * done / len(self.plan.faults)
+        return bool(self._pending) and self._calls >= due
+
+    def _inject_due_fault(self) -> None:
+        if not self._is_fault_due:
             return
         kind = self._pending[-1]
         if kind == KILL:

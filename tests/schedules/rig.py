@@ -35,6 +35,8 @@ class ScheduleRig:
         self.plan: dict[int, str] = {}
         self.timer_store = CrashingStore(store, self.plan)
         self.flows = FlowRig(store, clock, app)
+        # The plan of `flows` is for its worker. The client of schedules does not die.
+        self.flows.runtime.store = store
         self.timer = self._new_timer()
         self.set_wall("2026-11-13T09:00:30")
 

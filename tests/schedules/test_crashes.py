@@ -50,7 +50,7 @@ class ScheduleRun:
             rig.set_wall("2026-11-13T09:15:10")
             rig.pass_until("2026-11-13T09:31:00", rig.run_tasks)
             self.commits = rig.timer_store.commits
-            self.worker_commits = rig.flows.worker_store.commits
+            self.worker_commits = rig.flows.crashing_store.points
             self.uses = {name: rig.uses(name) for name in ("skip", "queue", "all", "sweep")}
             self.targets = {name: rig.started(name) for name in self.uses}
             self.calls = calls
@@ -90,7 +90,7 @@ def test_timer_worker_that_dies_at_any_commit_changes_no_outcome() -> None:
 @pytest.mark.slow
 def test_task_worker_that_dies_at_any_commit_starts_no_occurrence_twice() -> None:
     undisturbed = ScheduleRun({})
-    for commit, mode in product(range(1, undisturbed.worker_commits + 1), CRASHES):
+    for commit, mode in product(undisturbed.worker_commits, CRASHES):
         run = ScheduleRun({}, {commit: mode})
         assert run.left == {}
         for name, targets in run.targets.items():
