@@ -206,6 +206,19 @@ def test_worlds_pause_resume_and_delete(run: RunCommand, path: Path, rig: Accoun
     assert run("worlds", "list", "--store", path).out == "no worlds\n"
 
 
+def test_worlds_pin_and_unpin(run: RunCommand, path: Path, rig: AccountRig) -> None:
+    result = run("worlds", "pin", "QuotedAccount/ada", "w-9", "--store", path)
+    assert result.out == "QuotedAccount/ada is pinned to w-9\n"
+    assignment = rig.store.read(catalog.find_assignment, UNIVERSE, rig.world_id())
+    assert assignment is not None
+    assert (assignment.desired_worker_id, assignment.pinned) == ("w-9", True)
+    document = run("worlds", "unpin", "QuotedAccount/ada", "--json", store=path).document
+    assert (document["worker"], document["pinned"]) == ("w-9", False)
+    assert rig.store.read(catalog.find_assignment, UNIVERSE, rig.world_id()).pinned is False  # type: ignore[union-attr]
+    result = run("worlds", "unpin", "QuotedAccount/ada", "--store", path)
+    assert result.out == "QuotedAccount/ada was not pinned\n"
+
+
 def test_worlds_commands_escape_control_characters_in_names(
     run: RunCommand, path: Path, rig: AccountRig
 ) -> None:

@@ -170,6 +170,15 @@ class App:
             )
         return name
 
+    def world_class(self, name: str) -> type[World]:
+        """Return the class of a world type."""
+        for kind, known in self._world_types.items():
+            if known == name:
+                return kind
+        raise Invalid(
+            what="world", type=name[:64], why="unknown to the app", known=sorted(self.programs)
+        )
+
     def effect_call(self, effect: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EffectCall:
         options: dict[str, Any] = {}
         declared = effect

@@ -1,4 +1,4 @@
-"""`holdfast worlds`: lists, shows, forks, pauses, resumes, deletes and purges worlds.
+"""`holdfast worlds`: lists, shows, forks, pins, pauses, resumes, deletes and purges worlds.
 
 A world is identified by `Type/name` or its id. Stored data can be shown without the code. With `--app`,
 states can be computed, events are decoded to their classes, and a fork can start at any height.
@@ -12,23 +12,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast import codec
-from holdfast.app.app import App
 from holdfast.cli.app_argument import add_app_option, app_errors_are_usage
 from holdfast.cli.output import emit, field_lines, printable, table, time_text
 from holdfast.cli.store_option import add_options, open_existing
-from holdfast.durable import journal
-from holdfast.durable.journal import ChainedEntry
-from holdfast.errors import HoldfastError, Invalid
-from holdfast.messages import IngressKind, IntentReceipt
-from holdfast.ops import catalog_queries, erasure, world_operations
+from holdfast.errors import Invalid
+from holdfast.ops import catalog_queries, erasure, world_documents, world_operations
 from holdfast.ops.app_loader import load_app
 from holdfast.ops.catalog_queries import WorldRow
 from holdfast.store.api import Store, Txn
-from holdfast.world import catalog, journal_entry, purge, reducer
-from holdfast.world.catalog import WorldEvent, WorldRecord, subject_of
-from holdfast.world.journal_entry import JournalStep
-from holdfast.world.restore import restore
+from holdfast.world import catalog
+from holdfast.world.catalog import WorldEvent, WorldRecord
 
 LIST_MAX = 100
 ENTRIES_MAX = 100
@@ -121,8 +114,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="purge a world in use: fence its worker and drop its open effects",
     )
 
+    _add_pins(actions)
     for action, (_, help) in CHANGES.items():
         _add_world(actions.add_parser(action, help=help))
+
+
+def _add_pins(actions: Any) -> None:
+    pinned = actions.add_parser(
+        "pin", help="keep a world on a worker; it waits while this worker is gone"
+    )
+    _add_world(pinned)
+    pinned.add_argument("worker", metavar="WORKER", help="id of the worker")
+
+    _add_world(actions.add_parser("unpin", help="let the orchestrator place a pinned world again"))
 
 
 @app_errors_are_usage
@@ -135,6 +139,8 @@ def run(args: argparse.Namespace) -> int:
             "journal": _journal,
             "fork": _fork,
             "purge": _purge,
+            "pin": _pin,
+            "unpin": _unpin,
         }.get(args.action, _change)(store, args)
     return 0
 
@@ -209,8 +215,7 @@ def _show(store: Store, args: argparse.Namespace) -> None:
         pairs += [
             ("", f"{parent_record.type}/{parent_record.name}") for parent_record in parents[1:]
         ]
-    document = _document(row) | {"lineage": _lineage(record, parents)}
-    emit(args, document, field_lines(pairs))
+    emit(args, _document_with_lineage(row, parents), field_lines(pairs))
 
 
 def _world_and_parents(
@@ -226,9 +231,7 @@ def _world_and_parents(
 def _state(store: Store, args: argparse.Namespace) -> None:
     app = load_app(args.app)
     record = store.read(catalog_queries.resolve, args.world, args.universe)
-    if record.type not in app.programs:
-        raise Invalid(what="world", type=record.type, why="the app has no such world")
-    field_values = store.read(_fields_of, record, app, args.at)
+    field_values = store.read(world_documents.read_state, record, app, args.at)
     document = {"world": f"{record.type}/{record.name}", "at": args.at, "state": field_values}
     lines = [
         (name, printable(json.dumps(value, ensure_ascii=False)))
@@ -237,90 +240,42 @@ def _state(store: Store, args: argparse.Namespace) -> None:
     emit(args, document, field_lines(lines) if lines else "no fields")
 
 
-def _fields_of(txn: Txn, record: WorldRecord, app: App, at: int | None) -> dict[str, Any]:
-    program = app.programs[record.type]
-    world = reducer.WorldSpec(record.universe, record.world_id, record.name, program, app)
-    # JSON types only: bytes as base64, times as text.
-    state = restore(txn, world, at=at).state
-    field_values: dict[str, Any] = json.loads(
-        msgspec.json.encode(state, enc_hook=codec.encode_other)
-    )
-    return field_values
-
-
 # -- journal -------------------------------------------------------------------------------------
 
 
 def _journal(store: Store, args: argparse.Namespace) -> None:
     app = None if args.app is None else load_app(args.app)
     record, entries, head = store.read(_entries, args.world, args.universe, args.lo, args.limit)
-    documents = [_entry_document(record, stored_entry, app) for stored_entry in entries]
+    documents = [
+        world_documents.entry_document(record, stored_entry, app) for stored_entry in entries
+    ]
     rows = [
         (
-            entry_document["height"],
-            time_text(entry_document["at_ns"]),
-            entry_document["kind"],
-            _short(entry_document["shown"]),
-            entry_document["outcome"],
-            entry_document["emitted"],
+            entry.height,
+            time_text(entry.at_ns),
+            entry.kind,
+            _short(entry.shown),
+            entry.outcome,
+            entry.emitted,
         )
-        for entry_document in documents
+        for entry in documents
     ]
     text = table(("height", "time", "kind", "event", "outcome", "emitted"), rows)
     if entries and entries[-1].height < head:
         text += f"\n… up to {head}; more with --from {entries[-1].height + 1}"
-    document = {"world": f"{record.type}/{record.name}", "head": head, "entries": documents}
+    document = {
+        "world": f"{record.type}/{record.name}",
+        "head": head,
+        "entries": msgspec.to_builtins(documents),
+    }
     emit(args, document, text if entries else "no entries")
 
 
 def _entries(
     txn: Txn, name: str, universe: str | None, lo: int | None, limit: int
-) -> tuple[WorldRecord, list[ChainedEntry], int]:
+) -> world_documents.JournalRows:
     record = catalog_queries.resolve(txn, name, universe)
-    subject = subject_of(record.universe, record.world_id)
-    head = journal.head(txn, subject)
-    first_height = head.floor if lo is None else lo
-    return record, journal.read(txn, subject, first_height, head.height + 1, limit), head.height
-
-
-def _entry_document(
-    record: WorldRecord, stored_entry: ChainedEntry, app: App | None
-) -> dict[str, Any]:
-    step = journal_entry.decode(stored_entry.body)
-    ingress = step.ingress
-    return {
-        "height": stored_entry.height,
-        "seq": step.seq,
-        "at_ns": stored_entry.at_ns,
-        "kind": ingress.kind.value,
-        "type": ingress.type,
-        "shown": _event_text(record, step, app),
-        "outcome": step.outcome.value,
-        "error": step.error,
-        "emitted": len(step.emitted),
-        "code": step.code,
-        "hash": stored_entry.hash.hex(),
-        "correlation_id": ingress.correlation_id,
-        "from_universe": ingress.from_universe,
-        "from_world": ingress.from_world,
-    }
-
-
-def _event_text(record: WorldRecord, step: JournalStep, app: App | None) -> str:
-    """Format an event, decoded by the app if it is given; else its type and stored fields."""
-    ingress = step.ingress
-    if ingress.kind is IngressKind.RECEIPT:
-        receipt = codec.unpack_as(IntentReceipt, ingress.value)
-        return f"{receipt.effect_kind} {receipt.status.value} {receipt.code}".rstrip()
-    try:
-        if ingress.kind is IngressKind.INBOX:
-            return f"{ingress.type} {codec.unpack(ingress.value)!r}"
-        if app is not None and record.type in app.programs:
-            return repr(app.programs[record.type].handler_argument(ingress))
-        stored = codec.unpack(ingress.value[1:])
-    except HoldfastError:
-        return f"{ingress.type} 0x{ingress.value.hex()}"
-    return f"{ingress.type} {stored}"
+    return world_documents.read_journal(txn, record, lo, limit)
 
 
 def _short(text: str) -> str:
@@ -349,7 +304,7 @@ def _fork(store: Store, args: argparse.Namespace) -> None:
         f"after entry {child.lineage.forked_at_height}"
     )
     row, parents = store.read(_world_and_parents, child.world_id, child.universe)
-    emit(args, _document(row) | {"lineage": _lineage(child, parents)}, printable(text))
+    emit(args, _document_with_lineage(row, parents), printable(text))
 
 
 def _change(store: Store, args: argparse.Namespace) -> None:
@@ -362,19 +317,29 @@ def _change(store: Store, args: argparse.Namespace) -> None:
     emit(args, _document(store.read(catalog_queries.world, now)), text)
 
 
+def _pin(store: Store, args: argparse.Namespace) -> None:
+    record = store.read(catalog_queries.resolve, args.world, args.universe)
+    world_operations.pin_world(store, record.universe, record.world_id, args.worker)
+    text = printable(f"{record.type}/{record.name} is pinned to {args.worker}")
+    emit(args, _document(store.read(catalog_queries.world, record)) | {"pinned": True}, text)
+
+
+def _unpin(store: Store, args: argparse.Namespace) -> None:
+    record = store.read(catalog_queries.resolve, args.world, args.universe)
+    was_pinned = world_operations.unpin_world(store, record.universe, record.world_id)
+    text = printable(
+        f"{record.type}/{record.name} {'is unpinned' if was_pinned else 'was not pinned'}"
+    )
+    emit(args, _document(store.read(catalog_queries.world, record)) | {"pinned": False}, text)
+
+
 def _purge(store: Store, args: argparse.Namespace) -> None:
-    universe, world_id = store.read(_purgeable, args.world, args.universe)
+    universe, world_id = store.read(erasure.find_purgeable, args.world, args.universe)
     tombstone, forks = erasure.world_purge(store, universe, world_id, force=args.force)
-    purged = time_text(tombstone.purged_ns)
-    backups = f"every backup made before {purged} holds a copy"
-    document = {
-        "universe": universe,
-        "world_id": tombstone.world_id,
-        "hash": tombstone.hash.hex(),
-        "height": tombstone.height,
-        "purged_ns": tombstone.purged_ns,
-        "copies": {"forks": forks, "backups": backups},
-    }
+    purged, backups = time_text(tombstone.purged_ns), erasure.backups_text(tombstone)
+    document = msgspec.to_builtins(
+        world_documents.purge_document(universe, tombstone, forks, backups)
+    )
     pairs: list[tuple[str, object]] = [
         ("purged", tombstone.world_id),
         ("hash", tombstone.hash.hex()),
@@ -386,54 +351,14 @@ def _purge(store: Store, args: argparse.Namespace) -> None:
     emit(args, document, field_lines(pairs))
 
 
-def _purgeable(txn: Txn, name: str, universe: str | None) -> tuple[str, str]:
-    """Return universe and id of a world, or of a world that is already purged."""
-    for universe_name in catalog_queries.universes(txn) if universe is None else [universe]:
-        if purge.tombstone(txn, universe_name, name) is not None:
-            return universe_name, name
-    record = catalog_queries.resolve(txn, name, universe)
-    return record.universe, record.world_id
-
-
 # -- inside --------------------------------------------------------------------------------------
 
 
 def _document(row: WorldRow) -> dict[str, Any]:
-    record, blocker = row.record, row.record.blocked_by
-    return {
-        "universe": record.universe,
-        "world_id": record.world_id,
-        "type": record.type,
-        "name": record.name,
-        "status": record.status.value,
-        "height": row.height,
-        "floor": row.floor,
-        "depth": row.depth,
-        "worker": row.worker or None,
-        "holder": row.holder or None,
-        "created_ns": record.created_ns,
-        "blocker": None
-        if blocker is None
-        else {
-            "code": blocker.code,
-            "text": blocker.text,
-            "height": blocker.height,
-            "since_ns": blocker.since_ns,
-        },
-    }
+    document: dict[str, Any] = msgspec.to_builtins(world_documents.world_document(row))
+    return document
 
 
-def _lineage(record: WorldRecord, parents: list[WorldRecord]) -> list[dict[str, Any]]:
-    documents = []
-    for parent in parents:
-        assert record.lineage is not None
-        documents.append(
-            {
-                "parent_world_id": parent.world_id,
-                "parent": f"{parent.type}/{parent.name}",
-                "forked_at_height": record.lineage.forked_at_height,
-                "parent_snapshot_hash": record.lineage.parent_snapshot_hash.hex(),
-            }
-        )
-        record = parent
-    return documents
+def _document_with_lineage(row: WorldRow, parents: list[WorldRecord]) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(world_documents.with_lineage(row, parents))
+    return document

@@ -84,6 +84,16 @@ def expire(txn: Txn, scope: str, older_than_ns: int, limit: int) -> int:
     return len(rows)
 
 
+def request_scope(universe: str) -> str:
+    """The scope of the idempotency keys that requests to the API have."""
+    return f"{universe}/api"
+
+
+def has_records(txn: Txn, scope: str) -> bool:
+    prefix = _keys(scope).times
+    return bool(txn.scan(prefix, tuples.prefix_end(prefix), 1))
+
+
 def erase(txn: Txn, scope: str, key_prefix: str, limit: int) -> int:
     """Remove records by key prefix, at any age, after their subject was deleted. Return their number."""
     check_limit(limit)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import NamedTuple
 
+from holdfast.clock import S
 from holdfast.errors import Conflict
-from holdfast.store.api import Store
+from holdfast.ops import catalog_queries
+from holdfast.store.api import Store, Txn
 from holdfast.world import purge
 from holdfast.world.purge import Tombstone
 
@@ -31,6 +34,21 @@ def world_purge(
         tombstone = store.read(purge.tombstone, universe, world_id)
         assert tombstone is not None
     return PurgeResult(tombstone, forks)
+
+
+def find_purgeable(txn: Txn, name: str, universe: str | None) -> tuple[str, str]:
+    """Return universe and id of a world, or of a world that is already purged."""
+    for universe_name in catalog_queries.universes(txn) if universe is None else [universe]:
+        if purge.tombstone(txn, universe_name, name) is not None:
+            return universe_name, name
+    record = catalog_queries.resolve(txn, name, universe)
+    return record.universe, record.world_id
+
+
+def backups_text(tombstone: Tombstone) -> str:
+    """Say which backups hold a copy of a purged world."""
+    moment = datetime.fromtimestamp(tombstone.purged_ns // S, UTC)
+    return f"every backup made before {moment:%Y-%m-%d %H:%M:%S} holds a copy"
 
 
 def _begin_purge(store: Store, universe: str, world_id: str, force: bool, tries: int) -> None:

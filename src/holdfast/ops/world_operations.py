@@ -1,9 +1,11 @@
 """World operations for external controllers (document 004, section 9), one function each.
 
     assign_world unassign_world list_worker_worlds       assignment of a world to a worker
+    pin_world unpin_world                                the same, kept by the orchestrator
     acquire_lease renew_lease release_lease              the lease that permits a worker to act
     enqueue_ingress event_send receipt_inject            input of a world
     world_fork world_create_from_seed                    creation of a world from another
+    world_create                                         creation of a world without a past
 
 - The first argument is the store; the next two identify the world by universe and id.
 - An operation is one transaction. A rejected operation changes nothing and raises a typed error.
@@ -94,6 +96,34 @@ def unassign_world(store: Store, universe: str, world_id: str) -> bool:
         return catalog.unassign(txn, universe, world_id)
 
     return bool(store.transact(unassign))
+
+
+def pin_world(store: Store, universe: str, world_id: str, worker: str) -> Assignment:
+    """Assign a world to a worker; the orchestrator does not move it. It keeps its priority."""
+
+    def pin(txn: Txn) -> Deferred[Assignment]:
+        was = catalog.find_assignment(txn, universe, world_id)
+        priority = 0 if was is None else was.priority
+        return catalog.assign(txn, universe, world_id, worker, priority, "operator", True)
+
+    pinned: Assignment = store.transact(pin)
+    return pinned
+
+
+def unpin_world(store: Store, universe: str, world_id: str) -> bool:
+    """Let the orchestrator move a pinned world, and return whether it was pinned. It stays where it is until then."""
+
+    def unpin(txn: Txn) -> bool:
+        _existing_record(txn, universe, world_id)
+        was = catalog.find_assignment(txn, universe, world_id)
+        if was is None or not was.pinned or was.desired_worker_id is None:
+            return False
+        catalog.assign(
+            txn, universe, world_id, was.desired_worker_id, was.priority, "operator", False
+        )
+        return True
+
+    return bool(store.transact(unpin))
 
 
 def list_worker_worlds(
@@ -241,7 +271,7 @@ def event_send(
     """Send an event to a world by name, once per key. The world is created if it does not exist."""
     _definition_of(app, type)
     event_type, value = app.check_event(type, event)
-    to = WorldAddress(universe or app.universe, type, name, _new_id())
+    to = WorldAddress(universe or app.universe, type, name, new_world_id())
     ingress = event_ingress(event_type, value, correlation_id=correlation_id)
     delivered: IngressResult = store.transact(doors.deliver, to, doors.user_key(key), ingress)
     return delivered
@@ -311,7 +341,7 @@ def world_fork(
 
     Without a snapshot at that entry the state is computed by replay, which needs the app.
     """
-    child_id = _new_id()
+    child_id = new_world_id()
 
     def make(txn: Txn) -> WorldRecord:
         record = _existing_record(txn, universe, world_id)
@@ -330,11 +360,25 @@ def world_fork(
     return child
 
 
+def world_create(store: Store, universe: str, type: str, name: str) -> WorldRecord:
+    """Create a world without an event, or return the world that has this name."""
+    world_id = new_world_id()
+
+    def create(txn: Txn) -> WorldRecord:
+        known = catalog.find_id(txn, universe, type, name)
+        if known is not None:
+            return catalog.get_record(txn, universe, known)
+        return catalog.create(txn, universe, type, name, world_id)
+
+    made: WorldRecord = store.transact(create)
+    return made
+
+
 def world_create_from_seed(
     store: Store, universe: str, type: str, name: str, seed_snapshot: SeedSnapshot
 ) -> WorldRecord:
     """Create a world from a snapshot of another world of the same type and universe."""
-    child_id = _new_id()
+    child_id = new_world_id()
 
     def create(txn: Txn) -> WorldRecord:
         source = _existing_record(txn, universe, seed_snapshot.world_id)
@@ -460,7 +504,8 @@ def _require_same_seed(record: WorldRecord, seed: SeedSnapshot) -> WorldRecord:
     return record
 
 
-def _new_id() -> str:
+def new_world_id() -> str:
+    """Return an unused id for a world."""
     return SYSTEM.entropy(16).hex()
 
 

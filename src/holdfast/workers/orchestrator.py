@@ -454,6 +454,9 @@ class Orchestrator(TickService):
             txn, self.universe, sorted(declared_codes), PLACED_PER_TICK
         )
         scopes = [inbox.DEDUPE_SCOPE, intents.dedupe_scope(self.universe)]
+        requests = dedupe.request_scope(self.universe)
+        if dedupe.has_records(txn, requests):
+            scopes.append(requests)
         return collect_expired(txn, scopes, DEDUPE_RETENTION_NS, BLOB_GRACE_NS, PLACED_PER_TICK)
 
     def _capable_workers(self) -> CapableWorkers:

@@ -1,20 +1,25 @@
 """A call of an endpoint: what its handler receives, and how its changes commit.
 
-`transact` commits the change of a handler together with its audit entry. `invoke` decodes a request and runs its
-handler without a server.
+`transact` commits the change of a handler together with its audit entry and its idempotency key. `run` runs the
+handler, or returns the stored answer to a repeated request. `invoke` decodes a request and calls `run` without a
+server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
+from holdfast import codec
 from holdfast.errors import Invalid
 from holdfast.ops import audit
-from holdfast.ops.api.endpoint import ApiAnswer, Endpoint
+from holdfast.ops.api import idempotency
+from holdfast.ops.api.endpoint import ApiAnswer, Endpoint, PageQuery
+from holdfast.ops.api.idempotency import RequestKey
 from holdfast.store.api import Store, Txn
 
 if TYPE_CHECKING:
@@ -29,6 +34,19 @@ LOCAL_ACTOR = "local"
 class NeedsApp(Invalid):
     code = "needs_app"
     hint = "this request needs the code of the application: start the server with --app MODULE:APP"
+
+
+class NoIndex(Invalid):
+    code = "no_index"
+    hint = "a list has only the filters that an index answers; `indexed` names them"
+
+
+@dataclass
+class CommitMarks:
+    """What the commits of a call have recorded so far."""
+
+    audited: bool = False
+    claimed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +64,7 @@ class ApiCall:
     key: str = ""
     # The header If-None-Match, or "".
     etag: str = ""
+    marks: CommitMarks = field(default_factory=CommitMarks)
 
     def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Read on a snapshot."""
@@ -54,24 +73,73 @@ class ApiCall:
     def transact(
         self, fn: Callable[..., Any], *args: Any, subject: str = "", detail: str = ""
     ) -> Any:
-        """Commit `fn(txn, *args)`, with an audit entry in the same commit if the endpoint is audited. `subject`
-        is `kind/id`, such as `world/Account/ada`."""
-        if not self.endpoint.is_audited:
+        """Commit `fn(txn, *args)`. The first commit of a call also records its idempotency key, and its audit entry
+        if the endpoint is audited. `subject` is `kind/id`, such as `world/Account/ada`."""
+        marks = self.marks
+        audits = self.endpoint.is_audited and not marks.audited
+        claims = self.has_key and not marks.claimed
+        if not audits and not claims:
             return self.store.transact(fn, *args)
 
-        def audited(txn: Txn) -> Any:
+        def recorded(txn: Txn) -> Any:
+            if claims:
+                idempotency.claim(txn, self.request_key)
             done = fn(txn, *args)
-            audit.record(
-                txn, self.universe, self.actor, self.endpoint.operation_id, subject, detail
-            )
+            if audits:
+                audit.record(
+                    txn, self.universe, self.actor, self.endpoint.operation_id, subject, detail
+                )
             return done
 
-        return self.store.transact(audited)
+        done = self.store.transact(recorded)
+        marks.audited, marks.claimed = True, True
+        return done
+
+    def recording_store(self, subject: str = "", detail: str = "") -> Store:
+        """Return a store for functions that call `Store.transact`: its commits go through `ApiCall.transact`."""
+        return cast(Store, RecordingStore(self, subject, detail))
+
+    @property
+    def has_key(self) -> bool:
+        return bool(self.key) and self.endpoint.method != "GET"
+
+    @property
+    def request_key(self) -> RequestKey:
+        """The idempotency key with the digest of the request."""
+        request = [self.endpoint.operation_id, dict(self.path), self.query, self.body]
+        return RequestKey(self.universe, self.key, codec.digest(msgspec.json.encode(request)))
 
     def require_app(self) -> App:
         if self.app is None:
             raise NeedsApp(what=self.endpoint.operation_id)
         return self.app
+
+
+class RecordingStore:
+    """A store whose commits go through `ApiCall.transact`."""
+
+    def __init__(self, call: ApiCall, subject: str, detail: str) -> None:
+        self._call = call
+        self._about = {"subject": subject, "detail": detail}
+
+    def transact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self._call.transact(partial(fn, **kwargs) if kwargs else fn, *args, **self._about)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call.store, name)
+
+
+def run(call: ApiCall) -> ApiAnswer:
+    """Run the handler of a call. A repeat of an idempotency key returns the first answer and changes nothing."""
+    if call.endpoint.options.needs_app:
+        call.require_app()
+    if not call.has_key:
+        return _as_answer(call, call.endpoint.handler(call))
+    first = call.store.read(idempotency.find_answer, call.request_key)
+    if first is not None:
+        return first
+    answer = _as_answer(call, call.endpoint.handler(call))
+    return cast(ApiAnswer, call.store.transact(idempotency.save_answer, call.request_key, answer))
 
 
 def invoke(
@@ -85,6 +153,7 @@ def invoke(
     app: App | None = None,
     actor: str = LOCAL_ACTOR,
     key: str = "",
+    etag: str = "",
 ) -> Any:
     """Run an endpoint on JSON data and return its answer as JSON data."""
     options = endpoint.options
@@ -98,16 +167,23 @@ def invoke(
         body=None if options.body is None else _decode_body(options.body, body or {}),
         actor=actor,
         key=key,
+        etag=etag,
     )
-    if options.needs_app:
-        call.require_app()
-    answer = endpoint.handler(call)
-    value = answer.value if isinstance(answer, ApiAnswer) else answer
-    return msgspec.json.decode(msgspec.json.encode(value))
+    return msgspec.json.decode(msgspec.json.encode(run(call).value))
+
+
+def _as_answer(call: ApiCall, value: Any) -> ApiAnswer:
+    answer = value if isinstance(value, ApiAnswer) else ApiAnswer(value)
+    return answer if answer.status else replace(answer, status=call.endpoint.options.status)
 
 
 def decode_query(kind: type[T], query: Mapping[str, str]) -> T:
     """Decode a query string. Its values are texts, which become numbers and truth values by their types."""
+    if issubclass(kind, PageQuery):
+        indexed = sorted(name for name in kind.__struct_encode_fields__)
+        unknown = sorted(set(query) - set(indexed))
+        if unknown:
+            raise NoIndex(what="filter", found=unknown[0][:64], indexed=indexed)
     try:
         return msgspec.convert(dict(query), kind, strict=False)
     except msgspec.ValidationError as error:

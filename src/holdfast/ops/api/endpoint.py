@@ -44,7 +44,8 @@ class NoQuery(RequestModel):
 
 
 class PageQuery(RequestModel):
-    """The query of a list: where it continues, and how many items it returns."""
+    """The query of a list: where it continues, and how many items it returns. The further fields of a subclass are
+    its filters, and each has an index. Any other filter is refused with `no_index`."""
 
     cursor: str = ""
     limit: int = LIMIT_DEFAULT

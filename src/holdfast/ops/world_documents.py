@@ -1,0 +1,238 @@
+"""JSON documents of worlds and their journals, shared by the HTTP API and the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast import codec
+from holdfast.app.app import App
+from holdfast.durable import journal
+from holdfast.durable.journal import ChainedEntry
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.messages import IngressKind, IntentReceipt
+from holdfast.ops import catalog_queries
+from holdfast.ops.catalog_queries import WorldRow
+from holdfast.store.api import Txn
+from holdfast.world import journal_entry
+from holdfast.world.catalog import WorldRecord, subject_of
+from holdfast.world.journal_entry import JournalStep
+from holdfast.world.purge import Tombstone
+from holdfast.world.reducer import WorldSpec
+from holdfast.world.restore import restore
+
+
+class WorldBlockerDocument(msgspec.Struct, frozen=True):
+    code: str
+    text: str
+    height: int
+    since_ns: int
+
+
+class WorldDocument(msgspec.Struct, frozen=True):
+    """A world as it appears in a list."""
+
+    universe: str
+    world_id: str
+    type: str
+    name: str
+    status: str
+    height: int
+    floor: int
+    depth: int
+    worker: str | None
+    holder: str | None
+    created_ns: int
+    blocker: WorldBlockerDocument | None
+
+
+class AncestorDocument(msgspec.Struct, frozen=True):
+    """A world from which another one was forked."""
+
+    parent_world_id: str
+    parent: str
+    forked_at_height: int
+    parent_snapshot_hash: str
+
+
+class WorldWithLineage(WorldDocument, frozen=True):
+    """A world with its fork ancestors, the direct parent first."""
+
+    lineage: list[AncestorDocument]
+
+
+class EntryDocument(msgspec.Struct, frozen=True):
+    """A journal entry. `shown` is its event as text."""
+
+    height: int
+    seq: int
+    at_ns: int
+    kind: str
+    type: str
+    shown: str
+    outcome: str
+    error: str
+    emitted: int
+    code: str
+    hash: str
+    correlation_id: str | None
+    from_universe: str | None
+    from_world: str | None
+
+
+class StateDocument(msgspec.Struct, frozen=True):
+    """The fields of a state, after the last entry if `at` is null."""
+
+    world: str
+    at: int | None
+    state: dict[str, Any]
+
+
+class PurgeCopies(msgspec.Struct, frozen=True):
+    """Copies of a purged world that remain."""
+
+    forks: list[str]
+    backups: str
+
+
+class PurgeDocument(msgspec.Struct, frozen=True):
+    universe: str
+    world_id: str
+    hash: str
+    height: int
+    purged_ns: int
+    copies: PurgeCopies
+
+
+class JournalRows(NamedTuple):
+    """Entries of a world in order, with the height of its last one."""
+
+    record: WorldRecord
+    entries: list[ChainedEntry]
+    head: int
+
+
+def world_document(row: WorldRow) -> WorldDocument:
+    record, blocker = row.record, row.record.blocked_by
+    return WorldDocument(
+        universe=record.universe,
+        world_id=record.world_id,
+        type=record.type,
+        name=record.name,
+        status=record.status.value,
+        height=row.height,
+        floor=row.floor,
+        depth=row.depth,
+        worker=row.worker or None,
+        holder=row.holder or None,
+        created_ns=record.created_ns,
+        blocker=None
+        if blocker is None
+        else WorldBlockerDocument(blocker.code, blocker.text, blocker.height, blocker.since_ns),
+    )
+
+
+def with_lineage(row: WorldRow, parents: list[WorldRecord]) -> WorldWithLineage:
+    document = msgspec.structs.asdict(world_document(row))
+    return WorldWithLineage(**document, lineage=ancestor_documents(row.record, parents))
+
+
+def ancestor_documents(record: WorldRecord, parents: list[WorldRecord]) -> list[AncestorDocument]:
+    documents = []
+    for parent in parents:
+        assert record.lineage is not None
+        documents.append(
+            AncestorDocument(
+                parent.world_id,
+                f"{parent.type}/{parent.name}",
+                record.lineage.forked_at_height,
+                record.lineage.parent_snapshot_hash.hex(),
+            )
+        )
+        record = parent
+    return documents
+
+
+def read_with_lineage(txn: Txn, record: WorldRecord) -> WorldWithLineage:
+    row = catalog_queries.world(txn, record)
+    return with_lineage(row, catalog_queries.lineage(txn, record))
+
+
+def read_state(txn: Txn, record: WorldRecord, app: App, at: int | None) -> dict[str, Any]:
+    """Return the fields of a state as JSON types: bytes in base64, times as text."""
+    program = app.programs.get(record.type)
+    if program is None:
+        raise Invalid(what="world", type=record.type, why="the app has no such world")
+    world = WorldSpec(record.universe, record.world_id, record.name, program, app)
+    state = restore(txn, world, at=at).state
+    field_values: dict[str, Any] = json_types(state)
+    return field_values
+
+
+def json_types(value: Any) -> Any:
+    """Return a typed value as JSON types."""
+    return json.loads(msgspec.json.encode(value, enc_hook=codec.encode_other))
+
+
+def read_journal(txn: Txn, record: WorldRecord, first: int | None, limit: int) -> JournalRows:
+    """Return entries from a height on; without it, from the oldest kept entry."""
+    subject = subject_of(record.universe, record.world_id)
+    head = journal.head(txn, subject)
+    first_height = head.floor if first is None else first
+    entries = journal.read(txn, subject, first_height, head.height + 1, limit)
+    return JournalRows(record, entries, head.height)
+
+
+def entry_document(
+    record: WorldRecord, stored_entry: ChainedEntry, app: App | None
+) -> EntryDocument:
+    step = journal_entry.decode(stored_entry.body)
+    ingress = step.ingress
+    return EntryDocument(
+        height=stored_entry.height,
+        seq=step.seq,
+        at_ns=stored_entry.at_ns,
+        kind=ingress.kind.value,
+        type=ingress.type,
+        shown=_event_text(record, step, app),
+        outcome=step.outcome.value,
+        error=step.error,
+        emitted=len(step.emitted),
+        code=step.code,
+        hash=stored_entry.hash.hex(),
+        correlation_id=ingress.correlation_id,
+        from_universe=ingress.from_universe,
+        from_world=ingress.from_world,
+    )
+
+
+def purge_document(
+    universe: str, tombstone: Tombstone, forks: list[str], backups: str
+) -> PurgeDocument:
+    return PurgeDocument(
+        universe,
+        tombstone.world_id,
+        tombstone.hash.hex(),
+        tombstone.height,
+        tombstone.purged_ns,
+        PurgeCopies(forks, backups),
+    )
+
+
+def _event_text(record: WorldRecord, step: JournalStep, app: App | None) -> str:
+    """Format an event, decoded by the app if it is given; else its type and stored fields."""
+    ingress = step.ingress
+    if ingress.kind is IngressKind.RECEIPT:
+        receipt = codec.unpack_as(IntentReceipt, ingress.value)
+        return f"{receipt.effect_kind} {receipt.status.value} {receipt.code}".rstrip()
+    try:
+        if ingress.kind is IngressKind.INBOX:
+            return f"{ingress.type} {codec.unpack(ingress.value)!r}"
+        if app is not None and record.type in app.programs:
+            return repr(app.programs[record.type].handler_argument(ingress))
+        stored = codec.unpack(ingress.value[1:])
+    except HoldfastError:
+        return f"{ingress.type} 0x{ingress.value.hex()}"
+    return f"{ingress.type} {stored}"

@@ -1,0 +1,1 @@
+"""Tests of the endpoints under `/v1`, called without a server."""
