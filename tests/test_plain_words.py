@@ -100,6 +100,12 @@ def test_survey_counts_phrases_in_names_of_planted_bugs(tmp_path):
     assert dict(report.phrases) == {"planted bugs": 2}
 
 
+def test_survey_counts_phrases_in_the_rules_of_spec_markers(tmp_path):
+    source = '@pytest.mark.spec("001", "who has it", "nobody " "waits")\ndef test_a(): ...\n'
+    report = survey_of(tmp_path, {"tests/test_a.py": source})
+    assert dict(report.phrases) == {"spec rules": 1}
+
+
 def test_survey_finds_a_phrase_across_two_comment_lines(tmp_path):
     report = survey_of(tmp_path, {"src/a.py": "# It waits so\n# long.\n"})
     assert dict(report.phrases) == {"src prose": 1}

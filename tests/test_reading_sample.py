@@ -43,6 +43,13 @@ def test_reading_sample_takes_only_docstrings_of_files_outside_src():
     assert {item.kind for item in reading_sample.items_of("tests/b.py", SOURCE)} == {"docstrings"}
 
 
+def test_reading_sample_has_the_rules_of_spec_markers():
+    source = "@pytest.mark.spec('002', 'Retry', 'a retry keeps the seq')\ndef test_a(): ...\n"
+    assert list(reading_sample.items_of("tests/b.py", source)) == [
+        SampleItem("rules", "tests/b.py::test_a", "document 002, Retry\na retry keeps the seq")
+    ]
+
+
 @pytest.mark.parametrize(
     ("expression", "text"),
     [("'a'", "a"), ("f'a {b} c'", "a … c"), ("'a' + b", "a…"), ("b", "…"), ("3", "3")],
@@ -52,14 +59,14 @@ def test_literal_text_shows_an_ellipsis_for_each_inserted_value(expression, text
 
 
 def test_reading_sample_of_a_seed_is_repeatable_and_has_the_stated_sizes():
-    kinds = ("docstrings", "help texts", "error messages")
+    kinds = ("docstrings", "help texts", "error messages", "rules")
     items = [
         SampleItem(kind, f"a.py:{line}", f"text {line}") for kind in kinds for line in range(99)
     ]
     first = reading_sample.draw(items, 7)
     assert first == reading_sample.draw(list(reversed(items)), 7)
     assert first != reading_sample.draw(items, 8)
-    assert Counter(item.kind for item in first) == dict(zip(kinds, (40, 20, 20), strict=True))
+    assert Counter(item.kind for item in first) == dict(zip(kinds, (40, 20, 20, 20), strict=True))
 
 
 def test_reading_sample_collects_tracked_files_only(tmp_path):

@@ -58,6 +58,16 @@ def test_spec_marker_without_literals_raises_bad_marker(marker: str) -> None:
         list(rules_of(f"@pytest.mark.{marker}\ndef test_a(): ...", "t.py"))
 
 
+@pytest.mark.parametrize("length", [120, 121])
+def test_rule_of_more_than_120_characters_raises_bad_marker(length: int) -> None:
+    source = f"@pytest.mark.spec('1', 'S', '{'x' * length}', module='holdfast')\ndef test_a(): ..."
+    if length == 120:
+        assert [len(rule.text) for rule in rules_of(source, "t.py")] == [120]
+        return
+    with pytest.raises(BadMarker, match="shorten the rule to 120 characters"):
+        list(rules_of(source, "t.py"))
+
+
 @pytest.mark.parametrize("modules", [(), ("holdfast.no_such_thing",)])
 def test_rule_without_an_existing_module_raises_bad_marker(modules: tuple[str, ...]) -> None:
     with pytest.raises(BadMarker):

@@ -8,7 +8,7 @@
 The rules:
 
     phrases       mannered phrases per file: docstrings, comments, help texts, error hints, test names, pages,
-                  and the names of the simulator's planted bugs
+                  the rules of `spec` markers, and the names of the simulator's planted bugs
     participles   modules of `src` and `bench` named by a participle
     classes       class names that are defined more than twice in the tree
     positional    calls with more than seven positional arguments
@@ -48,6 +48,9 @@ HELP_KEYWORDS = frozenset({"help", "description", "epilog"})
 HINT_KEYWORDS = frozenset({"hint", "why"})
 # The tables of planted bugs: their keys are the names.
 PLANTED_BUGS = "tests/simulation/mutants"
+# The third argument of this marker is a rule of a source document.
+SPEC_MARKER = "pytest.mark.spec"
+SPEC_MARKER_ARGS = 3
 # A decision page is never edited after it is accepted.
 FROZEN = ("docs/decisions/",)
 RULES = (
@@ -73,7 +76,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Text:
-    """A piece of prose: a docstring, a comment, a help text, a hint, a test name or a paragraph."""
+    """A piece of prose: a docstring, a comment, a help text, a hint, a test name, a rule or a paragraph."""
 
     kind: str
     path: str
@@ -232,6 +235,12 @@ def python_texts(path: str, source: str, tree: ast.Module) -> Iterator[Text]:
             "test_"
         ):
             yield Text("test names", path, node.lineno, node.name[5:].replace("_", " "))
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) == SPEC_MARKER
+            and len(node.args) == SPEC_MARKER_ARGS
+        ):
+            yield Text("spec rules", path, node.lineno, literal_text(node.args[-1]))
         if isinstance(node, ast.Call) and area == "src":
             for keyword in node.keywords:
                 kind = {

@@ -3,12 +3,12 @@
     python tools/reading_sample.py --seed N                  print the numbered items, without code
     python tools/reading_sample.py --seed N --with-places    also print file and line of each item
 
-The sample has 40 docstrings, 20 help texts, 20 error messages and the last 30 commit subjects. A first reader
-paraphrases each item. A second reader sees the code (`--with-places`) and judges: an item needs a second reading when
+The sample has 40 docstrings, 20 help texts, 20 error messages, 20 rules of `spec` markers and the last 30 commit
+subjects. A first reader paraphrases each item. A second reader sees the code (`--with-places`) and judges: an item needs a second reading when
 its paraphrase misses what the code does. At most two of the items may need one.
 
-A docstring is printed with the module and the name that it describes, a help text with its command and option, an error message with its class
-and fields. An inserted value is printed as `…`.
+A docstring is printed with the module and the name that it describes, a help text with its command and option, an
+error message with its class and fields, and a rule with its document and section. An inserted value is printed as `…`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.traceability import BadMarker, rules_of
+
 ROOT = Path(__file__).resolve().parent.parent
-DOCSTRINGS, HELP_TEXTS, ERRORS, COMMITS = 40, 20, 20, 30
+DOCSTRINGS, HELP_TEXTS, ERRORS, RULES, COMMITS = 40, 20, 20, 20, 30
 HELP_KEYWORDS = frozenset({"help", "description", "epilog"})
 # A class attribute or an argument of an error that explains it.
 ERROR_KEYWORDS = frozenset({"why", "hint"})
@@ -39,7 +44,7 @@ class SampleItem(NamedTuple):
 
 
 def collect(root: Path = ROOT) -> list[SampleItem]:
-    """Every docstring, help text and error message of the tracked Python files."""
+    """Every docstring, help text, error message and rule of the tracked Python files."""
     listed = subprocess.run(
         ["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True, check=True
     )
@@ -53,6 +58,8 @@ def collect(root: Path = ROOT) -> list[SampleItem]:
 def items_of(name: str, source: str) -> Iterator[SampleItem]:
     tree = ast.parse(source)
     yield from _docstrings(name, tree, [module_name(name)])
+    if name.startswith("tests/"):
+        yield from _rules(name, source)
     if not name.startswith("src/"):
         return
     for node in ast.walk(tree):
@@ -81,6 +88,18 @@ def _docstrings(name: str, node: ast.AST, names: list[str]) -> Iterator[SampleIt
             yield from _docstrings(name, child, [*names, child.name])
         else:
             yield from _docstrings(name, child, names)
+
+
+def _rules(name: str, source: str) -> Iterator[SampleItem]:
+    if "mark.spec" not in source:
+        return
+    try:
+        for rule in rules_of(source, name):
+            yield SampleItem(
+                "rules", rule.test, f"document {rule.document}, {rule.section}\n{rule.text}"
+            )
+    except BadMarker:
+        return
 
 
 def _class_hint(name: str, node: ast.ClassDef) -> Iterator[SampleItem]:
@@ -136,6 +155,7 @@ def draw(items: list[SampleItem], seed: int) -> list[SampleItem]:
         ("docstrings", DOCSTRINGS),
         ("help texts", HELP_TEXTS),
         ("error messages", ERRORS),
+        ("rules", RULES),
     ):
         of_kind = sorted(item for item in items if item.kind == kind)
         drawn += chance.sample(of_kind, min(count, len(of_kind)))

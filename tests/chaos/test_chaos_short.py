@@ -29,7 +29,7 @@ TIME_SCALE = 0.4
 @pytest.mark.spec(
     "004",
     "Chaos/failure injection matrix",
-    "whatever happens to servers, connections and workers, nothing acknowledged is lost, nothing is done twice",
+    "acknowledged commits survive server crashes and cut connections and are applied once",
 )
 def test_acknowledged_commits_survive_server_crashes_and_cut_connections(
     tmp_path: Path,

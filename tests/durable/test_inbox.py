@@ -45,7 +45,7 @@ def test_put_without_a_key_is_not_deduplicated(store: Store) -> None:
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "a message id that is there already is answered as such, not delivered again",
+    "a put with a repeated key returns the seq of the first put",
 )
 def test_put_of_a_repeated_key_returns_the_first_seq(store: Store) -> None:
     first = put(store, b"a", "k")

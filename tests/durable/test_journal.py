@@ -51,16 +51,16 @@ def test_head_of_a_new_journal_is_empty(store: Store) -> None:
     assert store.read(journal.head, "w") == JournalHead(0, GENESIS, 0, 1, GENESIS)
 
 
-@pytest.mark.spec("004", "Idempotency anchors", "an append names the head it stands on")
+@pytest.mark.spec(
+    "004", "Idempotency anchors", "an append with the current head continues the heights"
+)
 def test_append_on_the_expected_head_continues_the_heights(store: Store) -> None:
     append(store, b"a", b"b", expected=0)
     assert append(store, b"c", expected=2).height == 3
     assert bodies(store) == [b"a", b"b", b"c"]
 
 
-@pytest.mark.spec(
-    "004", "Idempotency anchors", "an append on another head than the current one is refused"
-)
+@pytest.mark.spec("004", "Idempotency anchors", "an append with another head is refused")
 @pytest.mark.parametrize("expected", [0, 1, 3])
 def test_append_on_another_head_raises_head_moved(store: Store, expected: int) -> None:
     append(store, b"a", b"b", expected=0)

@@ -49,7 +49,7 @@ def raise_generation(store: Any) -> None:
 
 
 @pytest.mark.spec(
-    "004", "Protocol A: `acquire_lease(world, worker)`", "the first grant has epoch 1"
+    "004", "Protocol A: `acquire_lease(world, worker)`", "the first grant of a lease has epoch 1"
 )
 def test_first_lease_grant_has_epoch_1(store: Store) -> None:
     assert acquire(store).epoch == 1
@@ -58,7 +58,7 @@ def test_first_lease_grant_has_epoch_1(store: Store) -> None:
 @pytest.mark.spec(
     "004",
     "1) Lease protocol with fencing epoch",
-    "a valid lease excludes every other holder",
+    "a live lease refuses every other worker",
 )
 def test_acquire_of_a_live_lease_of_another_worker_raises_held(store: Store) -> None:
     held = acquire(store, "a")
@@ -96,7 +96,7 @@ def test_lease_of_a_new_incarnation_fences_the_former_incarnation(
 @pytest.mark.spec(
     "004",
     "Protocol A: `acquire_lease(world, worker)`",
-    "an expired lease is granted anew under the next epoch",
+    "the lease after an expiry has the next epoch",
 )
 def test_lease_granted_after_an_expiry_has_the_next_epoch(
     sim_store: Store, clock: SimClock
@@ -134,7 +134,7 @@ def test_lease_id_has_holder_generation_and_epoch(store: Store) -> None:
 
 
 @pytest.mark.spec(
-    "004", "1) Lease protocol with fencing epoch", "a mutation carries the epoch it was granted"
+    "004", "1) Lease protocol with fencing epoch", "a write under the lease of the holder commits"
 )
 def test_write_under_the_holders_lease_commits(store: Store) -> None:
     guarded_write(store, acquire(store))
@@ -143,7 +143,7 @@ def test_write_under_the_holders_lease_commits(store: Store) -> None:
 @pytest.mark.spec(
     "004",
     "1) Lease protocol with fencing epoch",
-    "a mutation under an old epoch is refused by the store",
+    "the store fences a write under an older epoch after a takeover",
 )
 def test_stale_lease_holder_is_fenced_after_takeover(sim_store: Store, clock: SimClock) -> None:
     old = acquire(sim_store, "a")
@@ -217,7 +217,7 @@ def test_renew_never_shortens_a_lease(store: Store) -> None:
 @pytest.mark.spec(
     "004",
     "Protocol B: `renew_lease(world, worker, epoch)`",
-    "only the current holder under the current epoch renews",
+    "only the current holder with the current epoch can renew",
 )
 @pytest.mark.parametrize(
     "wrong", [{"worker": "b"}, {"incarnation": "2"}, {"epoch": 2}, {"generation": 2}]
@@ -228,7 +228,7 @@ def test_renew_by_another_holder_or_epoch_is_refused(store: Store, wrong: dict[s
     assert store.transact(lease.renew, [other], TTL) == [None]
 
 
-@pytest.mark.spec("000", "Authority", "only the owner renews")
+@pytest.mark.spec("000", "Authority", "only the owner of a lease can renew it")
 def test_renew_of_a_released_lease_is_refused(store: Store) -> None:
     held = acquire(store)
     store.transact(lease.release, held)
@@ -289,7 +289,7 @@ def test_force_release_frees_a_live_lease(store: Store) -> None:
     assert acquire(store, "b").epoch == 2
 
 
-@pytest.mark.spec("000", "Authority", "a forced release clears the stale mark too")
+@pytest.mark.spec("000", "Authority", "a forced release also clears the stale mark of a lease")
 @pytest.mark.parametrize("marked", [True, False], ids=["marked", "overdue"])
 def test_force_release_clears_a_stale_lease(
     sim_store: Store, clock: SimClock, marked: bool
@@ -320,7 +320,9 @@ def test_force_release_of_an_unknown_lease_raises_not_found(store: Store) -> Non
 # -- expiry --------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("000", "Authority", "an expired lease is marked before another owner is granted")
+@pytest.mark.spec(
+    "000", "Authority", "the log records the expiry of a lease before the grant to the next owner"
+)
 def test_lease_expiry_is_logged_before_the_next_grant(sim_store: Store, clock: SimClock) -> None:
     acquire(sim_store, "a")
     clock.advance(TTL)

@@ -135,7 +135,7 @@ def test_claim_returns_higher_priorities_first(store: Store) -> None:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "a claimed item is out of reach of the other claimers",
+    "a claimed item is not claimed again",
 )
 def test_claimed_item_is_not_claimed_again(store: Store) -> None:
     put_items(store, b"a")
@@ -188,7 +188,9 @@ def test_ack_releases_the_blob_of_a_large_payload(sim_store: Store, clock: SimCl
 # -- acking --------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("001", "Inbox loop scaffold", "an ack removes the message and its lease together")
+@pytest.mark.spec(
+    "001", "Inbox loop scaffold", "an ack deletes the item and its lease in one commit"
+)
 def test_ack_removes_all_rows_except_the_counters(store: Store) -> None:
     put_items(store, b"a", b"b")
     store.transact(queue.ack, claim_items(store))
@@ -257,9 +259,7 @@ def test_ending_an_expired_claim_raises_claim_lost(
     assert read_counts(sim_store).claimed == 1
 
 
-@pytest.mark.spec(
-    "001", "Inbox loop scaffold", "putting a message back needs the token of its current lease"
-)
+@pytest.mark.spec("001", "Inbox loop scaffold", "a requeue needs the token of the current lease")
 @pytest.mark.parametrize("end", claim_endings())
 def test_ending_a_claim_taken_over_by_another_raises_claim_lost(
     sim_store: Store, clock: SimClock, end: str
@@ -308,7 +308,7 @@ def test_failed_item_with_a_delay_keeps_its_order(sim_store: Store, clock: SimCl
 
 
 @pytest.mark.spec(
-    "001", "Inbox loop scaffold", "with the retry budget used up the message becomes a dead letter"
+    "001", "Inbox loop scaffold", "a failure that exhausts the retry budget writes a dead letter"
 )
 def test_failure_at_failures_max_writes_a_dead_letter(store: Store) -> None:
     put_items(store, b"a")
@@ -414,7 +414,7 @@ def test_extend_returns_none_for_a_lost_claim(sim_store: Store, clock: SimClock)
 
 
 @pytest.mark.spec(
-    "004", "4) Global effect dispatch runtime", "a claim that ran out of time is given to the next"
+    "004", "4) Global effect dispatch runtime", "the next owner claims the item of an expired claim"
 )
 def test_expired_claim_is_claimed_by_the_next_owner(sim_store: Store, clock: SimClock) -> None:
     put_items(sim_store, b"a")
@@ -444,7 +444,9 @@ def test_expiry_at_expiries_max_writes_a_dead_letter(sim_store: Store, clock: Si
 
 
 @pytest.mark.spec(
-    "004", "4) Global effect dispatch runtime", "a reaper returns what expired to the pending ones"
+    "004",
+    "4) Global effect dispatch runtime",
+    "the reaper makes items of overdue claims ready again",
 )
 def test_expire_overdue_makes_items_ready(sim_store: Store, clock: SimClock) -> None:
     put_items(sim_store, b"a", b"b")
@@ -478,7 +480,7 @@ def test_expire_overdue_keeps_live_claims(store: Store) -> None:
 @pytest.mark.spec(
     "001",
     "Inbox loop scaffold",
-    "a message given up is kept as a dead letter, inbox and lease cleared with it",
+    "a dead letter keeps all fields of its item, and the same commit deletes item and lease",
 )
 def test_dead_letter_keeps_all_fields_of_its_item(sim_store: Store, clock: SimClock) -> None:
     put_items(sim_store, b"poison", priority=4)

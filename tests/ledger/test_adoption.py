@@ -38,7 +38,11 @@ def adopt(rig: SchedulerRig, *rows: AdoptedRange, run: str = "base") -> int:
     return count
 
 
-@pytest.mark.spec("002", "Transition Contract", "adopted rows move by the table, in one decision")
+@pytest.mark.spec(
+    "002",
+    "Transition Contract",
+    "adopted rows have the states of their source run, by legal transitions in one decision",
+)
 def test_adopted_rows_have_the_states_of_their_source_run() -> None:
     rig = SchedulerRig(10)
     rows = [AdoptedRange(0, 3, 5, OK), AdoptedRange(3, 4, 9, SKIPPED)]
@@ -51,7 +55,7 @@ def test_adopted_rows_have_the_states_of_their_source_run() -> None:
     assert not rig.scheduler.grants
 
 
-@pytest.mark.spec("002", "Lease Ownership", "1: adopted rows begin under a separate epoch")
+@pytest.mark.spec("002", "Lease Ownership", "1: each adoption uses a new epoch")
 def test_adoption_uses_a_new_epoch() -> None:
     rig = SchedulerRig(10)
     adopt(rig, AdoptedRange(0, 2, 0, OK))
@@ -60,7 +64,7 @@ def test_adoption_uses_a_new_epoch() -> None:
     assert rig.grant().epoch == 3
 
 
-@pytest.mark.spec("002", "Atomicity", "2: a row is adopted once; the second time halts the run")
+@pytest.mark.spec("002", "Atomicity", "2: adoption of a row that is not UNSEEN halts the run")
 @pytest.mark.parametrize("again", [AdoptedRange(1, 2, 0, OK), AdoptedRange(0, 4, 0, FAILED, INPUT)])
 def test_adoption_of_a_row_that_is_not_unseen_halts_the_run(again: AdoptedRange) -> None:
     rig = SchedulerRig(4)

@@ -45,7 +45,7 @@ def check_chain(chain: RunChain, model: ChainModel) -> None:
 @pytest.mark.spec(
     "002",
     "Atomicity",
-    "2: over a chain of inputs a row that ended well is never called again, by one key outside",
+    "2: over a chain of changed inputs a row is called again only if its final outcome was not reported",
     module="holdfast.spark.outcome_reuse",
 )
 @settings(max_examples=80)

@@ -359,7 +359,7 @@ ILLEGAL = {
 @pytest.mark.spec(
     "002",
     "Illegal Transition Policy",
-    "3: the error has seq, prior, attempted, owner and wall clock",
+    "3: the error of the service has seq, prior and attempted state, owner, wall clock and store time",
     module="holdfast.spark.service_requests",
 )
 @pytest.mark.parametrize(("before", "then"), ILLEGAL.values(), ids=ILLEGAL.keys())

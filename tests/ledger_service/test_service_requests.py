@@ -103,7 +103,7 @@ def requests_rig() -> Iterator[ServiceRequestsRig]:
 @pytest.mark.spec(
     "002",
     "Illegal Transition Policy",
-    "3: the error has seq, prior, attempted, owner and wall clock",
+    "3: the error of the service has seq, prior and attempted state, owner, wall clock and store time",
     module="holdfast.spark.service_requests",
 )
 @pytest.mark.parametrize("hours", [-5, 9])
@@ -135,7 +135,7 @@ def test_illegal_transition_error_has_wall_clock_and_store_time(
 @pytest.mark.spec(
     "002",
     "Illegal Transition Policy",
-    "3: the error has the wall clock of the illegal transition, not of the later report",
+    "3: a restarted service records the time of the illegal transition, not of the restart",
     module="holdfast.spark.service_requests",
 )
 def test_restarted_service_records_the_time_of_the_illegal_transition(

@@ -59,7 +59,9 @@ def refused(rig: AccountRig, error: type[Exception]) -> Iterator[pytest.Exceptio
 
 
 @pytest.mark.spec(
-    "004", "9) Operational APIs (internal)", "assigning a world to the same worker again is idle"
+    "004",
+    "9) Operational APIs (internal)",
+    "a repeated assignment of a world to the same worker changes nothing",
 )
 def test_assign_world_is_idempotent(rig: AccountRig, ada: str) -> None:
     first = world_operations.assign_world(rig.store, UNIVERSE, ada, WORKER)
@@ -70,7 +72,9 @@ def test_assign_world_is_idempotent(rig: AccountRig, ada: str) -> None:
 
 
 @pytest.mark.spec(
-    "004", "9) Operational APIs (internal)", "a worker's worlds are those assigned to it, in order"
+    "004",
+    "9) Operational APIs (internal)",
+    "list_worker_worlds returns the worlds assigned to a worker in order",
 )
 def test_list_worker_worlds_returns_assigned_worlds_in_order(rig: AccountRig, ada: str) -> None:
     bob = rig.account("bob").create()
@@ -98,7 +102,7 @@ def test_assign_world_replaces_the_previous_assignment(rig: AccountRig, ada: str
 @pytest.mark.spec(
     "004",
     "9) Operational APIs (internal)",
-    "unassigning an unassigned world is a no-op, and the reply reports it",
+    "unassign of an unassigned world changes nothing, and the reply reports it",
 )
 def test_unassign_world_is_idempotent(rig: AccountRig, ada: str) -> None:
     world_operations.assign_world(rig.store, UNIVERSE, ada, WORKER)
@@ -109,7 +113,9 @@ def test_unassign_world_is_idempotent(rig: AccountRig, ada: str) -> None:
 
 
 @pytest.mark.spec(
-    "004", "9) Operational APIs (internal)", "a world that is not there, or deleted, is NotFound"
+    "004",
+    "9) Operational APIs (internal)",
+    "an operation on an unknown or deleted world raises NotFound",
 )
 @pytest.mark.parametrize(
     "call",
@@ -153,7 +159,7 @@ def test_worker_name_length_is_checked(rig: AccountRig, ada: str, name: str) -> 
 @pytest.mark.spec(
     "004",
     "9) Operational APIs (internal)",
-    "a holder that acquires again gets the lease it has, not extended",
+    "acquire by the holder returns its lease without an extension",
 )
 def test_acquire_lease_is_idempotent_for_its_holder(rig: AccountRig, ada: str) -> None:
     first = world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "1", ttl_s=10)
@@ -164,7 +170,9 @@ def test_acquire_lease_is_idempotent_for_its_holder(rig: AccountRig, ada: str) -
 
 
 @pytest.mark.spec(
-    "004", "9) Operational APIs (internal)", "a live lease of another is Held, with its end"
+    "004",
+    "9) Operational APIs (internal)",
+    "acquire of a live lease of another worker raises Held with the expiry",
 )
 def test_acquire_lease_held_by_another_worker_raises_held(rig: AccountRig, ada: str) -> None:
     lease = world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "1")
@@ -188,7 +196,7 @@ def test_acquire_lease_after_restart_waits_and_increments_the_epoch(
 @pytest.mark.spec(
     "004",
     "9) Operational APIs (internal)",
-    "a worker that the assignment excludes gets an error instead of a lease",
+    "acquire by a worker that is not assigned raises a typed error",
 )
 def test_acquire_lease_by_an_unassigned_worker_raises_not_assigned(
     rig: AccountRig, ada: str
@@ -220,7 +228,9 @@ def test_acquire_lease_of_a_parked_world_raises_not_active(rig: AccountRig, ada:
 
 
 @pytest.mark.spec(
-    "004", "9) Operational APIs (internal)", "renewing needs the holder and the epoch, both current"
+    "004",
+    "9) Operational APIs (internal)",
+    "renew_lease requires the current holder and the current epoch",
 )
 def test_renew_lease_extends_from_now_for_the_current_holder_and_epoch(
     rig: AccountRig, ada: str
@@ -277,7 +287,9 @@ def test_renew_lease_that_was_never_granted_is_fenced(rig: AccountRig, ada: str)
 
 
 @pytest.mark.spec(
-    "004", "9) Operational APIs (internal)", "releasing twice is idle; the epoch is never lowered"
+    "004",
+    "9) Operational APIs (internal)",
+    "a repeated release changes nothing and keeps the epoch",
 )
 def test_release_lease_is_idempotent_and_keeps_the_epoch(rig: AccountRig, ada: str) -> None:
     lease = world_operations.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "1")
@@ -315,7 +327,9 @@ def depth(rig: AccountRig, world_id: str) -> int:
 
 
 @pytest.mark.spec(
-    "004", "9) Operational APIs (internal)", "ingress under the same key is taken once"
+    "004",
+    "9) Operational APIs (internal)",
+    "enqueue_ingress with a repeated key adds no second item",
 )
 def test_enqueue_ingress_with_the_same_key_is_idempotent(rig: AccountRig, ada: str) -> None:
     first = world_operations.enqueue_ingress(rig.store, UNIVERSE, ada, deposit(), key="k", app=app)
@@ -348,7 +362,9 @@ def test_enqueue_ingress_requires_a_key(rig: AccountRig, ada: str, key: str | No
 
 
 @pytest.mark.spec(
-    "004", "3) Durable ingress normalization path", "shape is checked before anything is enqueued"
+    "004",
+    "3) Durable ingress normalization path",
+    "ingress that cannot be decoded is refused before the inbox",
 )
 @pytest.mark.parametrize(
     "ingress",
@@ -467,7 +483,7 @@ def quoted(intent: bytes, rate: float = 1.1) -> IntentReceipt:
 @pytest.mark.spec(
     "004",
     "3) Durable ingress normalization path",
-    "an injected receipt reaches the reducer like an adapter's",
+    "an injected receipt reaches the reducer like the receipt of an adapter",
 )
 def test_receipt_inject_reaches_the_reducer(rig: AccountRig, ada: str, intent: bytes) -> None:
     world_operations.receipt_inject(rig.store, UNIVERSE, ada, quoted(intent))
@@ -478,7 +494,7 @@ def test_receipt_inject_reaches_the_reducer(rig: AccountRig, ada: str, intent: b
 @pytest.mark.spec(
     "004",
     "9) Operational APIs (internal)",
-    "an intent has one receipt: the same again is idle, another is refused",
+    "an intent accepts one receipt: the same receipt again changes nothing, and another one is refused",
 )
 def test_receipt_inject_accepts_one_receipt_per_intent(
     rig: AccountRig, ada: str, intent: bytes
@@ -519,7 +535,7 @@ def test_receipt_inject_of_another_effect_kind_is_refused(
 @pytest.mark.spec(
     "004",
     "7) World fork and seed from snapshot",
-    "a fork gets no receipt for an intent that its parent had pending",
+    "a fork refuses a receipt for an intent that its parent had pending",
 )
 def test_receipt_inject_to_a_fork_for_an_inherited_intent_is_refused(
     rig: AccountRig, ada: str, intent: bytes
@@ -584,7 +600,7 @@ def deposits(rig: AccountRig, ada: str) -> list[int]:
 @pytest.mark.spec(
     "004",
     "9) Operational APIs (internal)",
-    "forking again under the same name answers with the same world",
+    "a repeated fork under the same name returns the same world",
 )
 def test_world_fork_is_idempotent(rig: AccountRig, ada: str, deposits: list[int]) -> None:
     first = world_operations.world_fork(rig.store, UNIVERSE, ada, "child", at=3)
@@ -651,7 +667,7 @@ def test_world_fork_with_invalid_arguments_is_refused(
 @pytest.mark.spec(
     "004",
     "7) World fork and seed from snapshot",
-    "a world is created from a snapshot of another, with its lineage",
+    "a world that is created from a snapshot has its state and its lineage",
 )
 def test_world_create_from_seed_copies_state_and_lineage(
     rig: AccountRig, ada: str, deposits: list[int]

@@ -26,7 +26,7 @@ KILLS = 8
 @pytest.mark.spec(
     "004",
     "Chaos/failure injection matrix",
-    "whatever process dies or stands still, nothing acknowledged is lost and nothing happens twice",
+    "acknowledged commits survive kills and stops of workers and writers and are applied once",
 )
 def test_acknowledged_commits_survive_kills_of_workers_and_writers(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 31)

@@ -198,7 +198,7 @@ SCHEMAS: dict[str, bytes] = {
 @pytest.mark.spec(
     "001",
     "Schema-version guard",
-    "a marker of another version refuses a store whose log is still to be replayed, and changes nothing",
+    "a store with a different marker in an unreplayed redo log is refused, and no file changes",
 )
 def test_schema_mismatch_in_an_unreplayed_redo_log_changes_no_file(
     home: Path, marker: str, cut: bool

@@ -188,7 +188,7 @@ def rewrite_marker(home: Path, value: bytes | None) -> None:
 @pytest.mark.spec(
     "001",
     "Schema-version guard",
-    "a marker of another version, or that is none, refuses the store and changes nothing",
+    "a store whose marker is invalid or from another version is refused and stays unchanged",
 )
 def test_other_schema_marker_raises_schema_mismatch_and_stays_unchanged(
     home: Path, sound: bytes, marker: bytes
@@ -201,7 +201,9 @@ def test_other_schema_marker_raises_schema_mismatch_and_stays_unchanged(
 
 @pytest.mark.timeout(60)
 @pytest.mark.spec(
-    "001", "Schema-version guard", "without its marker a store is not found, unless bootstrap is on"
+    "001",
+    "Schema-version guard",
+    "an open of a store without a marker raises NotFound, unless bootstrap is on",
 )
 def test_store_without_marker_is_not_found_unless_bootstrap_is_on(home: Path, sound: bytes) -> None:
     data = write_data_file(home, sound)
@@ -534,7 +536,7 @@ def test_commit_after_a_restore_raises_store_replaced(
 @pytest.mark.spec(
     "004",
     "Fencing and split-brain prevention",
-    "a lease of before a restore is stale, though its record came back with the backup",
+    "a restore starts a new generation, which fences the leases of the backup",
 )
 def test_restore_raises_the_generation_and_fences_older_leases(
     home: Path, tmp_path: Path, limits: WriterLimits

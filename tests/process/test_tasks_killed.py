@@ -232,7 +232,7 @@ def submit_one(rt: Runtime, faults: WorkerFaults, n: int) -> tuple[hf.TaskHandle
 @pytest.mark.spec(
     "003",
     "7. Invariants",
-    "whatever process dies, no task is lost, each ends once, and replaying the log gives the rows",
+    "after random kills of workers and writers each task ends once and a replay of the log gives the rows",
 )
 def test_each_task_ends_once_when_workers_and_writers_are_killed_at_random(
     up: Up, rt: Runtime, store: Store, home: Path, tmp_path: Path

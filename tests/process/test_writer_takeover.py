@@ -231,7 +231,7 @@ def take_over(store: Store) -> lease.Lease:
 @pytest.mark.spec(
     "004",
     "Chaos/failure injection matrix",
-    "whatever was acknowledged survives the death of the process that committed it",
+    "acknowledged commits survive the death of the committing process",
 )
 def test_each_increment_counts_once_when_writers_are_killed_in_mid_commit(
     home: Path, limits: WriterLimits
@@ -419,7 +419,7 @@ def test_client_stopped_in_mid_frame_does_not_delay_other_clients(
 @pytest.mark.spec(
     "004",
     "Fencing and split-brain prevention",
-    "a write under a stale epoch is refused, from every sender and at any time",
+    "the store refuses each write of a lease holder that was stopped and then replaced",
 )
 def test_stopped_lease_holder_is_fenced_after_the_takeover(
     home: Path, limits: WriterLimits

@@ -184,7 +184,9 @@ def is_refused_or_reencodes_identically(recode: Recode, frame: bytes) -> bool:
 # Golden frames
 
 
-@pytest.mark.spec("001", "Step dispatch scaffold", "a step starts by decoding one LMSG frame")
+@pytest.mark.spec(
+    "001", "Step dispatch scaffold", "a step decodes one LMSG frame in the stored format"
+)
 @pytest.mark.parametrize(("message", "frame"), MESSAGES)
 def test_decode_message_of_a_golden_lmsg_frame(message: FrameMessage, frame: bytes) -> None:
     assert decode_message(frame) == message
@@ -259,7 +261,11 @@ def test_intent_frame_round_trip(intent: FrameIntent) -> None:
 # Corrupted frames
 
 
-@pytest.mark.spec("001", "Step dispatch scaffold", "a step decodes one frame, never part of one")
+@pytest.mark.spec(
+    "001",
+    "Step dispatch scaffold",
+    "the decoder refuses a truncated frame, so a step never decodes a part of one",
+)
 @pytest.mark.parametrize(("recode", "frame"), FRAMES)
 def test_frame_truncated_at_any_length_is_rejected(recode: Recode, frame: bytes) -> None:
     for length in range(len(frame)):
@@ -267,7 +273,11 @@ def test_frame_truncated_at_any_length_is_rejected(recode: Recode, frame: bytes)
         assert found == (length if length < header_bytes(frame) else len(frame))
 
 
-@pytest.mark.spec("001", "Step dispatch scaffold", "a step decodes one frame, never more than one")
+@pytest.mark.spec(
+    "001",
+    "Step dispatch scaffold",
+    "the decoder refuses a frame with trailing bytes, so a step decodes at most one frame",
+)
 @pytest.mark.parametrize(("recode", "frame"), FRAMES)
 def test_frame_with_any_trailing_byte_is_rejected(recode: Recode, frame: bytes) -> None:
     for trailing in range(256):
@@ -477,7 +487,7 @@ def almost_frames(draw: st.DrawFn) -> bytes:
 @pytest.mark.spec(
     "001",
     "Inbox loop scaffold",
-    "a frame that cannot be decoded is classified separately and not retried",
+    "a frame that cannot be decoded raises its own error class, which is not retryable",
 )
 @given(noise)
 def test_decoding_arbitrary_bytes_raises_only_frame_error(data: bytes) -> None:
@@ -503,7 +513,7 @@ def test_decoded_frame_encodes_to_the_same_bytes(frame: bytes) -> None:
 @pytest.mark.spec(
     "001",
     "Inbox loop scaffold",
-    "a frame that cannot be decoded is classified separately and not retried",
+    "a frame that cannot be decoded raises its own error class, which is not retryable",
 )
 def test_frame_error_is_invalid_and_not_retryable() -> None:
     with pytest.raises(Invalid) as caught:

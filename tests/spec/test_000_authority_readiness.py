@@ -64,7 +64,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: SimClock) -> It
 # -- Authority -----------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("000", "Authority", "at no time do two lead")
+@pytest.mark.spec(
+    "000",
+    "Authority",
+    "of several concurrent acquires one succeeds, so at most one leader lease is live",
+)
 def test_concurrent_acquires_grant_one_leader_lease(store: Store) -> None:
     # All requests are in one batch, so each is prepared before any commits.
     answers = call_in_one_batch(
@@ -81,7 +85,9 @@ def test_concurrent_acquires_grant_one_leader_lease(store: Store) -> None:
     assert [kind for kind, *_ in logged_events(store)] == ["acquired"]
 
 
-@pytest.mark.spec("000", "Authority", "a lease names its owner, itself, and the time it ends")
+@pytest.mark.spec(
+    "000", "Authority", "a leader lease records its owner, its lease id and its expiry"
+)
 def test_leader_lease_records_owner_lease_id_and_expiry(store: Store) -> None:
     granted = acquire(store, "a")
     lease = current(store)
@@ -96,8 +102,7 @@ def test_leader_lease_records_owner_lease_id_and_expiry(store: Store) -> None:
 @pytest.mark.spec(
     "000",
     "Authority",
-    "a lease that ended is written down as stale before the next owner is granted its own; we do"
-    " both in one transaction",
+    "the store logs the stale mark of an expired lease before the next grant, in one transaction",
 )
 def test_stale_mark_is_logged_before_the_next_acquire(store: Store, clock: SimClock) -> None:
     acquire(store, "a")
@@ -110,7 +115,9 @@ def test_stale_mark_is_logged_before_the_next_acquire(store: Store, clock: SimCl
     ]
 
 
-@pytest.mark.spec("000", "Authority", "the mark may be written by anyone, ahead of any grant")
+@pytest.mark.spec(
+    "000", "Authority", "any process can mark an expired lease as stale before the next grant"
+)
 def test_mark_stale_marks_an_expired_lease_before_any_acquire(
     store: Store, clock: SimClock
 ) -> None:
@@ -127,7 +134,7 @@ def test_mark_stale_marks_an_expired_lease_before_any_acquire(
 @pytest.mark.spec(
     "000",
     "Authority",
-    "a leader that died blocks for its time to live at most (ours: issue 3, from the rule on expiry)",
+    "the lease of a dead leader blocks other owners for at most its time to live (our rule)",
 )
 def test_acquire_is_blocked_by_a_dead_leader_for_the_ttl_at_most(
     store: Store, clock: SimClock
@@ -151,7 +158,7 @@ def test_acquire_of_a_free_lease_succeeds(store: Store, ending: object) -> None:
 @pytest.mark.spec(
     "000",
     "Authority",
-    "acquire by the current holder succeeds; it returns the same lease without an extension",
+    "acquire by the current owner succeeds and returns the same lease without an extension",
 )
 def test_acquire_by_the_owner_returns_the_same_lease(store: Store, clock: SimClock) -> None:
     lease = acquire(store, "a")
@@ -162,7 +169,7 @@ def test_acquire_by_the_owner_returns_the_same_lease(store: Store, clock: SimClo
 @pytest.mark.spec(
     "000",
     "Authority",
-    "an owner is a process: started anew it is another, and its grant fences its former self (ours)",
+    "a restarted process is a new owner, and its grant fences the lease of the former process (our rule)",
 )
 def test_restarted_owner_waits_for_expiry_and_fences_its_former_lease(
     store: Store, clock: SimClock
@@ -176,7 +183,9 @@ def test_restarted_owner_waits_for_expiry_and_fences_its_former_lease(
         write_with_lease(store, former)
 
 
-@pytest.mark.spec("000", "Authority", "acquiring what another holds is refused by a typed error")
+@pytest.mark.spec(
+    "000", "Authority", "acquire of a lease that another owner holds raises a typed error"
+)
 def test_acquire_held_by_another_raises_already_held_by_other(store: Store) -> None:
     acquire(store, "a")
     with pytest.raises(AlreadyHeldByOther) as error:
@@ -185,7 +194,7 @@ def test_acquire_held_by_another_raises_already_held_by_other(store: Store) -> N
     assert logged_events(store) == [("acquired", "a", 1)]
 
 
-@pytest.mark.spec("000", "Authority", "the holder renews, and so leads for longer")
+@pytest.mark.spec("000", "Authority", "renewal by the owner extends the lease")
 def test_renew_by_the_holder_extends_the_lease(store: Store, clock: SimClock) -> None:
     lease = acquire(store, "a")
     clock.advance(TTL - S)
@@ -202,7 +211,11 @@ def test_renew_of_a_released_lease_raises_not_held(store: Store) -> None:
         renew(store, lease)
 
 
-@pytest.mark.spec("000", "Authority", "a lease that ended counts as not held, marked or not (ours)")
+@pytest.mark.spec(
+    "000",
+    "Authority",
+    "an expired lease counts as not held, with or without the stale mark (our rule)",
+)
 @pytest.mark.parametrize("marked", [False, True])
 def test_renew_of_an_expired_lease_raises_not_held(
     store: Store, clock: SimClock, marked: bool
@@ -215,7 +228,9 @@ def test_renew_of_an_expired_lease_raises_not_held(
         renew(store, lease)
 
 
-@pytest.mark.spec("000", "Authority", "renewal of another holder's lease raises a typed error")
+@pytest.mark.spec(
+    "000", "Authority", "renewal of a lease that another owner holds raises a typed error"
+)
 def test_renew_after_takeover_raises_owner_mismatch(store: Store, clock: SimClock) -> None:
     former = acquire(store, "a")
     clock.advance(TTL)
@@ -224,7 +239,9 @@ def test_renew_after_takeover_raises_owner_mismatch(store: Store, clock: SimCloc
         renew(store, former)
 
 
-@pytest.mark.spec("000", "Authority", "a forced release leaves neither owner, time nor stale mark")
+@pytest.mark.spec(
+    "000", "Authority", "a forced release clears the owner, the expiry and the stale mark"
+)
 @pytest.mark.parametrize("state", ["free", "held", "overdue", "stale"])
 def test_force_release_clears_owner_expiry_and_stale_mark(
     store: Store, clock: SimClock, state: str
@@ -240,7 +257,7 @@ def test_force_release_clears_owner_expiry_and_stale_mark(
     assert acquire(store, "b").worker == "b"
 
 
-@pytest.mark.spec("000", "Authority", "a forced release never lowers the epoch (ours: design 3)")
+@pytest.mark.spec("000", "Authority", "a forced release never lowers the epoch (our rule)")
 def test_force_release_never_lowers_the_epoch(store: Store) -> None:
     lease = acquire(store, "a")
     assert force_release(store) == lease.epoch
@@ -250,7 +267,7 @@ def test_force_release_never_lowers_the_epoch(store: Store) -> None:
 @pytest.mark.spec(
     "000",
     "Authority",
-    "every command is logged with its change, and the log alone rebuilds the state (ours: design 3)",
+    "every command appends a log record with its change, and the log alone rebuilds the state (our rule)",
 )
 def test_leader_lease_log_rebuilds_the_state_after_every_command(
     store: Store, clock: SimClock
@@ -284,7 +301,7 @@ def test_leader_lease_log_rebuilds_the_state_after_every_command(
 @pytest.mark.spec(
     "000",
     "Readiness",
-    "the runtime computes readiness from its own facts, by a function without I/O",
+    "a pure function without I/O computes readiness from the facts of the runtime",
     module="holdfast.workers.readiness",
 )
 def test_derive_readiness_is_a_pure_function() -> None:
@@ -297,7 +314,7 @@ def test_derive_readiness_is_a_pure_function() -> None:
 @pytest.mark.spec(
     "000",
     "Readiness",
-    "without a valid lease the runtime is not ready, whichever way the lease is invalid",
+    "the runtime is not ready if the lease is missing, stale, expired or from before a restore",
     module="holdfast.workers.readiness",
 )
 @pytest.mark.parametrize(
@@ -320,7 +337,7 @@ def test_derive_readiness_without_a_valid_lease_is_not_ready(
 @pytest.mark.spec(
     "000",
     "Readiness",
-    "the snapshot names every reason that blocks readiness",
+    "the readiness snapshot names every blocker with its start time",
     module="holdfast.workers.readiness_facts",
 )
 def test_readiness_snapshot_of_a_store_names_its_blockers(store: Store, clock: SimClock) -> None:
@@ -337,7 +354,7 @@ def test_readiness_snapshot_of_a_store_names_its_blockers(store: Store, clock: S
 @pytest.mark.spec(
     "000",
     "Readiness",
-    "ready means: the lease is held and not stale, and no event waits to be replayed",
+    "readiness requires a held lease without a stale mark and no pending replay events",
     module="holdfast.workers.readiness",
 )
 def test_derive_readiness_requires_a_lease_and_no_pending_replay() -> None:
@@ -348,7 +365,7 @@ def test_derive_readiness_requires_a_lease_and_no_pending_replay() -> None:
 @pytest.mark.spec(
     "000",
     "Readiness",
-    "a notification that was held back counts as pending, with its reason (ours: invariant R2)",
+    "readiness lists a deferred notification as a blocker with its reason (our rule)",
     module="holdfast.workers.readiness",
 )
 def test_derive_readiness_reports_a_deferred_notification_with_its_reason() -> None:
@@ -360,7 +377,7 @@ def test_derive_readiness_reports_a_deferred_notification_with_its_reason() -> N
 @pytest.mark.spec(
     "000",
     "Readiness",
-    "all reasons are collected, not the first one",
+    "readiness collects all blockers, not only the first one",
     module="holdfast.workers.readiness",
 )
 def test_derive_readiness_collects_every_reason() -> None:

@@ -99,20 +99,24 @@ def remove_records(txn: Txn) -> None:
 # -- Backlog ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("000", "Backlog", "work that is new is pending")
+@pytest.mark.spec("000", "Backlog", "a new dispatch request is pending")
 def test_new_dispatch_request_is_pending(log: DispatchLog) -> None:
     assert log.request("r1", "work").status is DispatchStatus.PENDING
     assert log.backlog().pending == 1
 
 
-@pytest.mark.spec("000", "Backlog", "a notification moves work on from pending to notified")
+@pytest.mark.spec(
+    "000", "Backlog", "a confirmed notification moves a dispatch request from pending to notified"
+)
 def test_confirmed_dispatch_moves_from_pending_to_notified(log: DispatchLog) -> None:
     log.request("r1", "work")
     assert conclude_confirmed(log).status is DispatchStatus.NOTIFIED
     assert (log.backlog().pending, log.backlog().notified) == (0, 1)
 
 
-@pytest.mark.spec("000", "Backlog", "completion makes of notified work delivered or failed work")
+@pytest.mark.spec(
+    "000", "Backlog", "completion moves a notified dispatch request to delivered or failed"
+)
 @pytest.mark.parametrize("end", ["delivered", "failed"])
 def test_notified_dispatch_ends_delivered_or_failed(log: DispatchLog, end: str) -> None:
     log.request("r1", "work")
@@ -129,8 +133,7 @@ def test_notified_dispatch_ends_delivered_or_failed(log: DispatchLog, end: str) 
 @pytest.mark.spec(
     "000",
     "Backlog",
-    "the four counts are in the runtime's snapshot, kept with every change (ours: and never counted"
-    " by going over records)",
+    "the readiness snapshot has a stored count for each dispatch status and never scans the records",
     module="holdfast.workers.readiness_facts",
 )
 def test_readiness_snapshot_counts_dispatches_by_status(store: Store, log: DispatchLog) -> None:
@@ -155,7 +158,9 @@ def test_readiness_snapshot_counts_dispatches_by_status(store: Store, log: Dispa
 
 
 @pytest.mark.spec(
-    "000", "Backlog", "each request is tracked: id, target, status and the time of each status"
+    "000",
+    "Backlog",
+    "a dispatch record has the request id, the target, the status and the time of each status",
 )
 def test_dispatch_record_has_id_target_status_and_times(log: DispatchLog, clock: SimClock) -> None:
     log.request("r1", "work:0.1")
@@ -176,7 +181,7 @@ def test_dispatch_record_has_id_target_status_and_times(log: DispatchLog, clock:
 
 
 @pytest.mark.spec(
-    "000", "Backlog", "a move that is not allowed is a typed error and changes nothing"
+    "000", "Backlog", "a forbidden status transition raises a typed error and changes nothing"
 )
 def test_delivered_on_a_pending_dispatch_raises_invalid_transition(log: DispatchLog) -> None:
     record = log.request("r1", "work")
@@ -186,7 +191,9 @@ def test_delivered_on_a_pending_dispatch_raises_invalid_transition(log: Dispatch
     assert log.find("r1") == record
 
 
-@pytest.mark.spec("000", "Backlog", "an ended request never changes its state")
+@pytest.mark.spec(
+    "000", "Backlog", "a delivered or failed dispatch request never changes its status"
+)
 @pytest.mark.parametrize("end", [DispatchStatus.DELIVERED, DispatchStatus.FAILED])
 def test_ended_dispatch_allows_no_transition(end: DispatchStatus) -> None:
     assert not [move for move in QueueTransition if DISPATCH.allows(end, move)]
@@ -195,7 +202,7 @@ def test_ended_dispatch_allows_no_transition(end: DispatchStatus) -> None:
 @pytest.mark.spec(
     "000",
     "Backlog",
-    "work that cannot be handed over fails without having been notified (ours: from the outcomes)",
+    "a pending dispatch request whose prompt cannot be sent fails without the status notified (our rule)",
 )
 def test_pending_dispatch_may_fail(log: DispatchLog) -> None:
     log.request("r1", "work")
@@ -209,7 +216,7 @@ def test_pending_dispatch_may_fail(log: DispatchLog) -> None:
 @pytest.mark.spec(
     "000",
     REPLAY_SECTION,
-    "replay goes by a cursor that outlives the process",
+    "the replay cursor is durable and survives a restart of the process",
     module="holdfast.dispatch.notifications",
 )
 def test_replay_cursor_survives_a_restart(tmp_path: Path) -> None:
@@ -226,7 +233,7 @@ def test_replay_cursor_survives_a_restart(tmp_path: Path) -> None:
 @pytest.mark.spec(
     "000",
     REPLAY_SECTION,
-    "replayed events are deduplicated by event id, also after a restart; the dedupe memory is bounded (ours)",
+    "the dispatcher recognises a replayed event by its event id, also after a restart",
     module="holdfast.dispatch.notifications",
 )
 def test_replayed_event_is_recognised_after_a_restart(tmp_path: Path) -> None:
@@ -243,7 +250,7 @@ def test_replayed_event_is_recognised_after_a_restart(tmp_path: Path) -> None:
 @pytest.mark.spec(
     "000",
     REPLAY_SECTION,
-    "that a leader was not notified is tracked with its reason, until it is cleared",
+    "readiness shows why the leader notification is deferred until the deferral is cleared",
     module=("holdfast.dispatch.notifications", "holdfast.workers.readiness_facts"),
 )
 def test_readiness_shows_why_the_leader_notification_is_deferred(store: Store) -> None:
@@ -263,7 +270,7 @@ def test_readiness_shows_why_the_leader_notification_is_deferred(store: Store) -
 @pytest.mark.spec(
     "000",
     REPLAY_SECTION,
-    "a notification that was deferred stays pending, and is made when it can be (ours: R2)",
+    "a deferred leader notification stays pending and is sent when the pane exists (our rule)",
     module="holdfast.workers.dispatch.dispatcher",
 )
 def test_deferred_leader_notification_is_sent_later(tmux: TmuxServer) -> None:
@@ -290,7 +297,7 @@ def test_deferred_leader_notification_is_sent_later(tmux: TmuxServer) -> None:
 @pytest.mark.spec(
     "000",
     "Readiness",
-    "pending replay events make the runtime unready, with their number",
+    "readiness has a blocker with the number of pending replay events",
     module="holdfast.workers.readiness_facts",
 )
 def test_pending_replay_events_are_a_readiness_blocker(store: Store, log: DispatchLog) -> None:
@@ -308,7 +315,7 @@ def test_pending_replay_events_are_a_readiness_blocker(store: Store, log: Dispat
 @pytest.mark.spec(
     "000",
     CLASSIFICATION_SECTION,
-    "the program in a pane decides how a text is submitted: claude by one press, others by two",
+    "the program in the pane selects the number of submit key presses: one for claude, two for others",
     module=("holdfast.dispatch.outcomes", "holdfast.adapters.pane_prompter"),
 )
 @pytest.mark.parametrize(("cli", "presses"), [("claude", 1), ("codex", 2), ("another", 2)])
@@ -329,7 +336,7 @@ def test_submit_key_presses_depend_on_the_worker_cli(
 @pytest.mark.spec(
     "000",
     CLASSIFICATION_SECTION,
-    "every outcome is classified: handed over, to be tried again, held back, failed",
+    "each dispatch outcome has one transition: notified, retried, deferred or failed",
     module="holdfast.dispatch.outcomes",
 )
 def test_every_dispatch_outcome_reason_has_a_transition() -> None:
@@ -350,7 +357,7 @@ def test_every_dispatch_outcome_reason_has_a_transition() -> None:
 @pytest.mark.spec(
     "000",
     CLASSIFICATION_SECTION,
-    "a request for a leader that is missing stays pending, and is tried when there is a pane",
+    "a request to a missing leader stays pending, and the dispatcher retries it when the pane exists",
     module="holdfast.adapters.dispatch_protocol",
 )
 def test_dispatch_to_a_missing_leader_stays_pending_until_a_pane_exists(tmux: TmuxServer) -> None:
@@ -367,7 +374,7 @@ def test_dispatch_to_a_missing_leader_stays_pending_until_a_pane_exists(tmux: Tm
 @pytest.mark.spec(
     "000",
     CLASSIFICATION_SECTION,
-    "an unconfirmed request stays pending while retries remain, then fails as unconfirmed",
+    "an unconfirmed request stays pending while retries remain, then fails with the reason unconfirmed",
     module="holdfast.adapters.dispatch_protocol",
 )
 def test_unconfirmed_dispatch_is_retried_and_then_fails(
@@ -391,7 +398,7 @@ def test_unconfirmed_dispatch_is_retried_and_then_fails(
 @pytest.mark.spec(
     "000",
     CLASSIFICATION_SECTION,
-    "a target that is missing or cannot be resolved, a failed preflight and a failed send are final",
+    "a missing or unresolvable target, a failed preflight and a failed send are final outcomes",
     module="holdfast.dispatch.outcomes",
 )
 @pytest.mark.parametrize(

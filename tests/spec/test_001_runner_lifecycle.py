@@ -94,7 +94,7 @@ def marker_of(rig: RunnerRig) -> bytes | None:
 # -- Boot sequence -------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("001", "Boot sequence", "layout and marker in order: the runner runs")
+@pytest.mark.spec("001", "Boot sequence", "a boot with a valid layout and marker starts the runner")
 def test_boot_with_valid_layout_and_marker_starts_the_runner(rig: RunnerRig) -> None:
     runner = rig.stopped_runner()
     assert runner.state is RunnerState.STOPPED
@@ -102,7 +102,9 @@ def test_boot_with_valid_layout_and_marker_starts_the_runner(rig: RunnerRig) -> 
     assert runner.state is RunnerState.RUNNING
 
 
-@pytest.mark.spec("001", "Boot sequence", "the layout is checked before the marker is looked at")
+@pytest.mark.spec(
+    "001", "Boot sequence", "the boot checks the key space layout before the schema marker"
+)
 def test_boot_checks_the_layout_before_the_marker(rig: RunnerRig) -> None:
     set_marker(rig, None)
     with pytest.raises(Invalid):
@@ -110,7 +112,9 @@ def test_boot_checks_the_layout_before_the_marker(rig: RunnerRig) -> None:
     assert marker_of(rig) is None
 
 
-@pytest.mark.spec("001", "Boot sequence", "any failed step leaves it stopped, nothing written")
+@pytest.mark.spec(
+    "001", "Boot sequence", "a failed boot step leaves the runner stopped and writes nothing"
+)
 @pytest.mark.parametrize("failure", ["layout", "missing", "foreign", "store"])
 def test_failed_boot_leaves_the_runner_stopped_and_writes_nothing(
     rig: RunnerRig, failure: str
@@ -133,20 +137,26 @@ def test_failed_boot_leaves_the_runner_stopped_and_writes_nothing(
 # -- DBI bootstrap -------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("001", "DBI bootstrap", "space 0 must be app_state")
+@pytest.mark.spec("001", "DBI bootstrap", "the layout check requires app_state as key space 0")
 def test_check_spaces_requires_app_state_at_zero() -> None:
     with pytest.raises(Invalid):
         check_key_spaces({"outcome": 0, "app_state": 1})
 
 
-@pytest.mark.spec("001", "DBI bootstrap", "the numbers of the spaces have no gap")
+@pytest.mark.spec(
+    "001", "DBI bootstrap", "the layout check refuses a gap in the numbers of the key spaces"
+)
 def test_check_spaces_rejects_a_gap() -> None:
     with pytest.raises(Invalid) as refusal:
         check_key_spaces({"app_state": 0, "outcome": 1, "queue": 3})
     assert (refusal.value.space, refusal.value.found, refusal.value.expected) == ("queue", 3, 2)
 
 
-@pytest.mark.spec("001", "DBI bootstrap", "the layout is known and the same for every start")
+@pytest.mark.spec(
+    "001",
+    "DBI bootstrap",
+    "the numbers of the key spaces are fixed, start at app_state, and every boot checks them",
+)
 def test_spaces_are_contiguous_from_app_state(rig: RunnerRig) -> None:
     # Written out: to renumber, rename or remove a space makes stored keys unreadable.
     known_spaces = [
@@ -175,7 +185,11 @@ def test_spaces_are_contiguous_from_app_state(rig: RunnerRig) -> None:
 # -- Schema-version guard ------------------------------------------------------------------------
 
 
-@pytest.mark.spec("001", "Schema-version guard", "the marker is RSV0, major and minor as u16le")
+@pytest.mark.spec(
+    "001",
+    "Schema-version guard",
+    "the marker is RSV0, then major and minor as little-endian u16, under a fixed key",
+)
 def test_schema_marker_format_and_key(rig: RunnerRig) -> None:
     assert schema.MARKER_KEY == b"runner.schema.version"
     expected = b"RSV0" + struct.pack("<HH", schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR)
@@ -183,14 +197,20 @@ def test_schema_marker_format_and_key(rig: RunnerRig) -> None:
     assert schema.encode_marker(0x0102, 0x0304) == b"RSV0\x02\x01\x04\x03"
 
 
-@pytest.mark.spec("001", "Schema-version guard", "a matching marker lets it start, unchanged")
+@pytest.mark.spec(
+    "001", "Schema-version guard", "a boot with a matching marker succeeds and writes nothing"
+)
 def test_boot_with_a_matching_marker_writes_nothing(rig: RunnerRig) -> None:
     before = rig.backend.commits
     rig.stopped_runner().boot()
     assert rig.backend.commits == before
 
 
-@pytest.mark.spec("001", "Schema-version guard", "a wrong marker is refused and kept as it is")
+@pytest.mark.spec(
+    "001",
+    "Schema-version guard",
+    "a boot with a wrong marker raises SchemaMismatch and keeps the stored marker",
+)
 @pytest.mark.parametrize(
     "marker",
     [
@@ -212,7 +232,11 @@ def test_boot_with_a_wrong_marker_raises_schema_mismatch(
     assert marker_of(rig) == marker
 
 
-@pytest.mark.spec("001", "Schema-version guard", "missing marker without bootstrap: not found")
+@pytest.mark.spec(
+    "001",
+    "Schema-version guard",
+    "a boot without bootstrap raises NotFound if the marker is missing",
+)
 def test_boot_without_a_marker_raises_not_found(rig: RunnerRig) -> None:
     set_marker(rig, None)
     with pytest.raises(NotFound):
@@ -220,7 +244,7 @@ def test_boot_without_a_marker_raises_not_found(rig: RunnerRig) -> None:
     assert marker_of(rig) is None
 
 
-@pytest.mark.spec("001", "Schema-version guard", "missing marker with bootstrap: written")
+@pytest.mark.spec("001", "Schema-version guard", "a boot with bootstrap writes a missing marker")
 def test_boot_with_bootstrap_writes_a_missing_marker(rig: RunnerRig) -> None:
     set_marker(rig, None)
     runner = rig.stopped_runner(bootstrap=True)
@@ -235,7 +259,7 @@ def test_boot_with_bootstrap_writes_a_missing_marker(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Step dispatch scaffold",
-    "the callback gets the decoded frame",
+    "the frame handler passes the decoded frame to the callback",
     module="holdfast.runner.frame_handler",
 )
 def test_frame_handler_passes_the_decoded_frame_to_the_callback() -> None:
@@ -247,7 +271,7 @@ def test_frame_handler_passes_the_decoded_frame_to_the_callback() -> None:
 @pytest.mark.spec(
     "001",
     "Step dispatch scaffold",
-    "only frames for this worker",
+    "the frame handler dead-letters a frame that is addressed to another worker",
     module="holdfast.runner.frame_handler",
 )
 def test_frame_handler_buries_a_misrouted_frame(rig: RunnerRig) -> None:
@@ -261,7 +285,7 @@ def test_frame_handler_buries_a_misrouted_frame(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Step dispatch scaffold",
-    "completed steps alone count",
+    "steps_completed counts only steps whose callback succeeded",
     module="holdfast.runner.frame_handler",
 )
 def test_frame_handler_steps_completed_counts_successful_callbacks_only(rig: RunnerRig) -> None:
@@ -283,7 +307,7 @@ def test_frame_handler_steps_completed_counts_successful_callbacks_only(rig: Run
 @pytest.mark.spec(
     "001",
     "Inbox loop scaffold",
-    "the oldest item first",
+    "the runner handles the oldest item first",
     module=("holdfast.runner.claim_ops", "holdfast.runner.claimer"),
 )
 def test_items_are_handled_oldest_first(rig: RunnerRig) -> None:
@@ -296,7 +320,7 @@ def test_items_are_handled_oldest_first(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Inbox loop scaffold",
-    "claimed before it is handled, by the store's clock",
+    "the runner claims an item before its handler runs, with an expiry in store time",
     module=("holdfast.runner.claim_ops", "holdfast.runner.claimer"),
 )
 def test_item_is_claimed_while_its_handler_runs(rig: RunnerRig) -> None:
@@ -322,7 +346,7 @@ def test_handler_may_commit_its_own_transaction(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Inbox loop scaffold",
-    "done: item and claim go in one commit",
+    "an ack deletes item and claim in one commit",
     module="holdfast.runner.settlement",
 )
 def test_ack_deletes_item_and_claim_in_one_commit(rig: RunnerRig) -> None:
@@ -357,7 +381,7 @@ def test_ack_deletes_item_and_claim_in_one_commit(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Inbox loop scaffold",
-    "failures are counted on the item itself, in its transaction",
+    "the item stores its failure count, so the count survives workers and restarts",
     module="holdfast.runner.settlement",
 )
 def test_failures_are_counted_across_workers_and_restarts(rig: RunnerRig) -> None:
@@ -372,7 +396,7 @@ def test_failures_are_counted_across_workers_and_restarts(rig: RunnerRig) -> Non
 @pytest.mark.spec(
     "001",
     "Inbox loop scaffold",
-    "a retry needs the claim token; it keeps its seq and waits",
+    "a requeue needs the current claim token, and a stale token changes nothing",
     module="holdfast.runner.settlement",
 )
 def test_requeue_with_a_stale_claim_token_changes_nothing(rig: RunnerRig) -> None:
@@ -390,7 +414,7 @@ def test_requeue_with_a_stale_claim_token_changes_nothing(rig: RunnerRig) -> Non
 @pytest.mark.spec(
     "001",
     "Inbox loop scaffold",
-    "budget used up: dead letter, item and claim gone with it",
+    "an exhausted retry budget writes a dead letter and deletes item and claim",
     module="holdfast.runner.settlement",
 )
 def test_exhausted_retry_budget_makes_a_dead_letter(rig: RunnerRig) -> None:
@@ -405,7 +429,7 @@ def test_exhausted_retry_budget_makes_a_dead_letter(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Inbox loop scaffold",
-    "an undecodable frame is a dead letter at once",
+    "an undecodable frame becomes a dead letter on its first attempt",
     module="holdfast.runner.frame_handler",
 )
 def test_undecodable_frame_is_a_dead_letter_on_its_first_attempt(rig: RunnerRig) -> None:
@@ -415,7 +439,10 @@ def test_undecodable_frame_is_a_dead_letter_on_its_first_attempt(rig: RunnerRig)
 
 
 @pytest.mark.spec(
-    "001", "Inbox loop scaffold", "claims do not pile up", module="holdfast.runner.settlement"
+    "001",
+    "Inbox loop scaffold",
+    "no claim remains after any outcome of the handler",
+    module="holdfast.runner.settlement",
 )
 def test_no_claim_remains_after_any_handler_outcome(rig: RunnerRig) -> None:
     rig.put(*[b"x"] * 6)
@@ -425,7 +452,9 @@ def test_no_claim_remains_after_any_handler_outcome(rig: RunnerRig) -> None:
     assert rig.store.read(queue.claims_of, QUEUE, runner.owner, 10) == []
 
 
-@pytest.mark.spec("001", "Inbox loop scaffold", "an item outlives the worker that had it")
+@pytest.mark.spec(
+    "001", "Inbox loop scaffold", "another worker handles the item of a crashed worker"
+)
 def test_item_of_a_crashed_worker_is_handled_by_another_worker(rig: RunnerRig) -> None:
     rig.put(b"a")
     with pytest.raises(SimulatedCrash):
@@ -437,7 +466,7 @@ def test_item_of_a_crashed_worker_is_handled_by_another_worker(rig: RunnerRig) -
 @pytest.mark.spec(
     "001",
     "Inbox loop scaffold",
-    "busy and conflict are retryable",
+    "the errors busy and conflict are retryable",
     module="holdfast.runner.settlement",
 )
 @pytest.mark.parametrize("error", [Busy(), Conflict()])
@@ -449,7 +478,7 @@ def test_busy_and_conflict_are_requeued(rig: RunnerRig, error: Exception) -> Non
 @pytest.mark.spec(
     "001",
     "Inbox loop scaffold",
-    "a non-retryable error keeps the item (as a dead letter) and surfaces to the policy",
+    "a non-retryable error writes a dead letter, and the runner raises the error if its policy demands it",
 )
 def test_on_fatal_raise_keeps_the_dead_letter_and_raises_the_error(rig: RunnerRig) -> None:
     rig.put(b"a")
@@ -459,7 +488,11 @@ def test_on_fatal_raise_keeps_the_dead_letter_and_raises_the_error(rig: RunnerRi
     assert rig.counts() == queue.QueueCounts(dead=1)
 
 
-@pytest.mark.spec("001", "Inbox loop scaffold", "the policy decides: stop, escalate or go on")
+@pytest.mark.spec(
+    "001",
+    "Inbox loop scaffold",
+    "the policy decides whether the runner stops, raises or continues after a non-retryable error",
+)
 def test_on_fatal_policy_decides_to_continue_or_stop(rig: RunnerRig) -> None:
     rig.put(b"a", b"b")
     runner = rig.runner(ScriptedHandler(*[ValueError()] * 2), on_fatal="go_on", max_batch=1)
@@ -475,7 +508,7 @@ def test_on_fatal_policy_decides_to_continue_or_stop(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Due-timer dispatch scaffold",
-    "a tick drains due timers with the queue, a share of the batch being theirs",
+    "a tick drains due timers even if the queue fills the batch: timers have a reserved share",
     module=("holdfast.runner.claim_ops", "holdfast.runner.claimer"),
 )
 def test_due_timers_are_drained_even_when_the_queue_fills_the_batch(rig: RunnerRig) -> None:
@@ -489,7 +522,7 @@ def test_due_timers_are_drained_even_when_the_queue_fills_the_batch(rig: RunnerR
 @pytest.mark.spec(
     "001",
     "Due-timer dispatch scaffold",
-    "by due time, then by number; not before",
+    "timers fire by due time, then by seq, and never before the due time",
     module=("holdfast.runner.claim_ops", "holdfast.runner.claimer"),
 )
 @pytest.mark.parametrize("max_batch", [1, 2, 8])
@@ -513,7 +546,7 @@ def test_timers_fire_when_due_in_due_order(rig: RunnerRig, max_batch: int) -> No
 @pytest.mark.spec(
     "001",
     "Due-timer dispatch scaffold",
-    "by due time, then by number; not before",
+    "timers fire by due time, then by seq, and never before the due time",
     module=("holdfast.runner.claim_ops", "holdfast.durable.queue"),
 )
 def test_overdue_and_requeued_timers_fire_in_due_order(rig: RunnerRig) -> None:
@@ -536,7 +569,7 @@ def test_overdue_and_requeued_timers_fire_in_due_order(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Due-timer dispatch scaffold",
-    "the same dispatch as the queue's",
+    "the runner dispatches timer frames like queue frames",
     module="holdfast.runner.frame_handler",
 )
 def test_timer_frame_is_dispatched_like_a_queue_frame(rig: RunnerRig) -> None:
@@ -550,7 +583,7 @@ def test_timer_frame_is_dispatched_like_a_queue_frame(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Due-timer dispatch scaffold",
-    "removed only under its own claim token",
+    "a worker removes a timer only with its current claim token",
     module="holdfast.runner.settlement",
 )
 def test_timer_is_removed_only_with_its_current_claim_token(rig: RunnerRig) -> None:
@@ -567,7 +600,7 @@ def test_timer_is_removed_only_with_its_current_claim_token(rig: RunnerRig) -> N
 @pytest.mark.spec(
     "001",
     "Reliability counters",
-    "attempts, successes, failures by class, dispositions",
+    "the counters count attempts, successes, failures by class and dispositions",
     module="holdfast.runner.counters",
 )
 def test_attempts_outcomes_and_dispositions_are_counted(rig: RunnerRig) -> None:
@@ -581,7 +614,10 @@ def test_attempts_outcomes_and_dispositions_are_counted(rig: RunnerRig) -> None:
 
 
 @pytest.mark.spec(
-    "001", "Reliability counters", "queue and timers count alike", module="holdfast.runner.counters"
+    "001",
+    "Reliability counters",
+    "queue items and timers share the same counters",
+    module="holdfast.runner.counters",
 )
 def test_timers_and_queue_share_the_counters(rig: RunnerRig) -> None:
     rig.put(b"a")
@@ -594,7 +630,7 @@ def test_timers_and_queue_share_the_counters(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Reliability counters",
-    "latency: samples, total, max, in ms of the injected clock",
+    "the counters sample latency in ms of the injected clock: number, total and maximum",
     module="holdfast.runner.counters",
 )
 def test_latency_is_sampled_with_the_injected_clock(rig: RunnerRig) -> None:
@@ -613,7 +649,7 @@ def test_latency_is_sampled_with_the_injected_clock(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Reliability counters",
-    "a snapshot is taken, a reset clears",
+    "the counters have a snapshot and a reset, and a reset sets all of them to zero",
     module="holdfast.runner.counters",
 )
 def test_counters_can_be_read_and_reset(rig: RunnerRig) -> None:
@@ -629,7 +665,7 @@ def test_counters_can_be_read_and_reset(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Reliability counters",
-    "the sink is called at once after an update, with a copy",
+    "the metrics sink receives a copy of the counters after each update",
     module="holdfast.runner.counters",
 )
 def test_counters_sink_gets_a_copy_at_each_update(rig: RunnerRig) -> None:
@@ -642,7 +678,7 @@ def test_counters_sink_gets_a_copy_at_each_update(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Reliability counters",
-    "a sink that re-enters or fails does no harm",
+    "a metrics sink that calls tick again does not disturb the runner",
     module="holdfast.runner.counters",
 )
 def test_counters_sink_that_reenters_tick_does_no_harm(rig: RunnerRig) -> None:
@@ -657,7 +693,7 @@ def test_counters_sink_that_reenters_tick_does_no_harm(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Log sink (optional)",
-    "hooks report failures of both classes",
+    "the log hook receives retryable and fatal failures as different events",
     module="holdfast.runner.hooks",
 )
 def test_failures_are_logged_by_class(rig: RunnerRig) -> None:
@@ -671,7 +707,7 @@ def test_failures_are_logged_by_class(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Log sink (optional)",
-    "hooks report dispositions with the retry count",
+    "the log hook receives each disposition with the retry count",
     module="holdfast.runner.hooks",
 )
 def test_dispositions_are_logged_with_the_retry_count(rig: RunnerRig) -> None:
@@ -695,7 +731,7 @@ def test_dispositions_are_logged_with_the_retry_count(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Log sink (optional)",
-    "hooks report the error that ends the loop under sequence 0",
+    "the log hook receives the error that ends the loop, with seq 0",
     module=("holdfast.runner.hooks", "holdfast.runner.loop"),
 )
 def test_loop_error_is_logged_with_seq_zero(rig: RunnerRig) -> None:
@@ -714,7 +750,7 @@ def test_loop_error_is_logged_with_seq_zero(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Runner policy surface",
-    "there is a default for every knob",
+    "the default policy has a value for every limit",
     module="holdfast.runner.policy",
 )
 def test_default_policy_sets_every_limit() -> None:
@@ -724,7 +760,9 @@ def test_default_policy_sets_every_limit() -> None:
     assert policy.retry_budget_max > 0
 
 
-@pytest.mark.spec("001", "Runner policy surface", "lease_ttl_ms is how long a claim lasts")
+@pytest.mark.spec(
+    "001", "Runner policy surface", "lease_ttl_ms of the policy bounds the duration of a claim"
+)
 def test_lease_ttl_ms_of_the_policy_bounds_a_claim(rig: RunnerRig) -> None:
     rig.put(b"a")
     with pytest.raises(SimulatedCrash):
@@ -739,7 +777,7 @@ def test_lease_ttl_ms_of_the_policy_bounds_a_claim(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Runner policy surface",
-    "requeue_max_attempts bounds the tries to settle",
+    "requeue_max_attempts of the policy bounds the settlement retries",
     module="holdfast.runner.settlement",
 )
 def test_requeue_max_attempts_bounds_settlement_retries(rig: RunnerRig) -> None:
@@ -753,7 +791,9 @@ def test_requeue_max_attempts_bounds_settlement_retries(rig: RunnerRig) -> None:
     assert not runner.has_unsettled
 
 
-@pytest.mark.spec("001", "Runner policy surface", "retry_budget_max bounds the failures of an item")
+@pytest.mark.spec(
+    "001", "Runner policy surface", "retry_budget_max of the policy bounds the failures of an item"
+)
 @pytest.mark.parametrize("budget", [1, 2, 7])
 def test_retry_budget_max_bounds_failures_of_an_item(rig: RunnerRig, budget: int) -> None:
     rig.put(b"a")
@@ -765,7 +805,7 @@ def test_retry_budget_max_bounds_failures_of_an_item(rig: RunnerRig, budget: int
 @pytest.mark.spec(
     "001",
     "Runner policy surface",
-    "a policy is replaced while it runs",
+    "set_policy replaces the whole policy of a running runner",
     module="holdfast.runner.policy",
 )
 def test_set_policy_replaces_the_policy_as_a_whole(rig: RunnerRig) -> None:
@@ -785,7 +825,7 @@ def test_set_policy_replaces_the_policy_as_a_whole(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Deterministic replay hook (optional)",
-    "attempt and result of queue and timers, and each disposition",
+    "the replay hook receives the attempt and result of queue items and timers, and each disposition",
     module="holdfast.runner.hooks",
 )
 def test_replay_hook_gets_every_step_and_disposition(rig: RunnerRig) -> None:
@@ -817,7 +857,7 @@ def test_replay_hook_gets_every_step_and_disposition(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Deterministic replay hook (optional)",
-    "worker, number (a timer's too), result code and frame",
+    "a replay event has the worker, the seq (also of a timer), the result code and the frame",
     module="holdfast.runner.hooks",
 )
 def test_replay_step_has_worker_seq_result_and_frame(rig: RunnerRig) -> None:
@@ -832,7 +872,7 @@ def test_replay_step_has_worker_seq_result_and_frame(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Deterministic replay hook (optional)",
-    "a frame is unchanged after the call",
+    "the frame in a replay event is immutable and stays valid after the callback",
     module="holdfast.runner.hooks",
 )
 def test_replay_step_frame_is_immutable_bytes(rig: RunnerRig) -> None:
@@ -845,7 +885,7 @@ def test_replay_step_frame_is_immutable_bytes(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Deterministic replay hook (optional)",
-    "a recording can be replayed",
+    "the replay tool repeats a recorded run and compares the results",
     module=("holdfast.runner.recorder", "holdfast.runner.replay"),
 )
 def test_recorded_steps_can_be_replayed_from_a_file(rig: RunnerRig, tmp_path: Path) -> None:
@@ -863,7 +903,7 @@ def test_recorded_steps_can_be_replayed_from_a_file(rig: RunnerRig, tmp_path: Pa
 # -- Worker shell --------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("001", "Worker shell", "a tick takes max_batch from queue and timers together")
+@pytest.mark.spec("001", "Worker shell", "queue items and timers share max_batch in a tick")
 def test_max_batch_is_shared_by_queue_and_timers(rig: RunnerRig) -> None:
     rig.put(*[b"q"] * 3)
     for _ in range(3):
@@ -872,7 +912,9 @@ def test_max_batch_is_shared_by_queue_and_timers(rig: RunnerRig) -> None:
     assert [runner.tick().claimed, runner.tick().claimed] == [4, 2]
 
 
-@pytest.mark.spec("001", "Worker shell", "idle sleep is bounded, and ends with the next due timer")
+@pytest.mark.spec(
+    "001", "Worker shell", "the idle sleep has a maximum and ends when the next timer is due"
+)
 def test_idle_sleep_ends_with_the_next_due_timer(rig: RunnerRig) -> None:
     runner = rig.runner(idle_sleep_max_ms=700)
     assert runner.idle_sleep_ms() == 700
@@ -887,7 +929,7 @@ def test_idle_sleep_ends_with_the_next_due_timer(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Worker shell",
-    "injected clock and sleep drive leases, dues, rest and latency",
+    "the runner uses the injected clock and sleep for leases, due times, idle sleep and latency",
     module="holdfast.runner.loop",
 )
 def test_run_uses_the_injected_clock_and_sleep(rig: RunnerRig) -> None:
@@ -907,7 +949,10 @@ def test_run_uses_the_injected_clock_and_sleep(rig: RunnerRig) -> None:
 
 
 @pytest.mark.spec(
-    "001", "Worker shell", "a shared gate serialises ticks", module="holdfast.runner.tick"
+    "001",
+    "Worker shell",
+    "a shared tick lock serialises the ticks of several runners",
+    module="holdfast.runner.tick",
 )
 def test_tick_lock_serialises_ticks_of_two_runners(rig: RunnerRig) -> None:
     gate = TickLock()
@@ -942,7 +987,7 @@ def test_tick_lock_serialises_ticks_of_two_runners(rig: RunnerRig) -> None:
 @pytest.mark.spec(
     "001",
     "Worker shell",
-    "the rate gate also covers scans for due items",
+    "a closed tick lock refuses ticks and the scan of due items for the idle sleep",
     module="holdfast.runner.tick",
 )
 def test_closed_tick_lock_refuses_tick_and_idle_sleep(rig: RunnerRig) -> None:
@@ -956,7 +1001,7 @@ def test_closed_tick_lock_refuses_tick_and_idle_sleep(rig: RunnerRig) -> None:
 
 
 @pytest.mark.spec(
-    "001", "Worker shell", "asked to stop, it claims no more; shut down, it is stopped"
+    "001", "Worker shell", "a stop request ends new claims, and a shutdown stops the runner"
 )
 def test_request_stop_ends_claims_and_shutdown_stops_the_runner(rig: RunnerRig) -> None:
     rig.put(b"a")
@@ -969,7 +1014,10 @@ def test_request_stop_ends_claims_and_shutdown_stops_the_runner(rig: RunnerRig) 
 
 
 @pytest.mark.spec(
-    "001", "Worker shell", "it loops in a thread and can be joined", module="holdfast.runner.loop"
+    "001",
+    "Worker shell",
+    "a started runner loops in a thread until it is joined",
+    module="holdfast.runner.loop",
 )
 def test_started_runner_runs_until_join() -> None:
     with stores.open("memory:") as store:
@@ -984,7 +1032,9 @@ def test_started_runner_runs_until_join() -> None:
 
 
 @pytest.mark.spec(
-    "001", "Worker shell", "busy, not found and conflict in a tick are busy and end nothing"
+    "001",
+    "Worker shell",
+    "busy, not found and conflict in a tick count as busy and do not stop the runner",
 )
 @pytest.mark.parametrize("error", [Busy(), NotFound(), Conflict()])
 def test_transient_store_errors_make_a_tick_busy(

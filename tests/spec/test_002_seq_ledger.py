@@ -40,7 +40,9 @@ INPUT = int(ErrorClass.INPUT)
 # -- State Codes ---------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("002", "State Codes", "eight states, by these names, with codes 0 to 7")
+@pytest.mark.spec(
+    "002", "State Codes", "the ledger has eight states with fixed names and the codes 0 to 7"
+)
 @pytest.mark.parametrize(
     ("code", "name"),
     list(enumerate(
@@ -71,32 +73,32 @@ def state_after(prior: RowState, event: RowEvent) -> RowState:
 CONTRACT = "Transition Contract"
 
 
-@pytest.mark.spec("002", CONTRACT, "1: a row that was never seen can be dispatched")
+@pytest.mark.spec("002", CONTRACT, "1: an unseen row can be dispatched")
 def test_unseen_to_dispatched() -> None:
     assert state_after(RowState.UNSEEN, RowEvent.DISPATCH) is RowState.DISPATCHED
 
 
-@pytest.mark.spec("002", CONTRACT, "2: a dispatched row can be begun")
+@pytest.mark.spec("002", CONTRACT, "2: a dispatched row can be started")
 def test_dispatched_to_in_flight() -> None:
     assert state_after(RowState.DISPATCHED, RowEvent.BEGIN) is RowState.IN_FLIGHT
 
 
-@pytest.mark.spec("002", CONTRACT, "3: a row at work can succeed")
+@pytest.mark.spec("002", CONTRACT, "3: a row in flight can succeed")
 def test_in_flight_to_success() -> None:
     assert state_after(RowState.IN_FLIGHT, RowEvent.SUCCEED) is RowState.TERMINAL_SUCCESS
 
 
-@pytest.mark.spec("002", CONTRACT, "4: a row at work can be skipped")
+@pytest.mark.spec("002", CONTRACT, "4: a row in flight can be skipped")
 def test_in_flight_to_skip() -> None:
     assert state_after(RowState.IN_FLIGHT, RowEvent.SKIP) is RowState.TERMINAL_SKIP
 
 
-@pytest.mark.spec("002", CONTRACT, "5: a row at work can fail")
+@pytest.mark.spec("002", CONTRACT, "5: a row in flight can fail")
 def test_in_flight_to_fail() -> None:
     assert state_after(RowState.IN_FLIGHT, RowEvent.FAIL) is RowState.TERMINAL_FAIL
 
 
-@pytest.mark.spec("002", CONTRACT, "6: a dispatched row that was not begun can be cancelled")
+@pytest.mark.spec("002", CONTRACT, "6: a dispatched row that was not started can be cancelled")
 def test_dispatched_to_cancel() -> None:
     assert state_after(RowState.DISPATCHED, RowEvent.CANCEL) is RowState.TERMINAL_CANCEL
     table = SchedulerRig(4)
@@ -107,7 +109,9 @@ def test_dispatched_to_cancel() -> None:
     )
 
 
-@pytest.mark.spec("002", CONTRACT, "7: a row at work is cancelled by force once the grace is over")
+@pytest.mark.spec(
+    "002", CONTRACT, "7: a row in flight is cancelled by force after the grace period"
+)
 def test_in_flight_to_cancel() -> None:
     assert state_after(RowState.IN_FLIGHT, RowEvent.CANCEL) is RowState.TERMINAL_CANCEL
     table = SchedulerRig(2)
@@ -119,7 +123,7 @@ def test_in_flight_to_cancel() -> None:
     assert table.states() == [6, 6]
 
 
-@pytest.mark.spec("002", CONTRACT, "8: a success can be committed")
+@pytest.mark.spec("002", CONTRACT, "8: a successful row can be committed")
 def test_success_to_committed() -> None:
     assert state_after(RowState.TERMINAL_SUCCESS, RowEvent.COMMIT) is RowState.COMMITTED
 
@@ -149,7 +153,9 @@ def test_only_failed_rows_can_be_dispatched_again() -> None:
             state_after(state, RowEvent.RETRY)
 
 
-@pytest.mark.spec("002", CONTRACT, "12: and only if its class may be retried")
+@pytest.mark.spec(
+    "002", CONTRACT, "12: a failed row is dispatched again only if its error class is retryable"
+)
 @pytest.mark.parametrize("kind", [kind for kind in ErrorClass if kind])
 def test_only_retryable_failures_are_dispatched_again(kind: ErrorClass) -> None:
     table = SchedulerRig(1)
@@ -162,7 +168,11 @@ def test_only_retryable_failures_are_dispatched_again(kind: ErrorClass) -> None:
 ILLEGAL = "Illegal Transition Policy"
 
 
-@pytest.mark.spec("002", ILLEGAL, "1: a transition outside the contract is illegal")
+@pytest.mark.spec(
+    "002",
+    ILLEGAL,
+    "1: a transition outside the contract raises IllegalTransition and changes nothing",
+)
 @pytest.mark.parametrize("attempted", RowState)
 @pytest.mark.parametrize("prior", RowState)
 def test_every_unlisted_transition_raises_illegal_transition(
@@ -178,7 +188,7 @@ def test_every_unlisted_transition_raises_illegal_transition(
     assert ledger_snapshot(ledger) == before
 
 
-@pytest.mark.spec("002", ILLEGAL, "2: an illegal move ends the run there and then")
+@pytest.mark.spec("002", ILLEGAL, "2: an illegal transition halts the run immediately")
 def test_illegal_transition_halts_the_run() -> None:
     table = SchedulerRig(8)
     grant = table.grant_begun(rows=2)
@@ -190,7 +200,7 @@ def test_illegal_transition_halts_the_run() -> None:
     assert table.states() == [2, 2, 0, 0, 0, 0, 0, 0]
 
 
-@pytest.mark.spec("002", ILLEGAL, "2: and stays ended when the log is read again")
+@pytest.mark.spec("002", ILLEGAL, "2: a halted run stays halted after a restart from the log")
 def test_halted_run_stays_halted_after_a_restart() -> None:
     table = SchedulerRig(8)
     grant = table.grant_begun(rows=2)
@@ -204,7 +214,11 @@ def test_halted_run_stays_halted_after_a_restart() -> None:
         assert board.claim("w", 1, now_ns=table.now_ns)[0] == NoMoreRows("halted")
 
 
-@pytest.mark.spec("002", ILLEGAL, "3: the error has seq, prior, attempted, owner and time")
+@pytest.mark.spec(
+    "002",
+    ILLEGAL,
+    "3: the error has the seq, the prior and attempted state, the owner and the time",
+)
 def test_illegal_transition_has_seq_states_owner_and_time() -> None:
     table = SchedulerRig(8)
     grant = table.grant_begun("worker-7", rows=2)
@@ -221,7 +235,11 @@ def test_illegal_transition_has_seq_states_owner_and_time() -> None:
 # -- Atomicity -----------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("002", "Atomicity", "1: a row is judged and written in one, a batch whole or not")
+@pytest.mark.spec(
+    "002",
+    "Atomicity",
+    "1: the ledger checks and writes a row in one operation, and a batch completely or not at all",
+)
 @pytest.mark.parametrize("path", ["range", "set"])
 def test_batch_transition_is_all_or_nothing(path: str) -> None:
     ledger = ledger_in_state(RowState.IN_FLIGHT, rows=(2, 3))
@@ -232,7 +250,9 @@ def test_batch_transition_is_all_or_nothing(path: str) -> None:
     assert ledger_snapshot(ledger) == before
 
 
-@pytest.mark.spec("002", "Atomicity", "2: a second end of the same try is fatal")
+@pytest.mark.spec(
+    "002", "Atomicity", "2: a second terminal report of the same attempt halts the run"
+)
 @pytest.mark.parametrize("second", [OK, SKIPPED, FAILED])
 @pytest.mark.parametrize("first", [OK, SKIPPED, FAILED])
 def test_second_terminal_report_of_a_row_halts_the_run(first: int, second: int) -> None:
@@ -248,7 +268,9 @@ def test_second_terminal_report_of_a_row_halts_the_run(first: int, second: int) 
     assert table.scheduler.halted is not None
 
 
-@pytest.mark.spec("002", "Atomicity", "2: also when both are in one report")
+@pytest.mark.spec(
+    "002", "Atomicity", "2: two terminal outcomes for one row in the same report are illegal"
+)
 def test_two_terminals_of_a_row_in_one_report_are_illegal() -> None:
     table = SchedulerRig(4)
     grant = table.grant_begun(rows=2)
@@ -258,7 +280,7 @@ def test_two_terminals_of_a_row_in_one_report_are_illegal() -> None:
 
 
 @pytest.mark.spec(
-    "002", "Atomicity", "2: as built, the same report sent again gets its first answer"
+    "002", "Atomicity", "2: the scheduler answers a repeated report with its first reply (our rule)"
 )
 def test_repeated_report_gets_its_first_reply() -> None:
     table = SchedulerRig(4)
@@ -282,7 +304,7 @@ def test_repeated_commit_changes_nothing() -> None:
     assert table.scheduler.dump() == before
 
 
-@pytest.mark.spec("002", "Atomicity", "3: only there; a row that has not ended cannot be committed")
+@pytest.mark.spec("002", "Atomicity", "3: a commit of a row without a terminal outcome is illegal")
 @pytest.mark.parametrize("prior", [RowState.UNSEEN, RowState.DISPATCHED, RowState.IN_FLIGHT])
 def test_commit_of_a_row_that_has_not_ended_is_illegal(prior: RowState) -> None:
     table = SchedulerRig(1)
@@ -300,7 +322,7 @@ def test_commit_of_a_row_that_has_not_ended_is_illegal(prior: RowState) -> None:
 OWNERSHIP = "Lease Ownership"
 
 
-@pytest.mark.spec("002", OWNERSHIP, "every leased row has an owner token: the epoch of its grant")
+@pytest.mark.spec("002", OWNERSHIP, "each leased row stores its owner: the epoch of its grant")
 def test_leased_row_stores_the_epoch_of_its_grant() -> None:
     table = SchedulerRig(8)
     first, second = table.grant("a", rows=2), table.grant("b", rows=2)
@@ -317,7 +339,9 @@ def test_leased_row_stores_the_epoch_of_its_grant() -> None:
 
 
 @pytest.mark.spec(
-    "002", OWNERSHIP, "heartbeats and their time-out: kept for the grant, not the row"
+    "002",
+    OWNERSHIP,
+    "the heartbeat and its timeout belong to the grant, and the lease expires without heartbeats",
 )
 def test_lease_expires_after_lease_ns_without_a_heartbeat() -> None:
     table = SchedulerRig(8, lease_ns=5 * S)
@@ -327,7 +351,7 @@ def test_lease_expires_after_lease_ns_without_a_heartbeat() -> None:
     assert table.scheduler.expire(grant.expires_ns)[0] == [grant.epoch]
 
 
-@pytest.mark.spec("002", OWNERSHIP, "1: only the owner of a row can begin it")
+@pytest.mark.spec("002", OWNERSHIP, "1: a row can be started only with the epoch of its owner")
 def test_begin_requires_the_epoch_of_the_row() -> None:
     ledger = SeqLedger(4)
     ledger.move(0, 4, RowEvent.DISPATCH)
@@ -345,7 +369,7 @@ def test_begin_requires_the_epoch_of_the_row() -> None:
         table.report(mine, begin=[(2, 3)])
 
 
-@pytest.mark.spec("002", OWNERSHIP, "2: a worker that makes progress keeps its lease")
+@pytest.mark.spec("002", OWNERSHIP, "2: reports and heartbeats of a worker extend its lease")
 def test_report_and_heartbeat_extend_the_lease() -> None:
     table = SchedulerRig(8)
     grant = table.grant_begun(rows=4)
@@ -358,7 +382,7 @@ def test_report_and_heartbeat_extend_the_lease() -> None:
 
 
 @pytest.mark.spec(
-    "002", OWNERSHIP, "3: rows of an expired lease are ready again while tries are left"
+    "002", OWNERSHIP, "3: rows of an expired lease with attempts left can be dispatched again"
 )
 def test_expired_lease_makes_its_rows_dispatchable_again() -> None:
     table = SchedulerRig(4)
@@ -368,7 +392,7 @@ def test_expired_lease_makes_its_rows_dispatchable_again() -> None:
     assert table.scheduler.ledger.attempts.tolist() == [1, 1, 0, 0]
 
 
-@pytest.mark.spec("002", OWNERSHIP, "3: and have failed when none is left")
+@pytest.mark.spec("002", OWNERSHIP, "3: rows of an expired lease without attempts left are failed")
 def test_expired_lease_fails_rows_without_attempts_left() -> None:
     table = SchedulerRig(4, attempts_max=1)
     table.grant(rows=4, begin=2)
@@ -377,7 +401,7 @@ def test_expired_lease_fails_rows_without_attempts_left() -> None:
     assert table.scheduler.ledger.reason.tolist()[:2] == [ErrorClass.LEASE_EXPIRED] * 2
 
 
-@pytest.mark.spec("002", OWNERSHIP, "3: reports of the former owner are rejected")
+@pytest.mark.spec("002", OWNERSHIP, "3: the scheduler fences reports of an expired lease")
 def test_report_of_an_expired_lease_is_fenced() -> None:
     table = SchedulerRig(4)
     grant = table.grant_begun(rows=2)
@@ -388,7 +412,7 @@ def test_report_of_an_expired_lease_is_fenced() -> None:
     assert table.scheduler.dump() == before
 
 
-@pytest.mark.spec("002", OWNERSHIP, "4: what a reclaim decides follows from the log and the policy")
+@pytest.mark.spec("002", OWNERSHIP, "4: a reclaim depends only on the log and the policy")
 @settings(max_examples=100)
 @given(size=SIZES, policy=POLICIES, steps=STEPS, later=st.integers(0, 10**9))
 def test_lease_reclaim_is_deterministic(
@@ -413,7 +437,7 @@ def test_lease_reclaim_is_deterministic(
 RETRY = "Retry Guard"
 
 
-@pytest.mark.spec("002", RETRY, "1: a row that is tried again is the same row")
+@pytest.mark.spec("002", RETRY, "1: a retry keeps the seq of its row")
 def test_retry_keeps_the_seq_of_the_row() -> None:
     table = SchedulerRig(4)
     grant = table.grant_begun(rows=4)
@@ -430,7 +454,9 @@ def test_each_retry_counts_one_attempt() -> None:
     assert table.scheduler.ledger.attempts.tolist() == [3]
 
 
-@pytest.mark.spec("002", RETRY, "3: only these classes are retried")
+@pytest.mark.spec(
+    "002", RETRY, "3: only transient, resource and lease_expired failures are retried"
+)
 def test_retryable_error_classes() -> None:
     retried = {
         kind.name.lower()
@@ -443,7 +469,9 @@ def test_retryable_error_classes() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.spec("002", RETRY, "3: only while the row, and the run, have retries left")
+@pytest.mark.spec(
+    "002", RETRY, "3: retries end when the budget of the row or of the run is exhausted"
+)
 def test_retries_end_with_the_row_and_run_budgets() -> None:
     table = SchedulerRig(4, attempts_max=2, retries_max=3)
     table.finish(table.grant_begun(rows=4), FAILED, TRANSIENT)
@@ -452,7 +480,7 @@ def test_retries_end_with_the_row_and_run_budgets() -> None:
     assert table.states() == [5, 5, 5, 5]
 
 
-@pytest.mark.spec("002", RETRY, "4: a row whose tries are used up has failed")
+@pytest.mark.spec("002", RETRY, "4: a row without attempts left is failed")
 def test_row_without_attempts_left_is_failed() -> None:
     table = SchedulerRig(1, attempts_max=3)
     tries = 0
@@ -464,7 +492,7 @@ def test_row_without_attempts_left_is_failed() -> None:
 
 
 @pytest.mark.spec(
-    "002", RETRY, "4: as built, a failure that is tried again is never seen as an end"
+    "002", RETRY, "4: a failure that will be retried is never visible as terminal (our rule)"
 )
 def test_retried_failure_is_never_terminal() -> None:
     table = SchedulerRig(2)
@@ -481,7 +509,11 @@ def test_retried_failure_is_never_terminal() -> None:
 COUNTERS = "Constant-Time Counters"
 
 
-@pytest.mark.spec("002", COUNTERS, "four counters, by these names, kept with every write")
+@pytest.mark.spec(
+    "002",
+    COUNTERS,
+    "the ledger updates its four counters with every write, and they match the row states",
+)
 @settings(max_examples=100)
 @given(size=SIZES, policy=POLICIES, steps=STEPS)
 def test_ledger_counters_match_the_row_states(
@@ -518,7 +550,9 @@ class CountingArray(np.ndarray):  # type: ignore[type-arg]
 
 
 @pytest.mark.spec(
-    "002", COUNTERS, "work in the steady state does not depend on the size of the run"
+    "002",
+    COUNTERS,
+    "the cost of a claim and a report does not depend on the number of rows of the run",
 )
 def test_claim_and_report_cost_is_independent_of_ledger_size() -> None:
     elements_read = []
@@ -543,7 +577,11 @@ def test_claim_and_report_cost_is_independent_of_ledger_size() -> None:
     assert elements_read[0] == elements_read[1] > 0
 
 
-@pytest.mark.spec("002", COUNTERS, "a counter is read, not computed from the rows")
+@pytest.mark.spec(
+    "002",
+    COUNTERS,
+    "the counters are stored values: the ledger does not read the row states to return them",
+)
 def test_ledger_counters_do_not_read_the_arrays() -> None:
     ledger = SeqLedger(4)
     ledger.move(0, 2, RowEvent.DISPATCH)
@@ -554,14 +592,18 @@ def test_ledger_counters_do_not_read_the_arrays() -> None:
 # -- Acceptance ----------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("002", "Acceptance", "1: every legal move is walked, by range, by set and by row")
+@pytest.mark.spec(
+    "002",
+    "Acceptance",
+    "1: the tests cover every legal transition for a range, for a set and for a single row",
+)
 def test_all_twelve_transitions_are_covered() -> None:
     walked = {(prior, state_after(prior, event)) for prior, event in LEDGER.table}
     assert len(walked) == 12
     assert set(ROUTES) == set(RowState)
 
 
-@pytest.mark.spec("002", "Acceptance", "2: every illegal move that is injected is fatal")
+@pytest.mark.spec("002", "Acceptance", "2: every illegal event raises IllegalTransition")
 @pytest.mark.parametrize("path", MOVE_PATHS)
 def test_every_illegal_event_raises_illegal_transition(path: str) -> None:
     refused = 0
@@ -574,7 +616,11 @@ def test_every_illegal_event_raises_illegal_transition(path: str) -> None:
     assert refused == 8 * 8 - 12
 
 
-@pytest.mark.spec("002", "Acceptance", "3: reclaims and retries come out the same in a replay")
+@pytest.mark.spec(
+    "002",
+    "Acceptance",
+    "3: a replay of the run log restores the scheduler with all reclaims and retries",
+)
 @settings(max_examples=100)
 @given(size=SIZES, policy=POLICIES, steps=STEPS)
 def test_replay_of_the_run_log_restores_the_scheduler(

@@ -125,7 +125,7 @@ def memory_rig(
 # -- 1. design principle -------------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", PRINCIPLE, "whatever changes a task's owner or state is in the log")
+@pytest.mark.spec("003", PRINCIPLE, "each change of the owner or state of a task has a log record")
 @pytest.mark.parametrize("seed", range(4))
 def test_task_status_changes_only_with_a_log_record(rig: TaskOperationsRig, seed: int) -> None:
     before: dict[int, TaskStatusRow] = {}
@@ -140,7 +140,7 @@ def test_task_status_changes_only_with_a_log_record(rig: TaskOperationsRig, seed
         before, height = rows, len(entries)
 
 
-@pytest.mark.spec("003", PRINCIPLE, "the coordinator's operations are the only writers of tasks")
+@pytest.mark.spec("003", PRINCIPLE, "only the operations of the coordinator write task rows")
 def test_task_log_has_eight_kinds_of_records() -> None:
     assert {kind.__name__ for kind in TaskRecord.__subclasses__()} == {
         "TaskCreated", "LeaseGranted", "LeaseExtended", "LeaseExpired",
@@ -172,7 +172,7 @@ REBUILD_MODULE = "holdfast.ops.rebuild"
 WRITE_METHODS = {"put", "delete", "add", "append", "set_all"}
 
 
-@pytest.mark.spec("003", PRINCIPLE, "the coordinator's operations are the only writers of tasks")
+@pytest.mark.spec("003", PRINCIPLE, "only the operations of the coordinator write task rows")
 def test_only_the_coordinator_writes_task_rows() -> None:
     writers = []
     for module in package_modules():
@@ -214,7 +214,7 @@ def imports_tasks(module: Module) -> bool:
     )
 
 
-@pytest.mark.spec("003", PRINCIPLE, "all of it goes through one log, in one order")
+@pytest.mark.spec("003", PRINCIPLE, "the task log is one hash chain with a total order")
 def test_task_log_is_one_hash_chain(rig: TaskOperationsRig) -> None:
     for _ in RandomTaskHistory(rig, 5).run(60):
         pass
@@ -226,7 +226,7 @@ def test_task_log_is_one_hash_chain(rig: TaskOperationsRig) -> None:
 
 
 @pytest.mark.spec(
-    "003", TASK, "a task has an id, a payload, a state, an attempt and a lease or none"
+    "003", TASK, "a task has an id, a payload, a state, an attempt and at most one lease"
 )
 def test_task_has_payload_state_attempt_and_lease(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one(b"payload")
@@ -237,7 +237,9 @@ def test_task_has_payload_state_attempt_and_lease(rig: TaskOperationsRig) -> Non
     assert rig.status(seq).lease == 0
 
 
-@pytest.mark.spec("003", TASK, "five states: waiting, leased, completed, failed, dead")
+@pytest.mark.spec(
+    "003", TASK, "a task has five states: WAITING, LEASED, COMPLETED, FAILED and DEAD"
+)
 def test_task_has_five_states() -> None:
     assert [state.name for state in TaskState] == [
         "WAITING",
@@ -251,7 +253,7 @@ def test_task_has_five_states() -> None:
 @pytest.mark.spec(
     "003",
     TASK,
-    "a replay gives the same state, at every height",
+    "a replay of the log matches the rows at every height",
     module=("holdfast.tasks.replay_check",),
 )
 @pytest.mark.parametrize("seed", range(6))
@@ -268,7 +270,7 @@ def test_task_log_replay_matches_the_rows_at_every_height(seed: int) -> None:
 
 
 @pytest.mark.spec(
-    "003", TASK, "the same records give the same board, however often they are replayed"
+    "003", TASK, "repeated replays of the same records give the same state, also in another process"
 )
 def test_task_log_replay_is_deterministic(tmp_path: Path) -> None:
     rig = memory_rig(7, 100)
@@ -315,7 +317,7 @@ print(digest_of(TaskFold().replay(log).tasks))
 """
 
 
-@pytest.mark.spec("003", LEASE, "a lease has an id, a task, a worker and a time when it ends")
+@pytest.mark.spec("003", LEASE, "a lease has an id, a task, a worker and an expiry")
 def test_task_lease_has_id_worker_and_expiry(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
     [grant] = rig.lease(worker="v")
@@ -323,7 +325,7 @@ def test_task_lease_has_id_worker_and_expiry(rig: TaskOperationsRig) -> None:
     assert (status.lease, status.worker, status.expires_ns) == (grant.lease, "v", grant.expires_ns)
 
 
-@pytest.mark.spec("003", LEASE, "a lease is valid only as the current one of its task")
+@pytest.mark.spec("003", LEASE, "a lease is valid only if it is the current lease of its task")
 def test_lease_that_is_not_current_is_invalid(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
     old = rig.lease_one(seq)
@@ -333,7 +335,7 @@ def test_lease_that_is_not_current_is_invalid(rig: TaskOperationsRig) -> None:
     assert rig.complete(old) is ReportAnswer.CANCELLED
 
 
-@pytest.mark.spec("003", LEASE, "leases do not exist without a task")
+@pytest.mark.spec("003", LEASE, "a completed task leaves no lease row")
 def test_completed_task_leaves_no_lease_row(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one(retain_ns=0)
     rig.complete(rig.lease_one(seq))
@@ -350,7 +352,7 @@ def test_completed_task_leaves_no_lease_row(rig: TaskOperationsRig) -> None:
 @pytest.mark.spec(
     "003",
     INDEXES,
-    "indexes are derived: never other than a recount makes them",
+    "the task indexes are derived data and always equal a recount",
     module=("holdfast.tasks.consistency",),
 )
 @pytest.mark.parametrize("seed", range(4))
@@ -359,7 +361,9 @@ def test_task_indexes_equal_a_recount(seed: int) -> None:
     assert not rig.store.read(lambda txn: list(consistency.find_differences(txn, UNIVERSE)))
 
 
-@pytest.mark.spec("003", INDEXES, "waiting tasks are found in one place, others in none")
+@pytest.mark.spec(
+    "003", INDEXES, "a waiting task is in exactly one wait index, and other tasks are in none"
+)
 def test_waiting_task_is_in_one_wait_index(rig: TaskOperationsRig) -> None:
     rig.submit(b"a", TaskToSubmit(b"b", delay_ns=S), TaskToSubmit(b"c", after=(-1,)))
     rig.lease(1)
@@ -368,7 +372,9 @@ def test_waiting_task_is_in_one_wait_index(rig: TaskOperationsRig) -> None:
 
 
 @pytest.mark.spec(
-    "003", REGISTRY, "liveness is advisory: an unregistered worker may lease and complete"
+    "003",
+    REGISTRY,
+    "the worker registry is advisory: an unregistered worker can lease and complete tasks",
 )
 def test_unregistered_worker_may_lease_and_complete(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -378,9 +384,7 @@ def test_unregistered_worker_may_lease_and_complete(rig: TaskOperationsRig) -> N
     assert rig.report(report, worker="nobody-knows-me") == [ReportAnswer.COMMITTED]
 
 
-@pytest.mark.spec(
-    "003", REGISTRY, "a worker that is silent loses its lease by time, and by nothing else"
-)
+@pytest.mark.spec("003", REGISTRY, "a silent worker loses its lease only by expiry")
 def test_silent_worker_loses_its_lease_only_by_expiry(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
     grant = rig.lease_one(seq)
@@ -392,7 +396,7 @@ def test_silent_worker_loses_its_lease_only_by_expiry(rig: TaskOperationsRig) ->
     assert rig.states(seq) == ["WAITING"]
 
 
-@pytest.mark.spec("003", REGISTRY, "what workers say of their progress is lost without harm")
+@pytest.mark.spec("003", REGISTRY, "the loss of progress rows changes no task")
 def test_losing_progress_rows_does_no_harm(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
     grant = rig.lease_one(seq)
@@ -455,14 +459,16 @@ def test_every_state_and_record_pair_follows_the_transition_table(
 
 
 @pytest.mark.spec(
-    "003", "4. Log Records", "all states are reached, and the ended ones are left by nothing"
+    "003",
+    "4. Log Records",
+    "the transition table reaches every state, and completed, failed and dead are final",
 )
 def test_task_transition_table_reaches_every_state() -> None:
     assert TASK_TRANSITIONS.unreachable() == frozenset()
     assert TASK_TRANSITIONS.terminal == {TaskState.COMPLETED, TaskState.FAILED, TaskState.DEAD}
 
 
-@pytest.mark.spec("003", "4. Log Records", "a record about a task that is none is refused")
+@pytest.mark.spec("003", "4. Log Records", "the fold refuses a record of an unknown task")
 @pytest.mark.parametrize("record", [*RECORDS.values(), TaskCancelled(1, DECIDED_AT, 7, "w")])
 def test_record_of_an_unknown_task_is_refused(record: TaskRecord) -> None:
     with pytest.raises(Invalid):
@@ -470,7 +476,9 @@ def test_record_of_an_unknown_task_is_refused(record: TaskRecord) -> None:
 
 
 @pytest.mark.spec(
-    "003", "4. Log Records", "decisions of one commit are one entry, in the order of decision"
+    "003",
+    "4. Log Records",
+    "one operation writes one log entry with its records in the order of its decisions",
 )
 def test_log_entry_holds_the_records_of_one_operation(rig: TaskOperationsRig) -> None:
     rig.submit(b"a", b"b")
@@ -482,7 +490,9 @@ def test_log_entry_holds_the_records_of_one_operation(rig: TaskOperationsRig) ->
 
 
 @pytest.mark.spec(
-    "003", CREATED, "creates a task that waits, with no attempt made, at the time of the record"
+    "003",
+    CREATED,
+    "a TaskCreated record makes a waiting task with attempt 0 and the time of the record",
 )
 def test_task_created_record_makes_a_waiting_task(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -494,7 +504,7 @@ def test_task_created_record_makes_a_waiting_task(rig: TaskOperationsRig) -> Non
 
 
 @pytest.mark.spec(
-    "003", CREATED, "the log vouches for the payload by its hash, which stands in one place"
+    "003", CREATED, "a TaskCreated record has the digest of the payload, which one row stores"
 )
 def test_task_created_record_has_the_payload_digest(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one(b"payload")
@@ -505,7 +515,7 @@ def test_task_created_record_has_the_payload_digest(rig: TaskOperationsRig) -> N
     assert stored.digest == events.digest_rows([row])
 
 
-@pytest.mark.spec("003", CREATED, "no task is created twice")
+@pytest.mark.spec("003", CREATED, "the log refuses a second TaskCreated record of a task")
 def test_repeated_task_created_record_is_refused() -> None:
     folded = TaskFold()
     folded.apply(TaskCreated(1, DECIDED_AT, None))
@@ -517,7 +527,7 @@ def test_repeated_task_created_record_is_refused() -> None:
 
 
 @pytest.mark.spec(
-    "003", GRANTED, "a waiting task becomes leased, by this lease, and one attempt more is counted"
+    "003", GRANTED, "a LeaseGranted record makes a waiting task leased and counts one attempt"
 )
 def test_lease_granted_record_makes_a_leased_task(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -528,14 +538,14 @@ def test_lease_granted_record_makes_a_leased_task(rig: TaskOperationsRig) -> Non
     assert (status.state, status.lease, status.attempt) == (TaskState.LEASED, grant.lease, 1)
 
 
-@pytest.mark.spec("003", GRANTED, "only a waiting task is granted")
+@pytest.mark.spec("003", GRANTED, "a LeaseGranted record requires a waiting task")
 @pytest.mark.parametrize("state", [state for state in TaskState if state is not TaskState.WAITING])
 def test_lease_granted_record_requires_a_waiting_task(state: TaskState) -> None:
     with pytest.raises(IllegalTransition):
         apply_record(STATUSES[state], RECORDS[TaskEvent.GRANT])
 
 
-@pytest.mark.spec("003", GRANTED, "there is no other way for a task to become owned")
+@pytest.mark.spec("003", GRANTED, "only a grant makes a task leased")
 def test_only_grant_events_lead_to_leased() -> None:
     events = {
         event for (_, event), state in TASK_TRANSITIONS.table.items() if state is TaskState.LEASED
@@ -547,7 +557,9 @@ def test_only_grant_events_lead_to_leased() -> None:
 
 
 @pytest.mark.spec(
-    "003", GRANTED, "attempts count grants; failures and expiries have separate budgets"
+    "003",
+    GRANTED,
+    "the attempt number counts grants, and failures and expiries have separate budgets",
 )
 def test_attempts_count_grants_apart_from_failures_and_expiries(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one(attempts=2, expiries_max=5)
@@ -562,7 +574,9 @@ def test_attempts_count_grants_apart_from_failures_and_expiries(rig: TaskOperati
 # -- 4.3 LeaseExtended ---------------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", EXTENDED, "the end of a live lease is moved, and the task stays as it is")
+@pytest.mark.spec(
+    "003", EXTENDED, "a LeaseExtended record moves the expiry and changes nothing else"
+)
 def test_lease_extended_record_moves_the_expiry_only(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
     grant = rig.lease_one(seq)
@@ -575,9 +589,7 @@ def test_lease_extended_record_moves_the_expiry_only(rig: TaskOperationsRig) -> 
     assert (status.state, status.attempt, status.expires_ns) == (TaskState.LEASED, 1, until)
 
 
-@pytest.mark.spec(
-    "003", EXTENDED, "a lease that does not exist is not extended, and nothing is logged"
-)
+@pytest.mark.spec("003", EXTENDED, "an extension of an unknown lease is refused and not logged")
 def test_extend_of_an_unknown_lease_logs_nothing(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
     assert rig.extend(HeldLease(seq, 1), HeldLease(9, 1)) == [0, 0]
@@ -585,7 +597,7 @@ def test_extend_of_an_unknown_lease_logs_nothing(rig: TaskOperationsRig) -> None
 
 
 @pytest.mark.spec(
-    "003", EXTENDED, "an expired lease is not extended, even before its expiry is recorded"
+    "003", EXTENDED, "an expired lease cannot be extended, even if its expiry is not logged yet"
 )
 def test_extend_of_an_expired_lease_is_refused(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -596,7 +608,7 @@ def test_extend_of_an_expired_lease_is_refused(rig: TaskOperationsRig) -> None:
 
 
 @pytest.mark.spec(
-    "003", EXTENDED, "a replay refuses an extension of a lease that is over, or another's"
+    "003", EXTENDED, "a replay refuses a LeaseExtended record after the expiry or for another lease"
 )
 @pytest.mark.parametrize("record", [LeaseExtended(1, 200, 7, 400, False), LeaseExtended(1, DECIDED_AT, 6, 400, False)])  # fmt: skip
 def test_replay_refuses_a_lease_extended_record_after_expiry(record: TaskRecord) -> None:
@@ -608,7 +620,9 @@ def test_replay_refuses_a_lease_extended_record_after_expiry(record: TaskRecord)
 
 
 @pytest.mark.spec(
-    "003", EXPIRED, "is written, never guessed: the task waits again, without a lease"
+    "003",
+    EXPIRED,
+    "maintenance logs a LeaseExpired record, and the task is waiting again without a lease",
 )
 def test_lease_expired_record_makes_the_task_wait(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -621,7 +635,7 @@ def test_lease_expired_record_makes_the_task_wait(rig: TaskOperationsRig) -> Non
 
 
 @pytest.mark.spec(
-    "003", EXPIRED, "an expiry stands before the grant that follows it, in the same entry"
+    "003", EXPIRED, "the LeaseExpired record precedes the next grant in the same log entry"
 )
 def test_lease_expired_record_precedes_the_next_grant_in_its_entry(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -632,7 +646,7 @@ def test_lease_expired_record_precedes_the_next_grant_in_its_entry(rig: TaskOper
     assert last == ["LeaseExpired", "LeaseGranted"]
 
 
-@pytest.mark.spec("003", EXPIRED, "time ends a lease, not the worker: no report undoes it")
+@pytest.mark.spec("003", EXPIRED, "a completion at the expiry of its lease is cancelled")
 def test_complete_at_expiry_is_cancelled(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
     grant = rig.lease_one(seq)
@@ -642,7 +656,7 @@ def test_complete_at_expiry_is_cancelled(rig: TaskOperationsRig) -> None:
 
 
 @pytest.mark.spec(
-    "003", EXPIRED, "a replay refuses an expiry before its time, and of a lease that is another"
+    "003", EXPIRED, "a replay refuses a LeaseExpired record before the expiry or for another lease"
 )
 @pytest.mark.parametrize("record", [LeaseExpired(1, 199, 7), LeaseExpired(1, 300, 6)])
 def test_replay_refuses_an_early_lease_expired_record(record: TaskRecord) -> None:
@@ -651,7 +665,7 @@ def test_replay_refuses_an_early_lease_expired_record(record: TaskRecord) -> Non
 
 
 @pytest.mark.spec(
-    "003", EXPIRED, "expiries have a budget: the last one is the task's death, in the same entry"
+    "003", EXPIRED, "the expiry that exceeds expiries_max makes the task DEAD in the same log entry"
 )
 def test_expiries_max_makes_the_task_dead(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one(expiries_max=1)
@@ -669,7 +683,7 @@ def test_expiries_max_makes_the_task_dead(rig: TaskOperationsRig) -> None:
 @pytest.mark.spec(
     "003",
     COMPLETED,
-    "a leased task, by its current lease, in time: it is completed, the lease is over",
+    "a TaskCompleted record completes a leased task and ends its lease",
 )
 def test_task_completed_record_ends_task_and_lease(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -680,7 +694,7 @@ def test_task_completed_record_ends_task_and_lease(rig: TaskOperationsRig) -> No
     assert rig.extend(HeldLease(seq, grant.lease)) == [0]
 
 
-@pytest.mark.spec("003", COMPLETED, "not in any other state")
+@pytest.mark.spec("003", COMPLETED, "a completion of a task that is not leased is cancelled")
 @pytest.mark.parametrize("state", ["WAITING", "FAILED", "DEAD"])
 def test_complete_of_a_task_that_is_not_leased_is_cancelled(
     rig: TaskOperationsRig, state: str
@@ -695,7 +709,7 @@ def test_complete_of_a_task_that_is_not_leased_is_cancelled(
     assert rig.states(seq) == [state]
 
 
-@pytest.mark.spec("003", COMPLETED, "not under another lease, be it older or of another task")
+@pytest.mark.spec("003", COMPLETED, "a completion with the lease of another task is cancelled")
 def test_complete_with_the_lease_of_another_task_is_cancelled(rig: TaskOperationsRig) -> None:
     a, b = rig.submit_one(), rig.submit_one(lease_ns=LEASE_NS * 2)
     first, second = rig.lease()
@@ -706,7 +720,9 @@ def test_complete_with_the_lease_of_another_task_is_cancelled(rig: TaskOperation
     assert rig.states(a, b) == ["LEASED", "LEASED"]
 
 
-@pytest.mark.spec("003", COMPLETED, "not at the nanosecond of its expiry, nor later")
+@pytest.mark.spec(
+    "003", COMPLETED, "a completion at or after the expiry is cancelled, even by one nanosecond"
+)
 @pytest.mark.parametrize("late_ns", [0, 1, LEASE_NS])
 def test_complete_at_or_after_expiry_is_cancelled(rig: TaskOperationsRig, late_ns: int) -> None:
     seq = rig.submit_one()
@@ -717,7 +733,7 @@ def test_complete_at_or_after_expiry_is_cancelled(rig: TaskOperationsRig, late_n
 
 
 @pytest.mark.spec(
-    "003", COMPLETED, "the same again gets the first answer again, and changes nothing"
+    "003", COMPLETED, "a repeated completion gets the first answer and changes nothing"
 )
 def test_repeated_complete_gets_the_first_answer(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -727,7 +743,11 @@ def test_repeated_complete_gets_the_first_answer(rig: TaskOperationsRig) -> None
     assert rig.record_kinds(seq) == ["TaskCreated", "LeaseGranted", "TaskCompleted"]
 
 
-@pytest.mark.spec("003", COMPLETED, "a replay refuses one under a lease that is over, or another's")
+@pytest.mark.spec(
+    "003",
+    COMPLETED,
+    "a replay refuses a TaskCompleted record after the expiry or for another lease",
+)
 @pytest.mark.parametrize("record", [TaskCompleted(1, 200, 7), TaskCompleted(1, DECIDED_AT, 6)])
 def test_replay_refuses_a_task_completed_record_without_a_valid_lease(record: TaskRecord) -> None:
     with pytest.raises(Invalid):
@@ -740,7 +760,7 @@ def test_replay_refuses_a_task_completed_record_without_a_valid_lease(record: Ta
 @pytest.mark.spec(
     "003",
     CANCELLED,
-    "a report under an invalid lease is recorded, changes nothing, and its worker gets a rejection",
+    "a report with a lost lease is logged as TaskCancelled, and the worker gets the answer CANCELLED",
 )
 @pytest.mark.parametrize("end", list(AttemptOutcome))
 def test_report_with_a_lost_lease_is_logged_as_cancelled(
@@ -757,7 +777,7 @@ def test_report_with_a_lost_lease_is_logged_as_cancelled(
     assert rig.log()[-1] == TaskCancelled(seq, rig.store.now_ns(), old.lease, "v")
 
 
-@pytest.mark.spec("003", CANCELLED, "it is no failure: no budget is touched")
+@pytest.mark.spec("003", CANCELLED, "a cancelled report counts no failure")
 def test_cancelled_report_counts_no_failure(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one(attempts=1)
     old = rig.lease_one(seq)
@@ -772,7 +792,7 @@ def test_cancelled_report_counts_no_failure(rig: TaskOperationsRig) -> None:
 @pytest.mark.spec(
     "003",
     CANCELLED,
-    "a report that names no task, or a lease that was never given, is the worker's bug: rejected, and not on record",
+    "a report of an unknown task or lease is rejected and not logged",
 )
 @pytest.mark.parametrize(
     "wrong", [TaskReport(9, 1), TaskReport(1, 55), TaskReport(1, 0), TaskReport(1, -3)]
@@ -787,7 +807,7 @@ def test_report_of_an_unknown_task_or_lease_is_rejected(
     assert len(rig.entries()) == height
 
 
-@pytest.mark.spec("003", CANCELLED, "in any state a replay leaves the task as it is")
+@pytest.mark.spec("003", CANCELLED, "a replay of TaskCancelled changes no task in any state")
 @pytest.mark.parametrize("state", list(TaskState))
 def test_replay_of_task_cancelled_changes_nothing(state: TaskState) -> None:
     assert apply_record(STATUSES[state], TaskCancelled(1, DECIDED_AT, 3, "v")) is STATUSES[state]
@@ -797,7 +817,9 @@ def test_replay_of_task_cancelled_changes_nothing(state: TaskState) -> None:
 
 
 @pytest.mark.spec(
-    "003", FAILED, "while the budget lasts the task waits again, for the time that the record names"
+    "003",
+    FAILED,
+    "a TaskFailed record with budget left makes the task wait until the time in the record",
 )
 def test_task_failed_record_with_budget_left_makes_the_task_wait(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one(attempts=2)
@@ -811,7 +833,7 @@ def test_task_failed_record_with_budget_left_makes_the_task_wait(rig: TaskOperat
     assert status.not_before_ns == record.not_before > rig.store.now_ns()
 
 
-@pytest.mark.spec("003", FAILED, "a task fails permanently when its failure budget is exhausted")
+@pytest.mark.spec("003", FAILED, "a task whose failure budget is exhausted is FAILED")
 @pytest.mark.parametrize("attempts", [1, 2, 5])
 def test_exhausted_attempts_make_the_task_failed(rig: TaskOperationsRig, attempts: int) -> None:
     seq = rig.submit_one(attempts=attempts, backoff_ns=0)
@@ -825,7 +847,7 @@ def test_exhausted_attempts_make_the_task_failed(rig: TaskOperationsRig, attempt
     assert rig.lease(alone=True) == []
 
 
-@pytest.mark.spec("003", FAILED, "its lease is over")
+@pytest.mark.spec("003", FAILED, "a failure report ends the lease")
 def test_fail_ends_the_lease(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
     grant = rig.lease_one(seq)
@@ -834,7 +856,9 @@ def test_fail_ends_the_lease(rig: TaskOperationsRig) -> None:
     assert rig.fail(grant) is ReportAnswer.CANCELLED
 
 
-@pytest.mark.spec("003", FAILED, "a retry keeps its place among those of its priority")
+@pytest.mark.spec(
+    "003", FAILED, "a retried task keeps its position among the tasks of its priority"
+)
 def test_retried_task_keeps_its_queue_order(rig: TaskOperationsRig) -> None:
     first = rig.submit_one()
     rig.fail(rig.lease_one(first))
@@ -846,7 +870,7 @@ def test_retried_task_keeps_its_queue_order(rig: TaskOperationsRig) -> None:
 @pytest.mark.spec(
     "003",
     FAILED,
-    "dead tasks are dead-lettered, cancelled or exceeded their expiry budget; the design's eighth record",
+    "an operator's cancellation makes the task DEAD, not FAILED, by the record TaskDead (our rule)",
 )
 def test_cancel_makes_the_task_dead_not_failed(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -856,7 +880,9 @@ def test_cancel_makes_the_task_dead_not_failed(rig: TaskOperationsRig) -> None:
 
 
 @pytest.mark.spec(
-    "003", FAILED, "a redriven task is a new one that names the old; the old stays as it ended"
+    "003",
+    FAILED,
+    "a redrive creates one new task that references the old one, and the old task keeps its state",
 )
 def test_redrive_creates_one_linked_task(rig: TaskOperationsRig) -> None:
     old = rig.submit_one(attempts=1)
@@ -873,14 +899,14 @@ def test_redrive_creates_one_linked_task(rig: TaskOperationsRig) -> None:
 # -- 5. atomicity --------------------------------------------------------------------------------
 
 DECISIONS: dict[str, Callable[[TaskOperationsRig, TaskGrant], object]] = {
-    "submit": lambda desk, grant: desk.submit(b"x", b"y"),
-    "lease": lambda desk, grant: desk.lease(),
-    "extend": lambda desk, grant: desk.extend(HeldLease(grant.seq, grant.lease, True)),
-    "complete": lambda desk, grant: desk.complete(grant),
-    "fail": lambda desk, grant: desk.fail(grant),
-    "cancel": lambda desk, grant: desk.cancel(grant.seq),
-    "redrive": lambda desk, grant: desk.redrive(3),
-    "expire": lambda desk, grant: (desk.advance(LEASE_NS), desk.maintain()),
+    "submit": lambda rig, grant: rig.submit(b"x", b"y"),
+    "lease": lambda rig, grant: rig.lease(),
+    "extend": lambda rig, grant: rig.extend(HeldLease(grant.seq, grant.lease, True)),
+    "complete": lambda rig, grant: rig.complete(grant),
+    "fail": lambda rig, grant: rig.fail(grant),
+    "cancel": lambda rig, grant: rig.cancel(grant.seq),
+    "redrive": lambda rig, grant: rig.redrive(3),
+    "expire": lambda rig, grant: (rig.advance(LEASE_NS), rig.maintain()),
 }
 
 
@@ -895,7 +921,7 @@ class FullMemoryBackend(MemoryBackend):
         return super().begin()
 
 
-@pytest.mark.spec("003", ATOMIC, "if the log cannot be written, it did not happen")
+@pytest.mark.spec("003", ATOMIC, "an operation whose log write fails has no effect")
 @pytest.mark.parametrize("name", list(DECISIONS))
 def test_operation_without_its_log_write_has_no_effect(name: str) -> None:
     clock = SimClock()
@@ -914,7 +940,7 @@ def test_operation_without_its_log_write_has_no_effect(name: str) -> None:
     assert rig.entries() != before[1]
 
 
-@pytest.mark.spec("003", ATOMIC, "an entry has all of its effects or none")
+@pytest.mark.spec("003", ATOMIC, "a refused batch has no effect")
 def test_refused_batch_has_no_effect(rig: TaskOperationsRig) -> None:
     a = rig.submit_one()
     before = rig.rows(), rig.entries(), rig.counts()
@@ -925,7 +951,7 @@ def test_refused_batch_has_no_effect(rig: TaskOperationsRig) -> None:
     assert (rig.rows(), rig.entries(), rig.counts()) == before
 
 
-@pytest.mark.spec("003", ATOMIC, "the record of a decision and what follows from it are one commit")
+@pytest.mark.spec("003", ATOMIC, "an operation and its log entry are one commit")
 @pytest.mark.parametrize("name", list(DECISIONS))
 def test_operation_and_its_log_entry_are_one_commit(name: str) -> None:
     clock = SimClock()
@@ -971,7 +997,9 @@ class CommitRecordingTxn(MemoryTxn):
 
 
 @pytest.mark.spec(
-    "003", ATOMIC, "a grant is never seen half: leased with its lease, or waiting without"
+    "003",
+    ATOMIC,
+    "a grant is never partly visible: a leased task always has its lease, worker and expiry",
 )
 def test_grant_is_never_visible_half_done() -> None:
     clock = SimClock()
@@ -1007,7 +1035,7 @@ def backend_with_rows(rows: dict[bytes, bytes]) -> MemoryBackend:
 # -- 6. crash recovery ---------------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", RECOVERY, "after a restart the state equals the log, without a repair")
+@pytest.mark.spec("003", RECOVERY, "the rows after a restart match the log without a repair")
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_after_a_restart_match_the_log(tmp_path: Path, seed: int) -> None:
     clock = SimClock()
@@ -1028,9 +1056,7 @@ def test_rows_after_a_restart_match_the_log(tmp_path: Path, seed: int) -> None:
     backend.close()
 
 
-@pytest.mark.spec(
-    "003", RECOVERY, "leases that ran out meanwhile are expired before anything is granted"
-)
+@pytest.mark.spec("003", RECOVERY, "a grant happens only after all overdue leases expired")
 def test_all_overdue_leases_expire_before_a_grant(rig: TaskOperationsRig) -> None:
     """All overdue leases expire, even for a request of one task."""
     rig.submit(*[b"x"] * 600, expiries_max=9)
@@ -1044,9 +1070,7 @@ def test_all_overdue_leases_expire_before_a_grant(rig: TaskOperationsRig) -> Non
     assert rig.complete(granted) is ReportAnswer.COMMITTED
 
 
-@pytest.mark.spec(
-    "003", RECOVERY, "leases that ran out meanwhile are expired before anything is granted"
-)
+@pytest.mark.spec("003", RECOVERY, "a grant happens only after all overdue leases expired")
 def test_lease_grants_nothing_while_overdue_leases_remain(
     rig: TaskOperationsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1065,7 +1089,7 @@ def test_lease_grants_nothing_while_overdue_leases_remain(
 
 
 @pytest.mark.spec(
-    "003", RECOVERY, "expiry is judged before any request is served, though nothing has swept"
+    "003", RECOVERY, "an overdue lease is invalid for every request, before maintenance expires it"
 )
 def test_overdue_lease_is_invalid_before_maintenance(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -1075,7 +1099,7 @@ def test_overdue_lease_is_invalid_before_maintenance(rig: TaskOperationsRig) -> 
     assert rig.complete(grant) is ReportAnswer.CANCELLED
 
 
-@pytest.mark.spec("003", RECOVERY, "a replay asks no clock: hostile ones change nothing")
+@pytest.mark.spec("003", RECOVERY, "a replay reads no clock")
 @pytest.mark.parametrize("seed", range(4))
 def test_task_log_replay_reads_no_clock(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = RefusingClock()
@@ -1093,9 +1117,7 @@ def test_task_log_replay_reads_no_clock(seed: int, monkeypatch: pytest.MonkeyPat
         assert TaskFold().replay(log).tasks == expected
 
 
-@pytest.mark.spec(
-    "003", RECOVERY, "wall clocks that step by hours change no decision, and so no replay"
-)
+@pytest.mark.spec("003", RECOVERY, "steps of the wall clock change no log record and no row")
 @pytest.mark.parametrize("seed", range(4))
 def test_wall_clock_steps_change_no_log_record(seed: int) -> None:
     calm, hostile = memory_rig(seed, 80), memory_rig(seed, 80, Random(seed))
@@ -1106,7 +1128,7 @@ def test_wall_clock_steps_change_no_log_record(seed: int) -> None:
 @pytest.mark.spec(
     "003",
     RECOVERY,
-    "read from the beginning, or from the checkpoint that stands for it",
+    "a replay from the latest checkpoint gives the same rows as the whole log",
     module=("holdfast.tasks.checkpoint", "holdfast.tasks.replay_check"),
 )
 def test_replay_from_a_checkpoint_matches_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1135,7 +1157,7 @@ def all_statuses(seed: int) -> Iterator[tuple[int, TaskStatusRow]]:
 @pytest.mark.spec(
     "003",
     INVARIANTS,
-    "a task has at most one active lease; a waiting one has none, a leased one exactly one",
+    "a leased task has exactly one lease, and any other task has none",
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_leased_tasks_have_one_lease_and_waiting_tasks_none(seed: int) -> None:
@@ -1155,7 +1177,7 @@ def test_leased_tasks_have_one_lease_and_waiting_tasks_none(seed: int) -> None:
 @pytest.mark.spec(
     "003",
     INVARIANTS,
-    "a lease refers to one task: its id is the number of its grant and the task's own",
+    "a lease id names one grant and is valid for one task",
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_lease_id_names_one_grant_of_a_task(seed: int) -> None:
@@ -1200,7 +1222,7 @@ def test_ended_task_never_changes(seed: int) -> None:
 
 
 @pytest.mark.spec(
-    "003", INVARIANTS, "budgets hold: no more failures than attempts, no more expiries than allowed"
+    "003", INVARIANTS, "a task never has more failures or expiries than its budgets allow"
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_failures_and_expiries_stay_within_their_budgets(seed: int) -> None:
@@ -1218,7 +1240,7 @@ def test_failures_and_expiries_stay_within_their_budgets(seed: int) -> None:
 @pytest.mark.spec(
     "003",
     INVARIANTS,
-    "verification finds every broken invariant",
+    "verification reports a broken task invariant",
     module=("holdfast.tasks.replay_check",),
 )
 def test_verify_finds_a_broken_task_invariant(rig: TaskOperationsRig) -> None:
@@ -1235,7 +1257,7 @@ def test_verify_finds_a_broken_task_invariant(rig: TaskOperationsRig) -> None:
 @pytest.mark.spec(
     "003",
     MODEL,
-    "a lease is permission, not success: what a worker has done counts when it is committed",
+    "the result of a task counts only when its report commits, and the task is leased again otherwise",
 )
 def test_task_without_a_committed_report_is_leased_again(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
@@ -1249,7 +1271,7 @@ def test_task_without_a_committed_report_is_leased_again(rig: TaskOperationsRig)
 @pytest.mark.spec(
     "003",
     MODEL,
-    "the coordinator decides by leases: of two workers that report success, only the lease holder is accepted",
+    "if two workers report the same task, only the report of the current lease commits",
 )
 def test_only_the_current_lease_commits_a_result(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()

@@ -61,7 +61,7 @@ def receipts_in(world: Any) -> list[IntentReceipt]:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "a dispatch item names universe, world, intent, kind, params, origin, policy context and time",
+    "an effect intent has the eight fields of the dispatch item",
 )
 def test_effect_intent_has_the_eight_fields(rig: WorkerRig) -> None:
     assert [field.name for field in msgspec.structs.fields(Intent)][:8] == [
@@ -84,7 +84,7 @@ def test_effect_intent_has_the_eight_fields(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "an item is pending, or in flight, or ended, and never in two of these places",
+    "an effect item is either pending, in flight or ended",
 )
 def test_effect_item_is_in_one_queue_state_at_a_time(rig: WorkerRig) -> None:
     rig.buyer("ada", GoodsOrdered())
@@ -104,7 +104,7 @@ def test_effect_item_is_in_one_queue_state_at_a_time(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "effects of all worlds of a universe and of one kind wait in one queue, and worlds take turns",
+    "the worlds of a universe share one queue per effect kind, and claims alternate between worlds",
 )
 def test_effect_claims_alternate_between_worlds(rig: WorkerRig) -> None:
     rig.buyer("ada", GoodsOrdered("hers", times=50))
@@ -119,7 +119,7 @@ def test_effect_claims_alternate_between_worlds(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "a claim hides an item from other claims until it expires",
+    "a claim hides an item from other claims until the claim expires",
 )
 def test_effect_claim_is_exclusive_until_it_expires(rig: WorkerRig) -> None:
     rig.buyer("ada", GoodsOrdered())
@@ -132,7 +132,7 @@ def test_effect_claim_is_exclusive_until_it_expires(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "the call is made outside any transaction: others commit meanwhile, and to the same world",
+    "an effect call runs outside any transaction, so other commits continue, even for the same world",
 )
 def test_effect_call_runs_outside_any_transaction(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered())
@@ -145,7 +145,7 @@ def test_effect_call_runs_outside_any_transaction(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "what comes back is a typed receipt event in the inbox of the world that wanted it",
+    "the receipt is ingress of the kind receipt in the inbox of the world that requested the effect",
 )
 def test_effect_receipt_is_ingress_of_kind_receipt(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered(tag="t"))
@@ -165,7 +165,7 @@ def test_effect_receipt_is_ingress_of_kind_receipt(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "a receipt completes its intent: no pending and no in-flight row remains",
+    "a receipt completes its intent and removes the pending and in-flight rows",
 )
 def test_intent_with_a_receipt_is_no_longer_pending(rig: WorkerRig) -> None:
     rig.buyer("ada", GoodsOrdered())
@@ -182,7 +182,7 @@ def test_intent_with_a_receipt_is_no_longer_pending(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "what a claim holds goes back to pending when its time is over, without a reaper to depend on",
+    "either the reaper or the next claim takes over an item whose claim expired",
 )
 @pytest.mark.parametrize("by", ["a reaper", "the next claim"])
 def test_expired_effect_claim_is_requeued_by_reaper_or_next_claim(rig: WorkerRig, by: str) -> None:
@@ -199,7 +199,7 @@ def test_expired_effect_claim_is_requeued_by_reaper_or_next_claim(rig: WorkerRig
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "an intent whose receipt was delivered gets no second one, from whomever",
+    "a second receipt of an intent is dropped or refused",
 )
 def test_second_receipt_of_an_intent_is_dropped(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered())
@@ -215,7 +215,7 @@ def test_second_receipt_of_an_intent_is_dropped(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "an item whose claims keep running out is given up after a few, with a receipt `timeout`",
+    "expired claims that exhaust their limit end the intent with the receipt timeout",
 )
 def test_exhausted_claim_expiries_end_in_a_timeout_receipt(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered())
@@ -236,7 +236,7 @@ def test_exhausted_claim_expiries_end_in_a_timeout_receipt(rig: WorkerRig) -> No
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "internal retries of an adapter count as one attempt of the runtime",
+    "retries inside an effect call count as one attempt",
 )
 def test_retries_inside_an_effect_call_count_as_one_attempt(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered())
@@ -255,7 +255,7 @@ def test_retries_inside_an_effect_call_count_as_one_attempt(rig: WorkerRig) -> N
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "a retry is another attempt of the same intent, under the same key, before any receipt",
+    "a retry of an effect counts an attempt and keeps the idempotency key",
 )
 def test_effect_retries_count_attempts_and_keep_the_idempotency_key(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered())
@@ -269,7 +269,7 @@ def test_effect_retries_count_attempts_and_keep_the_idempotency_key(rig: WorkerR
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "every failed attempt leaves a record with worker, time and outcome",
+    "the receipt records each failed attempt with worker, times, outcome and error",
 )
 def test_failed_effect_attempts_are_recorded_in_the_receipt(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered())
@@ -290,7 +290,7 @@ def test_failed_effect_attempts_are_recorded_in_the_receipt(rig: WorkerRig) -> N
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "a retry waits, and keeps its place: its number stays and it is not due before its time",
+    "a retry of an effect keeps its seq and waits until its delay is over",
 )
 def test_effect_retry_keeps_its_seq_and_is_delayed(rig: WorkerRig) -> None:
     rig.buyer("ada", GoodsOrdered())
@@ -328,7 +328,7 @@ def run_to_timeout(rig: WorkerRig) -> Buyer:
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "an intent ends as ok, error or timeout, and as nothing else",
+    "an intent ends as ok, error or timeout",
 )
 @pytest.mark.parametrize(
     ("story", "status"),
@@ -348,7 +348,7 @@ def test_intent_ends_as_ok_error_or_timeout(
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "attempts that are used up, or that cannot help, end in an error and a letter with everything",
+    "an effect that is refused or out of attempts ends with the receipt error and a dead letter",
 )
 @pytest.mark.parametrize(
     ("answers", "code", "failures"),
@@ -371,7 +371,7 @@ def test_exhausted_or_refused_effect_ends_in_an_error_and_a_dead_letter(
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "a cancelled intent ends as `error: cancelled`, also while an adapter executes it",
+    "cancellation gives an intent the receipt error with code cancelled, even if an adapter has claimed it",
 )
 @pytest.mark.parametrize("claimed", [False, True])
 def test_cancelled_intent_gets_an_error_cancelled_receipt(rig: WorkerRig, claimed: bool) -> None:
@@ -389,7 +389,7 @@ def test_cancelled_intent_gets_an_error_cancelled_receipt(rig: WorkerRig, claime
 @pytest.mark.spec(
     "004",
     "4) Global effect dispatch runtime",
-    "redriven, a dead intent is a new one that names the old; the old one is not redriven twice",
+    "a redrive of a dead effect creates one new intent that references the old one",
 )
 def test_redrive_creates_a_new_intent_linked_to_the_old_one(rig: WorkerRig) -> None:
     ada: Any = run_to_failure(rig)
@@ -410,7 +410,7 @@ def test_redrive_creates_a_new_intent_linked_to_the_old_one(rig: WorkerRig) -> N
 @pytest.mark.spec(
     "004",
     "Protocol C: `publish_effect_intents(world, epoch, intents[])`",
-    "a worker without the lease publishes nothing",
+    "a worker without the lease publishes no intents",
 )
 def test_worker_without_the_lease_publishes_no_effects(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Woken())
@@ -424,7 +424,7 @@ def test_worker_without_the_lease_publishes_no_effects(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "Protocol C: `publish_effect_intents(world, epoch, intents[])`",
-    "the intents of an entry are pending all together or not at all",
+    "the intents of an entry are published together or not at all",
 )
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
 def test_intents_of_an_entry_are_published_all_or_none(rig: WorkerRig, fault: str) -> None:
@@ -439,7 +439,7 @@ def test_intents_of_an_entry_are_published_all_or_none(rig: WorkerRig, fault: st
 @pytest.mark.spec(
     "004",
     "Protocol C: `publish_effect_intents(world, epoch, intents[])`",
-    "an entry's intents are published once, by the commit of the entry, whatever becomes of it",
+    "the commit of an entry publishes its intents once, even if the outcome of the commit is unknown",
 )
 @pytest.mark.parametrize("fault", FAULTS)
 def test_intents_of_an_entry_are_published_once(rig: WorkerRig, fault: str) -> None:
@@ -456,7 +456,7 @@ def test_intents_of_an_entry_are_published_once(rig: WorkerRig, fault: str) -> N
 @pytest.mark.spec(
     "004",
     "Protocol C: `publish_effect_intents(world, epoch, intents[])`",
-    "a key stands for one intent: wanted again under it, also when it is done, nothing is dispatched",
+    "intents with the same key dispatch one effect, also after its receipt",
 )
 def test_effect_key_is_dispatched_once(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered(key="k"), GoodsOrdered(key="k"))
@@ -471,7 +471,7 @@ def test_effect_key_is_dispatched_once(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "Protocol C: `publish_effect_intents(world, epoch, intents[])`",
-    "a key that comes with other parameters is answered with `error: key_conflict`",
+    "an intent with a known key and other parameters gets the receipt error with code key_conflict",
 )
 def test_effect_key_with_other_parameters_is_a_key_conflict(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered("tea", key="k"), GoodsOrdered("coffee", key="k"))
@@ -486,7 +486,7 @@ def test_effect_key_with_other_parameters_is_a_key_conflict(rig: WorkerRig) -> N
 @pytest.mark.spec(
     "004",
     "Protocol D: `adapter_claim_execute_ack(effect_seq)`",
-    "receipt and end of the item are one commit",
+    "the receipt and the ack of an effect are one commit",
 )
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
 def test_receipt_and_ack_of_an_effect_are_one_commit(rig: WorkerRig, fault: str) -> None:
@@ -501,7 +501,7 @@ def test_receipt_and_ack_of_an_effect_are_one_commit(rig: WorkerRig, fault: str)
 @pytest.mark.spec(
     "004",
     "Protocol D: `adapter_claim_execute_ack(effect_seq)`",
-    "an answer under a claim that has run out is refused",
+    "an ack of an expired claim raises ClaimLost",
 )
 def test_ack_of_an_expired_effect_claim_raises_claim_lost(rig: WorkerRig) -> None:
     rig.buyer("ada", GoodsOrdered())
@@ -521,7 +521,7 @@ def test_ack_of_an_expired_effect_claim_raises_claim_lost(rig: WorkerRig) -> Non
 @pytest.mark.spec(
     "004",
     "Protocol D: `adapter_claim_execute_ack(effect_seq)`",
-    "a claim is known by item, number and owner: the same worker's earlier claim counts for nothing",
+    "a settlement needs the current claim number: an earlier claim of the same worker is lost",
 )
 def test_settle_with_an_earlier_claim_of_the_same_worker_is_lost(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered())
@@ -544,7 +544,7 @@ def test_settle_with_an_earlier_claim_of_the_same_worker_is_lost(rig: WorkerRig)
 @pytest.mark.spec(
     "004",
     "Protocol D: `adapter_claim_execute_ack(effect_seq)`",
-    "the handoff is durable: a receipt waits in the inbox while no worker hosts its world",
+    "a receipt waits in the inbox of a world that no worker hosts",
 )
 def test_receipt_waits_in_the_inbox_of_an_unhosted_world(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered())
@@ -562,7 +562,7 @@ def test_receipt_waits_in_the_inbox_of_an_unhosted_world(rig: WorkerRig) -> None
 @pytest.mark.spec(
     "004",
     "Protocol D: `adapter_claim_execute_ack(effect_seq)`",
-    "a full inbox takes receipts all the same",
+    "a full inbox still accepts receipts",
 )
 def test_receipt_is_accepted_by_a_full_inbox(
     rig: WorkerRig, monkeypatch: pytest.MonkeyPatch
@@ -580,7 +580,7 @@ def test_receipt_is_accepted_by_a_full_inbox(
 @pytest.mark.spec(
     "004",
     "Protocol D: `adapter_claim_execute_ack(effect_seq)`",
-    "what a deleted world wanted is dropped: no call, no receipt, no letter",
+    "effects of a deleted world are dropped without a call",
 )
 def test_effects_of_a_deleted_world_are_dropped(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered(times=3))
@@ -604,7 +604,7 @@ def _ok(claim: queue.Claim) -> IntentReceipt:
 @pytest.mark.spec(
     "004",
     "Failure Semantics and Safety",
-    "between journal and dispatch there is no window: both are one commit",
+    "the journal entry and the pending effect are one commit",
 )
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
 def test_journal_entry_and_pending_effect_are_one_commit(rig: WorkerRig, fault: str) -> None:
@@ -621,7 +621,7 @@ def test_journal_entry_and_pending_effect_are_one_commit(rig: WorkerRig, fault: 
 @pytest.mark.spec(
     "004",
     "Failure Semantics and Safety",
-    "an adapter that dies between call and receipt is followed by one that calls under the same key",
+    "a pool repeats a call without a receipt under the same idempotency key",
 )
 def test_effect_call_without_a_receipt_is_repeated_with_the_same_key(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered())
@@ -637,7 +637,7 @@ def test_effect_call_without_a_receipt_is_repeated_with_the_same_key(rig: Worker
 @pytest.mark.spec(
     "004",
     "Failure Semantics and Safety",
-    "effects, timers and mail are known by one hash of where they were born",
+    "the intent hash of effects, timers and mail is stable in a replay and unique per position",
 )
 def test_intent_hash_is_stable_in_replay_and_unique_elsewhere(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered(times=2), Slept(60), Wrote("bob"))
@@ -662,7 +662,9 @@ def test_intent_hash_is_stable_in_replay_and_unique_elsewhere(rig: WorkerRig) ->
     assert len({*elsewhere, ada.state().intents[0]}) == 3
 
 
-@pytest.mark.spec("004", "Testing and Validation", "dispatched over and over, an intent ends once")
+@pytest.mark.spec(
+    "004", "Testing and Validation", "repeated publishing of an intent gives one receipt"
+)
 def test_duplicate_publishes_of_an_intent_end_in_one_receipt(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered())
     intent = rig.next_intent()
@@ -677,7 +679,7 @@ def test_duplicate_publishes_of_an_intent_end_in_one_receipt(rig: WorkerRig) -> 
 @pytest.mark.spec(
     "004",
     "Testing and Validation",
-    "a crash after the claim and before the call costs nothing: it is called once, by the next",
+    "after a crash between claim and call the next pool calls the effect once",
 )
 def test_effect_claimed_by_a_crashed_pool_is_called_once_by_the_next(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered())
@@ -695,7 +697,7 @@ def test_effect_claimed_by_a_crashed_pool_is_called_once_by_the_next(rig: Worker
 @pytest.mark.spec(
     "004",
     "Testing and Validation",
-    "a crash after the call and before the receipt repeats the call and not the receipt",
+    "a lost receipt commit repeats the call and not the receipt",
 )
 @pytest.mark.parametrize("fault", FAULTS)
 def test_lost_receipt_commit_repeats_the_call_and_not_the_receipt(

@@ -76,7 +76,7 @@ def field_names(kind: type[Any]) -> list[str]:
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "worlds request fabric.send and the runtime executes it: no app declares an effect of that kind",
+    "fabric.send is a reserved effect kind that no app can declare",
 )
 def test_fabric_send_is_a_reserved_effect_kind() -> None:
     assert FABRIC_SEND == "fabric.send"
@@ -92,7 +92,7 @@ def test_fabric_send_is_a_reserved_effect_kind() -> None:
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "sys/FabricSendParams@1 has these fields in this order; ours has an id for the message besides",
+    "FabricSendParams has the fields of the document in order, and a message id (our rule)",
 )
 def test_fabric_send_params_has_the_specified_fields() -> None:
     assert FABRIC_PARAMS == "sys/FabricSendParams@1"
@@ -106,7 +106,7 @@ def test_fabric_send_params_has_the_specified_fields() -> None:
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "without a universe the destination is in the sender's",
+    "mail without a universe stays in the universe of its sender",
 )
 def test_fabric_send_without_a_universe_stays_in_the_senders_universe(
     north: UniverseRig, south: UniverseRig
@@ -120,7 +120,7 @@ def test_fabric_send_without_a_universe_stays_in_the_senders_universe(
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "the destination is a world's id; with us also its type and name, and then it is made if need be",
+    "the destination is a world id, or a type and name, which creates the world if necessary (our rule)",
 )
 def test_fabric_send_accepts_a_destination_id_or_name(north: UniverseRig) -> None:
     bob = north.office("bob")
@@ -132,7 +132,7 @@ def test_fabric_send_accepts_a_destination_id_or_name(north: UniverseRig) -> Non
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "a typed event needs a schema, mail to an inbox needs its name, and neither has the other's fields",
+    "each mode of fabric.send requires its own fields and refuses the fields of the other mode",
 )
 @pytest.mark.parametrize("mode", ["typed_event", "inbox"])
 @pytest.mark.parametrize("schema", [None, "Letter"])
@@ -159,7 +159,7 @@ def test_fabric_send_requires_the_fields_of_its_mode(
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "mail to an inbox arrives at its handler as it was sent",
+    "mail to a named inbox reaches its handler unchanged",
 )
 def test_fabric_send_to_an_inbox_reaches_its_handler(north: UniverseRig) -> None:
     bob = north.office("bob")
@@ -172,7 +172,7 @@ def test_fabric_send_to_an_inbox_reaches_its_handler(north: UniverseRig) -> None
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "sys/FabricSendReceipt@1: ok, already_enqueued or error; the message's id; the world; the place",
+    "FabricSendReceipt has the status, the message id, the destination and the enqueued seq",
 )
 def test_fabric_send_receipt_has_the_specified_fields(north: UniverseRig) -> None:
     bob = north.office("bob", Letter("first"))
@@ -211,7 +211,7 @@ def test_fabric_message_id_defaults_to_the_intent_hash(north: UniverseRig) -> No
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "a destination that has the id answers already_enqueued, whatever else holds it up",
+    "a destination that knows the message id answers already_enqueued, even if it is paused or full",
 )
 def test_known_fabric_message_id_is_answered_already_enqueued(north: UniverseRig) -> None:
     bob = north.office("bob")
@@ -226,7 +226,7 @@ def test_known_fabric_message_id_is_answered_already_enqueued(north: UniverseRig
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "the receipt comes back as every receipt does, through the sender's inbox and journal",
+    "the receipt of fabric.send is journaled ingress of the kind receipt",
 )
 def test_fabric_send_receipt_is_ingress_of_kind_receipt(north: UniverseRig) -> None:
     north.office("bob")
@@ -243,7 +243,7 @@ def test_fabric_send_receipt_is_ingress_of_kind_receipt(north: UniverseRig) -> N
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "a destination has one order, that of its inbox",
+    "a destination handles the mail of many senders in the order of its inbox",
 )
 def test_fabric_mail_of_many_senders_is_handled_in_inbox_order(north: UniverseRig) -> None:
     bob = north.office("bob")
@@ -257,7 +257,7 @@ def test_fabric_mail_of_many_senders_is_handled_in_inbox_order(north: UniverseRi
 @pytest.mark.spec(
     "004",
     "6) Fabric cross-world messaging (`fabric.send`)",
-    "mail carries the world and the height it came from, for reducers that care; and the universe",
+    "mail carries the universe, the world and the journal height of its sender",
 )
 def test_fabric_mail_carries_universe_world_and_height_of_its_sender(
     north: UniverseRig, south: UniverseRig
@@ -276,7 +276,7 @@ def test_fabric_mail_carries_universe_world_and_height_of_its_sender(
 @pytest.mark.spec(
     "004",
     "Protocol F: `fabric_send(dest_world, message_id)`",
-    "inbox item and remembered id are one commit: that of the sender within a universe",
+    "mail within a universe is delivered and deduplicated in the commit of the sender",
 )
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
 def test_fabric_mail_and_the_senders_entry_are_one_commit(north: UniverseRig, fault: str) -> None:
@@ -296,7 +296,7 @@ def test_fabric_mail_and_the_senders_entry_are_one_commit(north: UniverseRig, fa
 @pytest.mark.spec(
     "004",
     "Protocol F: `fabric_send(dest_world, message_id)`",
-    "between universes of a store, inbox item, remembered id, receipt and end of the send are one commit",
+    "mail between universes of a store is delivered, deduplicated, acked and receipted in one commit",
 )
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
 def test_fabric_delivery_and_receipt_between_universes_are_one_commit(
@@ -318,7 +318,7 @@ def test_fabric_delivery_and_receipt_between_universes_are_one_commit(
 @pytest.mark.spec(
     "004",
     "Protocol F: `fabric_send(dest_world, message_id)`",
-    "the receipt has the number under which the message was enqueued",
+    "the receipt of fabric.send has the seq of the message in the inbox",
 )
 def test_fabric_send_receipt_has_the_enqueued_seq(north: UniverseRig) -> None:
     bob = north.office("bob", Letter("one"), Letter("two"))
@@ -330,7 +330,7 @@ def test_fabric_send_receipt_has_the_enqueued_seq(north: UniverseRig) -> None:
 @pytest.mark.spec(
     "004",
     "Protocol F: `fabric_send(dest_world, message_id)`",
-    "between stores there are two commits; whatever fails at either, a message is in the inbox once",
+    "delivery between stores uses two commits, and retries after any commit fault add no second item",
 )
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("where", ["the destination", "the sender"])
@@ -361,7 +361,7 @@ def test_fabric_delivery_between_stores_is_idempotent_under_retries(
 @pytest.mark.spec(
     "004",
     "Protocol F: `fabric_send(dest_world, message_id)`",
-    "pools are interchangeable: mail that one without a route takes up is brought by one that has it",
+    "a pool with a route delivers mail that a pool without the route claimed before",
 )
 def test_fabric_mail_claimed_by_a_pool_without_a_route_is_delivered_by_another(
     north: UniverseRig, east: UniverseRig
@@ -387,7 +387,7 @@ def test_fabric_mail_claimed_by_a_pool_without_a_route_is_delivered_by_another(
 @pytest.mark.spec(
     "004",
     "Idempotency anchors",
-    "fabric delivery is known by the message's id, and by default that is the intent's hash",
+    "fabric delivery deduplicates by message id, by default the intent hash",
 )
 def test_fabric_delivery_is_deduplicated_by_message_id(north: UniverseRig) -> None:
     bob = north.office("bob")
@@ -399,7 +399,7 @@ def test_fabric_delivery_is_deduplicated_by_message_id(north: UniverseRig) -> No
 @pytest.mark.spec(
     "004",
     "Testing and Validation",
-    "test 4: fabric.send repeated over and over is in the inbox of its destination once",
+    "test 4: a repeated fabric.send adds one inbox item",
 )
 @pytest.mark.parametrize("universe", [None, "south", "east"])
 def test_repeated_fabric_send_is_enqueued_once(
@@ -437,7 +437,7 @@ def test_repeated_fabric_send_is_enqueued_once(
 @pytest.mark.spec(
     "004",
     "Testing and Validation",
-    "test 4: every retry but the first that got through is answered already_enqueued",
+    "test 4: a repeated fabric.send after a delivery is answered already_enqueued",
 )
 def test_repeated_fabric_send_is_answered_already_enqueued(north: UniverseRig) -> None:
     bob = north.office("bob")

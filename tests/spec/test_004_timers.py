@@ -61,7 +61,7 @@ def pending(txn: Txn, name: str) -> list[tuple[int, Intent]]:
 @pytest.mark.spec(
     "004",
     "5) Durable timer runtime",
-    "a timer is durable with the entry that set it, in an index by its time",
+    "a timer and the journal entry that sets it are one commit",
 )
 @pytest.mark.parametrize("fault", FAULTS)
 def test_timer_and_its_journal_entry_are_one_commit(rig: WorkerRig, fault: str) -> None:
@@ -79,7 +79,7 @@ def test_timer_and_its_journal_entry_are_one_commit(rig: WorkerRig, fault: str) 
 @pytest.mark.spec(
     "004",
     "5) Durable timer runtime",
-    "due records lie by the time of delivery and name their intent, store time and calendar apart",
+    "due timers are ordered by due time, with separate queues for store time and calendar time",
 )
 def test_due_timers_are_ordered_by_due_time(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Woken("x"))
@@ -99,7 +99,7 @@ def test_due_timers_are_ordered_by_due_time(rig: WorkerRig) -> None:
 
 
 @pytest.mark.spec(
-    "004", "5) Durable timer runtime", "a timer is taken at or after its time, never before"
+    "004", "5) Durable timer runtime", "a delay timer never fires before its due time in store time"
 )
 def test_fire_due_fires_no_delay_timer_early(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Slept(60))
@@ -115,7 +115,7 @@ def test_fire_due_fires_no_delay_timer_early(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "5) Durable timer runtime",
-    "a calendar timer fires when the wall clock of its worker reaches the due time, never earlier",
+    "a calendar timer fires when the wall clock of the worker reaches the due time, never earlier",
 )
 def test_fire_due_fires_no_calendar_timer_early(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Planned(rig.clock.wall_ns() // S + 60.0))
@@ -127,7 +127,9 @@ def test_fire_due_fires_no_calendar_timer_early(rig: WorkerRig) -> None:
 
 
 @pytest.mark.spec(
-    "004", "5) Durable timer runtime", "a fired timer is ingress that names its intent"
+    "004",
+    "5) Durable timer runtime",
+    "a fired timer is ingress of the kind timer with the hash of its intent",
 )
 def test_fired_timer_is_ingress_of_kind_timer(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Slept(1, name="up"))
@@ -138,7 +140,7 @@ def test_fired_timer_is_ingress_of_kind_timer(rig: WorkerRig) -> None:
     assert ingress.intent_hash == intent.intent_hash
 
 
-@pytest.mark.spec("004", "5) Durable timer runtime", "firing twice delivers once")
+@pytest.mark.spec("004", "5) Durable timer runtime", "a timer that fires twice is delivered once")
 def test_timer_fired_twice_is_delivered_once(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Slept(1))
     rig.clock.advance(2 * S)
@@ -149,7 +151,11 @@ def test_timer_fired_twice_is_delivered_once(rig: WorkerRig) -> None:
     assert ada.state().woken == [""]
 
 
-@pytest.mark.spec("004", "5) Durable timer runtime", "a world may move while its timer waits")
+@pytest.mark.spec(
+    "004",
+    "5) Durable timer runtime",
+    "a timer is delivered to a world that moved to another worker",
+)
 def test_timer_reaches_a_world_that_moved(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Slept(60), Planned(rig.clock.wall_ns() / S + 60))
     rig.assign(ada, "B")
@@ -162,7 +168,7 @@ def test_timer_reaches_a_world_that_moved(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "Runtime Roles (In Scope)",
-    "a timer worker delivers due timers in time order, also after downtime",
+    "the timer worker delivers overdue timers in due order after downtime",
 )
 def test_overdue_timers_fire_in_due_order(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", *[Slept(100 - n, name=str(100 - n)) for n in range(50)])
@@ -177,7 +183,7 @@ def test_overdue_timers_fire_in_due_order(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "Protocol E: `timer_claim_fire_ack(intent_hash)`",
-    "taking, delivering and the end of the timer are one commit",
+    "the delivery and the ack of a timer are one commit",
 )
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
 def test_timer_delivery_and_ack_are_one_commit(rig: WorkerRig, fault: str) -> None:
@@ -195,7 +201,7 @@ def test_timer_delivery_and_ack_are_one_commit(rig: WorkerRig, fault: str) -> No
 @pytest.mark.spec(
     "004",
     "Protocol E: `timer_claim_fire_ack(intent_hash)`",
-    "when a timer has been delivered, its due record and its slot are gone",
+    "a fired timer leaves no due row and no slot",
 )
 def test_fired_timer_leaves_no_due_row_and_no_slot(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Slept(1, "k"), Planned(rig.clock.wall_ns() / S, "l"))
@@ -209,7 +215,7 @@ def test_fired_timer_leaves_no_due_row_and_no_slot(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "Protocol E: `timer_claim_fire_ack(intent_hash)`",
-    "a repeating timer hangs its next time in the commit that delivers this one",
+    "the commit that delivers a recurring timer also schedules its next occurrence",
 )
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
 def test_recurring_timer_is_rescheduled_in_the_delivering_commit(
@@ -233,7 +239,7 @@ def test_recurring_timer_is_rescheduled_in_the_delivering_commit(
 @pytest.mark.spec(
     "004",
     "Failure Semantics and Safety",
-    "when a timer worker dies, the next worker fires its timers after the claim expires",
+    "a timer that a dead worker claimed fires after the claim expires",
 )
 def test_timer_claimed_by_a_dead_worker_is_fired_after_the_claim_expires(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Slept(1))
@@ -248,7 +254,7 @@ def test_timer_claimed_by_a_dead_worker_is_fired_after_the_claim_expires(rig: Wo
 @pytest.mark.spec(
     "004",
     "Failure Semantics and Safety",
-    "a timer is delivered under its intent: set again it is another, and the old one is void",
+    "a replaced timer is never delivered, even if a worker has already read it",
 )
 def test_replaced_timer_is_void_after_a_worker_read_it(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Slept(1, "k", "old"))
@@ -264,7 +270,7 @@ def test_replaced_timer_is_void_after_a_worker_read_it(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "Testing and Validation",
-    "a timer that was set before a crash and a move fires after them",
+    "a timer fires after a crash of its worker and a move of its world",
 )
 def test_timer_survives_a_crash_and_a_move_of_its_world(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", Slept(60))
@@ -278,7 +284,7 @@ def test_timer_survives_a_crash_and_a_move_of_its_world(rig: WorkerRig) -> None:
 @pytest.mark.spec(
     "004",
     "Testing and Validation",
-    "however the commit that fires goes wrong, no ingress is lost or doubled, and replay agrees",
+    "a fault in the delivering commit neither loses nor repeats the event of a timer, and a replay agrees",
 )
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def rig_with_entries(rig: WorldRig, count: int = 3, **policy: Any) -> tuple[Hand
 # -- 1: leases -----------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("004", LEASES, "a lease names its holder, its epoch and when it ends")
+@pytest.mark.spec("004", LEASES, "a world lease has a holder, an epoch and an expiry")
 def test_world_lease_has_holder_epoch_and_expiry(rig: WorldRig) -> None:
     ada = rig.world()
     held_lease = granted(rig, ada, "A")
@@ -124,7 +124,7 @@ def test_world_lease_has_holder_epoch_and_expiry(rig: WorldRig) -> None:
     assert 0 < held_lease.expires_ns - rig.store.now_ns() <= TTL_NS
 
 
-@pytest.mark.spec("004", LEASES, "an assignment names the wanted worker, an urgency and a reason")
+@pytest.mark.spec("004", LEASES, "an assignment has the desired worker, a priority and a reason")
 def test_assignment_has_worker_priority_and_reason(rig: WorldRig) -> None:
     ada = rig.runtime.world(bank.BankAccount, "ada")
     rig.store.transact(catalog.assign, "bank", rig.id(ada), "B", 7, "nearest")
@@ -132,7 +132,7 @@ def test_assignment_has_worker_priority_and_reason(rig: WorldRig) -> None:
     assert assignment == Assignment("B", 7, "nearest")
 
 
-@pytest.mark.spec("004", LEASES, "a world has one valid lease at most")
+@pytest.mark.spec("004", LEASES, "a world has at most one valid lease")
 def test_acquire_is_refused_while_another_lease_is_valid(rig: WorldRig) -> None:
     ada = rig.runtime.world(bank.BankAccount, "ada")
     granted(rig, ada, "A")
@@ -140,7 +140,7 @@ def test_acquire_is_refused_while_another_lease_is_valid(rig: WorldRig) -> None:
     assert acquire(rig, ada, "A", "restarted").lease is None
 
 
-@pytest.mark.spec("004", LEASES, "every write for a world carries the epoch that its host holds")
+@pytest.mark.spec("004", LEASES, "a cycle commit under an old epoch writes nothing")
 def test_cycle_commit_with_an_old_epoch_writes_nothing(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig)
     for event in (
@@ -162,7 +162,7 @@ def test_cycle_commit_with_an_old_epoch_writes_nothing(rig: WorldRig) -> None:
     assert rig.rows() == before
 
 
-@pytest.mark.spec("004", LEASES, "the store refuses what comes under an old epoch")
+@pytest.mark.spec("004", LEASES, "the store fences every write of a host under an old epoch")
 @pytest.mark.parametrize("write", ["commit", "leave", "compact", "park", "try_alone"])
 def test_every_host_write_with_an_old_epoch_is_fenced(rig: WorldRig, write: str) -> None:
     ada, worker = rig_with_entries(rig)
@@ -187,7 +187,7 @@ def test_every_host_write_with_an_old_epoch_is_fenced(rig: WorldRig, write: str)
     assert rig.rows() == before
 
 
-@pytest.mark.spec("004", LEASES, "a worker renews while more than the margin is left")
+@pytest.mark.spec("004", LEASES, "a worker renews its lease when the renewal margin is reached")
 def test_worker_renews_the_lease_at_the_renewal_margin(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig, lease_ttl_s=10.0, renewal_margin=0.6)
     expires_ns = current(rig, ada).expires_ns
@@ -199,7 +199,9 @@ def test_worker_renews_the_lease_at_the_renewal_margin(rig: WorldRig) -> None:
     assert current(rig, ada).expires_ns > expires_ns
 
 
-@pytest.mark.spec("004", LEASES, "a worker that fails to renew stops working for that world")
+@pytest.mark.spec(
+    "004", LEASES, "a worker that cannot renew the lease of a world stops hosting the world"
+)
 def test_worker_that_fails_to_renew_stops_hosting_the_world(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig)
     rig.advance_clock()
@@ -211,7 +213,7 @@ def test_worker_that_fails_to_renew_stops_hosting_the_world(rig: WorldRig) -> No
 # -- 2: the host loop ----------------------------------------------------------------------------
 
 
-@pytest.mark.spec("004", LOOP, "a worker hosts its assigned worlds that have work")
+@pytest.mark.spec("004", LOOP, "a worker hosts only worlds that are assigned to it and have work")
 def test_worker_hosts_assigned_worlds_only(rig: WorldRig) -> None:
     mine, assigned_to_another, unassigned_name = (
         rig.world(name="mine"),
@@ -225,7 +227,9 @@ def test_worker_hosts_assigned_worlds_only(rig: WorldRig) -> None:
     assert worker.hosted == [rig.id(mine)]
 
 
-@pytest.mark.spec("004", LOOP, "a host starts from the active baseline and the entries after it")
+@pytest.mark.spec(
+    "004", LOOP, "a new host starts from the active baseline and the journal entries after it"
+)
 def test_new_host_starts_from_baseline_and_journal_tail(rig: WorldRig) -> None:
     policy = {"snapshots": SnapshotPolicy(10), "budgets": Budgets(max_inbox_batch=5)}
     ada, _ = rig_with_entries(rig, 25, **policy)
@@ -240,8 +244,7 @@ def test_new_host_starts_from_baseline_and_journal_tail(rig: WorldRig) -> None:
 @pytest.mark.spec(
     "004",
     LOOP,
-    "a round drains the inbox, steps, publishes, snapshots and renews; here the first four are one "
-    "transaction",
+    "a cycle commits journal entries, cursor, intents and snapshot in one transaction",
 )
 def test_host_cycle_is_one_commit(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig, snapshots=SnapshotPolicy(5), compacted_per_tick=0)
@@ -254,7 +257,9 @@ def test_host_cycle_is_one_commit(rig: WorldRig) -> None:
     assert len(rig.queued(QUOTES)) == 1
 
 
-@pytest.mark.spec("004", LOOP, "on revocation the host stops, keeps its state and lets go")
+@pytest.mark.spec(
+    "004", LOOP, "a worker whose world is reassigned writes a snapshot and releases the lease"
+)
 def test_revoked_world_is_snapshotted_and_its_lease_released(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig)
     rig.assign(ada, "B")
@@ -264,7 +269,7 @@ def test_revoked_world_is_snapshotted_and_its_lease_released(rig: WorldRig) -> N
     assert current(rig, ada).state is lease.LeaseState.FREE
 
 
-@pytest.mark.spec("004", LOOP, "on a failed renewal the host stops and writes nothing")
+@pytest.mark.spec("004", LOOP, "a host that lost its lease writes nothing when it stops")
 def test_host_without_its_lease_writes_nothing_on_finish(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig)
     rig.advance_clock()
@@ -273,7 +278,7 @@ def test_host_without_its_lease_writes_nothing_on_finish(rig: WorldRig) -> None:
     assert current(rig, ada).epoch == 1
 
 
-@pytest.mark.spec("004", LOOP, "a cycle reads at most max_inbox_batch messages")
+@pytest.mark.spec("004", LOOP, "max_inbox_batch bounds the messages of a cycle")
 def test_max_inbox_batch_bounds_a_cycle(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig, 0)
     rig.runtime.send_many([(ada, bank.DepositMade(1))] * 10)
@@ -281,7 +286,7 @@ def test_max_inbox_batch_bounds_a_cycle(rig: WorldRig) -> None:
     assert ada.height() == 4
 
 
-@pytest.mark.spec("004", LOOP, "a cycle runs at most max_tick_steps_per_cycle steps")
+@pytest.mark.spec("004", LOOP, "max_tick_steps_per_cycle bounds the steps of a cycle")
 def test_max_tick_steps_per_cycle_bounds_a_cycle(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig, 0)
     rig.runtime.send_many([(ada, bank.DepositMade(1))] * 10)
@@ -289,7 +294,7 @@ def test_max_tick_steps_per_cycle_bounds_a_cycle(rig: WorldRig) -> None:
     assert ada.height() == 3
 
 
-@pytest.mark.spec("004", LOOP, "a cycle ends after max_effects_per_cycle effects")
+@pytest.mark.spec("004", LOOP, "max_effects_per_cycle bounds the effects of a cycle")
 def test_max_effects_per_cycle_bounds_a_cycle(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig, 0)
     rig.runtime.send_many([(ada, bank.PaymentOrdered("EUR", times=2))] * 10)
@@ -298,7 +303,9 @@ def test_max_effects_per_cycle_bounds_a_cycle(rig: WorldRig) -> None:
 
 
 @pytest.mark.spec(
-    "004", LOOP, "a cycle ends at its time limit; the journal content does not depend on the limit"
+    "004",
+    LOOP,
+    "max_cycle_wall_ms bounds the time of a cycle and does not change the journal content",
 )
 def test_max_cycle_wall_ms_changes_batching_and_not_the_journal(rig: WorldRig) -> None:
     journals = []
@@ -318,7 +325,9 @@ def test_max_cycle_wall_ms_changes_batching_and_not_the_journal(rig: WorldRig) -
 
 
 @pytest.mark.spec(
-    "004", INGRESS, "every input is an inbox item, journaled by the lease holder alone"
+    "004",
+    INGRESS,
+    "inputs of every kind pass through the inbox, and only the lease holder journals them",
 )
 def test_ingress_of_every_kind_is_journaled_from_the_inbox(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig, 1)
@@ -350,7 +359,7 @@ def _body(event: object) -> tuple[bytes, bytes]:
     return value, codec.digest(name.encode(), value)
 
 
-@pytest.mark.spec("004", INGRESS, "shapes are checked before anything is enqueued")
+@pytest.mark.spec("004", INGRESS, "an event with an invalid shape is refused before the inbox")
 def test_send_of_an_invalid_event_is_refused_before_the_inbox(rig: WorldRig) -> None:
     ada = rig.world()
     with pytest.raises(Invalid):
@@ -358,7 +367,7 @@ def test_send_of_an_invalid_event_is_refused_before_the_inbox(rig: WorldRig) -> 
     assert rig.inbox_depth(ada) == 0
 
 
-@pytest.mark.spec("004", INGRESS, "an input has one canonical form, which is the one journaled")
+@pytest.mark.spec("004", INGRESS, "the journal entry has the same bytes as the inbox item")
 def test_journaled_ingress_equals_the_enqueued_bytes(rig: WorldRig) -> None:
     ada = rig.world()
     ada.send(bank.Noted("ü", ["b"]))
@@ -367,7 +376,9 @@ def test_journaled_ingress_equals_the_enqueued_bytes(rig: WorldRig) -> None:
     assert codec.pack(ada.journal()[0].step.ingress) == waiting.body
 
 
-@pytest.mark.spec("004", INGRESS, "intent, event and correlation ids arrive as they were given")
+@pytest.mark.spec(
+    "004", INGRESS, "intent, event and correlation ids pass unchanged through worlds and effects"
+)
 def test_correlation_and_intent_ids_pass_through_world_and_effect(rig: WorldRig) -> None:
     ada = rig.world()
     ada.send(bank.PaymentOrdered("EUR"), correlation_id="order-7")
@@ -387,7 +398,9 @@ def test_correlation_and_intent_ids_pass_through_world_and_effect(rig: WorldRig)
 
 
 @pytest.mark.spec(
-    "004", INGRESS, "an input is durable once it is acknowledged, and comes once per key"
+    "004",
+    INGRESS,
+    "an acknowledged input is durable, and a repeated send with its key adds no second item",
 )
 def test_resend_after_commit_unknown_enqueues_once(rig: WorldRig) -> None:
     for fault in (UNKNOWN_BEFORE, UNKNOWN_AFTER):
@@ -406,7 +419,7 @@ def test_resend_after_commit_unknown_enqueues_once(rig: WorldRig) -> None:
 # -- 7: fork -------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("004", FORK, "a world is created empty when it has no seed")
+@pytest.mark.spec("004", FORK, "a world that is created without a seed is empty")
 def test_created_world_is_empty(rig: WorldRig) -> None:
     ada = rig.runtime.world(bank.BankAccount, "ada")
     ada.create()
@@ -420,7 +433,7 @@ def test_fork_has_its_own_world_id(rig: WorldRig) -> None:
 
 
 @pytest.mark.spec(
-    "004", FORK, "a fork's baseline is the source's snapshot and its head that height"
+    "004", FORK, "a fork starts with the snapshot of the source as baseline and its height as head"
 )
 def test_fork_starts_at_the_snapshot_height(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(
@@ -432,7 +445,7 @@ def test_fork_starts_at_the_snapshot_height(rig: WorldRig) -> None:
     assert (rig.baseline(child), rig.head(child).height) == (5, 5)
 
 
-@pytest.mark.spec("004", FORK, "a fork's inbox is empty, whatever the source has unread")
+@pytest.mark.spec("004", FORK, "a fork has an empty inbox, also if the source has unread messages")
 def test_fork_has_an_empty_inbox(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig)
     ada.send(bank.DepositMade(1))
@@ -441,7 +454,7 @@ def test_fork_has_an_empty_inbox(rig: WorldRig) -> None:
     assert rig.record(child).stuck_count == 0
 
 
-@pytest.mark.spec("004", FORK, "a fork records its parent, the snapshot's hash and the height")
+@pytest.mark.spec("004", FORK, "a fork records its parent, the hash of the snapshot and the height")
 def test_fork_records_parent_snapshot_hash_and_height(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig)
     child = ada.fork("child", at=2)
@@ -453,7 +466,7 @@ def test_fork_records_parent_snapshot_hash_and_height(rig: WorldRig) -> None:
     assert codec.unpack(state)["balance"] == 3
 
 
-@pytest.mark.spec("004", FORK, "by default nothing that the source has pending is the fork's")
+@pytest.mark.spec("004", FORK, "a fork inherits no pending effects, timers or keys")
 def test_fork_inherits_no_pending_effects_timers_or_keys(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig, 0)
     for event in (bank.PaymentOrdered("EUR", key="k"), bank.Waited(60)):
@@ -472,7 +485,7 @@ def test_fork_inherits_no_pending_effects_timers_or_keys(rig: WorldRig) -> None:
 # -- 8: scheduling -------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("004", READY, "a world with unread messages is runnable")
+@pytest.mark.spec("004", READY, "unread messages make a world runnable")
 def test_unread_inbox_makes_a_world_ready(rig: WorldRig) -> None:
     ada = rig.world()
     assert rig.runnable() == []
@@ -480,7 +493,7 @@ def test_unread_inbox_makes_a_world_ready(rig: WorldRig) -> None:
     assert rig.runnable() == [rig.id(ada)]
 
 
-@pytest.mark.spec("004", READY, "a world that has more to do than a round took stays runnable")
+@pytest.mark.spec("004", READY, "a world with unread messages after a cycle stays runnable")
 def test_world_with_unread_inbox_after_a_cycle_stays_ready(rig: WorldRig) -> None:
     ada, _ = rig_with_entries(rig, 0)
     rig.runtime.send_many([(ada, bank.DepositMade(1))] * 5)
@@ -491,9 +504,7 @@ def test_world_with_unread_inbox_after_a_cycle_stays_ready(rig: WorldRig) -> Non
     assert rig.runnable() == []
 
 
-@pytest.mark.spec(
-    "004", READY, "a world whose lease is due for renewal is seen to without a message"
-)
+@pytest.mark.spec("004", READY, "a worker renews the lease of a world without messages")
 def test_worker_renews_leases_without_messages(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig)
     assert worker.sleep_s() <= 1.0
@@ -503,7 +514,9 @@ def test_worker_renews_leases_without_messages(rig: WorldRig) -> None:
     assert current(rig, ada).expires_ns > rig.store.now_ns() + 9 * S
 
 
-@pytest.mark.spec("004", READY, "hints may be doubled, and come by priority")
+@pytest.mark.spec(
+    "004", READY, "duplicate runnable marks have no effect, and the marks are ordered by priority"
+)
 def test_ready_hints_are_idempotent_and_ordered_by_priority(rig: WorldRig) -> None:
     low, high = rig.world(name="low"), rig.world(name="high")
     rig.assign(high, "A", priority=1)
@@ -512,7 +525,7 @@ def test_ready_hints_are_idempotent_and_ordered_by_priority(rig: WorldRig) -> No
     assert rig.runnable() == [rig.id(high), rig.id(low)]
 
 
-@pytest.mark.spec("004", READY, "a hint without work does no harm; the truth is in the inbox")
+@pytest.mark.spec("004", READY, "a runnable mark without work is cleared and changes nothing")
 def test_ready_hint_without_work_is_cleared(rig: WorldRig) -> None:
     ada = rig.world()
     rig.store.transact(catalog.mark_runnable, "bank", rig.id(ada))
@@ -523,14 +536,18 @@ def test_ready_hint_without_work_is_cleared(rig: WorldRig) -> None:
 # -- protocols A and B ---------------------------------------------------------------------------
 
 
-@pytest.mark.spec("004", PROTOCOL_A, "a worker that the assignment excludes gets no lease")
+@pytest.mark.spec("004", PROTOCOL_A, "a worker that is not assigned gets no lease")
 def test_acquire_by_an_unassigned_worker_is_refused(rig: WorldRig) -> None:
     ada = rig.world()
     assert acquire(rig, ada, "B").refusal == "assigned_to_another"
     assert granted(rig, ada, "A").worker == "A"
 
 
-@pytest.mark.spec("004", PROTOCOL_A, "each grant has the epoch after the last, whatever ended that")
+@pytest.mark.spec(
+    "004",
+    PROTOCOL_A,
+    "each grant has the next epoch after an expiry, a release or a forced release",
+)
 @pytest.mark.parametrize("end", ["expiry", "release", "force"])
 def test_acquire_increments_the_epoch_by_one(rig: WorldRig, end: str) -> None:
     ada = rig.world()
@@ -548,7 +565,7 @@ def test_acquire_increments_the_epoch_by_one(rig: WorldRig, end: str) -> None:
 
 
 @pytest.mark.spec(
-    "004", PROTOCOL_A, "a lease that is neither absent nor expired is not granted anew"
+    "004", PROTOCOL_A, "a valid lease is not granted to another holder before it expires"
 )
 def test_acquire_of_a_valid_lease_is_refused_until_expiry(rig: WorldRig) -> None:
     ada = rig.world()
@@ -560,7 +577,7 @@ def test_acquire_of_a_valid_lease_is_refused_until_expiry(rig: WorldRig) -> None
     assert granted(rig, ada, "A", "restarted").epoch == first.epoch + 1
 
 
-@pytest.mark.spec("004", PROTOCOL_A, "one holder at a time, however many ask at once")
+@pytest.mark.spec("004", PROTOCOL_A, "of several concurrent acquires one gets the world lease")
 def test_concurrent_acquires_grant_one_world_lease(rig: WorldRig) -> None:
     ada = rig.runtime.world(bank.BankAccount, "ada")
     world_id = rig.id(ada)
@@ -574,7 +591,7 @@ def test_concurrent_acquires_grant_one_world_lease(rig: WorldRig) -> None:
     assert [acquire(rig, ada, worker).refusal for worker in "GH"] == ["held"] * 2
 
 
-@pytest.mark.spec("004", PROTOCOL_B, "renewing extends the lease of its holder under its epoch")
+@pytest.mark.spec("004", PROTOCOL_B, "a renewal extends the lease and keeps the epoch")
 def test_renew_extends_the_lease_and_keeps_the_epoch(rig: WorldRig) -> None:
     held_lease = granted(rig, rig.world(), "A")
     rig.clock.advance(5 * S)
@@ -585,7 +602,9 @@ def test_renew_extends_the_lease_and_keeps_the_epoch(rig: WorldRig) -> None:
 
 
 @pytest.mark.spec(
-    "004", PROTOCOL_B, "another holder, another epoch or an expired lease renews nothing"
+    "004",
+    PROTOCOL_B,
+    "a renewal with another holder or epoch, or of an expired lease, changes nothing",
 )
 @pytest.mark.parametrize("wrong", ["holder", "incarnation", "epoch", "expired", "released"])
 def test_renew_of_a_stale_lease_is_refused(rig: WorldRig, wrong: str) -> None:
@@ -608,9 +627,7 @@ def test_renew_of_a_stale_lease_is_refused(rig: WorldRig, wrong: str) -> None:
 # -- failures ------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec(
-    "004", FAILURES, "after the first fence failure a worker does no more for the world"
-)
+@pytest.mark.spec("004", FAILURES, "a fenced worker stops all writes for the world")
 def test_fenced_worker_stops_writing_for_the_world(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig)
     ada.send(bank.DepositMade(1))
@@ -625,7 +642,7 @@ def test_fenced_worker_stops_writing_for_the_world(rig: WorldRig) -> None:
     assert rig.head(ada) == head
 
 
-@pytest.mark.spec("004", FAILURES, "an append names the head that it was computed on")
+@pytest.mark.spec("004", FAILURES, "a commit on a moved journal head raises HeadMoved")
 def test_commit_on_a_moved_journal_head_raises_head_moved(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig)
     ada.send(bank.DepositMade(1))
@@ -747,8 +764,7 @@ def test_run_without_faults_has_the_expected_result() -> None:
 @pytest.mark.spec(
     "004",
     TESTS,
-    "test 1: A loses its lease, B continues from baseline and tail, and the final state equals that of a run "
-    "in which nothing happened; what A writes late is refused",
+    "test 1: after a failover the final state equals a run without faults, and late writes are fenced",
 )
 @pytest.mark.parametrize("ticks", [1, 2, 3])
 def test_failover_after_any_cycle_ends_like_a_run_without_faults(ticks: int) -> None:
@@ -785,7 +801,7 @@ def rows_of_holders(rig: WorldRig) -> dict[bytes, bytes]:
     }
 
 
-@pytest.mark.spec("004", TESTS, "test 1: a replay of the journal gives the same bytes")
+@pytest.mark.spec("004", TESTS, "test 1: a replay of the journal restores the state byte for byte")
 def test_journal_replay_restores_the_state_byte_for_byte() -> None:
     rig, ada, _ = scripted_rig()
     ada.send(bank.Rolled())
@@ -805,7 +821,7 @@ def _drop_snapshots(txn: Any, subject: str) -> None:
 @pytest.mark.spec(
     "004",
     TESTS,
-    "test 5: a fork boots exactly at the source's state, with nothing of the source's pending",
+    "test 5: a fork starts with the state of the source at that height and nothing pending",
 )
 @pytest.mark.parametrize("at", range(len(SCRIPT) + 1))
 def test_fork_starts_with_the_source_state_at_every_height(at: int) -> None:
@@ -832,8 +848,7 @@ def crash_points() -> Iterator[tuple[int, str]]:
 @pytest.mark.spec(
     "004",
     TESTS,
-    "chaos rows 1 to 3: a crash after the lease was acquired, before the append, or after it, and "
-    "an unknown outcome at each: nothing is lost, nothing stale is written, replay agrees",
+    "chaos rows 1 to 3: a crash or an unknown outcome at any commit gives the result of a run without faults",
 )
 @pytest.mark.parametrize(("commit", "fault"), list(crash_points()))
 def test_every_crash_point_ends_like_a_run_without_faults(commit: int, fault: str) -> None:
@@ -842,7 +857,9 @@ def test_every_crash_point_ends_like_a_run_without_faults(commit: int, fault: st
     assert ended == EXPECTED_RESULT
 
 
-@pytest.mark.spec("004", TESTS, "chaos rows 1 to 3: two faults, one after the other")
+@pytest.mark.spec(
+    "004", TESTS, "chaos rows 1 to 3: two faults in one run give the result of a run without faults"
+)
 @pytest.mark.parametrize("first", FAULTS)
 @pytest.mark.parametrize("second", [CRASH_BEFORE, CRASH_AFTER, UNKNOWN_AFTER])
 def test_every_pair_of_crash_points_ends_like_a_run_without_faults(first: str, second: str) -> None:
@@ -855,7 +872,7 @@ def test_every_pair_of_crash_points_ends_like_a_run_without_faults(first: str, s
 @pytest.mark.spec(
     "004",
     TESTS,
-    "chaos row 2: a crash between draining and appending loses nothing, for draining removes nothing",
+    "chaos row 2: host.prepare writes nothing, so a crash before the append loses nothing",
 )
 def test_host_prepare_writes_nothing(rig: WorldRig) -> None:
     ada, worker = rig_with_entries(rig)
@@ -869,7 +886,7 @@ def test_host_prepare_writes_nothing(rig: WorldRig) -> None:
 @pytest.mark.spec(
     "004",
     TESTS,
-    "chaos row 3: there is nothing between append and cursor: they are in one transaction",
+    "chaos row 3: journal entries and inbox cursor are one commit",
 )
 @pytest.mark.parametrize("fault", FAULTS)
 def test_journal_entries_and_inbox_cursor_are_one_commit(rig: WorldRig, fault: str) -> None:

@@ -206,12 +206,16 @@ def check_marker(marker: bytes | None, *, bootstrap: bool) -> None:
     engines.check_schema(marker, (0, 1), bootstrap=bootstrap)
 
 
-@pytest.mark.spec("001", "Schema-version guard", "a matching marker lets the store open")
+@pytest.mark.spec("001", "Schema-version guard", "a store with a matching marker opens")
 def test_matching_schema_marker_is_accepted() -> None:
     check_marker(b"RSV0\x00\x00\x01\x00", bootstrap=False)
 
 
-@pytest.mark.spec("001", "Schema-version guard", "any other marker refuses, nothing is written")
+@pytest.mark.spec(
+    "001",
+    "Schema-version guard",
+    "a store with a different marker raises SchemaMismatch and nothing is written",
+)
 @pytest.mark.parametrize(
     "marker",
     [
@@ -231,7 +235,9 @@ def test_other_schema_marker_raises_schema_mismatch(marker: bytes) -> None:
     assert backend.rows == {schema.MARKER_KEY: marker}
 
 
-@pytest.mark.spec("001", "Schema-version guard", "a missing marker is NotFound without bootstrap")
+@pytest.mark.spec(
+    "001", "Schema-version guard", "a store without a marker raises NotFound if bootstrap is off"
+)
 def test_missing_schema_marker_without_bootstrap_raises_not_found() -> None:
     backend = MemoryBackend()
     with pytest.raises(NotFound):
@@ -239,7 +245,7 @@ def test_missing_schema_marker_without_bootstrap_raises_not_found() -> None:
     assert backend.rows == {}
 
 
-@pytest.mark.spec("001", "Schema-version guard", "with bootstrap a missing marker is written")
+@pytest.mark.spec("001", "Schema-version guard", "an open with bootstrap writes a missing marker")
 def test_missing_schema_marker_with_bootstrap_is_written() -> None:
     backend = MemoryBackend()
     StoreEngine(backend, SimClock(), bootstrap=True)
