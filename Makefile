@@ -52,6 +52,7 @@ check: setup  ## format, lint, types, layers, generated docs (first step of CI)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python tools/plain_words.py --check
+	$(BIN)/python tools/commit_subjects.py
 	$(BIN)/python -m pytest -q --durations=0 tests/test_tidy.py
 	$(BIN)/python tools/traceability.py --check
 	$(BIN)/python tools/states.py --check

@@ -512,6 +512,38 @@ def test_missing_part_of_a_layer_is_a_breach(part: str) -> None:
     ]
 
 
+def test_glossary_has_one_row_and_one_meaning_for_each_term() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert rules.glossary_breaches(text) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "breach"),
+    [
+        ("| lease | Other. | x |", "lease is a term twice"),
+        ("| claim, Lease | Other. | x |", "lease is a term twice"),
+        ("| claim | a permission | x |", "two terms mean: a permission"),
+        ("| claim | Other. | |", "claim has an empty column"),
+        ("| claim | Other. | x, lease (short) |", "lease, a synonym of claim, is another term"),
+    ],
+)
+def test_glossary_row_that_repeats_another_or_has_no_synonym_is_a_breach(
+    row: str, breach: str
+) -> None:
+    page = "| term | meaning | also known as |\n|---|---|---|\n| lease | A permission. | lock |\n"
+    assert rules.glossary_breaches(page) == []
+    assert rules.glossary_breaches(page + row) == [f"docs/glossary.md: {breach}"]
+
+
+def test_glossary_of_71_rows_is_a_breach() -> None:
+    page = "| term | meaning | also known as |\n|---|---|---|\n"
+    rows = [f"| term {n} | meaning {n} | synonym {n} |\n" for n in range(71)]
+    assert rules.glossary_breaches(page + "".join(rows[:70])) == []
+    assert rules.glossary_breaches(page + "".join(rows)) == [
+        "docs/glossary.md: 71 rows, at most 70"
+    ]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_of_a_page_exist_and_are_listed_once(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")

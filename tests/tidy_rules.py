@@ -640,6 +640,41 @@ def link_breaches(text: str, root: Path = ROOT, page: str = "README.md") -> list
     return [*breaches, *(f"{page}: {entry} is listed twice" for entry in twice)]
 
 
+GLOSSARY_ROWS_MAX = 70
+_GLOSSARY_HEADER = ["term", "meaning", "also known as"]
+
+
+def glossary_breaches(text: str, page: str = "docs/glossary.md") -> list[str]:
+    """Report too many rows, empty columns, terms or meanings that occur twice, and terms that are a synonym of
+    another term."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    breaches = [] if header == _GLOSSARY_HEADER else [f"{page}: the columns are {header}"]
+    if len(rows) > GLOSSARY_ROWS_MAX:
+        breaches.append(f"{page}: {len(rows)} rows, at most {GLOSSARY_ROWS_MAX}")
+    full = [row for row in rows if len(row) == len(_GLOSSARY_HEADER) and all(row)]
+    breaches += [f"{page}: {row[0]} has an empty column" for row in rows if row not in full]
+    terms = [(term, row[0]) for row in full for term in _glossary_names(row[0])]
+    names = [term for term, _ in terms]
+    breaches += [f"{page}: {name} is a term twice" for name in _repeated(names)]
+    meanings = [re.sub(r"\W+", " ", row[1]).strip().lower() for row in full]
+    breaches += [f"{page}: two terms mean: {meaning}" for meaning in _repeated(meanings)]
+    for row in full:
+        for synonym in _glossary_names(row[2]):
+            if (synonym, row[0]) not in terms and synonym in names:
+                breaches.append(f"{page}: {synonym}, a synonym of {row[0]}, is another term")
+    return breaches
+
+
+def _glossary_names(cell: str) -> list[str]:
+    """The names in a column, without notes in parentheses."""
+    return [name.strip().lower() for name in re.sub(r"\([^)]*\)", "", cell).split(",")]
+
+
+def _repeated(names: list[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})
+
+
 def _resolve_path(name: str, directories: list[Path]) -> Path | None:
     for directory in directories:
         for path in (directory / name, directory / f"{name}.py"):

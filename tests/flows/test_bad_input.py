@@ -281,7 +281,7 @@ def test_changed_arguments_park_the_flow_with_the_remedy(make_rig: Any, call_dou
     assert rig.result(handle) == 2
 
 
-def test_send_to_an_ended_flow_names_the_remedy_and_keeps_its_mailbox(make_rig: Any) -> None:
+def test_send_to_an_ended_flow_names_the_remedy_and_keeps_its_inbox(make_rig: Any) -> None:
     @hf.flow
     async def order() -> int:
         return await hf.step(double, 1)

@@ -119,7 +119,7 @@ def test_receive_raises_timeout_when_no_event_comes(make_rig: Any) -> None:
     assert rig.result(rig.start(order)) == "none"
 
 
-def test_event_after_the_timeout_of_a_receive_stays_in_the_mailbox(make_rig: Any) -> None:
+def test_event_after_the_timeout_of_a_receive_stays_in_the_inbox(make_rig: Any) -> None:
     @hf.flow
     async def order() -> int:
         with contextlib.suppress(hf.Timeout):

@@ -193,7 +193,7 @@ def test_again_starts_the_next_run_under_the_same_id(make_rig: Any) -> None:
     assert rig.store.read(find_differences) == []
 
 
-def test_again_keeps_the_mailbox_and_drops_compensations(make_rig: Any) -> None:
+def test_again_keeps_the_inbox_and_drops_compensations(make_rig: Any) -> None:
     undone: list[int] = []
 
     def take_back(n: int) -> None:

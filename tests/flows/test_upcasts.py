@@ -103,7 +103,7 @@ def new_app(kind: str, *, upcasts: bool = True) -> hf.App:
 
 
 def start_old(make_rig: Any, kind: str) -> Any:
-    """A flow of the first release that sleeps, with an event in its mailbox."""
+    """A flow of the first release that sleeps, with an event in its inbox."""
     app: Any = old_app(kind)
     rig = make_rig(app)
     handle = rig.start(app.flows["order"], app.paid_type(euros=2.5))
@@ -218,7 +218,7 @@ def test_value_of_a_newer_version_parks_the_flow_on_older_code(make_rig: Any) ->
     assert make_rig(app).result(handle) == f"{newer(150.0)}"
 
 
-def test_unreadable_event_in_the_mailbox_is_reported_before_the_deploy(make_rig: Any) -> None:
+def test_unreadable_event_in_the_inbox_is_reported_before_the_deploy(make_rig: Any) -> None:
     def app_with(**fields: type) -> Any:
         tip = msgspec.defstruct("Tip", list(fields.items()), bases=(hf.Event,))
 
@@ -239,7 +239,7 @@ def test_unreadable_event_in_the_mailbox_is_reported_before_the_deploy(make_rig:
     rig = make_rig(app_with(cents=int))
     found = predict(rig, handle)
     assert (found.code, found.parks, found.needs_attention) == (VALUE_UNREADABLE, None, True)
-    assert "event 1 of its mailbox" in found.text
+    assert "event 1 of its inbox" in found.text
     rig.run(lambda: is_parked(handle))
     assert "hf.receive#1" in handle.why()[0]["text"]
     assert handle.resume()

@@ -146,7 +146,7 @@ class _FlowReplay:
             yield from self._check_events(flow, run, records, received, flows)
         if head["records"] != len(flows["records"].get(f"{flow}/{head['run']}", {})):
             yield "X1", f"flow {flow} counts {head['records']} records"
-        yield from self._check_mailbox(flow, head, received, flows["mail"].get(flow, {}))
+        yield from self._check_inbox(flow, head, received, flows["mail"].get(flow, {}))
 
     def _check_times(self, flow: int, run: int, records: list[Plain]) -> Findings:
         """No sleep and no timeout ends before its time."""
@@ -177,7 +177,7 @@ class _FlowReplay:
             if self.sent.get((flow, number)) != (type, value):
                 yield "X2", f"flow {flow}: the received event {number} was not sent so"
             if (type, number) in received:
-                # A cancelled receive returns its event to the mailbox.
+                # A cancelled receive returns its event to the inbox.
                 if not stopped:
                     yield "X2", f"flow {flow}: event {number} is received twice"
             elif number <= last.get(type, 0):
@@ -185,16 +185,16 @@ class _FlowReplay:
             received.append((type, number))
             last[type] = max(last.get(type, 0), number)
 
-    def _check_mailbox(
+    def _check_inbox(
         self, flow: int, head: Plain, received: list[tuple[str, int]], mail: Plain
     ) -> Findings:
-        """A sent event is received or in the mailbox, never both and never lost."""
+        """A sent event is received or in the inbox, never both and never lost."""
         taken = {number for _, number in received}
         if head["cancelled"] or head["timed_out"]:
             return
         for number in mail:
             if number in taken:
-                yield "X2", f"flow {flow}: the received event {number} is in the mailbox"
+                yield "X2", f"flow {flow}: the received event {number} is in the inbox"
         lost = {number for seq, number in self.sent if seq == flow} - taken - mail.keys()
         if lost:
             yield "X2", f"flow {flow}: the events {sorted(lost)} are lost"

@@ -32,10 +32,10 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
     "send: ignores its key": (
         Edit("flows.operations:send", "if key and (row", "if False and (row"),
     ),
-    "mailbox: gives the event and keeps it": (
+    "inbox: gives the event and keeps it": (
         Edit("flows.operations:_take_mail", "unit.txn.delete(key)", "pass"),
     ),
-    "mailbox: drops an event without a receiver": (
+    "inbox: drops an event without a receiver": (
         Edit(
             "flows.operations:_deliver",
             "unit.txn.put(unit.keys.mail + tuples.pack((flow.seq, number)), codec.pack(stored))",

@@ -118,7 +118,7 @@ class FlowHandle(Generic[T]):
         return self.result_async().__await__()
 
     def send(self, event: Any, *, key: str | None = None) -> int:
-        """Put an event into the flow's mailbox. With a key the event is sent once. Returns its number."""
+        """Put an event into the flow's inbox. With a key the event is sent once. Returns its number."""
         name, value = self._runtime.app.encode_event(event)
         mail = MailRow(name, value, key=key or "")
         number: int = self._runtime.store.transact(
@@ -141,7 +141,7 @@ class FlowHandle(Generic[T]):
         )
 
     def events(self) -> list[tuple[str, Any]]:
-        """The events that wait in the mailbox: (type, value), oldest first."""
+        """The events that wait in the inbox: (type, value), oldest first."""
         self._details()
         return self._runtime.store.read(queries.list_mail, self._runtime.universe, self._id.seq)
 

@@ -220,7 +220,7 @@ def receive(*types: type[E], timeout_s: float | None = None) -> asyncio.Future[E
 
 
 def receive(*types: type[Any], timeout_s: float | None = None) -> asyncio.Future[Any]:
-    """Take the oldest event of these types from the mailbox of the flow, or wait for one. Raises hf.Timeout."""
+    """Take the oldest event of these types from the inbox of the flow, or wait for one. Raises hf.Timeout."""
     execution = _execution("receive")
     if not types:
         raise Invalid(what="receive", why="name at least one event type")

@@ -266,7 +266,7 @@ def _show_text(args: argparse.Namespace, report: FlowReport, document: dict[str,
         ("redriven by", document["redriven_by"]),
         ("arguments", _shorten(_call_text(document["args"], document["kwargs"]))),
         *((f"published {name}", _shorten(_json(value))) for name, value in _published(document)),
-        ("mailbox", _shorten(", ".join(_event_text(event) for event in document["events"]))),
+        ("inbox", _shorten(", ".join(_event_text(event) for event in document["events"]))),
     ]
     if "result" in document:
         pairs.append(("result", _shorten(_json(document["result"]))))
@@ -393,7 +393,7 @@ def _send(store: Store, args: argparse.Namespace, app: Any) -> int:
     mail = MailRow(name, value, key=args.key)
     number: int = store.transact(operations.send, universe, row.seq, row.body.generation, mail)
     document = {"id": str(row.id), "type": name, "number": number}
-    emit(args, document, f"{name} sent to {row.id}, event {number} of its mailbox")
+    emit(args, document, f"{name} sent to {row.id}, event {number} of its inbox")
     return EXIT_OK
 
 

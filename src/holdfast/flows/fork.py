@@ -1,6 +1,6 @@
 """Forks: a new flow that takes over the recorded steps of another flow, up to a step.
 
-Steps in progress, mailbox and timers are not taken over. The fork has its own idempotency keys and compensates
+Steps in progress, inbox and timers are not taken over. The fork has its own idempotency keys and compensates
 its own steps only.
 """
 

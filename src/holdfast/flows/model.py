@@ -116,7 +116,7 @@ class FlowHeadRow(Record, frozen=True):
     ended_ns: int = 0
     result: bytes = b""
     blob: bytes = b""
-    # The number of events ever put into the mailbox, and the arguments of a later run.
+    # The number of events ever put into the inbox, and the arguments of a later run.
     mail: int = 0
     args: bytes | None = None
     args_blob: bytes = b""
@@ -145,7 +145,7 @@ class OpenStep(Record, frozen=True):
 
 
 class MailRow(Record, frozen=True):
-    """One event in the mailbox of a flow."""
+    """One event in the inbox of a flow."""
 
     type: str
     value: bytes

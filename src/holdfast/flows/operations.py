@@ -2,7 +2,7 @@
 
     start      a new flow, or the flow of its key
     commit     the records of a worker under the lease of the flow's activation; suspend, end, again, park
-    send       an event into the mailbox, or to a waiting receive
+    send       an event into the inbox, or to a waiting receive
     cancel     recorded once; the flow's code sees it at its next await
     fire_due   sleeps, timeouts and retries that are due
     resume     a PARKED flow runs again
@@ -73,7 +73,7 @@ from holdfast.tasks.model import pack_int as pack_task
 
 # Records in the answer to one commit. The worker asks again for the rest.
 RECORDS_PAGE = 1_000
-# Rows of a mailbox that are read at once. The first row usually matches.
+# Rows of an inbox that are read at once. The first row usually matches.
 MAIL_PAGE = 16
 
 
@@ -218,7 +218,7 @@ def commit(txn: Txn, universe: str, generation: int, work: FlowCommit) -> FlowAn
         unit.suspend(flow)
     elif applied:
         if action == AGAIN:
-            # The receives of this run are closed before its unseen events return to the mailbox.
+            # The receives of this run are closed before its unseen events return to the inbox.
             _cancel_all_open(unit, flow)
             _return_mail(unit, flow, work.known, unseen, None)
         _apply_action(unit, flow, work)
@@ -384,7 +384,7 @@ def finish(unit: FlowUnit, flow: OpenFlow) -> None:
 
 
 def _start_next_run(unit: FlowUnit, flow: OpenFlow, args: bytes) -> None:
-    """End the run and start the next one, with the same id, mailbox and published values."""
+    """End the run and start the next one, with the same id, inbox and published values."""
     unit.delete_timeout(flow)
     until_ns = unit.now_ns + flow.body.spec.retain_ns
     unit.txn.put(unit.keys.retained_runs + tuples.pack((until_ns, flow.seq, flow.head.run)), b"")
@@ -423,7 +423,7 @@ def _with_value(txn: Txn, record: AnyRecord) -> AnyRecord:
 
 @operation("flows.send")
 def send(txn: Txn, universe: str, flow_seq: int, generation: int, mail: MailRow) -> int:
-    """Put an event into the mailbox of a flow, or give it to a waiting receive. Returns its number."""
+    """Put an event into the inbox of a flow, or give it to a waiting receive. Returns its number."""
     if len(mail.value) > MESSAGE_BYTES_MAX:
         raise ValueTooLarge(what="event", bytes=len(mail.value), bytes_max=MESSAGE_BYTES_MAX)
     unit = FlowUnit(txn, universe)
@@ -455,7 +455,7 @@ def send(txn: Txn, universe: str, flow_seq: int, generation: int, mail: MailRow)
 
 
 def _deliver(unit: FlowUnit, flow: OpenFlow, number: int, mail: MailRow) -> None:
-    """Give an event to a waiting receive, or put it into the mailbox under its number."""
+    """Give an event to a waiting receive, or put it into the inbox under its number."""
     receiver = _find_receiver(unit, flow, mail.type)
     if receiver is None:
         value, blob = unit.inline_or_blob(mail.value)

@@ -1,4 +1,4 @@
-"""Flow queries: one flow, its steps, its mailbox, its published values, and its blockers."""
+"""Flow queries: one flow, its steps, its inbox, its published values, and its blockers."""
 
 from __future__ import annotations
 

@@ -145,23 +145,23 @@ def replay_flow(
         return finding._replace(code=TIME_LIMIT, text=text)
     finding = replay.judge(finding)
     if not finding.code and not finding.ended:
-        finding = store.read(_check_mailbox, app, target, finding)
+        finding = store.read(_check_inbox, app, target, finding)
     return finding
 
 
-def _check_mailbox(txn: Txn, app: App, target: FlowTarget, finding: FlowFinding) -> FlowFinding:
-    """Find an event in the mailbox that the code cannot read. The flow is parked if its code receives the event."""
+def _check_inbox(txn: Txn, app: App, target: FlowTarget, finding: FlowFinding) -> FlowFinding:
+    """Find an event in the inbox that the code cannot read. The flow is parked if its code receives the event."""
     prefix = keys_of(target.universe).mail + pack_int(target.seq)
     for key, row in iter_rows(txn, prefix):
         mail = decode_mail(row)
         event_type = app.events.get(mail.type)
         if event_type is None:
-            continue  # it stays in the mailbox
+            continue  # it stays in the inbox
         try:
             event_type.decode(blobs.get(txn, mail.blob) if mail.blob else mail.value)
         except Invalid as error:
             number = tuples.unpack_last_int(key, len(prefix))
-            text = f"event {number} of its mailbox cannot be read: {reason_of(error)}"
+            text = f"event {number} of its inbox cannot be read: {reason_of(error)}"
             return finding._replace(code=VALUE_UNREADABLE, step="hf.receive", text=text, parks=None)
     return finding
 

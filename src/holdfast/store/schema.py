@@ -97,7 +97,7 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "r" <flow> <run> <n>                     the records of a run, in order
                     <u> "o" <flow> <name> <occurrence>           open steps that no worker holds
                     <u> "d" <due_ns> <flow> <name> <occurrence>  sleeps and timeouts, by due time
-                    <u> "m" <flow> <n>                           the mailbox, in order
+                    <u> "m" <flow> <n>                           the inbox, in order
                     <u> "mk" <flow> <key>                        idempotency keys of its events
                     <u> "p" <flow> <name>                        published values
                     <u> "c" <flow> <flow'>                       the second is a child of the first
