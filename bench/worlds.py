@@ -23,7 +23,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Amounts:
-    """The sizes of the targets. Smaller sizes serve to try the metrics."""
+    """The sizes of the measured loads. The defaults are those of the performance targets; smaller ones try a metric."""
 
     few_leases: int = 100
     leases: int = 10_000

@@ -1,6 +1,7 @@
-"""Our producer: `python -m bench.peers.task_load producer|embedded STORE`. It answers in lines.
+"""The Holdfast producer of the task benchmarks: `python -m bench.peers.task_load producer|embedded STORE`.
 
-`embedded` is one process: it opens a store with every role and completes one task.
+It reads commands from stdin and prints one line with the answer to each. `embedded` opens a store with every role in
+one process and completes one task.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ def split_versions(data: bytes) -> tuple[dict[str, int], bytes]:
     end = start + int.from_bytes(data[1:start], "big")
     body = data[end:]
     if body[:1] == VERSIONS_MARK:
-        raise Invalid(what="record", why="two prefixes of versions")
+        raise Invalid(what="record", why="its version prefix occurs twice")
     return unpack_as(dict[str, int], data[start:end]), body
 
 

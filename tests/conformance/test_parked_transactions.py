@@ -174,7 +174,7 @@ def test_parked_operation_that_fails_is_answered_with_its_error(store: Store) ->
     request = GrantRequest("w", ["default"], 1, free_slots=(1,))
     wrong = store.submit_when(["t"], tasks.lease_or_park, "main", request, 0)
     assert wrong is not None
-    with pytest.raises(Invalid, match="rooms"):
+    with pytest.raises(Invalid, match="free slots"):
         await_answer(wrong)
 
 

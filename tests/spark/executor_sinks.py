@@ -14,7 +14,7 @@ from holdfast.spark.sinks.parquet import ParquetSink
 
 
 class FailingParquetSink(ParquetSink):
-    """Fails `times` times in the way of `how`. All processes count the failures in files beside the output."""
+    """Raises `times` failures of the kind `how` (denied, full, corrupt, killed, slow). All processes count the failures in files beside the output."""
 
     def __init__(self, path: str, how: str = "", times: int = 0, **options: Any) -> None:
         super().__init__(path, **options)

@@ -460,7 +460,7 @@ def test_commit_refuses_a_dead_letter_of_an_event_not_given_up(memory_rig: TwoVe
     ]
     [answer] = memory_rig.store.transact(commit, [cycle])
     assert answer is not None
-    assert answer[1]["why"] == "the item was not given up"
+    assert answer[1]["why"] == "no worker has given this unknown event up; it stays in the inbox"
 
 
 # -- results for senders ---------------------------------------------------------------------------

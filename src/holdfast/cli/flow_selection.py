@@ -50,7 +50,9 @@ def add_selection(parser: argparse.ArgumentParser, states: tuple[str, ...]) -> N
     parser.add_argument("--state", type=str.lower, choices=states, help="only flows in this state")
     parser.add_argument("--name", metavar="NAME", help="only flows with this name")
     parser.add_argument(
-        "--error", metavar="TEXT", help="only flows whose code, step or error contains TEXT"
+        "--error",
+        metavar="TEXT",
+        help="only flows whose error code, failed step or error text contains TEXT",
     )
     parser.add_argument("--limit", metavar="N", type=int, help="process at most N flows")
     selection.add_dry_run(parser, "flows")

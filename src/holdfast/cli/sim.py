@@ -1,7 +1,7 @@
 """`holdfast sim`: the fault simulator.
 
     holdfast sim --app MODULE:APP --seeds 100    random events to the worlds of an application
-    holdfast sim --app MODULE:APP --seed 17      one seed, with its actions
+    holdfast sim --app MODULE:APP --seed 17      one seed; print its actions
     holdfast sim …                               Holdfast itself, by `tests/simulation` of the checkout
 
 With `--app` the exit code is 0 if every seed holds, 1 if a seed fails, 2 if the application cannot be loaded or
@@ -41,7 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     else:
         which = parser.add_mutually_exclusive_group()
         which.add_argument("--seeds", type=int, metavar="N", help="number of seeds")
-        which.add_argument("--seed", type=int, metavar="K", help="run one seed, with its actions")
+        which.add_argument(
+            "--seed", type=int, metavar="K", help="run one seed and print its actions"
+        )
         parser.add_argument(
             "--start", type=int, default=0, metavar="K", help="first seed (default 0)"
         )

@@ -48,7 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     listed = actions.add_parser(
-        "list", help="count tasks by queue, and list them: newest first, or in the order of --state"
+        "list",
+        help="count tasks by queue, and list them: newest first; with --state by priority, start time or lease expiry",
     )
     add_conditions(listed, task_list.STATE_FILTERS)
     listed.add_argument(

@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     state_parser = actions.add_parser(
         "state",
-        help="show the fields of the state after the last journal entry, or after any other",
+        help="show the fields of the state after the last journal entry, or after an earlier one",
     )
     _add_world(state_parser)
     state_parser.add_argument(

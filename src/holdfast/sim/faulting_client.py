@@ -103,7 +103,7 @@ class FaultingClient:
                 return unwrap(result)
             if answer.error[0] != Conflict.code:
                 resolve_deferred(txn, answer)  # raises
-        raise Conflict(tries=TRANSACT_ATTEMPTS_MAX, why="others always committed first")
+        raise Conflict(tries=TRANSACT_ATTEMPTS_MAX, why="other commits always came first")
 
     def read(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._scheduler.yield_()

@@ -62,7 +62,8 @@ class InProcessStore:
                     resolve_deferred(txn, answer)
                     return unwrap(result)
             raise Conflict(
-                tries=TRANSACT_ATTEMPTS_MAX, why="the function itself writes its read set"
+                tries=TRANSACT_ATTEMPTS_MAX,
+                why="the function commits to rows that it has read, by a second transaction",
             )
 
     def read(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

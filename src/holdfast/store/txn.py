@@ -151,7 +151,11 @@ class ClientTxn(WriteBuffer):
     def require_live(self, lease: HasLeaseGuard) -> None:
         guard = lease.guard
         if type(guard) is not LeaseGuard:
-            raise Invalid(what="lease", why="it has no lease guard", found=type(guard).__name__)
+            raise Invalid(
+                what="lease",
+                why="expected a lease or a claim, an object with a LeaseGuard",
+                found=type(guard).__name__,
+            )
         # A lost fence stays lost, so a stale holder fails before it reads further.
         if self.base.get(guard.fence_key) != guard.fence:
             raise Fenced(resource=guard.resource, why="another grant followed")
@@ -323,7 +327,9 @@ def check_guard(
 ) -> None:
     """Check a lease guard: raise Fenced unless generation and fencing token match and the lease is live."""
     if guard.generation != generation:
-        raise Fenced(resource=guard.resource, why="the store was restored since")
+        raise Fenced(
+            resource=guard.resource, why="the store was restored after this lease was granted"
+        )
     fence = base.get(guard.fence_key)
     if fence != guard.fence:
         raise Fenced(resource=guard.resource, why="another grant followed")

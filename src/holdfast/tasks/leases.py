@@ -181,9 +181,9 @@ class _Granter:
         self._slots_left = list(request.free_slots) or [limit] * len(EXECUTOR_KINDS)
         if len(self._slots_left) != len(EXECUTOR_KINDS):
             raise Invalid(
-                what="rooms",
+                what="free slots",
                 found=list(request.free_slots),
-                why="expected one number per executor kind, or none",
+                why="give one number for each executor kind, or an empty list",
             )
         self.task_names = frozenset(request.names)
         self.grants: list[TaskGrant] = []

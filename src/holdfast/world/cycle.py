@@ -182,7 +182,9 @@ def _check(txn: Txn, cycle: Cycle) -> None:
             now = catalog.get_record(txn, cycle.universe, cycle.world_id).unknown
             if now is None or not now.given_up or now.seq != failed.seq:
                 raise Conflict(
-                    world=cycle.world_id, seq=failed.seq, why="the item was not given up"
+                    world=cycle.world_id,
+                    seq=failed.seq,
+                    why="no worker has given this unknown event up; it stays in the inbox",
                 )
     if cycle.carried:
         last = inbox.last_seq(txn, subject)

@@ -81,10 +81,12 @@ _PGNO = struct.Struct("<Q")
 
 
 class RedoHeader(msgspec.Struct, array_like=True, frozen=True):
-    """The header of a log. `meta` is the meta page of the base; while it is empty, the base is in the other log.
-    A `closed` log is not needed for recovery: everything is synced, and `meta` is that of the last commit.
-    `schema` is the version of the base: a record after it may raise the marker.
-    Logs of earlier versions have neither a schema nor a salt."""
+    """The header of a log file. The base is the commit in the data file to which the records of the log are added.
+
+    `meta` is the LMDB meta page of the base. If it is empty, the header of the other log file has it. A `closed` log is
+    not needed for recovery: all pages are synced, and `meta` belongs to the last commit. `schema` is the schema version
+    of the base. A record of the log may write a newer schema marker. Logs of earlier versions have no schema and no
+    salt."""
 
     epoch: int
     base: int
@@ -371,7 +373,10 @@ class RedoRecovery:
             (id, _decode_changes(self._path, body)) for id, body in records if id > pages.id
         ]
         if to_replay and to_replay[0][0] != pages.id + 1:
-            raise StoreCorrupt(path=str(self._path), why="the log does not continue from the file")
+            raise StoreCorrupt(
+                path=str(self._path),
+                why="the first record of the redo log does not follow the last commit of data.mdb",
+            )
         changes = [change for _, body_changes in to_replay for change in body_changes]
         if not pages.is_whole:
             # Unused pages at the end may never have been written.
@@ -420,7 +425,7 @@ class RedoRecovery:
             failpoints.hit("redo_log.replay_commit", id)
         with env.begin(write=True) as txn:
             if txn.id() != id:
-                why = "the log does not continue from the file"
+                why = "the next record of the redo log does not follow the last commit of data.mdb"
                 raise StoreCorrupt(path=str(self._path), why=why)
             for key, value in _decode_changes(self._path, body):
                 if value is None:
