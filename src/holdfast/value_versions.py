@@ -118,7 +118,7 @@ def _upcast_inside(
 
 
 class _Upcasting:
-    """One walk over a value, beside its type."""
+    """The conversion of one value: it walks the value and its type together and upcasts objects."""
 
     def __init__(self, versions: Mapping[str, int], upcast: UpcastObjects) -> None:
         self._versions = versions

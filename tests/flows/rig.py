@@ -222,7 +222,7 @@ class FlowRig:
 
 
 class _ClientRuntime:
-    """What a `FlowHandle` needs of a runtime."""
+    """The part of a runtime that `FlowHandle` uses."""
 
     def __init__(self, rig: FlowRig) -> None:
         self.store, self.clock, self.app = rig.crashing_store, rig.clock, rig.app

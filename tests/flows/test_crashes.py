@@ -89,7 +89,7 @@ def make_app(calls: Calls) -> tuple[hf.App, Any, Any]:
 
 
 class CrashedRun:
-    """What a run shows to the outside."""
+    """The externally visible results of a run."""
 
     def __init__(self, crashes: dict[int, str], fails: bool) -> None:
         clock, self.calls = SimClock(), []

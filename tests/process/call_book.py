@@ -33,7 +33,7 @@ KILL, STOP, OUTAGE = "kill", "stop", "outage"
 
 
 class FlowFault(NamedTuple):
-    """A fault, in nanoseconds of the monotonic clock, which all processes share. A store has the pid 0."""
+    """An injected fault and its times on the monotonic clock, which all processes share. The store has pid 0."""
 
     kind: str
     pid: int
@@ -52,7 +52,8 @@ class CallRepetition(NamedTuple):
 
 
 class CallJudge:
-    """Checks the calls of a book. `recorded` are all answers that flows recorded. `problems` is the verdict."""
+    """Compares the calls that the call server saw (the book) with the answers that flows recorded. `problems` has
+    the violations."""
 
     def __init__(
         self, book: Sequence[BookedCall], faults: Sequence[FlowFault], recorded: set[str]

@@ -26,7 +26,7 @@ LINE_BYTES_MAX = 1 << 26
 
 
 class BookedCall(msgspec.Struct):
-    """One call in the book. `number` counts the calls of one key, from 1."""
+    """One call that the server saw. `number` counts the calls of one key, from 1."""
 
     key: str
     number: int
@@ -42,7 +42,7 @@ class BookedCall(msgspec.Struct):
 
     @property
     def token(self) -> str:
-        """What the call answered, unique in the book."""
+        """The answer to the call, unique among all calls."""
         return f"{self.key}/{self.number}"
 
 

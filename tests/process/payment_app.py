@@ -23,14 +23,14 @@ class PaymentRequested(hf.Event):
 
 
 class Wired(hf.Event):
-    """Orders whose first call is a coroutine that does not end."""
+    """Orders `first` to `last` of the effect `wire`. The first call of each hangs in a coroutine."""
 
     first: int
     last: int
 
 
 class Ruined(hf.Event):
-    """An order for the effect of one way to crash. Every call of a deadly order ends the calling process."""
+    """An order of the effect `ruin-<how>`. Every call of a deadly order crashes the calling process."""
 
     n: int
     how: str
@@ -65,7 +65,7 @@ async def wire(call: hf.Call, n: int) -> int:
 
 
 def crash_effect(how: str) -> hf.Effect:
-    """The effect whose deadly calls end their process this way."""
+    """Declare an effect whose deadly calls crash their process by `exit` or by the named signal."""
 
     @hf.effect(f"ruin-{how}", attempts=3, timeout_s=60, concurrency=1)
     def ruin(call: hf.Call, n: int, deadly: bool) -> int:

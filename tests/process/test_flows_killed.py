@@ -377,7 +377,7 @@ def ends_by_flow(txn: Txn) -> Counter[int]:
 
 
 def judge(driver: FlowDriver, faults: list[FlowFault], store: Store) -> CallJudge:
-    """Compare everything with the book of the outside server."""
+    """Compare the results and records of all flows with the calls that the outside server saw."""
     answers = {run.number: recorded_answers(run) for run in driver.runs.values()}
     recorded = {token for by_step in answers.values() for token in by_step.values()}
     judged = CallJudge(read_book(), faults, recorded)

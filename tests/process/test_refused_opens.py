@@ -167,7 +167,7 @@ def test_open_after_a_power_cut_recovers_every_row(home: Path) -> None:
 
 
 def stale_meta(home: Path) -> None:
-    """Overwrite both meta pages with the base's, and the pages committed since then with garbage."""
+    """Overwrite both meta pages with the meta page of the redo log's base, and all newer pages with garbage."""
     from holdfast.store.lmdb.redo_log import LOG_FILES, RedoHeader, _read_headers
 
     bases: list[RedoHeader] = [

@@ -388,7 +388,7 @@ def test_tick_inside_a_tick_is_invalid(rig: RunnerRig) -> None:
 
     runner = rig.runner(handler)
     assert runner.tick().done == 1
-    assert errors[0].what == "gate"
+    assert errors[0].what == "tick lock"
 
 
 def test_set_policy_applies_from_the_next_tick(rig: RunnerRig) -> None:

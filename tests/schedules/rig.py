@@ -85,7 +85,7 @@ class ScheduleRig:
         )
 
     def fire(self) -> int:
-        """Fire the due occurrences, as another timer worker at the same moment."""
+        """Fire the due occurrences, as a second timer worker would at the same time."""
         fired: int = self.store.transact(
             operations.fire_due, self.universe, self.clock.wall_ns(), 100
         )

@@ -19,7 +19,7 @@ MODULES = ("holdfast.schedules.operations", "holdfast.schedules.unit_of_work")
 
 
 class ScheduleRun:
-    """What a run shows to the outside: the uses of occurrences, and the calls of functions."""
+    """The externally visible results of a run: the occurrences, and the calls of functions."""
 
     def __init__(
         self, timer_crashes: dict[int, str], worker_crashes: dict[int, str] | None = None

@@ -151,7 +151,7 @@ def _steps(event: HistoryEvent) -> Iterator[Plain]:
 
 
 def _journaled_receipt(fits: Callable[[Plain], bool], kind: str = "") -> EventPredicate:
-    """Match a commit that journals such a receipt."""
+    """Match a commit that journals a receipt that `fits` accepts, of a kind with this prefix."""
     return OpPredicate(
         "commit",
         lambda event: any(
@@ -445,12 +445,12 @@ _TASK_POINTS: dict[str, EventPredicate] = {
 
 
 def _flow_head(state: FlowState) -> EventPredicate:
-    """A flow in this state."""
+    """Match a commit that writes a flow head in this state."""
     return _flow_rows("heads", lambda head: head["state"] == state)
 
 
 def _flow_record(kind: str, name: str = "") -> EventPredicate:
-    """A record of this kind. The name of its step begins with `name`."""
+    """Match a commit that writes a record of this kind for a step whose name begins with `name`."""
     return _flow_rows(
         "records",
         lambda run: any(

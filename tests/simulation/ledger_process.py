@@ -93,7 +93,7 @@ class LedgerProcess:
     def exchange(
         self, incarnation: Incarnation, owner: str, step: Exchange, data: bytes
     ) -> PendingReply:
-        """Send a request and return its reply. LineLost: the process or its log failed before the
+        """Send a request and return its reply. ConnectionLost: the process or its log failed before the
         reply."""
         scheduler = self.scheduler
         if any(scheduler.is_report_known(move.epoch, move.report_no) for move in step.reports):

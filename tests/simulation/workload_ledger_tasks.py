@@ -149,7 +149,7 @@ class LedgerWorker(Actor):
         sent: SentReport | None,
         claim: ClaimRows | None,
     ) -> PendingReply:
-        """Send one request. LineLost: it may or may not have been processed."""
+        """Send one request. ConnectionLost: it may or may not have been processed."""
         lost = 0 if incarnation.faults_stopped else self.outside.parameters.lost_answer_mille
         incarnation.scheduler.yield_()
         if not process.alive or (lost and incarnation.tape.chance(lost // 2)):

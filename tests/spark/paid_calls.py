@@ -80,7 +80,7 @@ def _append(path: str, line: str) -> None:
 
 @dataclass(frozen=True)
 class Bill:
-    """The content of the log."""
+    """The calls in the log of the paid function."""
 
     calls: int
     by_key: Counter[int]

@@ -55,7 +55,7 @@ def frame_of_an_ended_function() -> FrameType:
 
 
 def interrupt_after(bytecodes: int, act: Callable[[LeaderLock], None], lock: LeaderLock) -> bool:
-    """Raise SignalRaised after this number of bytecodes of `act`. Return whether that was before its end."""
+    """Raise SignalRaised after this number of bytecodes of `act`. Return whether `act` had not ended by then."""
     left = bytecodes
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -165,8 +165,8 @@ def test_a_lock_owned_by_a_suspended_generator_is_not_taken_over() -> None:
     assert lock.try_acquire()
 
 
-def test_a_check_of_a_free_lock_is_no_suspicion_against_the_next_owner() -> None:
-    """A checker may find the lock free, and the next one a thread that has not recorded its frame yet."""
+def test_owner_that_acquires_after_a_check_is_not_orphaned() -> None:
+    """The first check finds the lock free. The second one finds an owner that has not recorded its frame yet."""
     lock = LeaderLock()
     assert not lock._is_orphaned()
     time.sleep(0.01)

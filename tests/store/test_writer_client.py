@@ -491,7 +491,7 @@ def test_subscription_survives_failed_reconnects(
 def test_client_without_a_descriptor_for_its_poll_reconnects_later(
     store: LmdbStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process has no descriptor left right after the connect. The request is not lost without a word."""
+    """The process has no descriptor left right after the connect. The request is sent later, not dropped."""
     monkeypatch.setattr("holdfast.store.lmdb.writer_client.RECONNECT_PAUSE_S", 0.01)
     epoll, refused = select.epoll, threading.Event()
 

@@ -94,8 +94,8 @@ def test_days_of_offset_changes_match_a_model_of_every_minute() -> None:
 def shown_minutes(
     start: datetime, end: datetime, tz: ZoneInfo
 ) -> list[tuple[datetime, list[datetime]]]:
-    """Each minute after the start with the local times that belong to it: the shown one if it is shown for the first
-    time, after the ones that the clock skipped just before."""
+    """Return each minute after the start with its new local times: the local times that the clock skipped just before,
+    then its own local time unless an earlier minute had it."""
     minutes: list[tuple[datetime, list[datetime]]] = []
     latest = local_of(start, tz)
     at = start + MINUTE

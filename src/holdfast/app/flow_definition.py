@@ -142,7 +142,7 @@ class Flow(StartableFlow[P, T]):
     # -- used by workers ---------------------------------------------------------------------------
 
     def within(self, universe: str, app: DeclaredParts) -> BoundFlow:
-        """Return the flow as the workers of an app run it."""
+        """Return the flow bound to an app, as its workers run it."""
         return BoundFlow(self, universe, app)
 
     def bind(

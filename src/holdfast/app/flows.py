@@ -360,7 +360,7 @@ def _check_declared(execution: FlowExecution, what: str, name: str) -> None:
 
 
 class _FunctionFacts(NamedTuple):
-    """What a step needs to know of a plain function."""
+    """Cached facts of a plain function that runs as a step: its name, result type, decoder and code."""
 
     name: str
     decode: Callable[..., Any]

@@ -320,8 +320,8 @@ class Runtime:
         schedules.declare(self)
 
     def _peer_runtime(self, universe: str) -> Runtime:
-        """Return a client runtime of the same app for another universe, in the store that routes name, or
-        in this store."""
+        """Return a client runtime of the same app for another universe: in the store that `stores` or
+        `holdfast.toml` maps it to, else in this store."""
         if universe not in self._peer_runtimes:
             url_or_store = (self._peers or {}).get(universe)
             if url_or_store is None and self._routing is not None:

@@ -117,7 +117,7 @@ def define(
 
 
 def _refuse_options(name: str, options: dict[str, Any]) -> None:
-    """Options of one submission do not belong to a schedule."""
+    """Raise Invalid for options that belong to a single submission, such as a key or a delay."""
     for option in ("key", "delay_s", "after", "limit_key"):
         if options.get(option):
             raise Invalid(

@@ -105,12 +105,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_flow(sent)
     sent.add_argument("type", metavar="TYPE", help="event type, as the application names it")
     sent.add_argument("event", metavar="JSON", help="fields of the event, as a JSON object")
-    sent.add_argument(
-        "--key",
-        metavar="K",
-        default="",
-        help="idempotency key: a repeated send with this key adds no event",
-    )
+    sent.add_argument("--key", metavar="K", default="", help="idempotency key of the event")
     sent.add_argument(
         "--app", metavar="MODULE:APP", required=True, help="application that declares the event"
     )

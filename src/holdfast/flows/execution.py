@@ -489,7 +489,7 @@ class FlowExecution:
             )
 
     def _number(self, call: StepCall, counted_as: str = "") -> None:
-        """Compensations are counted apart: a new one must not shift the numbers of steps."""
+        """Number a call by its name. Compensations have a separate count, so a new one shifts no step number."""
         counted_as = counted_as or call.name
         self._positions += 1
         self._occurrences[counted_as] += 1
@@ -504,7 +504,7 @@ class FlowExecution:
 
 
 async def _guard(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run the flow's code. The end of a run is a value: a BaseException would leave the loop."""
+    """Run the flow's code. `hf.again` is returned as a value, because a BaseException would end the event loop."""
     try:
         return await body()
     except NextRun as next_run:

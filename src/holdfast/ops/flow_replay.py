@@ -262,7 +262,7 @@ class _FlowReplay:
         return finding
 
     def _judge_end(self, finding: FlowFinding) -> FlowFinding:
-        """The code has ended. An error of the flow's code is a finding, unless the flow has ended so before."""
+        """Compare the end of the code with the stored flow. An error is a finding, unless the stored flow failed too."""
         try:
             value = self._execution.result()
             if self._execution.compensation is not None or isinstance(value, NextRun):

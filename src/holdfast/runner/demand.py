@@ -76,8 +76,8 @@ def claim_capacity(
     """Return how many further items may be claimed now.
 
     `blocked` means that isolation is held or requested. `rate_limited` counts the claimed items that wait
-    for the rate limit (None without one), `executor_capacity` the room of the executor (None before its
-    creation). Without a `concurrency` the handlers run in the tick, one batch at a time.
+    for the rate limit (None without one), `executor_capacity` the free capacity of the executor (None before
+    its creation). Without a `concurrency` the handlers run in the tick, one batch at a time.
     """
     if blocked:
         return 0

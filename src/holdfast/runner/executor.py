@@ -141,7 +141,7 @@ class Executor:
 
     @property
     def free_workers(self) -> int:
-        """Number of submitted units that would start at once."""
+        """Number of further units that would start at once, without waiting for a worker."""
         return max(0, self._usable_workers() - len(self._in_progress))
 
     @property

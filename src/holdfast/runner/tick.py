@@ -64,7 +64,7 @@ class TickLock:
 
     def __enter__(self) -> None:
         if self._holder == threading.get_ident():
-            raise Invalid(what="gate", why="this thread already holds it")
+            raise Invalid(what="tick lock", why="this thread already holds it")
         self._lock.acquire()
         if self._closed.is_set():
             self._lock.release()

@@ -87,7 +87,7 @@ def _check_occurrence(where: str, occurrence_ns: int, row: OccurrenceRow) -> Ite
 
 
 def _will_end(txn: Txn, universe: str, schedule: ScheduleRow) -> bool:
-    """Whether the end of the last task or flow still comes, or its callback does."""
+    """Whether the last task or flow of a schedule will end: a running flow, or a task with a registered end callback."""
     packed_seq = pack_int(schedule.last_seq)
     if schedule.last_is_flow:
         head = txn.get(flow_keys_of(universe).heads + packed_seq)

@@ -99,7 +99,7 @@ class ScheduleRow(Record, frozen=True):
 
 
 class OccurrenceRow(Record, frozen=True):
-    """The use of an occurrence. `seq` is the task or flow that it started."""
+    """The stored decision on an occurrence: started, queued or skipped. `seq` is the task or flow that it started."""
 
     state: int
     cause: str

@@ -38,7 +38,7 @@ ERROR_CHARS_MAX = 200
 
 
 class UsedOccurrence(Record, frozen=True):
-    """An occurrence and its use. `is_new` is false if it had been started or queued before."""
+    """An occurrence and the decision on it. `is_new` is false if it had been started or queued before."""
 
     occurrence_ns: int
     row: OccurrenceRow
@@ -195,7 +195,7 @@ def next_due_ns(txn: Txn, universe: str) -> int | None:
 
 @operation("schedules.run_now")
 def run_now(txn: Txn, universe: str, name: str, wall_ns: int) -> UsedOccurrence:
-    """Use an extra occurrence at this time, also of a paused schedule. The overlap policy applies."""
+    """Start an extra occurrence at this time, also of a paused schedule. The overlap policy may queue or skip it."""
     unit = ScheduleUnit(txn, universe)
     schedule = unit.load(name)
     occurrence_ns = wall_ns // 1_000 * 1_000

@@ -25,7 +25,7 @@ CODE, UNDECLARED, RUNTIME = SOURCES = ("code", "undeclared", "runtime")
 
 
 class ScheduleStatus(NamedTuple):
-    """A schedule and where it stands. Times are wall clock times in nanoseconds, None for none."""
+    """A schedule with its state, its last and its next occurrence. Times are wall clock times in nanoseconds, None for none."""
 
     universe: str
     name: str

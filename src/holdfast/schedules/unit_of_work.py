@@ -188,7 +188,7 @@ class ScheduleUnit:
         return tasks.body(packed_seq) is not None and tasks.status(packed_seq).state in _OPEN_TASK
 
     def _listen_to_last(self, schedule: OpenSchedule) -> None:
-        """Call `end_callbacks.on_end` when the last task ends. A flow calls it without this."""
+        """Register `end_callbacks.on_end` for the end of the last task. A flow calls its schedule without registration."""
         row = schedule.row
         if not row.last_is_flow and self.is_last_open(row):
             dependents.listen(self.flows.tasks, row.last_seq, OWNER, schedule.name.encode())

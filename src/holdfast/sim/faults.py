@@ -26,7 +26,7 @@ class Fault(Enum):
     FULL = "full"  # the disk is full: StoreFull, the commit is not applied
 
 
-# Per mille of the commits marked as doubtful whose answer is lost.
+# Per mille of the loss-prone commits whose answer is lost.
 LOSS_PRONE_MILLE = 350
 
 
@@ -52,8 +52,8 @@ class FaultPlan:
         assert top > 0, "more faults than commits"
 
     def next_fault(self, *, loss_prone: bool = False) -> Fault | None:
-        """Return the fault of this commit. Answers to doubtful commits are lost more often, if
-        losses are enabled."""
+        """Return the fault of this commit. With `loss_prone` its answer is lost more often, if losses are
+        enabled."""
         self.boundary += 1
         if failpoints.armed:
             failpoints.hit("sim.commit", self.boundary, loss_prone)

@@ -190,7 +190,7 @@ class SimulationSession:
         self._simulation.start_all()
 
     def _due_work(self) -> list[DueWork]:
-        """Work of flows and schedules with its time."""
+        """The timed work of flows and schedules, with its due times."""
         ahead_ns = self._simulation.clock.wall_ns() - self._simulation.store.engine_now_ns()
         return [
             *self._store.peek(task_work.flow_work, self.app.universe),

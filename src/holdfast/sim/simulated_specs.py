@@ -20,7 +20,7 @@ NEVER_DEAD_EXPIRIES = 1_000_000
 
 
 def apply_specs(app: App) -> None:
-    """Change the specs of the app's tasks and flows until `restore_specs` is called as often."""
+    """Shorten the leases of the app's tasks and flows. Calls nest: the last `restore_specs` restores the specs."""
     uses, originals = _changed.get(app, (0, None))
     if originals is None:
         originals = {name: target.spec for name, target in _targets(app)}

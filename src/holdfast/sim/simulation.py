@@ -202,7 +202,7 @@ class Simulation:
         return not self._remaining_work()
 
     def _is_due(self, name: str, row: Plain) -> bool:
-        """Whether an item is due. A timer may be due much later."""
+        """Whether a queue item can run now: only timers have a due time, which may be far in the future."""
         if name.endswith(CALENDAR_TIMERS):
             return bool(row["not_before_ns"] <= self.clock.wall_ns())
         if name.endswith(DELAY_TIMERS):

@@ -20,7 +20,7 @@ from holdfast.store.api import Txn
 
 
 class DueWork(NamedTuple):
-    """Work that starts at a time of the store. `is_retry` for another attempt."""
+    """Work that is due at a store time. `is_retry` marks another attempt."""
 
     name: str
     due_ns: int
@@ -28,7 +28,7 @@ class DueWork(NamedTuple):
 
 
 def task_work(tasks: dict[str, Any]) -> Iterator[DueWork]:
-    """The unfinished tasks of a universe that wait for nothing but the time."""
+    """The unfinished tasks of a universe that wait only for their start time."""
     for seq in open_tasks(tasks):
         body, status = tasks["bodies"][seq], tasks["statuses"].get(seq, {})
         if status.get("waits") and status.get("state") == 0:

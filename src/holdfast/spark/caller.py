@@ -358,8 +358,8 @@ class _BatchCall:
         )
 
     def _begin_call(self, table: pa.Table, at: int) -> Call:
-        """Begin a call. A half has its own idempotency key: for the called service it is a
-        different request.
+        """Begin the call for these rows. If a failed batch is called again in halves, each half has a different
+        idempotency key, because the called service must see it as a new request.
         """
         self.calls += 1
         first, last = self.seqs[at], self.seqs[at + table.num_rows - 1]

@@ -165,7 +165,7 @@ def _collect_rows(
     with_input: bool = True,
     successes_only: bool = False,
 ) -> None:
-    """Add the store rows that lead to the outcomes of these ranges."""
+    """Add to `rows` the store rows from which the outcomes of these ranges can be read: run records, blocks, pages."""
     for run_id in {record.run_id, record.blocks_run}:
         one = store.read(runs.get_existing, run_id)
         key, value = runs.record_row(one)

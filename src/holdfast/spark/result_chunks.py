@@ -52,8 +52,8 @@ class ChunkIndex:
     def without_results(
         self, lo: int, hi: int, *, raws: bool = False
     ) -> Iterator[runs.OutcomeChunk]:
-        """Yield the same chunks without results that are in the spool. With `raws`, include the raw
-        texts of schema failures.
+        """Yield the chunks with an outcome in [lo, hi) without reading results from the spool. With `raws`, read
+        the raw texts of schema failures.
         """
         if self._spool is None:
             yield from self.overlapping(lo, hi)

@@ -364,7 +364,7 @@ class RunOutcomes:
         return self._sort_results(positions, tables)
 
     def _own_results(self, lo: int, hi: int) -> tuple[list[pa.Array], list[pa.Table]]:
-        """Return the same for the results of this run itself, chunk by chunk."""
+        """Return offsets and results of the rows in [lo, hi) that this run itself called, chunk by chunk."""
         positions: list[pa.Array] = []
         tables: list[pa.Table] = []
         for chunk in self._chunks(lo, hi):

@@ -423,7 +423,7 @@ class ServiceRequests:
             self.log_writer.changed.notify_all()
 
     def post_disconnect(self, owner: str) -> None:
-        """Do the same after the posted exchanges of this connection."""
+        """Reclaim the grants of a closed connection after its posted exchanges."""
         self.log_writer.post(lambda: self.on_disconnect(owner))
 
     def tick(self) -> None:

@@ -91,7 +91,7 @@ def check_objects(store: Store, record: RunRecord) -> None:
 
 
 def check_reuse_sources(store: Store, record: RunRecord) -> None:
-    """Do the same for the kept runs from which a new run adopts rows."""
+    """Refuse kept runs with missing or changed objects, from which a new run would adopt rows."""
     for one in store.read(runs.list_runs_of, record.name):
         if one.run_id != record.run_id and not one.deleting and one.spool:
             check_objects(store, one)

@@ -153,14 +153,14 @@ class InProcessStore:
         sleep_on_gate(self, subscription, last, timeout_s)
 
     def interrupt(self, subscription: Subscription) -> bool:
-        """Do nothing: a sleeping thread waits for its gate."""
+        """Return False: every thread sleeps on the gate of its subscription."""
         return False
 
     def start_delivery(self) -> None:
         """Do nothing: the committing thread wakes the sleepers."""
 
     def release(self, subscription: Subscription) -> None:
-        """Do nothing: only sleepers are registered."""
+        """Do nothing: a subscription is registered only while it sleeps."""
 
     def _commit(self, request: CommitRequest) -> CommitAnswer:
         [answer] = self.engine.commit([request])

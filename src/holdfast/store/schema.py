@@ -198,8 +198,8 @@ class SchemaMatch(Enum):
 def compare_versions(
     found: tuple[int, int], expected: tuple[int, int] = SCHEMA_VERSION
 ) -> SchemaMatch:
-    """Decide whether code of version `expected` uses a store of version `found`. Only the version of this code has
-    upgrades, a user's own version has none."""
+    """Decide whether code of version `expected` can use a store of version `found`: as it is, after an upgrade, or not.
+    Upgrades exist only to the version of this code."""
     if found == expected:
         return SchemaMatch.SAME
     major, minor = found

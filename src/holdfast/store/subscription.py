@@ -45,7 +45,8 @@ class TopicSource(Protocol):
         May return earlier."""
 
     def interrupt(self, subscription: Subscription) -> bool:
-        """End `sleep` of a subscription whose thread does not wait for its gate. Return False for any other one."""
+        """End `sleep` of a thread that reads the connection. Return False for a thread that sleeps on its gate, the
+        lock of its subscription: releasing the gate ends that sleep."""
 
     def start_delivery(self) -> None:
         """Deliver notifications without a thread in `sleep`, for coroutines."""
@@ -55,7 +56,7 @@ class TopicSource(Protocol):
 
 
 class Answerable(Protocol):
-    """A parked transaction. Its answer releases the gate."""
+    """A parked transaction. Its answer releases the gate, the lock on which the waiting thread sleeps."""
 
     @property
     def gate(self) -> threading.Lock: ...

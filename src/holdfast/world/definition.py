@@ -263,8 +263,8 @@ class WorldDefinition:
         return found
 
     def reload_as_shape(self, state: Any, shape: bytes | None) -> Any:
-        """Return the state as code with another shape continued with it after a snapshot. That code
-        dropped the fields that it does not have, so they have their defaults."""
+        """Return the state as other code, with this shape of the state, loaded it after a snapshot. Fields that the
+        other code lacks have their defaults, because that code dropped their values."""
         if not shape or shape == self.shape or self.state.__struct_config__.array_like:
             return self.reload_state(state)
         dropped = self._shape.fields_missing_in(shape)

@@ -519,8 +519,8 @@ class DeltaSink:
     # --- writing --------------------------------------------------------------------------------
 
     def _write_part(self, part: Part | WrittenPart) -> list[tuple[PartFile, Any]]:
-        """Return the written files of this part and the actions that add them. A part without rows
-        is a file without a name.
+        """Return the written files of this part and the actions that add them. For a part without rows, return one file
+        with an empty path.
         """
         if isinstance(part, WrittenPart):
             files = part.files

@@ -540,7 +540,7 @@ class IcebergSink:
     # --- writing --------------------------------------------------------------------------------
 
     def _write_part(self, part: Part | WrittenPart) -> list[PartFile]:
-        """Return the written files of this part. A part without rows is a file without a name."""
+        """Return the written files of this part. For a part without rows, return one with an empty path."""
         if isinstance(part, WrittenPart):
             return [one.file for one in part.files]
         return self._files().write_part(part, self._run_id, self._schema, self._partitions())

@@ -74,7 +74,7 @@ class IcebergFiles:
     def write_part(
         self, part: Part, run_id: str, schema: pa.Schema, partition_by: Sequence[tuple[str, str]]
     ) -> list[PartFile]:
-        """Write the files of a part. A part without rows is a file without a name."""
+        """Write the files of a part. For a part without rows, return one with an empty path."""
         cast_part = part._replace(rows=lambda: (in_utc(g).cast(schema) for g in part.groups()))
         fitting = part_with_schema(cast_part, schema, path=self._table)
         if not partition_by:

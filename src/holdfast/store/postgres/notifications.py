@@ -124,7 +124,7 @@ class NotificationListener:
         sleep_on_gate(self, subscription, last, timeout_s)
 
     def interrupt(self, subscription: Subscription) -> bool:
-        """Do nothing: a sleeping thread waits for its gate."""
+        """Return False: every thread sleeps on the gate of its subscription."""
         return False
 
     def start_delivery(self) -> None:
@@ -135,7 +135,7 @@ class NotificationListener:
                 self._thread.start()
 
     def release(self, subscription: Subscription) -> None:
-        """Do nothing: only sleepers are registered."""
+        """Do nothing: a subscription is registered only while it sleeps."""
 
     def close(self) -> None:
         with self._lock:

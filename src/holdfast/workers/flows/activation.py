@@ -162,7 +162,7 @@ class _LocalStep(NamedTuple):
 
 
 class FlowEnvironment(NamedTuple):
-    """What the activations of one worker share."""
+    """The objects that all activations of one worker share."""
 
     store: Store
     universe: str
@@ -474,7 +474,7 @@ class Activation:
             timer.cancel()
 
     async def _wait_for_nothing(self) -> bool:
-        """The code waits for a future that belongs to no step. Only this process can bring it: wait, but not for ever."""
+        """Wait, up to a limit, for a future that belongs to no step: only code in this process can complete it."""
         try:
             async with asyncio.timeout(FOREIGN_WAIT_S):
                 await self._wait()
