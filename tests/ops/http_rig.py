@@ -14,7 +14,7 @@ import pytest
 
 from holdfast import store as stores
 from holdfast.ops.http.auth import RequestGuard, parse_address
-from holdfast.ops.http.connection import ConnectionLimits
+from holdfast.ops.http.limits import ConnectionLimits
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.task_batch import DeclaredTask
 from holdfast.ops.http.task_routes import TaskApi

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.ops.http import json_values
-from holdfast.ops.http.connection import ConnectionLimits
+from holdfast.ops.http.limits import ConnectionLimits
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.worker_routes import GENERATIONS_MAX
 from tests.ops.http_rig import (

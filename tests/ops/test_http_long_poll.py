@@ -12,7 +12,7 @@ from holdfast import failpoints
 from holdfast import store as stores
 from holdfast.ops.http import long_poll
 from holdfast.ops.http.long_poll import NO_GRANTS, LongPoller
-from holdfast.ops.http.router import ClientDisconnect
+from holdfast.ops.http.routes import ClientDisconnect
 from holdfast.store.api import Store
 from holdfast.tasks.model import keys_of
 from holdfast.tasks.operations import LeaseResult

@@ -11,9 +11,8 @@ import pytest
 from holdfast import failpoints
 from holdfast.errors import Invalid
 from holdfast.ops.http.auth import RequestGuard, parse_address
-from holdfast.ops.http.connection import ConnectionLimits
-from holdfast.ops.http.http1 import BODY_BYTES_MAX, HEAD_BYTES_MAX
 from holdfast.ops.http.json_values import DEPTH_MAX
+from holdfast.ops.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX, ConnectionLimits
 from holdfast.ops.http.server import HttpServer
 from tests.ops.http_rig import (
     TOKEN,

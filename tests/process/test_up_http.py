@@ -90,6 +90,23 @@ def test_up_http_refuses_invalid_options_before_opening_the_store(
     assert not (tmp_path / "data").exists()
 
 
+def test_up_http_without_the_ops_extra_names_the_install_command(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(APP, encoding="utf-8")
+    code = (
+        "import sys; sys.modules['uvicorn'] = None; from holdfast.cli import main; "
+        "sys.exit(main(['up', 'shop:app', '--store', 'data', '--http']))"
+    )
+    proc = Proc.spawn([sys.executable, "-c", code], ready=None, cwd=tmp_path)
+    try:
+        assert proc.wait() == 1
+        [line] = proc.errors
+        assert line.startswith("holdfast: not_installed: ")
+        assert "pip install 'holdfast[ops]'" in line
+    finally:
+        proc.close()
+    assert not (tmp_path / "data").exists()
+
+
 def test_up_http_exits_when_the_port_is_in_use(up: Up) -> None:
     port = up("--http", "127.0.0.1:0").lines[0].rpartition(":")[2]
     second = up("--http", f"127.0.0.1:{port}", ready=None)

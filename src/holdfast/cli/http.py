@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from typing import TYPE_CHECKING
 
+from holdfast.adapters.errors import NotInstalled
 from holdfast.app.runtime import Runtime
 from holdfast.errors import Invalid
 from holdfast.ops.http.auth import (
@@ -16,8 +18,9 @@ from holdfast.ops.http.auth import (
     parse_address,
     read_token,
 )
-from holdfast.ops.http.server import HttpServer
-from holdfast.ops.http.task_routes import TaskApi
+
+if TYPE_CHECKING:
+    from holdfast.ops.http.server import HttpServer
 
 DEFAULT = f"{HOST}:{PORT}"
 
@@ -52,6 +55,7 @@ def build_guard(args: argparse.Namespace) -> RequestGuard | None:
         if args.http_token_file or args.http_name:
             raise Invalid(what="--http", why="HTTP options need --http")
         return None
+    _require_extra()
     token = read_token(os.environ.get(TOKEN_VARIABLE), args.http_token_file)
     return RequestGuard(parse_address(args.http), token, args.http_name)
 
@@ -62,8 +66,18 @@ def http_server(
     """Return a context that runs the HTTP server; without --http it does nothing."""
     if guard is None:
         return contextlib.nullcontext()
+    from holdfast.ops.http.server import HttpServer
+    from holdfast.ops.http.task_routes import TaskApi
+
     return HttpServer(
         lambda server: TaskApi(server, runtime.store, runtime.universe, runtime.app.tasks),
         address=parse_address(args.http),
         guard=guard,
     )
+
+
+def _require_extra() -> None:
+    try:
+        import holdfast.ops.http.server  # noqa: F401
+    except ImportError as error:
+        raise NotInstalled(what="--http", why=str(error)) from None

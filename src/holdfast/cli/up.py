@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 import threading
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.app.app import App
 from holdfast.app.runtime import ROLES, Runtime
@@ -32,7 +32,6 @@ from holdfast.clock import SYSTEM, S
 from holdfast.config import DEDUPE_RETENTION_NS, TTL_NS_MAX
 from holdfast.errors import Busy, HoldfastError, Invalid
 from holdfast.ops.app_loader import load_app
-from holdfast.ops.http.server import HttpServer
 from holdfast.store.admin.routing import StoreRouting, locate_store
 from holdfast.store.api import Store
 from holdfast.store.urls import redact
@@ -42,6 +41,9 @@ from holdfast.workers.orchestrator import Orchestrator
 from holdfast.workers.service import ManagedService
 from holdfast.workers.tasks.worker import STOP_GRACE_S, TaskWorker
 from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
+
+if TYPE_CHECKING:
+    from holdfast.ops.http.server import HttpServer
 
 # EX_TEMPFAIL: a supervisor should restart the process.
 EXIT_STUCK = 75

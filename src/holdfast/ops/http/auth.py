@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops.http.http1 import HttpRequest
 from holdfast.ops.http.problem import Forbidden, Unauthorized, WrongContentType
+from holdfast.ops.http.request_head import HttpRequest
 
 HOST = "127.0.0.1"
 PORT = 8787

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from holdfast import failpoints
 from holdfast.clock import S
 from holdfast.errors import HoldfastError, StoreClosed
-from holdfast.ops.http.router import ClientDisconnect
+from holdfast.ops.http.routes import ClientDisconnect
 from holdfast.store.api import Store, reads_block
 from holdfast.store.subscription import Subscription
 from holdfast.tasks.leases import next_due_ns

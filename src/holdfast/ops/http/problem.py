@@ -46,6 +46,16 @@ class HttpResponse(NamedTuple):
     # Called if the response cannot be delivered to the client.
     undo: Callable[[], Awaitable[None]] | None = None
 
+    @property
+    def all_headers(self) -> list[tuple[str, str]]:
+        return [
+            ("content-type", self.content_type),
+            ("content-length", str(len(self.body))),
+            ("cache-control", "no-store"),
+            ("x-content-type-options", "nosniff"),
+            *self.headers,
+        ]
+
 
 class BadRequest(Invalid):
     code = "bad_request"

@@ -1,11 +1,12 @@
-"""The HTTP server: a socket, an event loop in a dedicated thread, and its connections.
+"""The HTTP server: a socket, uvicorn in a dedicated thread, and its connections.
 
 - Commits are awaited as futures, and reads run in a thread pool. A slow client delays only its own
   connection.
 - On stop the server finishes running requests, ends long polls with their current result, and closes all
   other connections.
 
-It uses only the standard library, so that workers in other languages add no dependency.
+uvicorn accepts connections and runs the ASGI application (`application`). `protocol` is its protocol for a connection.
+The module needs the extra `ops`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
+import uvicorn
+
 from holdfast.errors import Invalid
+from holdfast.ops.http.application import HttpApplication
 from holdfast.ops.http.auth import ListenAddress, RequestGuard
-from holdfast.ops.http.connection import ConnectionLimits, HttpConnection, HttpStreamReader
-from holdfast.ops.http.router import HttpApi
+from holdfast.ops.http.limits import ConnectionLimits
+from holdfast.ops.http.protocol import HttpConnection
+from holdfast.ops.http.routes import HttpApi
 
 STOP_S = 5.0
 READER_THREADS = 4
@@ -63,11 +69,13 @@ class HttpServer:
         self._socket = _bind(address)
         host, port = self._socket.getsockname()[:2]
         self.address = ListenAddress(host, port)
-        self._connections: dict[asyncio.Task[None], HttpConnection] = {}
+        # By identity, oldest first.
+        self._connections: dict[int, HttpConnection] = {}
         # Connections above the limit that are being rejected, oldest first.
-        self._rejected: dict[HttpConnection, None] = {}
+        self._rejected: dict[int, HttpConnection] = {}
         self._started = threading.Event()
-        self._stop: asyncio.Event | None = None
+        self._api: HttpApi | None = None
+        self._uvicorn: UvicornServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="holdfast-http-read")
         # A single thread, so that parsing of large bodies cannot dominate the GIL.
@@ -104,9 +112,9 @@ class HttpServer:
 
     def request_stop(self) -> None:
         self.stopping = True
-        if self._loop is not None and self._stop is not None:
+        if self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._stop.set)
+                self._loop.call_soon_threadsafe(self._begin_stop)
 
     def join(self, timeout_s: float | None = None) -> None:
         if self._thread is not None:
@@ -138,14 +146,39 @@ class HttpServer:
             rates = [
                 (rate, at, connection)
                 for at, connection in enumerate(self._connections.values())
-                if connection is not newest and (rate := connection.body_rate(now_s)) is not None
+                if connection is not newest and (rate := connection.body.rate(now_s)) is not None
             ]
             if not rates:
                 return False
             *_, connection = min(rates)
-            connection.release_body()
+            connection.body.release()
             connection.abort()
         return True
+
+    def add_connection(self, connection: HttpConnection) -> bool:
+        """Register a new connection; return False if it is above the connection limit."""
+        if self._make_room(connection.peer):
+            self._connections[id(connection)] = connection
+            return True
+        if len(self._rejected) >= self.limits.rejected_max:
+            oldest = next(iter(self._rejected))
+            self._rejected.pop(oldest).abort()
+        self._rejected[id(connection)] = connection
+        return False
+
+    def remove_connection(self, connection: HttpConnection) -> None:
+        for connections in (self._connections, self._rejected):
+            connections.pop(id(connection), None)
+
+    def check_times(self) -> None:
+        """Close the connections whose timeouts are over."""
+        now_s = self.loop.time()
+        for connection in (*self._connections.values(), *self._rejected.values()):
+            connection.check_time(now_s)
+
+    def mark_started(self) -> None:
+        self.rounds = 1
+        self._started.set()
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -162,42 +195,35 @@ class HttpServer:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        api = self._make_api(self)
-
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            assert isinstance(reader, HttpStreamReader)
-            connection = HttpConnection(self, api, reader, writer)
-            if not self._make_room(connection.peer):
-                await self._reject(connection)
-                return
-            self._connections[task] = connection
-            try:
-                await connection.serve()
-            finally:
-                self._connections.pop(task, None)
-
-        server = await self._loop.create_server(
-            lambda: asyncio.StreamReaderProtocol(HttpStreamReader(), connected),
-            sock=self._socket,
+        api = self._api = self._make_api(self)
+        config = uvicorn.Config(
+            HttpApplication(self, api),
+            # Any callable with the arguments of a protocol class is accepted.
+            http=partial(HttpConnection, self),  # type: ignore[arg-type]
+            loop="none",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            proxy_headers=False,
             backlog=BACKLOG,
+            timeout_graceful_shutdown=int(STOP_S),
         )
-        self.rounds = 1
-        self._started.set()
+        self._uvicorn = UvicornServer(self, config)
         if self.stopping:
-            self._stop.set()
-        await self._stop.wait()
-        server.close()
-        api.close()
-        for task, connection in list(self._connections.items()):
-            if not connection.busy:
-                task.cancel()
-        if self._connections:
-            await asyncio.wait(list(self._connections), timeout=STOP_S)
-        for task in list(self._connections):
-            task.cancel()
+            self._begin_stop()
+        try:
+            await self._uvicorn.serve(sockets=[self._socket])
+        finally:
+            api.close()
+            for connection in (*self._connections.values(), *self._rejected.values()):
+                connection.abort()
+
+    def _begin_stop(self) -> None:
+        """End all long polls, and let uvicorn stop."""
+        if self._api is not None and self._uvicorn is not None:
+            self._api.close()
+            self._uvicorn.should_exit = True
 
     def _make_room(self, peer: str) -> bool:
         """Make room for one more connection, and return whether there is. Evicts a connection that waits for
@@ -207,14 +233,14 @@ class HttpServer:
         if len(self._connections) < self.connections_max:
             return True
         waiting = [
-            (connection.proven, connection.has_unsent, connection.client_wait_since_s, at, task)
-            for at, (task, connection) in enumerate(self._connections.items())
+            (connection.proven, connection.has_unsent, connection.client_wait_since_s, at, key)
+            for at, (key, connection) in enumerate(self._connections.items())
             if connection.client_wait_since_s is not None
         ]
         if not waiting:
             return False
-        *_, task = min(waiting)
-        self._connections.pop(task).abort()
+        *_, key = min(waiting)
+        self._connections.pop(key).abort()
         return True
 
     def _limit_unproven(self, peer: str) -> None:
@@ -230,21 +256,24 @@ class HttpServer:
         elif len(unproven) < unproven_max:
             return
         before_s = self.loop.time() - limits.unproven_grace_s
-        for task, connection in unproven:
+        for key, connection in unproven:
             since_s = connection.client_wait_since_s
             if since_s is not None and since_s < before_s:
-                self._connections.pop(task).abort()
+                self._connections.pop(key).abort()
 
-    async def _reject(self, connection: HttpConnection) -> None:
-        if len(self._rejected) >= self.limits.rejected_max:
-            oldest = next(iter(self._rejected))
-            del self._rejected[oldest]
-            oldest.abort()
-        self._rejected[connection] = None
-        try:
-            await connection.reject()
-        finally:
-            self._rejected.pop(connection, None)
+
+class UvicornServer(uvicorn.Server):
+    """uvicorn's server with the timeouts of our connections."""
+
+    def __init__(self, http_server: HttpServer, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._http_server = http_server
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        self._http_server.check_times()
+        self._http_server.mark_started()
+        return await super().on_tick(counter)
 
 
 def _open_files_max() -> int:

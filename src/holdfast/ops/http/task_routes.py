@@ -30,7 +30,7 @@ from holdfast.errors import HoldfastError, Invalid
 from holdfast.ops.http.json_values import decode
 from holdfast.ops.http.problem import HttpResponse, encode_json
 from holdfast.ops.http.request_schemas import CancelBody, EmptyBody, NewTaskBody, SubmissionBody
-from holdfast.ops.http.router import HttpApi, Route, RouteCall
+from holdfast.ops.http.routes import HttpApi, Route, RouteCall
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.task_batch import DeclaredTask, build_batch, require_tasks
 from holdfast.ops.http.worker_routes import WorkerRoutes, check_wait

@@ -21,7 +21,7 @@ from holdfast.ops.http.json_values import arguments_to_json, decode, pack_json
 from holdfast.ops.http.long_poll import LongPoller
 from holdfast.ops.http.problem import HttpResponse, encode_json
 from holdfast.ops.http.request_schemas import CompletionBody, FailureBody, HeartbeatBody, LeaseBody
-from holdfast.ops.http.router import ClientDisconnect, RouteCall
+from holdfast.ops.http.routes import ClientDisconnect, RouteCall
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.worker_registry import HttpWorkerRegistry
 from holdfast.store.api import Deferred, Store, Txn

@@ -1,4 +1,4 @@
-"""HTTP/1 request heads and JSON values: every input is parsed or refused."""
+"""Heads of requests and responses, and JSON values: every input is parsed or refused."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast import codec
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.ops.http.http1 import parse_head, response_bytes
 from holdfast.ops.http.json_values import arguments_to_json, decode, pack_json, to_json
-from holdfast.ops.http.problem import _STATUS, HttpResponse, problem_response, reason_phrase
+from holdfast.ops.http.problem import _STATUS, problem_response, reason_phrase
+from holdfast.ops.http.protocol import head_bytes
+from holdfast.ops.http.request_head import check_head
 from holdfast.ops.http.request_schemas import CompletionBody, SubmissionBody
+from holdfast.ops.http.server import HttpServer
+from tests.ops.http_rig import HttpRig, RawHttpConnection, post_request, rig, server
+
+__all__ = ["rig", "server"]
 
 HEAD_PIECES = st.sampled_from(
     [
@@ -36,16 +41,29 @@ def response_status(fn: Callable[..., Any], *args: Any) -> int:
     return 200
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(HEAD_PIECES | st.binary(max_size=6), max_size=40))
-def test_parse_accepts_or_refuses_any_request_head(pieces: list[bytes]) -> None:
-    status = response_status(parse_head, b"".join(pieces) + b"\r\n\r\n")
-    assert status in (200, 400, 411, 413, 431)
+def test_server_accepts_or_refuses_any_request_head(
+    server: HttpServer, pieces: list[bytes]
+) -> None:
+    with RawHttpConnection(server) as raw:
+        raw.send(b"".join(pieces) + b"\r\n\r\n")
+        status, _ = raw.read_response()
+    assert status in (400, 403, 404, 405, 411, 413, 415, 431)
 
 
-def test_parse_splits_method_path_query_and_headers() -> None:
-    head = parse_head(
-        b"POST /v1/tasks/1-2%2F/cancel?a=b%20c&d= HTTP/1.1\r\nHost: here:1\r\n"
-        b"X-Some:  thing \r\nx-some: more\r\nContent-Length: 12\r\n\r\n"
+def test_check_head_splits_method_path_query_and_headers() -> None:
+    head = check_head(
+        method="POST",
+        target=b"/v1/tasks/1-2%2F/cancel?a=b%20c&d=",
+        version="1.1",
+        headers=[
+            (b"host", b"here:1"),
+            (b"x-some", b"thing "),
+            (b"x-some", b"more"),
+            (b"content-length", b"12"),
+        ],
+        keep_alive=True,
     )
     assert (head.method, head.path) == ("POST", ("v1", "tasks", "1-2/", "cancel"))
     assert head.query == {"a": "b c", "d": ""}
@@ -69,18 +87,33 @@ def test_problem_response_of_an_unlisted_error_is_500() -> None:
     assert problem_response(HoldfastError()).status == 500
 
 
-def test_response_bytes_have_status_line_headers_and_body() -> None:
-    response = response_bytes(HttpResponse(200, b"{}", (("A", "b"),)), keep_alive=False)
-    head, _, body = response.partition(b"\r\n\r\n")
-    assert body == b"{}"
-    lines = head.split(b"\r\n")
-    assert lines[0] == b"HTTP/1.1 200 OK"
-    assert {b"Content-Length: 2", b"A: b", b"Connection: close"} <= set(lines)
+def test_response_has_canonical_status_line_and_headers(rig: HttpRig, server: HttpServer) -> None:
+    raw = rig.raw(server)
+    raw.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    expected = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n"
+        b"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+        b'Connection: keep-alive\r\n\r\n{"ok":true}'
+    )
+    assert raw.socket.recv(len(expected) + 1) == expected
 
 
-def test_response_bytes_have_keep_alive_header() -> None:
-    head, _, _ = response_bytes(HttpResponse(200, b""), keep_alive=True).partition(b"\r\n\r\n")
-    assert b"Connection: keep-alive" in head.split(b"\r\n")
+def test_upgrade_header_is_ignored(rig: HttpRig, server: HttpServer) -> None:
+    raw = rig.raw(server)
+    upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+    for _ in range(2):
+        raw.send(post_request("/v1/tasks", {"name": "add"}, *upgrade))
+        assert raw.read_response()[0] == 201
+
+
+def test_http_1_0_client_keeps_its_connection_only_if_it_asks(
+    rig: HttpRig, server: HttpServer
+) -> None:
+    raw = rig.raw(server)
+    raw.send(b"GET /healthz HTTP/1.0\r\nHost: localhost\r\nConnection: keep-alive\r\n\r\n")
+    assert raw.read_response()[0] == 200
+    raw.send(b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
+    assert b"Connection: close\r\n" in raw.read_until_closed()
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -143,5 +176,4 @@ def test_integer_beyond_64_bits_is_refused(value: Any) -> None:
 )
 def test_reason_phrase_is_independent_of_the_python_version(status: int, phrase: str) -> None:
     assert reason_phrase(HTTPStatus(status)) == phrase
-    response = response_bytes(HttpResponse(status, b""), keep_alive=False)
-    assert response.startswith(f"HTTP/1.1 {status} {phrase}\r\n".encode())
+    assert head_bytes(status, []).startswith(f"HTTP/1.1 {status} {phrase}\r\n".encode())

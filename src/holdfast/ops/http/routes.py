@@ -1,13 +1,16 @@
-"""Request routing: routes, the calls that handlers receive, and client disconnects."""
+"""Request routing: the routes of a server, the calls that their handlers receive, and client disconnects.
+
+A route is found by its percent-encoded path, so that a `%2F` in a name does not divide the path.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
-from holdfast.ops.http.http1 import HttpRequest
 from holdfast.ops.http.problem import HttpResponse, NoRoute, WrongMethod
+from holdfast.ops.http.request_head import HttpRequest
 
 
 class ClientDisconnect:
@@ -67,25 +70,42 @@ class HttpApi:
     def close(self) -> None: ...
 
 
-def find_route(routes: Sequence[Route], request: HttpRequest) -> tuple[Route, tuple[str, ...]]:
-    """Return the route of a request, and the path segments that matched `*`."""
-    method = "GET" if request.method == "HEAD" else request.method
-    allowed: list[str] = []
-    for route in routes:
-        path_parameters = _match(route.path, request.path)
-        if path_parameters is None:
-            continue
-        if route.method == method:
-            return route, path_parameters
-        allowed.append(route.method)
-    if allowed:
-        raise WrongMethod(what="method", found=request.method[:64], allowed=sorted(allowed))
-    raise NoRoute(what="path", found="/" + "/".join(request.path)[:64])
+class RouteTable:
+    """The routes by path. A fixed segment precedes `*`."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._fixed: dict[tuple[str, ...], dict[str, Route]] = {}
+        patterns: dict[tuple[str, ...], dict[str, Route]] = {}
+        for route in routes:
+            paths = patterns if "*" in route.path else self._fixed
+            paths.setdefault(route.path, {})[route.method] = route
+        # Patterns by their number of segments, those with late parameters first.
+        self._patterns: dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]] = {}
+        for path in sorted(patterns, key=lambda path: [segment == "*" for segment in path]):
+            self._patterns.setdefault(len(path), []).append((path, patterns[path]))
+
+    def find(self, request: HttpRequest) -> tuple[Route, tuple[str, ...]]:
+        """Return the route of a request, and the path segments that matched `*`."""
+        method = "GET" if request.method == "HEAD" else request.method
+        allowed: set[str] = set()
+        fixed = self._fixed.get(request.path)
+        if fixed is not None:
+            if method in fixed:
+                return fixed[method], ()
+            allowed.update(fixed)
+        for pattern, by_method in self._patterns.get(len(request.path), ()):
+            path_parameters = _match(pattern, request.path)
+            if path_parameters is None:
+                continue
+            if method in by_method:
+                return by_method[method], path_parameters
+            allowed.update(by_method)
+        if allowed:
+            raise WrongMethod(what="method", found=request.method[:64], allowed=sorted(allowed))
+        raise NoRoute(what="path", found="/" + "/".join(request.path)[:64])
 
 
 def _match(pattern: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...] | None:
-    if len(pattern) != len(path):
-        return None
     path_parameters = []
     for part, segment in zip(pattern, path, strict=True):
         if part == "*":
