@@ -499,7 +499,7 @@ def test_missing_path_in_the_architecture_page_is_a_breach(line: str) -> None:
     assert len(rules.missing_part_breaches(f"text\n{line}\n")) == 1
 
 
-def test_relative_paths_and_flow_paths_are_resolved() -> None:
+def test_relative_paths_and_paths_without_backticks_are_resolved() -> None:
     line = "| `store/postgres/engine.py` on `session.py`; `sinks` | workers/effects/pool and `tests/chaos/` |"
     assert rules.missing_part_breaches(line) == []
 

@@ -14,7 +14,7 @@ from tools.trace_paths import Module, TracedCall
 ROUNDS = 8
 
 
-# Steps of the flows in ARCHITECTURE.md, in their order.
+# Steps of the paths in ARCHITECTURE.md, in their order.
 STEPS = {
     "task": ["app/submission.py", "tasks/submit.py", "tasks/reports.py"],
     "message": ["app/world_handle.py", "durable/inbox.py", "world/reducer.py"],
