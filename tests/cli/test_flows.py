@@ -233,9 +233,7 @@ def test_flows_why_prints_blockers_with_their_action_or_the_end(
     run: RunCommand, path: Path, flows: Any, shop: dict[str, str]
 ) -> None:
     assert "holdfast flows send" in run("flows", "why", "order/o-1", "--store", path).out
-    assert [row["code"] for row in flows("why", shop["running"])["blockers"]] == [
-        "waits_for_worker"
-    ]
+    assert [row["code"] for row in flows("why", shop["running"])["blockers"]] == ["no_live_worker"]
     text = run("flows", "why", shop["failed"], "--store", path).out
     assert "step_failed at step charge: ValueError: card 7 was declined" in text
     assert flows("why", shop["completed"])["blockers"] == []

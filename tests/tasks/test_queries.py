@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.blockers.tasks import explain_state
 from holdfast.clock import S
 from holdfast.errors import NotFound
 from holdfast.tasks import queries
@@ -49,6 +50,11 @@ def test_get_task_with_another_generation_is_not_found(rig: TaskOperationsRig) -
         rig.store.read(queries.get_task, UNIVERSE, TaskId(2, seq))
 
 
+def why(rig: TaskOperationsRig, seq: int) -> str:
+    row = get_details(rig, seq).row
+    return rig.store.read(explain_state, UNIVERSE, row)
+
+
 # -- one task --------------------------------------------------------------------------------------
 
 
@@ -58,7 +64,7 @@ def test_details_show_wait_state_reason_and_lease(rig: TaskOperationsRig) -> Non
     assert (details.row.where, details.lease) == ("ready", None)
     grant = rig.lease_one(ready)
     details = get_details(rig, ready)
-    assert (details.row.where, details.why) == ("leased", "w holds its lease, attempt 1")
+    assert details.row.where == "leased"
     assert details.lease == LeaseId(1, grant.lease, ready)
     rig.complete(grant, b"\x03")
     details = get_details(rig, ready)
@@ -67,10 +73,7 @@ def test_details_show_wait_state_reason_and_lease(rig: TaskOperationsRig) -> Non
 
 def test_details_of_a_delayed_task_show_its_due_time(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one(delay_ns=5 * S)
-    assert (get_details(rig, seq).row.where, get_details(rig, seq).why) == (
-        "delayed",
-        "it waits for its start time",
-    )
+    assert get_details(rig, seq).row.where == "delayed"
     failed = rig.submit_one()
     rig.fail(rig.lease_one(failed))
     assert get_details(rig, failed).row.where == "delayed"
@@ -84,8 +87,8 @@ def test_details_of_a_blocked_task_name_its_open_dependencies(rig: TaskOperation
     details = get_details(rig, seq)
     assert details.row.where == "blocked"
     assert details.after == (TaskId(1, done), TaskId(1, open_))
-    assert f"1-{open_}" in details.why
-    assert f"1-{done}" not in details.why
+    assert f"1-{open_}" in why(rig, seq)
+    assert f"1-{done}" not in why(rig, seq)
 
 
 def test_details_of_a_throttled_task_name_its_limit_key(rig: TaskOperationsRig) -> None:
@@ -94,21 +97,21 @@ def test_details_of_a_throttled_task_name_its_limit_key(rig: TaskOperationsRig) 
     assert [grant.seq for grant in rig.lease()] == [first]
     details = get_details(rig, second)
     assert details.row.where == "parked"
-    assert "'ada'" in details.why
+    assert "'ada'" in why(rig, second)
 
 
 def test_details_of_a_task_in_a_full_queue_name_the_limit(rig: TaskOperationsRig) -> None:
     rig.set_limits(concurrency=1)
     first, second = rig.submit_one(), rig.submit_one()
     rig.lease_one(first)
-    assert "the limit allows no more" in get_details(rig, second).why
+    assert "the limit allows no more" in why(rig, second)
 
 
 def test_details_show_an_expired_lease_and_then_quarantine(rig: TaskOperationsRig) -> None:
     seq = rig.submit_one()
     rig.lease_one(seq)
     rig.advance(LEASE_NS)
-    assert "is overdue" in get_details(rig, seq).why
+    assert "is overdue" in why(rig, seq)
     rig.maintain()
     assert get_details(rig, seq).row.where == "suspect"
 
@@ -118,7 +121,7 @@ def test_details_of_ended_tasks_show_their_reason(rig: TaskOperationsRig) -> Non
     rig.fail(rig.lease_one(failed), AttemptOutcome.REFUSED, reason="declined", error="no")
     rig.cancel(dead, reason="changed our mind")
     assert get_details(rig, failed).row.where == "failed"
-    assert "changed our mind" in get_details(rig, dead).why
+    assert "changed our mind" in why(rig, dead)
 
 
 def test_details_link_a_redriven_task_and_its_successor(rig: TaskOperationsRig) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.app.task_handle import TaskHandle
     from holdfast.app.tasks import AsyncTask, Task, TaskCall
     from holdfast.app.world_handle import Delivery, WorldHandle
+    from holdfast.blockers.answer import WhyAnswer
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -132,6 +133,14 @@ class AsyncRuntime:
         arguments = ((value,) for value in values)
         for handle in await submission.submit_many_async(self._runtime, task, arguments):
             yield await handle.result_async(timeout)
+
+    async def why(self, of: Any, id: str | None = None, /) -> WhyAnswer:
+        """Return why a subject does not move: of a handle, or of a kind and an id."""
+        from holdfast.app.why_call import subject_of, why_call
+
+        subject = subject_of(self._runtime, of, id)
+        store, waiting = subject.runtime.store, subject.runtime.waiting
+        return await store_calls.run_async(store, waiting, why_call(subject))
 
     # -- worlds --------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from holdfast.workers.tasks.attempt import waiting_for_tasks
 
 if TYPE_CHECKING:
     from holdfast.app.runtime import Runtime
+    from holdfast.blockers.answer import Blocker
 
 T = TypeVar("T")
 
@@ -177,9 +178,11 @@ class FlowHandle(Generic[T]):
         )
         return FlowHandle(self._runtime, FlowId(started.generation, started.seq), self._flow)
 
-    def why(self) -> list[dict[str, Any]]:
+    def why(self) -> list[Blocker]:
         """What the flow waits for: a list of blockers with code, text and action."""
-        return self._runtime.store.read(queries.blockers, self._runtime.universe, self._id.seq)
+        from holdfast.blockers.flows import list_blockers
+
+        return self._runtime.store.read(list_blockers, self._runtime.universe, self._id.seq)
 
     # -- inside ------------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from holdfast.app.schedules import ScheduleHandle
     from holdfast.app.tasks import AsyncTask, Task, TaskCall
     from holdfast.app.world_handle import WorldHandle
+    from holdfast.blockers.answer import WhyAnswer
     from holdfast.store.admin.routing import StoreRouting
 
 W = TypeVar("W", bound=World)
@@ -312,6 +313,15 @@ class Runtime:
             ScheduleOptions(every, zone, missed, overlap, checked_args(args)),
             key,
         )
+
+    # -- why -----------------------------------------------------------------------------------
+
+    def why(self, of: Any, id: str | None = None, /) -> WhyAnswer:
+        """Return why a subject does not move: of a handle, or of a kind and an id."""
+        from holdfast.app.why_call import subject_of, why_call
+
+        subject = subject_of(self, of, id)
+        return store_calls.run(subject.runtime.store, why_call(subject))
 
     def declare_schedules(self) -> None:
         """Store the schedules that the app declares, if they changed."""

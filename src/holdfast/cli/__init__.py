@@ -39,6 +39,7 @@ COMMANDS = {
         "holdfast.cli.authority", "the leader lease: show, force-release, mark-stale"
     ),
     "ready": Command("holdfast.cli.ready", "check readiness and list the blockers"),
+    "why": Command("holdfast.cli.why", "show why a subject does not move, and what to do about it"),
     "verify": Command("holdfast.cli.verify", "verify stored data; with --app also replay it"),
     "demo": Command("holdfast.cli.demo", "run a demo that kills workers and the store's writer"),
     "store": Command("holdfast.cli.store", "a store: info, copy, restored, rebuild"),

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from holdfast import codec
+from holdfast.blockers.answer import Blocker
+from holdfast.blockers.flows import list_blockers
 from holdfast.cli import EXIT_OK, EXIT_USAGE
 from holdfast.cli.app_argument import app_errors_are_usage
 from holdfast.cli.attempts import error_text
@@ -31,6 +33,7 @@ from holdfast.cli.flow_selection import (
 from holdfast.cli.output import emit, field_lines, printable, table, time_text
 from holdfast.cli.selection import check_rate
 from holdfast.cli.store_option import add_options, open_existing
+from holdfast.cli.why import blocker_lines, blocker_text
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound
 from holdfast.flows import flow_list, fork, operations, queries
@@ -251,7 +254,7 @@ def _show_text(args: argparse.Namespace, report: FlowReport, document: dict[str,
         ("key", row.body.key),
         ("queue", spec.queue + (f", priority {spec.priority}" if spec.priority else "")),
         ("state", row.state.name),
-        ("why", "; ".join(_blocker_text(blocker) for blocker in report.blockers)),
+        ("why", "; ".join(blocker_text(blocker) for blocker in report.blockers)),
         *((name, time_text(time_ns)) for name, time_ns in times.items() if time_ns),
         ("run", str(head.run) if head.run > 1 else ""),
         ("failures", f"{head.failures} of {spec.attempts}"),
@@ -330,9 +333,9 @@ def _step_cells(step: FlowStep) -> tuple[object, ...]:
 def _why(store: Store, args: argparse.Namespace) -> int:
     universe = _universe_of(store, args)
 
-    def read(txn: Txn) -> tuple[FlowRow, list[dict[str, Any]]]:
+    def read(txn: Txn) -> tuple[FlowRow, list[Blocker]]:
         row = find_flow(txn, universe, args.flow)
-        return row, queries.blockers(txn, universe, row.seq)
+        return row, list_blockers(txn, universe, row.seq)
 
     row, blockers = store.read(read)
     document = {
@@ -343,19 +346,11 @@ def _why(store: Store, args: argparse.Namespace) -> int:
     }
     lines = [f"{row.id} is {row.state.name}"]
     for blocker in blockers:
-        lines.append(f"{blocker['code']}: {_blocker_text(blocker)}")
-        if blocker["action"]:
-            lines.append(f"    {blocker['action']}")
+        lines += blocker_lines(blocker)
     if row.head.state in ENDED and row.head.code:
         lines.append(_end_text(row))
     emit(args, document, "\n".join(printable(line) for line in lines))
     return EXIT_OK
-
-
-def _blocker_text(blocker: dict[str, Any]) -> str:
-    since = f" since {time_text(blocker['since'])}" if blocker["since"] else ""
-    until = f" until {time_text(blocker['until'])}" if blocker["until"] else ""
-    return f"{blocker['text']}{since}{until}"
 
 
 def _end_text(row: FlowRow) -> str:

@@ -25,7 +25,13 @@ from holdfast.cli.task_selection import (
 )
 from holdfast.config import BATCH_MAX
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops.task_documents import queue_summary, task_details, task_summary
+from holdfast.ops.task_documents import (
+    TaskReport,
+    queue_summary,
+    read_report,
+    task_details,
+    task_summary,
+)
 from holdfast.store.api import Store, Txn
 from holdfast.store.prefix_scan import iter_names
 from holdfast.store.schema import Space
@@ -182,9 +188,9 @@ def _table_row(row: TaskRow) -> tuple[object, ...]:
 
 def _show(store: Store, args: argparse.Namespace) -> int:
     universe = _universe_of(store, args)
-    details: TaskDetails = store.read(queries.get_details, universe, parse_task_id(args.id))
-    document = {"universe": universe} | task_details(details)
-    emit(args, document, _show_text(args, details, document))
+    report: TaskReport = store.read(read_report, universe, parse_task_id(args.id))
+    document = {"universe": universe} | task_details(report)
+    emit(args, document, _show_text(args, report.details, document))
     return EXIT_OK
 
 
@@ -202,7 +208,7 @@ def _show_text(args: argparse.Namespace, details: TaskDetails, document: dict[st
         ("task", f"{row.id} {spec.name}"),
         ("queue", spec.queue + (f", priority {spec.priority}" if spec.priority else "")),
         ("state", row.state.name + (f", {row.where}" if row.state is TaskState.WAITING else "")),
-        ("why", details.why),
+        ("why", document["why"]),
         *((name, time_text(time_ns)) for name, time_ns in times.items() if time_ns),
         ("attempt", str(status.attempt)),
         ("failures", f"{status.failures} of {spec.attempts}"),

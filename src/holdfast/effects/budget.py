@@ -210,10 +210,12 @@ def settle_after_loss(
 
 def wait_for_capacity(txn: Txn, universe: str, scope: str, waiting: WaitingItem) -> None:
     """Queue an item for capacity in the accounts of a scope."""
-    # Items of two queues may have equal seqs and ranks.
-    queue_digest = codec.digest(waiting.queue.encode())[:8]
-    order = (-waiting.priority, waiting.fair_rank, waiting.seq, queue_digest)
-    txn.put(_key(universe, "q", scope, *order), waiting.queue.encode())
+    txn.put(_waiting_key(universe, scope, waiting), waiting.queue.encode())
+
+
+def is_waiting(txn: Txn, universe: str, scope: str, waiting: WaitingItem) -> bool:
+    """Whether an item waits for capacity in the accounts of a scope."""
+    return txn.get(_waiting_key(universe, scope, waiting)) is not None
 
 
 def waiting_delay_ns(txn: Txn, universe: str, world: str, each_ns: int) -> int:
@@ -263,7 +265,23 @@ def reservation(txn: Txn, universe: str, key: str) -> Reservation | None:
     return None if row is None else codec.unpack_as(Reservation, row)
 
 
+def open_reservations(txn: Txn, universe: str, limit: int) -> list[Reservation]:
+    """Return open reservations, the oldest first."""
+    check_limit(limit)
+    by_time = _key(universe, "t")
+    rows = txn.scan(by_time, tuples.prefix_end(by_time), limit)
+    found = [reservation(txn, universe, str(tuples.unpack(key)[-1])) for key, _ in rows]
+    return [one for one in found if one is not None]
+
+
 # -- inside --------------------------------------------------------------------------------------
+
+
+def _waiting_key(universe: str, scope: str, waiting: WaitingItem) -> bytes:
+    # Items of two queues may have equal seqs and ranks.
+    queue_digest = codec.digest(waiting.queue.encode())[:8]
+    order = (-waiting.priority, waiting.fair_rank, waiting.seq, queue_digest)
+    return _key(universe, "q", scope, *order)
 
 
 def _settle(

@@ -51,7 +51,7 @@ def grant(txn: Txn, queue: str, rate_per_s: float, wanted: int, lead_ns: int = 0
     check_name("queue", queue)
     if not 0 < rate_per_s <= RATE_MAX or not 1 <= wanted <= TOKENS_MAX:
         raise Invalid(what="rate", queue=queue, rate_per_s=rate_per_s, wanted=wanted)
-    key = schema.key_prefix(schema.Space.QUEUE, queue, "rate")
+    key = _key(queue)
     # Rounded up, so that the rate is never exceeded.
     slot_ns = -int(-(S + LATENESS_NS) // rate_per_s)
     from_ns = max(txn.now_ns + min(max(lead_ns, 0), REPLY_LATENCY_NS_MAX), txn.count(key))
@@ -59,6 +59,15 @@ def grant(txn: Txn, queue: str, rate_per_s: float, wanted: int, lead_ns: int = 0
     tokens = max(1, min(wanted, slots_ahead))
     txn.put(key, schema.encode_int(from_ns + tokens * slot_ns))
     return TokenBlock(from_ns, slot_ns, tokens)
+
+
+def granted_until_ns(txn: Txn, queue: str) -> int:
+    """Return the time up to which the slots of a rate are leased; 0 if none was."""
+    return txn.count(_key(queue))
+
+
+def _key(queue: str) -> bytes:
+    return schema.key_prefix(schema.Space.QUEUE, queue, "rate")
 
 
 class RateTokens:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast import codec
+from holdfast.blockers.answer import Blocker
+from holdfast.blockers.flows import list_blockers
 from holdfast.flows import flow_list, queries
 from holdfast.flows.flow_list import FlowRow, NameCounts
 from holdfast.flows.model import FlowId, keys_of
@@ -23,7 +25,7 @@ class FlowReport(NamedTuple):
     row: FlowRow
     args: bytes
     result: bytes
-    blockers: list[dict[str, Any]]
+    blockers: list[Blocker]
     published: dict[str, Any]
     events: list[tuple[str, Any]]
     # The related flows that still exist, by seq.
@@ -43,7 +45,7 @@ def read_report(txn: Txn, universe: str, row: FlowRow) -> FlowReport:
         row,
         blobs.get(txn, blob) if blob else args,
         blobs.get(txn, head.blob) if head.blob else head.result,
-        queries.blockers(txn, universe, row.seq),
+        list_blockers(txn, universe, row.seq),
         queries.published_values(txn, universe, row.seq),
         queries.list_mail(txn, universe, row.seq),
         related,

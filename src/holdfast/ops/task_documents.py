@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast.blockers import tasks as task_blockers
 from holdfast.ops.http.json_values import arguments_to_json, to_json
+from holdfast.store.api import Txn
+from holdfast.tasks import queries
+from holdfast.tasks.ids import TaskId
 from holdfast.tasks.queries import QueueRow, TaskDetails, TaskRow
 from holdfast.tasks.states import TaskState
+
+
+class TaskReport(NamedTuple):
+    """All that is shown of one task, read in one transaction. `why` explains its state in words."""
+
+    details: TaskDetails
+    why: str
+
+
+def read_report(txn: Txn, universe: str, task: TaskId) -> TaskReport:
+    details = queries.get_details(txn, universe, task)
+    return TaskReport(details, task_blockers.explain_state(txn, universe, details.row))
 
 
 def task_summary(row: TaskRow) -> dict[str, Any]:
@@ -38,12 +54,13 @@ def task_summary(row: TaskRow) -> dict[str, Any]:
     }
 
 
-def task_details(details: TaskDetails) -> dict[str, Any]:
+def task_details(report: TaskReport) -> dict[str, Any]:
     """Return a task with all details."""
+    details = report.details
     args, kwargs = arguments_to_json(details.args)
     row = details.row
     document = task_summary(row)
-    document["why"] = details.why
+    document["why"] = report.why
     document["lease"] = str(details.lease) if details.lease else None
     document["granted_ns"] = row.status.granted_ns or None
     document["progress"] = to_json(details.progress) if details.progress else None

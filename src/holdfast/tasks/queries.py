@@ -63,10 +63,9 @@ class TaskRow(NamedTuple):
 
 
 class TaskDetails(NamedTuple):
-    """The details of one task. `why` explains its state in words."""
+    """The details of one task."""
 
     row: TaskRow
-    why: str
     args: bytes
     # Empty unless the task is COMPLETED.
     result: bytes
@@ -115,49 +114,14 @@ def get_details(txn: Txn, universe: str, task: TaskId) -> TaskDetails:
     leased = status.state == TaskState.LEASED
     return TaskDetails(
         row=row,
-        why=explain_state(txn, universe, row),
         args=blobs.get(txn, body.blob) if body.blob else body.args,
         result=blobs.get(txn, status.blob) if status.blob else status.result,
         progress=txn.get(keys.progress + pack_int(row.seq)) or b"",
         lease=LeaseId(txn.generation, status.lease, row.seq) if leased else None,
-        after=tuple(_task_id(txn, keys, seq, body) for seq in body.after),
-        redrive_of=_task_id(txn, keys, body.redrive_of, body) if body.redrive_of else None,
-        redriven_by=_task_id(txn, keys, status.redriven_by, body) if status.redriven_by else None,
+        after=tuple(id_of(txn, keys, seq, body) for seq in body.after),
+        redrive_of=id_of(txn, keys, body.redrive_of, body) if body.redrive_of else None,
+        redriven_by=id_of(txn, keys, status.redriven_by, body) if status.redriven_by else None,
     )
-
-
-def explain_state(txn: Txn, universe: str, row: TaskRow) -> str:
-    """Explain the state of a task to an operator."""
-    keys, spec, status = keys_of(universe), row.spec, row.status
-    limits = get_limits(txn, keys, spec.queue)
-    if row.where == "blocked":
-        open_ = [seq for seq in row.body.after if not _is_completed(txn, keys, seq)]
-        names = ", ".join(str(_task_id(txn, keys, seq, row.body)) for seq in open_[:10])
-        return f"it waits until these tasks complete: {names}"
-    if row.where == "parked":
-        return f"{limits.per_key} tasks with the limit key {row.body.limit!r} run already; the limit allows no more"
-    if row.where == "stray":
-        return f"no worker that requested tasks of its queue declares the task {spec.name!r}"
-    if row.where == "delayed":
-        return (
-            "it waits for its start time" if not status.attempt else "it waits for its next attempt"
-        )
-    if row.where in ("ready", "suspect"):
-        leased = get_counts(txn, keys, spec.queue).leased
-        if limits.concurrency and leased >= limits.concurrency:
-            return f"{leased} tasks of its queue run already; the limit allows no more"
-        if row.where == "suspect":
-            return "it is quarantined, because its leases expired: only a worker without other tasks gets it"
-        return "it is ready: workers get it after the tasks before it in its queue"
-    if row.where == "leased":
-        if txn.now_ns >= status.expires_ns:
-            return f"the lease of {status.worker} is overdue; the next lease request expires it"
-        return f"{status.worker} holds its lease, attempt {status.attempt}"
-    if row.where == "failed":
-        return f"it failed permanently, {status.failures} of {spec.attempts} attempts used"
-    if row.where == "dead":
-        return f"it is dead, reason: {status.reason}"
-    return "it is completed"
 
 
 def where_is(txn: Txn, universe: str, seq: int) -> str:
@@ -305,11 +269,7 @@ def _wait_state_of(
     return "parked"
 
 
-def _is_completed(txn: Txn, keys: TaskKeys, seq: int) -> bool:
-    return get_status(txn, keys, pack_int(seq)).state == TaskState.COMPLETED
-
-
-def _task_id(txn: Txn, keys: TaskKeys, seq: int, named_by: TaskBodyRow) -> TaskId:
+def id_of(txn: Txn, keys: TaskKeys, seq: int, named_by: TaskBodyRow) -> TaskId:
     """Return the id of a task referred to by seq. The task may be removed."""
     body = get_body(txn, keys, pack_int(seq))
     return TaskId((body or named_by).generation, seq)

@@ -70,12 +70,12 @@ def read_readiness(
     try:
         facts = store.read(gather_facts, universe, worker_ttl_ns)
         snapshot = derive_readiness(facts, store.now_ns())
-        return replace(snapshot, warnings=[*snapshot.warnings, *store.read(_clock_warnings)])
+        return replace(snapshot, warnings=[*snapshot.warnings, *store.read(clock_warnings)])
     except (StoreError, Busy) as error:
         return store_away_snapshot(universe, error)
 
 
-def _clock_warnings(txn: Txn) -> list[ReadinessBlocker]:
+def clock_warnings(txn: Txn) -> list[ReadinessBlocker]:
     """Return a warning if the wall clock at the last boot contradicts the times of earlier commits."""
     row = txn.get(schema.META_KEY)
     leap_ns = 0 if row is None else codec.unpack_as(schema.StoreMeta, row).leap_ns

@@ -34,7 +34,12 @@ from holdfast.ops.http.routes import HttpApi, Route, RouteCall
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.task_batch import DeclaredTask, build_batch, require_tasks
 from holdfast.ops.http.worker_routes import WorkerRoutes, check_wait
-from holdfast.ops.task_documents import queue_summary, task_details, task_summary
+from holdfast.ops.task_documents import (
+    queue_summary,
+    read_report,
+    task_details,
+    task_summary,
+)
 from holdfast.store.api import Store, Txn
 from holdfast.tasks import operations as tasks
 from holdfast.tasks import queries, task_list
@@ -131,15 +136,15 @@ class TaskApi(HttpApi):
         _check_query(call, ("wait_s",))
         task = parse_task_id(call.path_parameters[0])
         wait_s = _parse_seconds(call.request.query.get("wait_s", "0"))
-        details = await self._server.run_in_thread(
-            self._store.read, queries.get_details, self._universe, task
+        report = await self._server.run_in_thread(
+            self._store.read, read_report, self._universe, task
         )
-        if wait_s and details.row.state in (TaskState.WAITING, TaskState.LEASED):
+        if wait_s and report.details.row.state in (TaskState.WAITING, TaskState.LEASED):
             await self._worker_routes.until_ended(task, wait_s, call.disconnect)
-            details = await self._server.run_in_thread(
-                self._store.read, queries.get_details, self._universe, task
+            report = await self._server.run_in_thread(
+                self._store.read, read_report, self._universe, task
             )
-        return HttpResponse(200, encode_json(task_details(details)))
+        return HttpResponse(200, encode_json(task_details(report)))
 
     async def _list(self, call: RouteCall) -> HttpResponse:
         _check_query(call, ("state", "queue", "name", "cursor", "limit"))
