@@ -428,7 +428,9 @@ def _flow_call(
 ) -> StepCall:
     call: FlowCall[Any, Any] = fn.options() if isinstance(fn, Flow) else fn
     if call.key:
-        raise Invalid(what="key", why="the key of a child flow is the idempotency key of its step")
+        raise Invalid(
+            what="key", why="a child flow takes no key; its key is the idempotency key of its step"
+        )
     packed = call.flow.pack(args, kwargs)
     return StepCall(
         StepCallKind.OPEN,
@@ -449,7 +451,10 @@ def _effect_call(
     positional = effect.positional(args, kwargs)
     call = effect.call(positional, with_options.options)
     if call.key is not None:
-        raise Invalid(what="key", why="the idempotency key of an effect is that of its step")
+        raise Invalid(
+            what="key",
+            why="an effect in a flow takes no key; its key is the idempotency key of its step",
+        )
     params = call.params
     if execution.records.upcast:
         params = codec.pack_value(as_stored(list(positional), execution.records.upcast))
