@@ -7,6 +7,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.clock import SimClock
+from holdfast.ops.verify import find_differences
 from tests.durable.conftest import SIMULATED
 from tests.flows.rig import FlowRig
 
@@ -26,5 +27,7 @@ def make_rig(
             return rigs[-1]
 
         yield make
+        for rig in rigs:
+            assert rig.store.read(find_differences) == []
     for rig in rigs:
         rig.threads.shutdown(wait=True)

@@ -26,7 +26,6 @@ class Undeclared(hf.Event):
 
 
 CLOSED_LOOP = asyncio.new_event_loop()
-FOREIGN: asyncio.Future[int] = CLOSED_LOOP.create_future()
 CLOSED_LOOP.close()
 
 
@@ -102,7 +101,8 @@ async def receive_of_an_undeclared_type() -> None:
 
 async def foreign_future_in_a_branch() -> None:
     async def wait() -> int:
-        return await FOREIGN
+        foreign: asyncio.Future[int] = CLOSED_LOOP.create_future()
+        return await foreign
 
     await asyncio.gather(hf.step(double, 2), wait())
 

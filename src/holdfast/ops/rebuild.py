@@ -7,6 +7,8 @@
     queue        indexes, from items, claims and dead letters; counters, from the indexes
     dispatch     indexes and counters, from the requests
     task         statuses, from the task log; wait states and keys, from bodies and statuses; counters
+    flow         heads, from the records; indexes, keys, timers, published values and counters, from heads and records
+    schedule     the due index, the queue of occurrences, its counter and the keys, from schedules and occurrences
 
 The rebuild holds an exclusive lock on the store (`store.admin.raw_access`). It verifies the logs first and
 raises `LogBroken` for a damaged one. It builds the rows in memory and verifies them there. If a difference
@@ -28,6 +30,8 @@ from holdfast.durable import inbox, item, journal
 from holdfast.durable import lease as leases
 from holdfast.durable.difference import Difference
 from holdfast.errors import NotFound, StoreCorrupt
+from holdfast.flows import derived_rows
+from holdfast.flows.model import FlowId
 from holdfast.leadership import leader_lease
 from holdfast.ops import catalog_queries, decode_errors, index_rebuild, store_copy, verify
 from holdfast.store import schema, tuples
@@ -102,7 +106,11 @@ def rebuild(url: str, universe: str, *, dry_run: bool = False) -> RebuildResult:
 
 
 def _universes(txn: ApplyTxn) -> set[str]:
-    return {*catalog_queries.universes(txn), *iter_names(txn, (int(Space.TASK),))}
+    spaces = (Space.TASK, Space.FLOW, Space.SCHEDULE)
+    return {
+        *catalog_queries.universes(txn),
+        *(name for space in spaces for name in iter_names(txn, (int(space),))),
+    }
 
 
 def _verify_logs(txn: ApplyTxn, universe: str) -> None:
@@ -121,6 +129,9 @@ def _verify_logs(txn: ApplyTxn, universe: str) -> None:
         raise LogBroken(
             log="tasks", height=difference.height, why=f"{difference.what}: {difference.found}"
         )
+    for flow in derived_rows.load_flows(txn, universe).flows.values():
+        for why in index_rebuild.broken_records(flow):
+            raise LogBroken(log="flows", flow=str(FlowId(flow.body.generation, flow.seq)), why=why)
 
 
 def _differences(txn: ApplyTxn, universe: str) -> list[Difference]:
@@ -142,6 +153,8 @@ def _build_rows(txn: ApplyTxn, universe: str, differences: int) -> None:
             _queues,
             index_rebuild.rebuild_dispatches,
             _tasks,
+            index_rebuild.rebuild_flows,
+            index_rebuild.rebuild_schedules,
         ):
             part(txn, universe)
     except decode_errors.DECODE_ERRORS as error:

@@ -72,6 +72,11 @@ def corrupt_blobs(txn: Txn) -> Iterator[bytes]:
         at = rows[-1][0] + b"\x00"
 
 
+def exists(txn: Txn, name: bytes) -> bool:
+    """Whether the data row exists."""
+    return txn.get(_DATA + tuples.pack((name,))) is not None
+
+
 def is_intact(txn: Txn, name: bytes) -> bool:
     """Whether the data row exists and matches its hash."""
     data = txn.get(_DATA + tuples.pack((name,)))
