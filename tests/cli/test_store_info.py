@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from holdfast import store as stores
-from holdfast.cli.store import last_commit_no, queue_counts
+from holdfast.cli.store import queue_counts
+from holdfast.ops.store_size import last_commit_no
 from holdfast.config import OUTCOMES_KEPT
 from holdfast.durable import queue
 from holdfast.store.api import Store

@@ -7,18 +7,15 @@ rebuild` in `store_rebuild`.
 from __future__ import annotations
 
 import argparse
-from bisect import bisect_left
-from typing import NamedTuple
 
-from holdfast import codec
 from holdfast.cli import store_copy, store_rebuild, store_restored
 from holdfast.cli.output import bytes_text, emit, field_lines, table, time_text
-from holdfast.cli.store_option import add_options, directory_of, is_embedded, open_existing, url_of
-from holdfast.config import OUTCOMES_KEPT
+from holdfast.cli.store_option import add_options, open_existing
 from holdfast.durable import queue
 from holdfast.durable.queue import QueueCounts
+from holdfast.ops.store_size import store_size
 from holdfast.store import schema, tuples
-from holdfast.store.api import Store, Txn
+from holdfast.store.api import Txn
 
 QUEUES_MAX = 100
 
@@ -40,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "rebuild":
         return store_rebuild.run(args)
     with open_existing(args) as store:
-        size = store_size(store, url_of(args))
+        size = store_size(store)
         queues = store.read(queue_counts, QUEUES_MAX + 1)
         now_ns = store.now_ns()
         document = {
@@ -83,37 +80,6 @@ def run(args: argparse.Namespace) -> int:
             text += "\n…" if len(queues) > QUEUES_MAX else ""
         emit(args, document, text)
     return 0
-
-
-class StoreSize(NamedTuple):
-    commit_no: int
-    bytes: int
-    disk_bytes: int
-
-
-def store_size(store: Store, url: str) -> StoreSize:
-    if not is_embedded(url):
-        from holdfast.store.postgres.store import PostgresStore
-
-        assert isinstance(store, PostgresStore)
-        commit_no, bytes = store.size()
-        return StoreSize(commit_no, bytes, bytes)
-    file = (directory_of(url) / "data.mdb").stat()
-    return StoreSize(store.read(last_commit_no), file.st_size, file.st_blocks * 512)
-
-
-def last_commit_no(txn: Txn) -> int:
-    """Return the number of the last commit: the last slot of the outcome ring that continues slot 0."""
-
-    def commit_in(slot: int) -> int:
-        row = txn.get(schema.OUTCOME + tuples.pack_int(slot))
-        return -1 if row is None else int(codec.unpack(row)[0])
-
-    first = max(commit_in(0), 0)
-    continued = bisect_left(
-        range(1, OUTCOMES_KEPT), True, key=lambda slot: commit_in(slot) != first + slot
-    )
-    return first + continued
 
 
 def queue_counts(txn: Txn, limit: int) -> list[tuple[str, QueueCounts]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import NamedTuple
 
 from holdfast.flows.model import FlowId
@@ -58,8 +59,8 @@ def universes(txn: Txn) -> list[str]:
     return [name for name in names if list_schedules(txn, name)]
 
 
-def list_schedules(txn: Txn, universe: str) -> list[ScheduleStatus]:
-    rows = iter_rows(txn, keys_of(universe).schedules)
+def list_schedules(txn: Txn, universe: str, limit: int | None = None) -> list[ScheduleStatus]:
+    rows = islice(iter_rows(txn, keys_of(universe).schedules), limit)
     return [_status(universe, decode_schedule(row)) for _, row in rows]
 
 

@@ -492,6 +492,14 @@ def list_runnable(txn: Txn, universe: str, worker: str, limit: int) -> list[str]
     return [str(tuples.unpack(key[len(prefix) :])[1]) for key, _ in rows]
 
 
+def list_all_runnable(txn: Txn, universe: str, limit: int) -> list[str]:
+    """Return runnable worlds of every worker, and of none."""
+    check_limit(limit)
+    prefix = _keys(universe).ready
+    rows = txn.scan(prefix, tuples.prefix_end(prefix), limit)
+    return [str(tuples.unpack(key[len(prefix) :])[2]) for key, _ in rows]
+
+
 # -- name validation -----------------------------------------------------------------------------
 
 
