@@ -4,9 +4,9 @@ from pathlib import Path
 
 from holdfast import store as stores
 from holdfast.cli.store import queue_counts
-from holdfast.ops.store_size import last_commit_no
 from holdfast.config import OUTCOMES_KEPT
 from holdfast.durable import queue
+from holdfast.ops.store_size import last_commit_no
 from holdfast.store.api import Store
 from holdfast.store.schema import Space
 from tests.cli.conftest import RunCommand

@@ -61,6 +61,23 @@ def test_up_http_runs_a_task_submitted_over_http(up: Up) -> None:
     until(lambda: call(proc, "GET", "/readyz")["ready"], "readiness")
 
 
+def test_up_http_exports_metrics(up: Up) -> None:
+    proc = up("--http", "127.0.0.1:0", "--worker", "one")
+    made = call(proc, "POST", "/v1/tasks", {"name": "double", "args": [21]})
+    call(proc, "GET", f"/v1/tasks/{made['id']}?wait_s=30")
+    host, _, port = proc.lines[0].rpartition("://")[2].rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=50)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    assert 'holdfast_tasks{queue="default",state="completed",universe="shop"} 1.0' in lines
+    assert 'holdfast_workers{state="live",universe="shop"} 1.0' in lines
+    assert any(
+        line.startswith('holdfast_runner_attempts_total{outcome="successes"')
+        and 'worker="one"' in line
+        for line in lines
+    )
+
+
 def test_up_http_ready_line_as_json_contains_the_address(up: Up) -> None:
     proc = up("--http", "127.0.0.1:0", "--json", ready='{"ready"')
     assert json.loads(proc.lines[0])["http"].startswith("http://127.0.0.1:")

@@ -68,9 +68,14 @@ def http_server(
         return contextlib.nullcontext()
     from holdfast.ops.http.server import HttpServer
     from holdfast.ops.http.task_routes import TaskApi
+    from holdfast.ops.metrics.exposition import MetricsPage
+    from holdfast.ops.metrics.runner_metrics import runner_readings
 
+    metrics = MetricsPage(
+        runtime.store, worker=runtime.worker, runners=lambda: runner_readings(runtime.roles)
+    )
     return HttpServer(
-        lambda server: TaskApi(server, runtime.store, runtime.universe, runtime.app.tasks),
+        lambda server: TaskApi(server, runtime.store, runtime.universe, runtime.app.tasks, metrics),
         address=parse_address(args.http),
         guard=guard,
     )

@@ -127,6 +127,10 @@ class Runner:
         return self._lifecycle.state
 
     @property
+    def queue(self) -> str:
+        return self._queue
+
+    @property
     def counters(self) -> RunnerCounters:
         return self.hooks.counters
 

@@ -11,6 +11,7 @@
     POST /v1/tasks/{id}/redrive    submit a failed or dead task again, as a new task
     GET  /v1/queues                queue counts and limits
     GET  /healthz, /readyz         whether this process is alive; whether the universe is ready
+    GET  /metrics                  the metrics of the store and of this process, for Prometheus
 
 `worker_routes` implements the lease, heartbeat, complete and fail routes.
 """
@@ -34,6 +35,7 @@ from holdfast.ops.http.routes import HttpApi, Route, RouteCall
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.task_batch import DeclaredTask, build_batch, require_tasks
 from holdfast.ops.http.worker_routes import WorkerRoutes, check_wait
+from holdfast.ops.metrics.exposition import MetricsPage
 from holdfast.ops.task_documents import (
     queue_summary,
     read_report,
@@ -57,10 +59,16 @@ MAINTENANCE_S = ACTIVE_INTERVAL_NS / S
 
 class TaskApi(HttpApi):
     def __init__(
-        self, server: HttpServer, store: Store, universe: str, declared: Mapping[str, DeclaredTask]
+        self,
+        server: HttpServer,
+        store: Store,
+        universe: str,
+        declared: Mapping[str, DeclaredTask],
+        metrics: MetricsPage | None = None,
     ) -> None:
         """`declared` holds the tasks that the app declares. Other tasks may be submitted too, for external
         workers."""
+        self._metrics_page = metrics or MetricsPage(store)
         self._server = server
         self._store = store
         self._universe = universe
@@ -72,6 +80,7 @@ class TaskApi(HttpApi):
         self.routes = (
             Route(get, ("healthz",), self._healthz, open=True, always=True),
             Route(get, ("readyz",), self._readyz, open=True),
+            Route(get, ("metrics",), self._metrics),
             Route(post, ("v1", "tasks"), self._submit),
             Route(get, ("v1", "tasks"), self._list),
             Route(post, ("v1", "tasks", "lease"), worker_routes.lease),
@@ -213,6 +222,11 @@ class TaskApi(HttpApi):
             )
         document: Any = snapshot if call.trusted else {"ready": snapshot.ready}
         return HttpResponse(200 if snapshot.ready else 503, encode_json(document))
+
+    async def _metrics(self, call: RouteCall) -> HttpResponse:
+        accept = call.request.headers.get("accept", "")
+        content_type, body = await self._server.run_in_thread(self._metrics_page.render, accept)
+        return HttpResponse(200, body, content_type=content_type)
 
     async def _run_maintenance(self) -> None:
         """Run the maintenance loop: if all workers are HTTP clients, no other process deletes expired tasks

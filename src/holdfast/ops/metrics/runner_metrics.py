@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import HistogramMetricFamily
@@ -10,8 +11,11 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 from holdfast.clock import S
 from holdfast.ops.metrics.families import BY_NAME, MetricSample
 from holdfast.runner.counters import LATENCY_BOUNDS_MS, Metrics
+from holdfast.workers.runner_service import RunnerService
 
 OUTCOMES = ("successes", "conflicts", "busies", "transients", "fatals")
+# A process exports its first queues by name.
+QUEUES_MAX = 40
 ATTEMPT_SECONDS = "holdfast_runner_attempt_seconds"
 
 
@@ -20,6 +24,33 @@ class RunnerReading(NamedTuple):
 
     queue: str
     metrics: Metrics
+
+
+def runner_readings(services: Iterable[object]) -> list[RunnerReading]:
+    """Return the counters of the runners of these services: one reading for each queue."""
+    by_queue: dict[str, list[Metrics]] = {}
+    for service in services:
+        if isinstance(service, RunnerService):
+            for runner in list(service.runners):
+                by_queue.setdefault(runner.queue, []).append(runner.counters.snapshot())
+    first_by_name = sorted(by_queue.items())[:QUEUES_MAX]
+    return [RunnerReading(queue, add_metrics(found)) for queue, found in first_by_name]
+
+
+def add_metrics(found: Sequence[Metrics]) -> Metrics:
+    if len(found) == 1:
+        return found[0]
+    summed = {
+        field.name: sum(getattr(metrics, field.name) for metrics in found)
+        for field in fields(Metrics)
+        if field.name not in ("latency_histogram", "latency_max_ns")
+    }
+    histograms = zip(*(metrics.latency_histogram for metrics in found), strict=True)
+    return Metrics(
+        **summed,
+        latency_max_ns=max(metrics.latency_max_ns for metrics in found),
+        latency_histogram=tuple(map(sum, histograms)),
+    )
 
 
 def read_samples(worker: str, readings: Sequence[RunnerReading]) -> Iterator[MetricSample]:

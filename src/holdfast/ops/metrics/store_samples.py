@@ -1,6 +1,6 @@
 """The samples of a store, from its counters in one snapshot.
 
-The number of reads is bounded: a label has at most `VALUES_MAX` values, the first by name, and the sum of the others
+The number of reads is bounded: a label has at most `VALUES_MAX` values, the first by name, and the sum of the rest
 is one sample with the value `(other)`. At most `READ_MAX` rows are read for each of them. A family that leaves out
 values has a sample of `holdfast_metrics_truncated`.
 """
@@ -75,7 +75,7 @@ class _Samples:
     def add_by_state(
         self, family: str, universe: str, rows: Iterable[tuple[str, Any]], states: Sequence[str]
     ) -> None:
-        """Add the counts of named rows by state: the first names, and the sum of the others."""
+        """Add the counts of named rows by state: the first names, and the sum of the rest."""
         other: Counter[str] = Counter()
         named = islice(rows, READ_MAX)
         for number, (name, counts) in enumerate(named):
