@@ -7,44 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from holdfast.cli.output import printable, table, time_text
 from holdfast.durable.item import QueueItem
 from holdfast.durable.queue import DeadLetter
+from holdfast.ops.dead_letter_documents import attempt_documents
 
 ERROR_CHARS_MAX = 60
 
 
 def attempts_document(item: QueueItem | DeadLetter | None) -> list[dict[str, Any]]:
     """Return the kept attempts, numbered from the very first attempt."""
-    if item is None:
-        return []
-    first_number = item.failures + item.expiries - len(item.failed_attempts) + 1
-    attempts: list[dict[str, Any]] = [
-        {
-            "attempt": first_number + at,
-            "claim": tried.number,
-            "owner": tried.owner,
-            "began_ns": tried.began_ns,
-            "ended_ns": tried.ended_ns,
-            "end": tried.end,
-            "code": tried.code or None,
-            "error": tried.error or None,
-        }
-        for at, tried in enumerate(item.failed_attempts)
-    ]
-    if isinstance(item, QueueItem) and item.expires_ns:
-        under_way = {
-            "attempt": first_number + len(item.failed_attempts),
-            "claim": item.claims,
-            "owner": item.owner,
-            "began_ns": item.claimed_ns,
-            "ended_ns": None,
-            "end": "under way",
-            "code": None,
-            "error": None,
-        }
-        attempts.append(under_way)
-    return attempts
+    documents: list[dict[str, Any]] = msgspec.to_builtins(attempt_documents(item))
+    return documents
 
 
 def attempts_text(item: QueueItem | DeadLetter | None) -> str:

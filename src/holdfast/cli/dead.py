@@ -6,7 +6,8 @@ import argparse
 from itertools import chain, islice
 from typing import Any
 
-from holdfast import codec
+import msgspec
+
 from holdfast.cli import EXIT_OK, EXIT_USAGE, effects
 from holdfast.cli.attempts import attempts_document, attempts_text, error_text
 from holdfast.cli.dead_letter_selection import (
@@ -19,18 +20,14 @@ from holdfast.cli.dead_letter_selection import (
     selection_of,
     usage_error,
 )
-from holdfast.cli.output import emit, field_lines, payload_document, payload_text, table, time_text
+from holdfast.cli.output import emit, field_lines, payload_text, table, time_text
 from holdfast.cli.store_option import add_options, open_existing
 from holdfast.durable import queue
 from holdfast.durable.queue import DeadLetter
-from holdfast.errors import HoldfastError, NotFound
-from holdfast.flows import compensation_dead_letters, compensation_redrive
-from holdfast.messages import Ingress
-from holdfast.ops import pending_work
-from holdfast.store.api import Store, Txn
+from holdfast.ops import dead_letter_documents, pending_work
+from holdfast.ops.dead_letter_documents import FailedEventDocument
+from holdfast.store.api import Store
 from holdfast.workers.effects import receipts
-from holdfast.world import catalog, redrive
-from holdfast.world.ingress import user_key
 
 LIST_MAX = 100
 ERROR_CHARS_MAX = 60
@@ -120,7 +117,7 @@ def _list(store: Store, args: argparse.Namespace) -> None:
         letters = list(islice(chain.from_iterable(pages), args.limit))
     else:
         letters = store.read(queue.list_dead, args.queue, args.after, args.limit)
-    events = store.read(_failed_events, letters)
+    events = store.read(dead_letter_documents.failed_events, letters)
     rows = [
         (
             str(letter.seq),
@@ -151,10 +148,10 @@ def _list(store: Store, args: argparse.Namespace) -> None:
 
 
 def _show(store: Store, args: argparse.Namespace) -> None:
-    letter, payload = store.read(_find_letter, args.queue, args.seq)
-    event = store.read(_failed_events, [letter]).get(letter.seq)
+    letter, payload = store.read(dead_letter_documents.find_letter, args.queue, args.seq)
+    event = store.read(dead_letter_documents.failed_events, [letter]).get(letter.seq)
     document = _document(letter, event) | {
-        "payload": payload_document(payload),
+        "payload": msgspec.to_builtins(dead_letter_documents.payload_document(payload)),
         "attempts": attempts_document(letter),
     }
     pairs: list[tuple[str, object]] = [
@@ -166,7 +163,7 @@ def _show(store: Store, args: argparse.Namespace) -> None:
         ("died", time_text(letter.died_ns)),
         ("last owner", letter.owner or None),
         ("redrive of", letter.redrive_of),
-        *([] if event is None else [(what, event[name]) for what, name in _EVENT_FIELDS]),
+        *([] if event is None else [(what, getattr(event, name)) for what, name in _EVENT_FIELDS]),
         ("payload", payload_text(payload, PAYLOAD_SHOWN_CHARS_MAX)),
     ]
     store_option = f" --store {args.store}" if args.store else ""
@@ -184,21 +181,13 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
     selection = selection_of(store, args)
     if args.dry_run:
         return dry_run(store, args.queue, args, selection)
-    universe = compensation_dead_letters.universe_of(args.queue)
 
     def again(seqs: list[int]) -> list[Any]:
-        if universe is not None:
-            flows: list[str] = store.transact(
-                compensation_redrive.redrive_compensations, universe, seqs
-            )
-            return flows
-        made: list[int] = store.transact(queue.redrive, args.queue, seqs)
-        return made
+        return dead_letter_documents.redrive_letters(store, args.queue, seqs)
 
     result = redrive_selected(store, args.queue, args, again, selection=selection)
-    made = "item" if universe is None else "flow"
-    documents = [{"dead": old, made: new} for old, new in result.made]
-    lines = [f"{old} → {new}" for old, new in result.made]
+    documents = [{"dead": old, new.what: new.made} for old, new in result.made]
+    lines = [f"{old} → {new.made}" for old, new in result.made]
     document = {"queue": args.queue, "redriven": documents}
     return print_result(args, args.queue, result, document, lines)
 
@@ -218,68 +207,20 @@ def _drop(store: Store, args: argparse.Namespace) -> int:
     return print_result(args, args.queue, result, {"queue": args.queue, "dropped": dropped}, lines)
 
 
-def _find_letter(txn: Txn, name: str, seq: int) -> tuple[DeadLetter, bytes]:
-    letters = queue.list_dead(txn, name, seq - 1, 1) if seq > 0 else []
-    if not letters or letters[0].seq != seq:
-        raise NotFound(what="dead letter", queue=name, seq=seq)
-    return letters[0], queue.payload_of(txn, letters[0])
-
-
 def _first_line(text: str) -> bytes:
     return (text.splitlines() or [""])[0].encode()
 
 
-def _failed_events(txn: Txn, letters: list[DeadLetter]) -> dict[int, dict[str, Any]]:
-    """Return the failed world events among dead letters, by seq, in readable form."""
-    events: dict[int, dict[str, Any]] = {}
-    for letter in letters:
-        universe = redrive.universe_of(letter.queue)
-        if universe is None:
-            return events
-        try:
-            event = codec.unpack_as(redrive.FailedEventRow, queue.payload_of(txn, letter))
-            ingress = codec.unpack_as(Ingress, event.ingress)
-        except HoldfastError:
-            continue
-        try:
-            record = catalog.get_record(txn, universe, event.world_id)
-            world = f"{record.type}/{record.name}"
-        except NotFound:
-            world = None
-        events[letter.seq] = {
-            "kind": ingress.kind.value,
-            "type": ingress.type,
-            "key": event.key.removeprefix(user_key("") or "") or None,
-            "seq": event.seq,
-            "world_id": event.world_id,
-            "world": world,
-        }
-    return events
-
-
-def _payload_cell(letter: DeadLetter, event: dict[str, Any] | None) -> str:
+def _payload_cell(letter: DeadLetter, event: FailedEventDocument | None) -> str:
     if event is None:
         return payload_text(letter.payload, PAYLOAD_CHARS_MAX) if not letter.blob else "(large)"
-    key = "" if event["key"] is None else f" key={event['key']}"
-    text = f"{event['type']}{key} of {event['world'] or event['world_id']}"
+    key = "" if event.key is None else f" key={event.key}"
+    text = f"{event.type}{key} of {event.world or event.world_id}"
     return payload_text(text.encode(), EVENT_CHARS_MAX)
 
 
-def _document(letter: DeadLetter, event: dict[str, Any] | None) -> dict[str, Any]:
-    of_world = {} if event is None else {"event": event}
-    return of_world | {
-        "queue": letter.queue,
-        "seq": letter.seq,
-        "code": letter.code,
-        "error": letter.error,
-        "failures": letter.failures,
-        "expiries": letter.expiries,
-        "claims": letter.claims,
-        "priority": letter.priority,
-        "enqueued_ns": letter.enqueued_ns,
-        "died_ns": letter.died_ns,
-        "owner": letter.owner,
-        "redrive_of": letter.redrive_of,
-        "payload": payload_document(letter.payload) if not letter.blob else None,
-        "blob": letter.blob.hex() or None,
-    }
+def _document(letter: DeadLetter, event: FailedEventDocument | None) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(
+        dead_letter_documents.letter_document(letter, event)
+    )
+    return document

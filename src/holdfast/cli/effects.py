@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import msgspec
+
 from holdfast.cli import EXIT_OK, EXIT_USAGE
-from holdfast.cli.attempts import attempts_document, attempts_text, error_text
+from holdfast.cli.attempts import attempts_text, error_text
 from holdfast.cli.dead_letter_selection import (
     add_selection,
     dry_run,
@@ -18,7 +20,7 @@ from holdfast.cli.dead_letter_selection import (
 from holdfast.cli.output import emit, field_lines, table, time_text
 from holdfast.cli.store_option import add_options, open_existing
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops import pending_work
+from holdfast.ops import pending_documents, pending_work
 from holdfast.ops.pending_work import EffectRow, IntentRow
 from holdfast.store.api import Store
 from holdfast.workers.effects import receipts
@@ -111,11 +113,7 @@ def _list(store: Store, args: argparse.Namespace) -> int:
         [row.universe] * several + [row.kind, *(getattr(row.counts, name) for name in names)]
         for row in rows
     ]
-    documents = [
-        {"universe": row.universe, "kind": row.kind}
-        | {name: getattr(row.counts, name) for name in names}
-        for row in rows
-    ]
+    documents = msgspec.to_builtins([pending_documents.kind_document(row) for row in rows])
     text = table(["universe"] * several + ["kind", *names], cells) if rows else "no effects"
     document: dict[str, Any] = {"effects": documents}
     if args.kind:
@@ -181,19 +179,7 @@ def _list_intents(store: Store, args: argparse.Namespace) -> int:
         for row in rows
     ]
     header = ("intent", "world", "tag", _TIMES[args.state], "attempts", "by", "code")
-    documents = [
-        {
-            "seq": row.seq,
-            "intent": row.intent.intent_hash.hex(),
-            "world": row.world,
-            "tag": row.intent.tag,
-            "time_ns": row.time_ns,
-            "attempts": row.attempts,
-            "owner": row.owner or None,
-            "code": row.code or None,
-        }
-        for row in rows
-    ]
+    documents = msgspec.to_builtins([pending_documents.intent_document(row) for row in rows])
     text = table(header, cells) if rows else f"no {args.kind} is {args.state}"
     emit(args, {"kind": args.kind, "state": args.state, "intents": documents}, text)
     return EXIT_OK
@@ -201,25 +187,9 @@ def _list_intents(store: Store, args: argparse.Namespace) -> int:
 
 def _show(store: Store, args: argparse.Namespace) -> int:
     row: EffectRow = store.read(pending_work.effect, args.intent, args.universe)
-    pending_effect, item, letter, intent = row.pending_effect, row.item, row.letter, row.intent
-    item_or_letter = item or letter
-    document: dict[str, Any] = {
-        "universe": row.universe,
-        "intent": row.intent_hash.hex(),
-        "kind": pending_effect.effect_kind,
-        "world": row.world,
-        "state": row.state,
-        "seq": pending_effect.seq,
-        "tag": pending_effect.tag,
-        "failures": item_or_letter.failures if item_or_letter else None,
-        "expiries": item_or_letter.expiries if item_or_letter else None,
-        "owner": (item_or_letter.owner if item_or_letter else "") or None,
-        "not_before_ns": item.not_before_ns if item else None,
-        "code": (item_or_letter.code if item_or_letter else "") or None,
-        "error": (item_or_letter.error if item_or_letter else "") or None,
-        "redrive_of": intent.redrive_of.hex() if intent and intent.redrive_of else None,
-        "attempts": attempts_document(item_or_letter),
-    }
+    pending_effect, item = row.pending_effect, row.item
+    item_or_letter = item or row.letter
+    document: dict[str, Any] = msgspec.to_builtins(pending_documents.effect_document(row))
     shown = {**document, "seq": str(pending_effect.seq)}
     for name in ("not_before_ns", "attempts", "error"):
         del shown[name]

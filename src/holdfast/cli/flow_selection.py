@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from holdfast.cli import EXIT_OK, selection
 from holdfast.cli.output import emit
 from holdfast.cli.selection import SelectionResult
-from holdfast.errors import NotFound
-from holdfast.flows import flow_list, queries
+from holdfast.flows import flow_list
 from holdfast.flows.flow_list import FlowRow
-from holdfast.flows.model import FlowId, keys_of, parse_flow_id
-from holdfast.store.api import Store, Txn
+from holdfast.flows.model import FlowId, keys_of
+from holdfast.ops.flow_documents import find_flow
+from holdfast.store.api import Store
 
 PAGE = 500
 # Running flows first: a cancelled flow that waits becomes a running one.
@@ -26,12 +26,6 @@ ENDED_STATES = ("failed", "dead")
 PARKED_STATES = ("parked",)
 
 T = TypeVar("T")
-
-
-class NoFlow(NotFound):
-    hint = (
-        "a flow is named by its id, such as f1-17, or by NAME/KEY; `holdfast flows list` lists them"
-    )
 
 
 def add_flow(parser: argparse.ArgumentParser) -> None:
@@ -61,25 +55,6 @@ def add_selection(parser: argparse.ArgumentParser, states: tuple[str, ...]) -> N
 
 def usage_error(args: argparse.Namespace) -> bool:
     return selection.has_usage_error(args, args.flows, "ID", [args.state, args.name, args.error])
-
-
-def find_flow(txn: Txn, universe: str, text: str) -> FlowRow:
-    """Return the flow with this id or `NAME/KEY`. A name or a key may contain slashes."""
-    for at, char in enumerate(text):
-        if char == "/" and 0 < at < len(text) - 1:
-            found = queries.find_by_key(txn, universe, text[:at], text[at + 1 :])
-            if found is not None:
-                return _existing(txn, universe, text, found)
-    if "/" in text:
-        raise NoFlow(what="flow", flow=text[:64])
-    return _existing(txn, universe, text, parse_flow_id(text))
-
-
-def _existing(txn: Txn, universe: str, text: str, id: FlowId) -> FlowRow:
-    row = flow_list.get_flow(txn, keys_of(universe), id.seq)
-    if row is None or row.id != id:
-        raise NoFlow(what="flow", flow=text[:64])
-    return row
 
 
 def for_each(

@@ -25,7 +25,6 @@ from holdfast.cli.flow_selection import (
     add_flow,
     add_selection,
     dry_run,
-    find_flow,
     for_each,
     print_result,
     usage_error,
@@ -46,6 +45,7 @@ from holdfast.ops.app_loader import load_app
 from holdfast.ops.flow_documents import (
     FlowReport,
     counts_summary,
+    find_flow,
     flow_details,
     flow_summary,
     json_value,

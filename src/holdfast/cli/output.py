@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import json
 import sys
@@ -59,13 +58,6 @@ def time_text(time_ns: int) -> str:
 def printable(text: str) -> str:
     """Replace control characters, so that stored data cannot control the terminal."""
     return "".join(char if char.isprintable() else "�" for char in text)
-
-
-def payload_document(payload: bytes) -> dict[str, str]:
-    try:
-        return {"encoding": "utf-8", "data": payload.decode()}
-    except UnicodeDecodeError:
-        return {"encoding": "base64", "data": base64.b64encode(payload).decode()}
 
 
 def payload_text(payload: bytes, chars_max: int) -> str:

@@ -6,8 +6,9 @@ Times are wall clock times. `--from` and `--to` without an offset are in the tim
 from __future__ import annotations
 
 import argparse
-from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from holdfast.cli import EXIT_OK
 from holdfast.cli.effects import add_universe
@@ -15,6 +16,8 @@ from holdfast.cli.output import emit, field_lines, table, time_text
 from holdfast.cli.store_option import open_existing
 from holdfast.clock import SYSTEM
 from holdfast.errors import Invalid, NotFound
+from holdfast.ops import schedule_documents
+from holdfast.ops.schedule_documents import parse_time
 from holdfast.schedules import backfills, operations, queries
 from holdfast.schedules.operations import UsedOccurrence
 from holdfast.schedules.queries import Occurrence, ScheduleStatus
@@ -137,10 +140,12 @@ def _show(store: Store, universe: str, args: argparse.Namespace) -> None:
     change_rows = [(time_text(row.at_ns), row.action, row.detail or None) for row in changes]
     lines.append(table(("changed", "action", "detail"), change_rows))
     document = _document(status) | {
-        "occurrences": [_occurrence_document(*occurrence) for occurrence in occurrences],
-        "changes": [
-            {"at_ns": row.at_ns, "action": row.action, "detail": row.detail} for row in changes
-        ],
+        "occurrences": msgspec.to_builtins(
+            [schedule_documents.occurrence_document(*occurrence) for occurrence in occurrences]
+        ),
+        "changes": msgspec.to_builtins(
+            [schedule_documents.change_document(row) for row in changes]
+        ),
     }
     emit(args, document, "\n\n".join(lines))
 
@@ -164,20 +169,17 @@ def _set_paused(store: Store, universe: str, args: argparse.Namespace, *, paused
 
 def _run_now(store: Store, universe: str, args: argparse.Namespace) -> None:
     used: UsedOccurrence = store.transact(operations.run_now, universe, args.name, SYSTEM.wall_ns())
-    document = _occurrence_document(used.occurrence_ns, used.row)
-    outcome = document["target"] or document["reason"] or "waits for the end of the last one"
-    emit(args, document, f"{document['state']}: {outcome}")
+    document = schedule_documents.occurrence_document(used.occurrence_ns, used.row)
+    outcome = document.target or document.reason or "waits for the end of the last one"
+    emit(args, msgspec.to_builtins(document), f"{document.state}: {outcome}")
 
 
 def _backfill(store: Store, universe: str, args: argparse.Namespace) -> None:
-    start, end = _parse_time("--from", args.start), _parse_time("--to", args.end)
+    start, end = parse_time("--from", args.start), parse_time("--to", args.end)
     backfill = backfills.dry_run if args.dry_run else backfills.run
     made = backfill(store, universe, args.name, start, end, wall_ns=SYSTEM.wall_ns())
     rows = [(time_text(one.occurrence_ns), one.state, one.target or None) for one in made]
-    documents = [
-        {"occurrence_ns": one.occurrence_ns, "state": one.state, "target": one.target or None}
-        for one in made
-    ]
+    documents = msgspec.to_builtins([schedule_documents.backfilled_document(one) for one in made])
     text = table(("occurrence", "state", "task or flow"), rows) if rows else "no occurrences"
     emit(args, {"dry_run": args.dry_run, "occurrences": documents}, text)
 
@@ -202,28 +204,10 @@ def _universe_of(store: Store, name: str) -> str:
     return found[0]
 
 
-def _parse_time(option: str, text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise Invalid(
-            what=option, found=text[:64], expected="a time such as 2026-11-01T03:00"
-        ) from None
-
-
 def _time(time_ns: int | None) -> str | None:
     return None if time_ns is None else time_text(time_ns)
 
 
 def _document(status: ScheduleStatus) -> dict[str, Any]:
-    return status._asdict()
-
-
-def _occurrence_document(occurrence_ns: int, row: Any) -> dict[str, Any]:
-    return {
-        "occurrence_ns": occurrence_ns,
-        "state": OccurrenceState(row.state).name.lower(),
-        "cause": row.cause,
-        "reason": row.reason or None,
-        "target": row.target_id or None,
-    }
+    document: dict[str, Any] = msgspec.to_builtins(schedule_documents.schedule_document(status))
+    return document

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import msgspec
+
 from holdfast.cli import EXIT_OK, EXIT_USAGE
 from holdfast.cli.dead_letter_selection import (
     add_selection,
@@ -23,7 +25,7 @@ from holdfast.cli.output import emit, field_lines, table, time_text
 from holdfast.cli.store_option import open_existing
 from holdfast.durable import queue
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops import pending_work
+from holdfast.ops import pending_documents, pending_work
 from holdfast.ops.pending_work import TimerRow
 from holdfast.store.api import Store
 from holdfast.world import timers
@@ -140,16 +142,5 @@ def _queue_of(store: Store, args: argparse.Namespace) -> str | None:
 
 
 def _document(row: TimerRow) -> dict[str, Any]:
-    repeats = bool(row.timer.cron)
-    return {
-        "universe": row.universe,
-        "world": row.world,
-        "key": row.timer.key,
-        "event": row.timer.type,
-        "due_ns": row.due_ns,
-        "clock": row.clock,
-        "intent": row.intent.intent_hash.hex(),
-        "cron": row.timer.cron or None,
-        "zone": row.timer.zone if repeats else None,
-        "missed": row.timer.missed if repeats else None,
-    }
+    document: dict[str, Any] = msgspec.to_builtins(pending_documents.timer_document(row))
+    return document

@@ -251,6 +251,21 @@ def account(txn: Txn, universe: str, scope: str, unit: str) -> BudgetAccount:
     )
 
 
+def list_accounts(
+    txn: Txn, universe: str, after: tuple[str, str] | None, limit: int
+) -> list[tuple[str, str]]:
+    """Return (scope, unit) of the accounts that have a limit or had a call, in order, after an account."""
+    check_limit(limit)
+    found: set[tuple[str, str]] = set()
+    for kind in ("l", "s", "r"):
+        prefix = _key(universe, kind)
+        lo = prefix + tuples.pack(after) + b"\x00" if after else prefix
+        for key, _ in txn.scan(lo, tuples.prefix_end(prefix), limit):
+            scope, unit = tuples.unpack(key)[-2:]
+            found.add((str(scope), str(unit)))
+    return sorted(found)[:limit]
+
+
 def limit_of(txn: Txn, universe: str, scope: str, unit: str) -> int | None:
     """Return the limit of an account. A world without a limit uses that of `DEFAULT_SCOPE`."""
     row = txn.get(_limit_key(universe, scope, unit))

@@ -9,14 +9,21 @@ import msgspec
 from holdfast import codec
 from holdfast.blockers.answer import Blocker
 from holdfast.blockers.flows import list_blockers
+from holdfast.errors import NotFound
 from holdfast.flows import flow_list, queries
 from holdfast.flows.flow_list import FlowRow, NameCounts
-from holdfast.flows.model import FlowId, keys_of
+from holdfast.flows.model import FlowId, keys_of, parse_flow_id
 from holdfast.flows.queries import FlowStep
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.ops.http.json_values import arguments_to_json, to_json
 from holdfast.store import blobs
 from holdfast.store.api import Txn
+
+
+class NoFlow(NotFound):
+    hint = (
+        "a flow is named by its id, such as f1-17, or by NAME/KEY; `holdfast flows list` lists them"
+    )
 
 
 class FlowReport(NamedTuple):
@@ -50,6 +57,25 @@ def read_report(txn: Txn, universe: str, row: FlowRow) -> FlowReport:
         queries.list_mail(txn, universe, row.seq),
         related,
     )
+
+
+def find_flow(txn: Txn, universe: str, text: str) -> FlowRow:
+    """Return the flow with this id or `NAME/KEY`. A name or a key may contain slashes."""
+    for at, char in enumerate(text):
+        if char == "/" and 0 < at < len(text) - 1:
+            found = queries.find_by_key(txn, universe, text[:at], text[at + 1 :])
+            if found is not None:
+                return existing_flow(txn, universe, text, found)
+    if "/" in text:
+        raise NoFlow(what="flow", flow=text[:64])
+    return existing_flow(txn, universe, text, parse_flow_id(text))
+
+
+def existing_flow(txn: Txn, universe: str, text: str, id: FlowId) -> FlowRow:
+    row = flow_list.get_flow(txn, keys_of(universe), id.seq)
+    if row is None or row.id != id:
+        raise NoFlow(what="flow", flow=text[:64])
+    return row
 
 
 def counts_summary(row: NameCounts) -> dict[str, Any]:

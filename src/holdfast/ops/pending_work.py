@@ -131,9 +131,7 @@ def intents_in_state(
             for letter in queue.list_dead(txn, name, after, limit)
         ]
     keys = keys_of(name)
-    index = {"ready": keys.ready, "delayed": keys.delayed, "claimed": keys.by_expiry}.get(state)
-    if index is None:
-        raise Invalid(what="state", found=state[:40], expected=list(STATES))
+    index = _state_index(keys, state)
     rows = txn.scan(index, tuples.prefix_end(index), limit)
     return [_item_row(txn, universe, keys, packed) for _, packed in rows]
 
@@ -144,6 +142,57 @@ def intent_of(txn: Txn, item_or_letter: QueueItem | queue.DeadLetter) -> Intent 
         return codec.unpack_as(Intent, queue.payload_of(txn, item_or_letter))
     except HoldfastError:
         return None
+
+
+def intents_page(
+    txn: Txn, universe: str, kind: str, state: str, position: bytes, limit: int
+) -> tuple[list[IntentRow], bytes]:
+    """Return a page of the effects of a kind in one state, and the position of its last row; empty at the end."""
+    check_limit(limit)
+    name = world_intents.effect_queue(universe, kind)
+    index = _state_index(keys_of(name), state)
+    lo = position + b"\x00" if position else index
+    if not index <= lo <= tuples.prefix_end(index):
+        raise Invalid(what="cursor", why="the cursor belongs to another list")
+    rows = txn.scan(lo, tuples.prefix_end(index), limit + 1)
+    if state == "dead":
+        seqs = [seq_of(key[len(index) :]) for key, _ in rows[:limit]]
+        letters = [queue.list_dead(txn, name, seq - 1, 1)[0] for seq in seqs]
+        found = [_letter_row(txn, universe, letter) for letter in letters]
+    else:
+        found = [_item_row(txn, universe, keys_of(name), packed) for _, packed in rows[:limit]]
+    return found, rows[limit - 1][0] if len(rows) > limit else b""
+
+
+def timers_page(
+    txn: Txn, universe: str, position: tuple[int, bytes], limit: int
+) -> tuple[list[TimerRow], tuple[int, bytes] | None]:
+    """Return a page of pending timers, and the position of its last row; None at the end. Due timers come first, then
+    timers of the store clock by time, then timers of the wall clock by time."""
+    check_limit(limit)
+    delay, calendar = keys_of(slots.delay_queue(universe)), keys_of(slots.calendar_queue(universe))
+    parts = (
+        (delay, delay.ready),
+        (calendar, calendar.ready),
+        (delay, delay.delayed),
+        (calendar, calendar.delayed),
+    )
+    found: list[TimerRow] = []
+    part, after = position
+    while 0 <= part < len(parts):
+        keys, index = parts[part]
+        if after and not index <= after < tuples.prefix_end(index):
+            raise Invalid(what="cursor", why="the cursor belongs to another list")
+        rows = txn.scan(
+            after + b"\x00" if after else index, tuples.prefix_end(index), limit - len(found) + 1
+        )
+        for key, packed in rows:
+            if len(found) == limit:
+                return found, (part, after)
+            found.append(_timer(txn, universe, items.load_item(txn, keys, packed)))
+            after = key
+        part, after = part + 1, b""
+    return found, None
 
 
 def timers(txn: Txn, universe: str | None = None, limit: int = 100) -> list[TimerRow]:
@@ -200,6 +249,18 @@ def _effect(
     state = "claimed" if item.expires_ns else "ready" if ready else "delayed"
     intent = intent_of(txn, item)
     return EffectRow(universe, raw, pending_effect, state, world, item, intent=intent)
+
+
+def _state_index(keys: items.QueueKeys, state: str) -> bytes:
+    index = {
+        "ready": keys.ready,
+        "delayed": keys.delayed,
+        "claimed": keys.by_expiry,
+        "dead": keys.dead,
+    }.get(state)
+    if index is None:
+        raise Invalid(what="state", found=state[:40], expected=list(STATES))
+    return index
 
 
 def _item_row(txn: Txn, universe: str, keys: items.QueueKeys, packed: bytes) -> IntentRow:

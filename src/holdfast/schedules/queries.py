@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import NamedTuple
 
+from holdfast.durable.validation import check_limit
 from holdfast.flows.model import FlowId
 from holdfast.schedules.model import (
     ChangeRow,
@@ -61,6 +62,15 @@ def universes(txn: Txn) -> list[str]:
 
 def list_schedules(txn: Txn, universe: str, limit: int | None = None) -> list[ScheduleStatus]:
     rows = islice(iter_rows(txn, keys_of(universe).schedules), limit)
+    return [_status(universe, decode_schedule(row)) for _, row in rows]
+
+
+def list_after(txn: Txn, universe: str, name: str, limit: int) -> list[ScheduleStatus]:
+    """Return schedules by name, after a name."""
+    check_limit(limit)
+    prefix = keys_of(universe).schedules
+    lo = prefix + tuples.pack((name,)) + b"\x00" if name else prefix
+    rows = txn.scan(lo, tuples.prefix_end(prefix), limit)
     return [_status(universe, decode_schedule(row)) for _, row in rows]
 
 

@@ -1,0 +1,342 @@
+"""The endpoints of flows. A flow is named by its id, such as `f1-17`, or by `NAME/KEY`, percent-encoded as one part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType, field
+
+from holdfast.blockers.answer import Blocker
+from holdfast.errors import Invalid, KeyConflict
+from holdfast.flows import flow_list, fork, operations, queries
+from holdfast.flows.flow_list import FlowPage, FlowRow
+from holdfast.flows.model import FlowId, MailRow, StartedFlow
+from holdfast.flows.redrive import redrive
+from holdfast.ops import flow_documents, world_operations
+from holdfast.ops.api import cursors
+from holdfast.ops.api.call import ApiCall
+from holdfast.ops.api.endpoint import (
+    ApiAnswer,
+    EmptyBody,
+    Endpoint,
+    EndpointOptions,
+    NoQuery,
+    Page,
+    PageQuery,
+    RequestModel,
+    Scope,
+)
+from holdfast.ops.flow_documents import find_flow
+from holdfast.store.api import Txn
+
+
+class FlowListQuery(PageQuery):
+    state: str = ""
+
+
+class StepQuery(PageQuery):
+    """`run` is the number of the run; null: the last run."""
+
+    run: int | None = None
+
+
+class FlowOptionsBody(RequestModel):
+    key: str | None = None
+    queue: str | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
+
+
+class StartFlowBody(RequestModel):
+    name: str
+    args: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    options: FlowOptionsBody = field(default_factory=FlowOptionsBody)
+
+
+class FlowEventBody(RequestModel):
+    type: str
+    event: dict[str, Any] = field(default_factory=dict)
+    key: str = ""
+
+
+class FlowForkBody(RequestModel):
+    """`at` is a step, such as `charge` or `charge#3`: the fork takes over the steps before it. Empty: all steps."""
+
+    key: str
+    at: str = ""
+
+
+class FlowDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A flow as it appears in a list."""
+
+    id: str
+    name: str
+    key: str | None
+    state: str
+    queue: str
+    priority: int
+    run: int
+    failures: int
+    attempts: int
+    started_ns: int
+    run_started_ns: int
+    ended_ns: int | None
+    cancelled: bool
+    code: str | None
+    step: str | None
+    error_type: str | None
+    error: str | None
+
+
+class MailDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An event in the mailbox of a flow."""
+
+    type: str
+    event: Any
+
+
+class FlowDetailsDocument(FlowDocument, frozen=True, kw_only=True):
+    """A flow with all details. `result` is present if it completed."""
+
+    blockers: list[Blocker]
+    timeout_ns: int | None
+    fork_of: str | None
+    fork_at: str | None
+    redrive_of: str | None
+    redriven_by: str | None
+    parent: str | None
+    args: list[Any]
+    kwargs: dict[str, Any]
+    published: dict[str, Any]
+    events: list[MailDocument]
+    result: Any | UnsetType = UNSET
+
+
+class FlowCountsDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The number of flows of one name in each state."""
+
+    name: str
+    running: int
+    waiting: int
+    parked: int
+    compensating: int
+    completed: int
+    failed: int
+    cancelled: int
+    dead: int
+
+
+class StepDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    position: int
+    name: str
+    occurrence: int
+    kind: str
+    state: str
+    attempts: int
+    began_ns: int | None
+    ended_ns: int | None
+    value: Any
+    code: str | None
+    error_type: str | None
+    error: str | None
+
+
+class StartedFlowDocument(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    key: str | None
+
+
+class SentMail(msgspec.Struct, frozen=True):
+    """An accepted event and its number in the mailbox."""
+
+    id: str
+    type: str
+    number: int
+
+
+class CancelledFlow(msgspec.Struct, frozen=True):
+    """`cancelled`: this request caused the cancellation."""
+
+    id: str
+    cancelled: bool
+
+
+class ResumedFlow(msgspec.Struct, frozen=True):
+    id: str
+    resumed: bool
+
+
+class ForkedFlow(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    key: str
+    fork_of: str
+    fork_at: str | None
+
+
+class RedrivenFlow(msgspec.Struct, frozen=True):
+    """`flow` is the flow that runs: the same one, or a new one after compensations."""
+
+    id: str
+    flow: str
+
+
+# -- queries ---------------------------------------------------------------------------------------
+
+
+def list_flows(call: ApiCall) -> Page[FlowDocument]:
+    query: FlowListQuery = call.query
+    limit = cursors.page_limit(query)
+    page: FlowPage = call.read(
+        flow_list.list_flows, call.universe, query.state.lower(), "", query.cursor, limit
+    )
+    items = [msgspec.convert(flow_documents.flow_summary(row), FlowDocument) for row in page.rows]
+    return Page(items=items, next=page.cursor or None)
+
+
+def count_flows(call: ApiCall) -> Page[FlowCountsDocument]:
+    rows: list[flow_list.NameCounts] = call.read(flow_list.list_counts, call.universe)
+    items = [
+        msgspec.convert(flow_documents.counts_summary(row), FlowCountsDocument) for row in rows
+    ]
+    return Page(items=items)
+
+
+def show_flow(call: ApiCall) -> FlowDetailsDocument:
+    def read(txn: Txn) -> flow_documents.FlowReport:
+        row = find_flow(txn, call.universe, call.path["id"])
+        return flow_documents.read_report(txn, call.universe, row)
+
+    return msgspec.convert(flow_documents.flow_details(call.read(read)), FlowDetailsDocument)
+
+
+def list_flow_steps(call: ApiCall) -> Page[StepDocument]:
+    """A cursor is the position of the last step of a page."""
+    query: StepQuery = call.query
+    limit = cursors.page_limit(query)
+    start = cursors.decode(query.cursor, int)
+
+    def read(txn: Txn) -> list[queries.FlowStep]:
+        row = find_flow(txn, call.universe, call.path["id"])
+        if query.run is not None and not 1 <= query.run <= row.head.run:
+            raise Invalid(what="run", found=query.run, min=1, max=row.head.run)
+        return queries.list_steps(txn, call.universe, row.seq, query.run)
+
+    steps = [step for step in call.read(read) if start is None or step.position > start]
+    items = [
+        msgspec.convert(flow_documents.step_document(step), StepDocument) for step in steps[:limit]
+    ]
+    more = len(steps) > limit
+    return Page(items=items, next=cursors.encode(items[-1].position) if more else None)
+
+
+# -- changes ---------------------------------------------------------------------------------------
+
+
+def start_flow(call: ApiCall) -> ApiAnswer:
+    """The idempotency key of the request is the key of the flow, unless `options` has one."""
+    body: StartFlowBody = call.body
+    flow = call.require_app().flows.get(body.name)
+    if flow is None:
+        known = sorted(call.require_app().flows)
+        raise Invalid(what="flow", name=body.name[:64], why="unknown to the app", known=known)
+    options = msgspec.structs.asdict(body.options)
+    options["key"] = options["key"] or call.key or None
+    chosen = flow.options(**options)
+    packed = flow.pack(tuple(body.args), body.kwargs)
+    new = operations.NewFlow(chosen.spec, packed, chosen.key)
+    [started] = call.store.transact(operations.start, call.universe, [new])
+    id = FlowId(started.generation, started.seq)
+    return ApiAnswer(
+        StartedFlowDocument(str(id), body.name, chosen.key or None),
+        headers=(("Location", f"/v1/flows/{id}"),),
+    )
+
+
+def send_flow_event(call: ApiCall) -> SentMail:
+    body: FlowEventBody = call.body
+    app, row = call.require_app(), _flow(call)
+    event = world_operations.event_of(app, body.type, body.event)
+    name, value = app.encode_event(event)
+    mail = MailRow(name, value, key=body.key or call.key)
+    number: int = call.store.transact(
+        operations.send, call.universe, row.seq, row.body.generation, mail
+    )
+    return SentMail(str(row.id), name, number)
+
+
+def cancel_flow(call: ApiCall) -> CancelledFlow:
+    row = _flow(call)
+    caused: bool = call.transact(
+        operations.cancel, call.universe, row.seq, row.body.generation, subject=f"flow/{row.id}"
+    )
+    return CancelledFlow(str(row.id), bool(caused))
+
+
+def resume_flow(call: ApiCall) -> ResumedFlow:
+    row = _flow(call)
+    resumed: bool = call.transact(
+        operations.resume, call.universe, row.seq, subject=f"flow/{row.id}"
+    )
+    return ResumedFlow(str(row.id), bool(resumed))
+
+
+def fork_flow(call: ApiCall) -> ForkedFlow:
+    body: FlowForkBody = call.body
+    row = _flow(call)
+    started: StartedFlow = call.transact(
+        fork.fork,
+        call.universe,
+        row.seq,
+        row.body.generation,
+        body.key,
+        body.at,
+        subject=f"flow/{row.id}",
+        detail=body.key,
+    )
+    new = FlowId(started.generation, started.seq)
+    return ForkedFlow(str(new), row.body.spec.name, body.key, str(row.id), body.at or None)
+
+
+def redrive_flow(call: ApiCall) -> RedrivenFlow:
+    row = _flow(call)
+    started: StartedFlow = call.transact(redrive, call.universe, row.seq, subject=f"flow/{row.id}")
+    return RedrivenFlow(str(row.id), str(FlowId(started.generation, started.seq)))
+
+
+def _flow(call: ApiCall) -> FlowRow:
+    row: FlowRow = call.read(find_flow, call.universe, call.path["id"])
+    return row
+
+
+_FLOW = "/v1/flows/{id}"
+_EMPTY = EndpointOptions(body=EmptyBody)
+
+ENDPOINTS = (
+    Endpoint("GET", "/v1/flows", Scope.READ, list_flows, Page[FlowDocument],
+             "List flows, newest first", EndpointOptions(query=FlowListQuery)),
+    Endpoint("GET", "/v1/flows/counts", Scope.READ, count_flows, Page[FlowCountsDocument],
+             "Count flows by name and state", EndpointOptions(query=NoQuery)),
+    Endpoint("POST", "/v1/flows", Scope.SUBMIT, start_flow, StartedFlowDocument, "Start a flow",
+             EndpointOptions(body=StartFlowBody, status=201, needs_app=True,
+                             problems=(KeyConflict,))),
+    Endpoint("GET", _FLOW, Scope.READ, show_flow, FlowDetailsDocument,
+             "Show a flow: its state with the reason, its arguments, its result or error"),
+    Endpoint("GET", f"{_FLOW}/steps", Scope.READ, list_flow_steps, Page[StepDocument],
+             "List the steps of a flow with their outcomes", EndpointOptions(query=StepQuery)),
+    Endpoint("POST", f"{_FLOW}/send", Scope.SUBMIT, send_flow_event, SentMail,
+             "Send an event to a flow",
+             EndpointOptions(body=FlowEventBody, needs_app=True, problems=(KeyConflict,))),
+    Endpoint("POST", f"{_FLOW}/cancel", Scope.OPERATE, cancel_flow, CancelledFlow,
+             "Cancel a flow; its compensations run", _EMPTY),
+    Endpoint("POST", f"{_FLOW}/resume", Scope.OPERATE, resume_flow, ResumedFlow,
+             "Run a parked flow again", _EMPTY),
+    Endpoint("POST", f"{_FLOW}/fork", Scope.OPERATE, fork_flow, ForkedFlow,
+             "Start a flow that takes over recorded steps of another flow",
+             EndpointOptions(body=FlowForkBody, status=201, problems=(KeyConflict,))),
+    Endpoint("POST", f"{_FLOW}/redrive", Scope.OPERATE, redrive_flow, RedrivenFlow,
+             "Run a failed or dead flow again", _EMPTY),
+)  # fmt: skip

@@ -1,0 +1,115 @@
+"""The endpoints of schedules."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.errors import Invalid, NotFound
+from holdfast.ops.api.call import NeedsApp
+from holdfast.schedules.model import ScheduleExists
+from tests.api.rig import ApiRig
+
+MODULES = ("holdfast.ops.api.schedules", "holdfast.ops.schedule_documents")
+NIGHTLY = {"name": "nightly", "target": "print_page", "every": "0 3 * * *", "args": [7]}
+
+
+def create(rig: ApiRig, **fields: Any) -> Any:
+    return rig.post("/v1/schedules", {**NIGHTLY, **fields})
+
+
+def test_created_schedule_is_shown(rig: ApiRig) -> None:
+    made = create(rig, zone="Europe/Berlin")
+    assert (made["name"], made["kind"], made["target"]) == ("nightly", "task", "print_page")
+    assert (made["state"], made["zone"], made["source"]) == ("active", "Europe/Berlin", "runtime")
+    shown = rig.get("/v1/schedules/nightly")
+    assert shown["occurrences"] == []
+    assert [change["action"] for change in shown["changes"]] == ["created"]
+    assert create(rig, zone="Europe/Berlin") == made
+    with pytest.raises(ScheduleExists):
+        create(rig, zone="UTC")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target": "unheard"},
+        {"every": "now"},
+        {"zone": "Atlantis"},
+        {"missed": "maybe"},
+        {"overlap": "maybe"},
+        {"args": []},
+        {"name": ""},
+        {"more": 1},
+    ],
+)
+def test_bad_schedule_is_refused(rig: ApiRig, fields: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        create(rig, **fields)
+    assert rig.pages("/v1/schedules") == []
+
+
+def test_schedule_without_the_code_needs_the_app(rig: ApiRig) -> None:
+    rig.app = None
+    with pytest.raises(NeedsApp):
+        create(rig)
+
+
+def test_schedules_are_listed_by_name_in_pages(rig: ApiRig) -> None:
+    for name in ("c", "a", "b"):
+        create(rig, name=name)
+    for limit in (1, 2, 3):
+        found = rig.pages("/v1/schedules", limit=limit)
+        assert [schedule["name"] for schedule in found] == ["a", "b", "c"]
+
+
+def test_schedule_is_paused_and_resumed(rig: ApiRig) -> None:
+    create(rig)
+    paused = rig.post("/v1/schedules/nightly/pause")
+    assert (paused["state"], paused["changed"], paused["next_ns"]) == ("paused", True, None)
+    assert rig.post("/v1/schedules/nightly/pause")["changed"] is False
+    resumed = rig.post("/v1/schedules/nightly/resume")
+    assert (resumed["state"], resumed["changed"]) == ("active", True)
+    assert [entry.subject for entry in rig.audit_entries()] == ["schedule/nightly"] * 3
+
+
+def test_extra_occurrence_starts_a_task(rig: ApiRig) -> None:
+    create(rig)
+    started = rig.post("/v1/schedules/nightly/run-now", key="k")
+    assert (started["state"], started["cause"]) == ("started", "run_now")
+    assert rig.post("/v1/schedules/nightly/run-now", key="k") == started
+    shown = rig.get("/v1/schedules/nightly")
+    assert shown["occurrences"] == [started]
+    assert shown["last"] == started["target"]
+
+
+def test_backfill_starts_each_past_occurrence_once(rig: ApiRig) -> None:
+    create(rig, overlap="allow")
+    span = {"from": "2026-01-01", "to": "2026-01-03"}
+    dry = rig.post("/v1/schedules/nightly/backfill", {**span, "dry_run": True})
+    assert [one["state"] for one in dry["occurrences"]] == ["new", "new"]
+    made = rig.post("/v1/schedules/nightly/backfill", span)
+    assert [one["state"] for one in made["occurrences"]] == ["started", "started"]
+    again = rig.post("/v1/schedules/nightly/backfill", span)
+    targets = [[one["target"] for one in answer["occurrences"]] for answer in (made, again)]
+    assert targets[0] == targets[1]
+    for bad in ({"from": "x", "to": "2026-01-03"}, {"from": "2026-01-03", "to": "2026-01-01"}, {}):
+        with pytest.raises(Invalid):
+            rig.post("/v1/schedules/nightly/backfill", bad)
+
+
+def test_deleted_schedule_is_gone(rig: ApiRig) -> None:
+    create(rig)
+    assert rig.post("/v1/schedules/nightly/delete") == {"deleted": "nightly"}
+    with pytest.raises(NotFound):
+        rig.post("/v1/schedules/nightly/delete")
+    assert rig.pages("/v1/schedules") == []
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "run-now", "backfill", "delete"])
+def test_acting_on_an_unknown_schedule_is_not_found(rig: ApiRig, verb: str) -> None:
+    body = {"from": "2026-01-01", "to": "2026-01-02"} if verb == "backfill" else None
+    with pytest.raises(NotFound):
+        rig.post(f"/v1/schedules/nightly/{verb}", body)
+    with pytest.raises(NotFound):
+        rig.get("/v1/schedules/nightly")
+    assert rig.audit_entries() == []
