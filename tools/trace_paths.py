@@ -41,7 +41,7 @@ PATHS = ("task", "message", "effect")
 # runs rare branches in more rounds.
 GOALS = {"task": 25, "message": 25, "effect": 30}
 LIMITS = {"task": 55, "message": 49, "effect": 72}
-# The parts of a path. Every path contains the flow "A commit on LMDB" of ARCHITECTURE.md.
+# The parts of a path. Every path contains the path "A commit on LMDB" of ARCHITECTURE.md.
 PARTS = {
     "store/": "commit",
     "clock.py": "base",

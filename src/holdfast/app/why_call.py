@@ -36,7 +36,11 @@ def subject_of(runtime: Runtime, of: Any, id: str | None) -> Subject:
             raise Invalid(what="id", found=repr(id)[:64], why="a kind needs the id of its subject")
         return Subject(runtime, of, id)
     if id is not None:
-        raise Invalid(what="id", found=repr(id)[:64], why="a handle takes no id")
+        raise Invalid(
+            what="id",
+            found=repr(id)[:64],
+            why="the handle names the subject; give an id only with a kind",
+        )
     if isinstance(of, WorldHandle):
         # The handle of a world in another universe has its own runtime.
         return Subject(of.runtime, "world", f"{of.type}/{of.name}")
