@@ -98,8 +98,10 @@ bench-tasks: setup  ## measure tasks beside pgqueuer, huey, RabbitMQ and Restate
 	$(BIN)/python -m bench.peers --suite tasks --budget-s 3000
 
 .PHONY: bench-flows
-bench-flows: setup  ## measure flows beside Restate and DBOS
-	$(BIN)/python -m bench.peers --suite flows --runs 3 --budget-s 460
+bench-flows: setup  ## measure a million sleeping flows and flows beside Restate and DBOS, and write docs/benchmarks-flows.md
+	$(BIN)/python -m bench flows --sleepers 1000000 --waking 10000 --steps 10000 --save
+	$(BIN)/python -m bench loop_lag --save
+	$(BIN)/python -m bench.peers --suite flows --runs 3 --budget-s 460 --save
 
 .PHONY: bench-postgres
 bench-postgres: setup  ## measure worlds, effects and tasks on PostgreSQL beside DBOS, pgqueuer and procrastinate

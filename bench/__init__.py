@@ -2,6 +2,8 @@
 
     python -m bench [--budget-s 120] [--only one_caller,…] [--json FILE] [--save]
     python -m bench churn [--store postgresql://…] [--minutes 30]     a backlog under churn, by minutes
+    python -m bench flows [--sleepers 1000000] [--save]     sleeping flows, wake-ups and resume
+    python -m bench loop_lag [--save]         the lag of an event loop while PostgreSQL stands still
     python -m bench footprint [--store postgresql://…]       bytes per message, effect and task
     python -m bench isolation [--store postgresql://…]       latency beside rejected calls, as a ratio
     python -m bench.report                     docs/benchmarks.md from the last saved run

@@ -46,6 +46,8 @@ class FlowSizes:
     sleepers: int = 50_000
     waking: int = 10_000
     recorded_steps: int = 10_000
+    # Flows at a fixed pace after each part of the sleepers.
+    paced: int = 50
 
 
 @dataclass(frozen=True)

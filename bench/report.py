@@ -48,7 +48,8 @@ def page(run: dict[str, Any]) -> str:
 
 
 def main(file: Path = history.FILE, target: Path = PAGE) -> int:
-    runs = history.load(file)
+    # A run of a command has other metrics.
+    runs = [run for run in history.load(file) if "command" not in run]
     if not runs:
         print("no saved run: run `python -m bench --save` first", file=sys.stderr)
         return 1

@@ -19,11 +19,13 @@ from bench.peers import report as peers_report
 from bench.peers import table as peers_table
 from bench.peers.effect_turns import HoldfastEffects
 from bench.peers.effect_workload import EffectAmount
+from bench.peers.flow_turns import HoldfastFlows, rate_of
+from bench.peers.flow_workload import FlowAmount
 from bench.peers.pg_place import serving
 from bench.peers.pg_systems import HoldfastOnPostgres
 from bench.peers.pg_workload import PgAmount
 from bench.peers.suite import Goal, Suite
-from bench.peers.suites import EFFECTS, POSTGRES, SUITES, TASKS
+from bench.peers.suites import EFFECTS, FLOWS, POSTGRES, SUITES, TASKS
 from bench.peers.tally import Tally
 from bench.peers.task_holdfast import HoldfastTasks
 from bench.peers.task_workload import TaskAmount
@@ -196,6 +198,15 @@ def test_table_of_many_peers_shows_the_ratio_to_the_best() -> None:
     assert lines[0][-3:] == ("1.00 (1.00 … 1.00)", "≥ 2 × of the best peer", "NO")
 
 
+def test_measures_that_are_worse_than_a_peer_are_listed() -> None:
+    samples = {**SAMPLES, "dbos": {"timer_p95": [1.0, 1.5, 9.0], "chains_64": [800.0] * 3}}
+    compared = peers_table.document(EFFECTS, samples)
+    assert peers_table.slower(EFFECTS, compared) == ["`timer_p95`: 2.00 × DBOS's"]
+    samples["dbos"]["chains_64"] = [2000.0] * 3
+    compared = peers_table.document(EFFECTS, samples)
+    assert peers_table.slower(EFFECTS, compared)[0] == "`chains_64`: 0.50 × DBOS's"
+
+
 def test_peer_goal_is_compared_with_the_median_ratio() -> None:
     met = {record.name: record.met for record in peers_table.records(EFFECTS, SAMPLES)}
     assert met == {"effects_chains_64": True, "effects_timer_p95": True}
@@ -247,6 +258,62 @@ def test_holdfast_effects_run_returns_every_compared_measure(tmp_path: Path) -> 
             measures |= getattr(turn, part)(amount)
     assert set(EFFECTS.measures) <= set(measures) <= set(EFFECTS.units)
     assert all(value > 0 for value in measures.values())
+
+
+@pytest.mark.bench
+def test_holdfast_flows_run_returns_every_compared_measure(tmp_path: Path) -> None:
+    amount = FlowAmount(chain_s=0.1, steps=5, waking=20, lead_s=3.0)
+    measures: dict[str, float] = {}
+    with HoldfastFlows().turn(tmp_path) as turn:
+        for part in FLOWS.parts:
+            measures |= getattr(turn, part)(amount)
+    assert set(measures) == set(FLOWS.units) - {"raw"}
+    assert all(value > 0 for value in measures.values())
+
+
+def test_rate_of_waking_flows_lasts_until_the_last_one_runs() -> None:
+    assert rate_of([10.0, 500.0, 250.0]) == pytest.approx(6.0)
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(120)
+def test_bench_flows_saves_the_rate_of_every_tenth_of_the_sleepers(tmp_path: Path) -> None:
+    file = tmp_path / "history.json"
+    sizes = ["--sleepers", "100", "--waking", "20", "--steps", "20"]
+    assert bench.main(["flows", *sizes, "--dir", str(tmp_path), "--save", str(file)]) == 0
+    [run] = history.load(file)
+    assert run["command"] == " ".join(["flows", *sizes])
+    resume, sleepers = run["metrics"]
+    assert resume["measures"]["resume_s"]["median"] > 0
+    rates = sleepers["notes"]["rates"]
+    assert len(rates) == len(sleepers["notes"]["latencies_ms"]) == 10
+    assert sleepers["measures"]["flat"]["median"] == pytest.approx(
+        max(rates) / min(rates), rel=0.05
+    )
+    assert sleepers["measures"]["wake_share"]["median"] > 0
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(120)
+def test_bench_loop_lag_calls_tasks_flows_and_worlds_and_saves_its_run(tmp_path: Path) -> None:
+    file = tmp_path / "history.json"
+    options = ["--frozen-s", "0.3", "--repeats", "1", "--callers", "3", "--save", str(file)]
+    assert bench.main(["loop_lag", *options]) in (0, 1)
+    [run] = history.load(file)
+    assert run["metrics"][0]["measures"]["p99_ms"]["median"] > 0
+    called = run["metrics"][0]["notes"]["calls"]
+    assert set(called) == {"call_tasks", "call_flows", "call_worlds"}
+    assert all(count > 0 for count in called.values())
+
+
+def test_bench_page_leaves_out_the_saved_runs_of_commands(tmp_path: Path) -> None:
+    file, target = tmp_path / "history.json", tmp_path / "page.md"
+    for name, command in (("one", ""), ("lag", "loop_lag --callers 3")):
+        document = Record(name, "what", gather([{"rate": 5.0}], {"rate": "ops/s"})).document()
+        history.save(history.entry([document], budget_s=0, load_before=0.1, command=command), file)
+    assert report.main(file, target) == 0
+    assert "| one |" in target.read_text()
+    assert "| lag |" not in target.read_text()
 
 
 @pytest.mark.bench

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import holdfast as hf
+from bench.peers import lateness
 
 STEPS = 5
 
@@ -41,8 +42,9 @@ async def single(sent_s: float) -> list[float]:
 
 @hf.flow
 async def sleeper(due_s: float) -> None:
-    """Sleeps until a time of day, so that many of them wake at once."""
+    """Sleeps until a time of day, so that many of them wake at once. Then it records its lateness."""
     await hf.sleep(max(due_s - hf.now().timestamp(), 0))
+    lateness.mark(due_s)
 
 
 @hf.flow
@@ -57,9 +59,11 @@ async def long(steps: int) -> int:
     return done
 
 
-@hf.task
-def nothing() -> None:
-    pass
+# Its queue has no activation of a flow, so that the queue counters are those of this task.
+@hf.task(queue="delayed")
+def delayed(due_s: float) -> None:
+    """Is submitted with a delay until a time of day, and then records its lateness."""
+    lateness.mark(due_s)
 
 
-app = hf.App("bench-flows", flows=[chain, single, sleeper, long], tasks=[nothing], events=[Proceed])
+app = hf.App("bench-flows", flows=[chain, single, sleeper, long], tasks=[delayed], events=[Proceed])

@@ -1,17 +1,21 @@
-"""The client of the flow benchmarks: `python -m bench.peers.flow_load STORE`. It answers in lines."""
+"""The client of the flow benchmarks: `python -m bench.peers.flow_load STORE LATENESS_FILE`. It answers in lines."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from bench.peers import lateness
 from bench.peers.answers import serve
-from bench.peers.flow_app import Proceed, app, chain, long, nothing, single, sleeper
+from bench.peers.flow_app import Proceed, app, chain, delayed, long, single, sleeper
 from holdfast.flows.model import keys_of
 from holdfast.flows.operations import NewFlow, start
 from holdfast.flows.unit_of_work import get_counts
+from holdfast.tasks import model as task_model
 
 POLL_S = 0.005
 START_BATCH = 1_000
@@ -19,8 +23,9 @@ WITHIN_S = 300.0
 
 
 class FlowClient:
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, lateness_file: str) -> None:
         self._runtime = app.open(path, roles=())
+        self._lateness_file = Path(lateness_file)
 
     def chains(self, callers: int, seconds: float, steps: int) -> dict[str, Any]:
         """Each coroutine starts its next flow when its last one ends."""
@@ -71,23 +76,55 @@ class FlowClient:
 
     def until_counts(self, state: str, count: int) -> dict[str, Any]:
         """Wait until this many sleeping flows are in a state."""
-        began = time.perf_counter()
-        while self._count(state) < count:
-            if time.perf_counter() - began > WITHIN_S:
-                raise TimeoutError(f"{self._count(state)} of {count} flows are {state}")
-            time.sleep(POLL_S)
-        return {"at_s": time.time()}
+        return {"at_s": self._until(self._count, state, count)}
 
-    def tasks(self, count: int) -> dict[str, Any]:
-        """Tasks per second, from the first submit of a backlog until all are completed."""
-        began = time.perf_counter()
-        handles = []
-        for at in range(0, count, START_BATCH):
-            part = [()] * min(START_BATCH, count - at)
-            handles += self._runtime.submit_many(nothing, part)
-        for handle in handles:
-            handle.result(WITHIN_S)
-        return {"rate": count / (time.perf_counter() - began)}
+    def wake_flows(self, count: int, lead_s: float) -> dict[str, Any]:
+        """Sleeping flows that are all due at once. Returns the lateness of each, and when the last one has ended."""
+        waiting, completed = self._count("waiting"), self._count("completed")
+
+        def start_all(due_s: float) -> None:
+            self.start_sleepers(count, due_s)
+            self._until(self._count, "waiting", waiting + count)
+
+        def until_ended() -> float:
+            return self._until(self._count, "completed", completed + count)
+
+        return self._wake(start_all, until_ended, count, lead_s)
+
+    def wake_tasks(self, count: int, lead_s: float) -> dict[str, Any]:
+        """The same with delayed tasks instead of sleeping flows."""
+        completed = self._count_tasks("completed")
+
+        def submit_all(due_s: float) -> None:
+            for at in range(0, count, START_BATCH):
+                task = delayed.options(delay_s=max(due_s - time.time(), 0))
+                self._runtime.submit_many(task, [(due_s,)] * min(START_BATCH, count - at))
+
+        def until_ended() -> float:
+            return self._until(self._count_tasks, "completed", completed + count)
+
+        return self._wake(submit_all, until_ended, count, lead_s)
+
+    def _wake(
+        self,
+        create: Callable[[float], None],
+        until_ended: Callable[[], float],
+        count: int,
+        lead_s: float,
+    ) -> dict[str, Any]:
+        lateness.clear(self._lateness_file)
+        due_s = time.time() + lead_s
+        create(due_s)
+        if time.time() > due_s:
+            raise TimeoutError(
+                f"{count} do not wait before their due time, {lead_s:g} s after the first one"
+            )
+        # The client reads nothing until the due time.
+        time.sleep(max(due_s - time.time(), 0))
+        ended_s = until_ended() - due_s
+        late = lateness.lines(self._lateness_file)
+        assert len(late) == count, f"{len(late)} of {count} ran"
+        return {"late": late, "ended_s": ended_s}
 
     def make_long(self, steps: int) -> dict[str, Any]:
         """Run a flow that records its steps and then waits."""
@@ -110,6 +147,23 @@ class FlowClient:
     def close(self) -> None:
         self._runtime.close()
 
+    def _until(self, counter: Callable[[str], int], state: str, count: int) -> float:
+        """Wait until a counter has this value. Returns the time."""
+        began = time.perf_counter()
+        while (current := counter(state)) < count:
+            if time.perf_counter() - began > WITHIN_S:
+                raise TimeoutError(f"{current} of {count} are {state}")
+            time.sleep(POLL_S)
+        return time.time()
+
+    def _count_tasks(self, state: str) -> int:
+        keys = task_model.keys_of(self._runtime.universe)
+        queue = delayed.spec.queue
+        counts = self._runtime.store.read(task_model.get_counts, keys, queue)
+        assert counts.failed == counts.dead == 0, counts
+        found: int = getattr(counts, state)
+        return found
+
     def _count(self, state: str) -> int:
         keys = keys_of(self._runtime.universe)
         counts = self._runtime.store.read(get_counts, keys, sleeper.name)
@@ -123,7 +177,7 @@ class FlowClient:
 
 
 def main() -> None:
-    client = FlowClient(sys.argv[1])
+    client = FlowClient(*sys.argv[1:])
     serve({name: getattr(client, name) for name in dir(client) if not name.startswith("_")})
     client.close()
 

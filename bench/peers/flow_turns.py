@@ -1,4 +1,4 @@
-"""The systems of the flow workload. Each is started anew and then runs chains and single steps."""
+"""The systems of the flow workload. Each is started anew and then runs chains, single steps, and flows that wake."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import lmdb
 
-from bench.peers import effect_turns
+from bench.peers import effect_turns, lateness
 from bench.peers.effect_turns import DbosEffects, RestateEffects, shares
 from bench.peers.effect_workload import IN_FLIGHT, STEPS_PER_S
 from bench.peers.flow_app import STEPS
@@ -38,6 +38,8 @@ class HoldfastFlows:
             "at once, each calls `rt.aio.start` and awaits the handle",
             "steps": "one `hf.step`, timed in the flow: until it returns. first: from before `rt.start` "
             "until the function of the first step runs. whole: `rt.start` until `result`, two steps",
+            "waking": "`hf.sleep` in one flow each, timed in the flow. tasks: `delay_s` of one task each, timed in "
+            "the task",
         }
 
     @contextlib.contextmanager
@@ -70,6 +72,16 @@ class HoldfastFlowTurn:
     def steps(self, amount: FlowAmount) -> dict[str, float]:
         return _step_measures(self._ask("steps", count=amount.steps, per_s=STEPS_PER_S))
 
+    def waking(self, amount: FlowAmount) -> dict[str, float]:
+        flows = self._ask("wake_flows", count=amount.waking, lead_s=amount.lead_s)
+        tasks = self._ask("wake_tasks", count=amount.waking, lead_s=amount.lead_s)
+        return {
+            "waking": rate_of(flows["late"]),
+            "waking_ended": amount.waking / flows["ended_s"],
+            "tasks": rate_of(tasks["late"]),
+            "tasks_ended": amount.waking / tasks["ended_s"],
+        }
+
     def _ask(self, what: str, **parameters: Any) -> dict[str, Any]:
         answer = self._client.ask(what, **parameters)
         self._worker.require_running()
@@ -86,16 +98,18 @@ class RestateFlows(RestateEffects):
             "(asyncio) as chains at once, each calls and waits for the answer",
             "steps": "one `ctx.run`, timed in the handler: until it returns. first: from before the call "
             "until the function of the first step runs. whole: the call, two steps",
+            "waking": "`ctx.sleep` in one invocation each, timed in the handler",
         }
 
     @contextlib.contextmanager
     def turn(self, directory: Path) -> Iterator[Any]:
         with self.running(directory, str(directory / "lateness")) as load:
-            yield PeerFlowTurn(load, warm_callers=64)
+            yield PeerFlowTurn(load, warm_callers=64, delayed=False)
 
 
 class DbosFlows(DbosEffects):
-    amount = FlowAmount()  # type: ignore[assignment]
+    # The start of five hundred sleeping workflows takes this long.
+    amount = FlowAmount(waking=500, lead_s=15.0)  # type: ignore[assignment]
 
     def ways(self) -> dict[str, str]:
         return {
@@ -103,6 +117,7 @@ class DbosFlows(DbosEffects):
             "chains": f"{STEPS} steps in a workflow, as many threads as chains at once",
             "steps": "one step, timed in the workflow: until it returns. first: from before the call until "
             "the function of the first step runs. whole: the workflow, two steps",
+            "waking": "`DBOS.sleep_async` in one async workflow each, timed in the workflow",
         }
 
     @contextlib.contextmanager
@@ -113,8 +128,9 @@ class DbosFlows(DbosEffects):
 
 
 class PeerFlowTurn:
-    def __init__(self, load: Load, *, warm_callers: int) -> None:
+    def __init__(self, load: Load, *, warm_callers: int, **timer_options: Any) -> None:
         self._load = load
+        self._timer_options = timer_options
         # Warm-up: use every connection before anything is timed.
         load.ask("chains", callers=warm_callers, seconds=1.0, steps=STEPS)
 
@@ -129,6 +145,15 @@ class PeerFlowTurn:
     def steps(self, amount: FlowAmount) -> dict[str, float]:
         return _step_measures(self._load.ask("singles", count=amount.steps, per_s=STEPS_PER_S))
 
+    def waking(self, amount: FlowAmount) -> dict[str, float]:
+        asked = {"count": amount.waking, "spread_s": 0.0, "lead_s": amount.lead_s}
+        return {"waking": rate_of(self._load.ask("timers", **asked, **self._timer_options)["late"])}
+
+
+def rate_of(late_ms: list[float]) -> float:
+    """Flows per second, from their common due time until the code of the last one runs."""
+    return len(late_ms) / max(max(late_ms) / 1000, 1e-3)
+
 
 def _step_measures(times: dict[str, Any]) -> dict[str, float]:
     return {
@@ -141,9 +166,11 @@ def _step_measures(times: dict[str, Any]) -> dict[str, float]:
 @contextlib.contextmanager
 def running(place: Place, name: str = "flows") -> Iterator[tuple[Load, Up, Path]]:
     """A new store, a client of it, and a worker with all roles."""
+    file = place.directory / f"{name}-lateness"
     with (
         place.store(name) as path,
-        Load([sys.executable, "-m", "bench.peers.flow_load", str(path)]) as client,
-        Up(APP, path, worker="worker-1") as worker,
+        Load([sys.executable, "-m", "bench.peers.flow_load", path, file]) as client,
+        Up(APP, path, worker="worker-1", env={lateness.VARIABLE: str(file)}) as worker,
     ):
         yield client, worker, path
+    file.unlink(missing_ok=True)

@@ -25,6 +25,7 @@ def page(suite: Suite, run: dict[str, Any]) -> str:
         *_markdown([table.header(suite), *table.lines(suite, compared)]),
         "",
         *(f"- {name}: not measured: {why}" for name, why in compared["absent"].items()),
+        *_slower(suite, compared),
         "## Settings",
         "",
     ]
@@ -40,7 +41,46 @@ def page(suite: Suite, run: dict[str, Any]) -> str:
             *(f"- `{metric['metric']}`: {metric['what']}" for metric in run["metrics"]),
             "",
         ]
+    for command in suite.commands:
+        parts += _command(command)
     return "\n".join(parts)
+
+
+def _slower(suite: Suite, compared: dict[str, Any]) -> list[str]:
+    if not suite.commands:
+        return []
+    found = table.slower(suite, compared) or ["nothing in this run"]
+    return [
+        "Slower than a peer, by the median of the ratios:",
+        "",
+        *(f"- {line}" for line in found),
+        "",
+    ]
+
+
+def _command(command: str) -> list[str]:
+    """The last saved run of a command of `python -m bench`."""
+    runs = [run for run in history.load() if run.get("command", "").split(" ")[0] == command]
+    if not runs:
+        return []
+    run = runs[-1]
+    return [
+        f"## `python -m bench {run['command']}`",
+        "",
+        f"Measured on {run['date']} with Holdfast {run['holdfast']}, Python {run['python']}, {run['cpu_count']} cores, "
+        f"at a load of {run['load_before']:g} before it began.",
+        "",
+        *_markdown([house.HEADER, *house.lines(run["metrics"])]),
+        "",
+        *(f"- `{metric['metric']}`: {metric['what']}" for metric in run["metrics"]),
+        "",
+        *(
+            f"- `{metric['metric']}`, {name}: {value}"
+            for metric in run["metrics"]
+            for name, value in metric["notes"].items()
+        ),
+        "",
+    ]
 
 
 def main() -> int:

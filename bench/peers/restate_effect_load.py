@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lateness
 from answers import serve
 from restate_load import Connection, all_of
 
@@ -72,8 +73,7 @@ async def timers(
     port: int, file: Path, count: int, spread_s: float, lead_s: float, delayed: bool
 ) -> dict[str, Any]:
     """`delayed`: sends with a delay, instead of handlers that sleep."""
-    # Truncate it in place: the handlers have it open.
-    file.write_bytes(b"")
+    lateness.clear(file)
     pool = [await Connection(port).open() for _ in range(SETTERS)]
     began = time.time()
     dues = [began + lead_s + at * spread_s / count for at in range(count)]
@@ -85,7 +85,7 @@ async def timers(
     for connection in pool:
         connection.close()
     await asyncio.sleep(max(dues[-1] - time.time(), 0))
-    while len(late := _lines(file)) < count:
+    while len(late := lateness.lines(file)) < count:
         if time.time() > dues[-1] + WITHIN_S:
             raise TimeoutError(f"{len(late)} of {count} timers fired")
         await asyncio.sleep(POLL_S)
@@ -98,10 +98,6 @@ def _send(due: float, delayed: bool) -> tuple[str, bytes]:
         return "/Flow/wake/send", body
     wait_ms = round(1000 * (due - time.time()))
     return f"/Flow/note/send?delay={wait_ms}ms", body
-
-
-def _lines(file: Path) -> list[float]:
-    return [float(line) for line in file.read_text().split()]
 
 
 def main() -> None:

@@ -2,9 +2,9 @@
 
     python restate_effects.py PORT WORKERS LATENESS_FILE
 
-`chain` is five durable steps, `step` is one timed step, `single` times the start too, `wake` is a durable sleep, and `note` is the target
-of a delayed send. `wake` and `note` write their lateness to a file, so that the client need not wait for
-answers.
+`chain` is five durable steps, `step` is one timed step, `single` times the start too, `wake` is a durable
+sleep, and `note` is the target of a delayed send. `wake` and `note` write their lateness to a file, so that the
+client need not wait for answers. The flow workload uses `chain`, `single` and `wake`, too.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import sys
 import time
 from datetime import timedelta
 
+import lateness
 import restate
 from restate_service import serve_app
 
-LATENESS_FILE = "BENCH_LATENESS_FILE"
 AS_INT = restate.RunOptions(type_hint=int)
 AS_FLOAT = restate.RunOptions(type_hint=float)
 
@@ -60,28 +60,16 @@ async def single(ctx: restate.Context, sent_s: float) -> list[float]:
 @flow.handler()
 async def wake(ctx: restate.Context, due_s: float) -> None:
     await ctx.sleep(timedelta(seconds=max(due_s - time.time(), 0)))
-    _note(due_s)
+    lateness.mark(due_s)
 
 
 @flow.handler()
 async def note(ctx: restate.Context, due_s: float) -> None:
-    _note(due_s)
+    lateness.mark(due_s)
 
 
-def _note(due_s: float) -> None:
-    late = 1000 * (time.time() - due_s)
-    os.write(_file(), f"{late:.4f}\n".encode())
-
-
-def _file() -> int:
-    if not _opened:
-        _opened.append(os.open(os.environ[LATENESS_FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT))
-    return _opened[0]
-
-
-_opened: list[int] = []
 app = restate.app(services=[flow])
 
 if __name__ == "__main__":
-    port, workers, os.environ[LATENESS_FILE] = sys.argv[1:]
+    port, workers, os.environ[lateness.VARIABLE] = sys.argv[1:]
     serve_app(f"{__file__}:app", int(port), int(workers))

@@ -90,6 +90,8 @@ class Suite:
     page: Path
     introduction: str
     fairness: str
+    # Commands of `python -m bench` whose last saved runs the page shows, too.
+    commands: Sequence[str] = ()
     # The shared resource of all systems during their turns, created below the given directory.
     ground: Callable[[Path], AbstractContextManager[Any]] = nullcontext
 

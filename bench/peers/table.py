@@ -63,6 +63,18 @@ def lines(suite: Suite, compared: dict[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
+def slower(suite: Suite, compared: dict[str, Any]) -> list[str]:
+    """A sentence for each measure in which the median ratio is worse for Holdfast than for a peer."""
+    return [
+        f"`{measure}`: {ratio['median']:.2f} × {TITLES.get(peer, peer)}"
+        for measure, unit in suite.measures.items()
+        for peer, ratios in compared["ratios"].items()
+        if peer != "best"
+        and (ratio := ratios.get(measure)) is not None
+        and (ratio["median"] > 1 if unit in LESS_IS_BETTER else ratio["median"] < 1)
+    ]
+
+
 def text(rows: list[tuple[str, ...]]) -> str:
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     return "\n".join(
