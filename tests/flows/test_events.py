@@ -189,6 +189,58 @@ def test_event_that_came_for_a_cancelled_receive_is_delivered_again(make_rig: An
     assert rig.store.read(find_differences) == []
 
 
+def cancelling_flow(make_rig: Any) -> tuple[Any, Any, list[int]]:
+    """A flow that cancels a receive. The event comes while its next step runs, before the commit of the cancellation."""
+    sent: list[int] = []
+
+    async def slow() -> None:
+        if not sent:
+            sent.append(handle.send(Payment(3)))
+            # The worker reads the event meanwhile.
+            await asyncio.sleep(0.2)
+
+    @hf.flow
+    async def order() -> list[int]:
+        waiting = {hf.receive(Payment), hf.sleep(60)}
+        _done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for step in left:
+            step.cancel()
+        await hf.step(slow)
+        first = (await hf.receive(Payment)).cents
+        return [first, (await hf.receive(Payment)).cents]
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order)
+    rig.run_one()
+    rig.pass_time()
+    return rig, handle, sent
+
+
+def test_event_that_the_worker_read_for_a_cancelled_receive_is_delivered_again(
+    make_rig: Any,
+) -> None:
+    rig, handle, sent = cancelling_flow(make_rig)
+    rig.run(lambda: bool(sent))
+    handle.send(Payment(4))
+    assert rig.result(handle) == [3, 4]
+    assert handle.events() == []
+    assert rig.store.read(find_differences) == []
+
+
+@pytest.mark.parametrize("commit", [2, 3, 4])
+def test_event_of_a_cancelled_receive_is_delivered_again_once_after_a_crash(
+    make_rig: Any, commit: int
+) -> None:
+    rig, handle, sent = cancelling_flow(make_rig)
+    rig.plan["flows.commit", commit] = "before"
+    rig.run(lambda: bool(sent))
+    handle.send(Payment(4))
+    assert rig.result(handle) == [3, 4]
+    assert handle.events() == []
+    assert not rig.plan
+    assert rig.store.read(find_differences) == []
+
+
 def test_send_to_an_ended_flow_is_refused(make_rig: Any) -> None:
     @hf.flow
     async def order() -> None:

@@ -43,7 +43,7 @@ from holdfast.flows.execution import (
     StepCall,
     StepCallKind,
 )
-from holdfast.flows.model import EFFECT, FLOW, RECEIVE, SLEEP, TASK
+from holdfast.flows.model import EFFECT, FLOW, RECEIVE, RECEIVE_NAME, SLEEP, TASK
 from holdfast.flows.operations import OpenRequest
 from holdfast.messages import FLOW_WORLD_PREFIX, Intent, keyed_hash
 from holdfast.value_versions import StoredForm, UpcastObjects, encode_versions
@@ -248,7 +248,7 @@ def receive(*types: type[Any], timeout_s: float | None = None) -> asyncio.Future
     return execution.step(
         StepCall(
             StepCallKind.OPEN,
-            "hf.receive",
+            RECEIVE_NAME,
             codec.digest_of([list(names), wait_ns])[:16],
             lambda call: _request(call, RECEIVE, wait_ns=wait_ns, types=names),
             decode,

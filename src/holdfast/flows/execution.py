@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import HoldfastError, Invalid, Timeout
 from holdfast.flows.loop import FlowLoop, LoopHost
-from holdfast.flows.model import UNDO_PREFIX, step_key
+from holdfast.flows.model import RECEIVE_NAME, UNDO_PREFIX, step_key
 from holdfast.flows.records import (
     AnyRecord,
     CancelRequested,
@@ -290,9 +290,19 @@ class FlowExecution:
         ]
 
     def take_dropped(self) -> list[tuple[str, int]]:
-        """Remove and return the steps that the flow's code cancelled. They need no outcome."""
+        """Remove and return the steps that the flow's code cancelled. They need no outcome. A receive is among them also
+        if an event came first: the code did not get the event."""
         dropped, self._dropped = self._dropped, []
-        return [identity for identity in dropped if identity not in self.records.outcomes]
+        return [
+            identity
+            for identity in dropped
+            if identity not in self.records.outcomes or self.has_event(identity)
+        ]
+
+    def has_event(self, identity: tuple[str, int]) -> bool:
+        """Whether the step is a receive whose outcome is an event."""
+        outcome = self.records.outcomes.get(identity)
+        return isinstance(outcome, StepCompleted) and outcome.mail > 0
 
     def take_buffer(self) -> list[AnyRecord]:
         records, self._buffer = self._buffer, []
@@ -526,7 +536,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _error_of(call: StepCall, record: StepFailure) -> Exception:
-    if record.name == "hf.receive" and record.code == "timeout":
+    if record.name == RECEIVE_NAME and record.code == "timeout":
         return Timeout(what="receive", step=call.label)
     return StepFailed(
         step=call.label,

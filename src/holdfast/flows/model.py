@@ -27,6 +27,7 @@ OWNER = "flows"
 
 SLEEP, RECEIVE, TASK, EFFECT, FLOW = OPEN_KINDS = range(5)
 KIND_NAMES = ("sleep", "receive", "task", "effect", "flow")
+RECEIVE_NAME = "hf.receive"
 # The due rows of a flow that belong to no step.
 TIMEOUT_NAME = "hf.timeout"
 RETRY_NAME = "hf.retry"

@@ -28,6 +28,7 @@ from holdfast.flows.model import (
     EFFECT,
     FLOW,
     RECEIVE,
+    RECEIVE_NAME,
     RETRY_NAME,
     SLEEP,
     TASK,
@@ -53,6 +54,7 @@ from holdfast.flows.records import (
     FlowEnded,
     FlowResumed,
     FlowTimedOut,
+    Forked,
     Published,
     StepCompleted,
     StepFailure,
@@ -202,7 +204,10 @@ def commit(txn: Txn, universe: str, generation: int, work: FlowCommit) -> FlowAn
     # A cancellation or a timeout came first: the code has to see it before the flow ends.
     stopped = bool(unseen) and _ends(work) and _has_cause(unit, flow, work.known, unseen)
     fails = any(isinstance(record, CompensationStarted) for record in work.records)
-    waits = _cancel_steps(unit, flow, work, unseen, fails)
+    answered = _answered_receives(unit, flow, work)
+    waits = _cancel_steps(unit, flow, work, fails)
+    if not _ends(work):
+        _return_received(unit, flow, answered)
     for record in work.records:
         if not ((stopped or waits) and isinstance(record, _ENDINGS)):
             _append_checked(unit, flow, record)
@@ -220,16 +225,15 @@ def commit(txn: Txn, universe: str, generation: int, work: FlowCommit) -> FlowAn
         if action == AGAIN:
             # The receives of this run are closed before its unseen events return to the inbox.
             _cancel_all_open(unit, flow)
-            _return_mail(unit, flow, work.known, unseen, None)
+            _return_received(unit, flow, answered)
+            _return_unseen(unit, flow, work.known, unseen)
         _apply_action(unit, flow, work)
     unit.close()
     records, more = _records_after(txn, universe, work.flow, answer_run, work.known)
     return FlowAnswer(records, applied, more, suspended)
 
 
-def _cancel_steps(
-    unit: FlowUnit, flow: OpenFlow, work: FlowCommit, unseen: int, fails: bool
-) -> bool:
+def _cancel_steps(unit: FlowUnit, flow: OpenFlow, work: FlowCommit, fails: bool) -> bool:
     """Cancel open steps. Returns whether compensations have to wait for the end of child flows."""
     waits = False
     for name, occurrence in work.cancels:
@@ -240,9 +244,16 @@ def _cancel_steps(
             waits |= unit.open_step(flow, name, occurrence) is not None
         else:
             children.cancel_open(unit, flow, name, occurrence, cancel_within)
-    if unseen and work.cancels:
-        _return_mail(unit, flow, work.known, unseen, set(work.cancels))
     return waits
+
+
+def _answered_receives(unit: FlowUnit, flow: OpenFlow, work: FlowCommit) -> set[tuple[str, int]]:
+    """The receives that the code cancelled after an event or a timeout had come."""
+    return {
+        (name, occurrence)
+        for name, occurrence in work.cancels
+        if name == RECEIVE_NAME and unit.open_step(flow, name, occurrence) is None
+    }
 
 
 def _require_lease(unit: FlowUnit, generation: int, work: FlowCommit) -> OpenFlow:
@@ -468,24 +479,42 @@ def _deliver(unit: FlowUnit, flow: OpenFlow, number: int, mail: MailRow) -> None
     unit.wake(flow)
 
 
-def _return_mail(
-    unit: FlowUnit,
-    flow: OpenFlow,
-    known: int,
-    unseen: int,
-    cancels: set[tuple[str, int]] | None,
-) -> None:
-    """Deliver again the events that came for receives which the code had cancelled, or for the ended run."""
+def _return_unseen(unit: FlowUnit, flow: OpenFlow, known: int, unseen: int) -> None:
+    """Deliver again the events that the code of the ended run has not seen."""
     prefix = unit.keys.records_of(flow.seq, flow.head.run)
     rows = unit.txn.scan(prefix + pack_int(known + 1), prefix + pack_int(known + unseen + 1))
     for _, row in rows:
         record = decode_record(row).record
-        if not isinstance(record, StepCompleted) or not record.mail:
-            continue
-        if cancels is None or (record.name, record.occurrence) in cancels:
-            packed = blobs.get(unit.txn, record.blob) if record.blob else record.value
-            type, value = codec.unpack(packed)
-            _deliver(unit, flow, record.mail, MailRow(type, value, sent_ns=unit.now_ns))
+        if isinstance(record, StepCompleted) and record.mail:
+            _deliver_again(unit, flow, record)
+
+
+def _return_received(unit: FlowUnit, flow: OpenFlow, receives: set[tuple[str, int]]) -> None:
+    """Deliver again the events that came for receives which the code had cancelled. An event goes back once: later its
+    number is in the inbox, or another receive has it. The events that a fork took over stay with its parent."""
+    if not receives:
+        return
+    prefix = unit.keys.records_of(flow.seq, flow.head.run)
+    returned: dict[int, StepCompleted] = {}
+    forked_at = 0
+    for _, row in unit.txn.scan(prefix, tuples.prefix_end(prefix)):
+        record = decode_record(row).record
+        if isinstance(record, Forked):
+            forked_at = record.position
+        elif isinstance(record, StepCompleted) and record.mail and record.position >= forked_at:
+            if (record.name, record.occurrence) in receives:
+                returned[record.mail] = record
+            else:
+                returned.pop(record.mail, None)
+    for number, record in returned.items():
+        if unit.txn.get(unit.keys.mail + tuples.pack((flow.seq, number))) is None:
+            _deliver_again(unit, flow, record)
+
+
+def _deliver_again(unit: FlowUnit, flow: OpenFlow, record: StepCompleted) -> None:
+    packed = blobs.get(unit.txn, record.blob) if record.blob else record.value
+    type, value = codec.unpack(packed)
+    _deliver(unit, flow, record.mail, MailRow(type, value, sent_ns=unit.now_ns))
 
 
 def _find_receiver(unit: FlowUnit, flow: OpenFlow, type: str) -> tuple[str, int, OpenStep] | None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from holdfast import codec
 from holdfast.flows.model import (
     KIND_NAMES,
+    RECEIVE_NAME,
     FlowBodyRow,
     FlowHeadRow,
     FlowId,
@@ -107,7 +108,7 @@ def list_steps(txn: Txn, universe: str, seq: int, run: int | None = None) -> lis
 def _step_value(name: str, packed: bytes) -> Any:
     """The recorded value. A receive has the type of its event and the event's fields."""
     value = codec.unpack(packed) if packed else None
-    if name == "hf.receive" and isinstance(value, list):
+    if name == RECEIVE_NAME and isinstance(value, list):
         type, event = value
         return [type, event_fields(event)]
     return value

@@ -35,7 +35,7 @@ from holdfast.flows.execution import (
     StepFailed,
     reason_of,
 )
-from holdfast.flows.model import FlowId, decode_mail, keys_of, pack_int
+from holdfast.flows.model import RECEIVE_NAME, FlowId, decode_mail, keys_of, pack_int
 from holdfast.flows.records import FlowEnded, StepCompleted
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.ops.app_loader import load_app
@@ -162,7 +162,7 @@ def _check_inbox(txn: Txn, app: App, target: FlowTarget, finding: FlowFinding) -
         except Invalid as error:
             number = tuples.unpack_last_int(key, len(prefix))
             text = f"event {number} of its inbox cannot be read: {reason_of(error)}"
-            return finding._replace(code=VALUE_UNREADABLE, step="hf.receive", text=text, parks=None)
+            return finding._replace(code=VALUE_UNREADABLE, step=RECEIVE_NAME, text=text, parks=None)
     return finding
 
 

@@ -320,7 +320,7 @@ class Activation:
         for identity in identities:
             if (step := self._local.get(identity)) is not None:
                 step.cancel()
-            elif identity in self._open:
+            elif identity in self._open or self._execution.has_event(identity):
                 self._cancels.append(identity)
 
     # -- commits ---------------------------------------------------------------------------------
