@@ -14,7 +14,8 @@ from tests.simulation.violation import Violation
 
 Plain = dict[str, Any]
 
-RUNNING, WAITING, COMPLETED, FAILED = 0, 1, 4, 5
+RUNNING, WAITING, COMPLETED, FAILED, CANCELLED = 0, 1, 4, 5, 6
+CONTINUE, SUSPEND, AGAIN = 0, 1, 3
 GRANT = {"seq": 7, "lease": 3, "expires_ns": 100}
 
 
@@ -38,7 +39,7 @@ class FlowHistory:
     def __init__(self) -> None:
         self.history = History()
         self.commits = 0
-        self.committed(0, "flows.start", [{"seq": 1, "generation": 1}])
+        self.start(1)
         self.committed(0, "tasks.lease", {"grants": [GRANT]})
 
     def committed(self, at_ns: int, op: str, value: Any = None, **args: Any) -> FlowHistory:
@@ -47,35 +48,88 @@ class FlowHistory:
         self.history.add(at_ns, op, arguments, value=value, commit_no=self.commits)
         return self
 
-    def work(self, at_ns: int, *records: Plain, lease: int = 3, opens: Any = ()) -> FlowHistory:
-        work = {"flow": 1, "run": 1, "task": 7, "lease": lease, "opens": list(opens)}
-        return self.committed(at_ns, "flows.commit", work={**work, "records": list(records)})
+    def start(self, seq: int, key: str = "") -> FlowHistory:
+        new = [{"spec": {"name": "order"}, "key": key}]
+        return self.committed(0, "flows.start", [{"seq": seq, "generation": 1}], new=new)
+
+    def work(
+        self, at_ns: int, *records: Plain, opens: Any = (), known: Any = (), **more: Any
+    ) -> FlowHistory:
+        """A commit of the worker. `known` are the records of the answer."""
+        answer = {"applied": True, "suspended": False, "records": list(known)}
+        return self.committed(at_ns, "flows.commit", answer, work=work_of(records, opens, **more))
+
+    def refused(self, at_ns: int) -> FlowHistory:
+        arguments = {"universe": UNIVERSE, "work": work_of((), ())}
+        self.history.add(at_ns, "flows.commit", arguments, result="fail", value={"code": "fenced"})
+        return self
+
+    def cancel(self, at_ns: int) -> FlowHistory:
+        return self.committed(at_ns, "flows.cancel", True, flow_seq=1)
+
+    def pay(self, number: int, key: str, occurrence: int = 1) -> FlowHistory:
+        step = f"flow-1-1-1-pay-{occurrence}"
+        self.history.add(
+            5, "flow.payment", {"number": number, "step": step, "key": key, "args": [1]}
+        )
+        return self
 
     def call(self, at_ns: int, name: str) -> FlowHistory:
         call = {"flow": 1, "run": 1, "name": name, "occurrence": 1, "task": 7, "lease": 3}
         self.history.add(at_ns, "flow.call", call)
         return self
 
-    def send(self, number: int, text: bytes = b"a") -> FlowHistory:
-        mail = {"type": "Note", "value": text}
+    def send(self, number: int, text: bytes = b"a", key: str = "") -> FlowHistory:
+        mail = {"type": "Note", "value": text, "key": key}
         return self.committed(5, "flows.send", number, flow_seq=1, mail=mail)
 
     def audit(self, *records: Plain, state: int = COMPLETED, **more: Any) -> FlowHistory:
-        head = {"state": state, "run": 1, "records": len(records), "task": 0, "cancelled": False,
-                "timed_out": False, "end_state": 0, **more.pop("head", {})}  # fmt: skip
-        flows = {
-            "heads": {1: head}, "bodies": {1: {"parent": None}}, "open": {}, "due": [], "mail": {},
-            "records": {"1/1": dict(enumerate(records, start=1))}, "children": [], **more,
+        """An audit. `body` and `head` are fields of flow 1, `others` other flows: (body, head, records)."""
+        head = {**HEAD, "state": state, "records": len(records), **more.pop("head", {})}
+        flows: Plain = {
+            "heads": {1: head}, "bodies": {1: {**BODY, **more.pop("body", {})}}, "open": {},
+            "due": [], "mail": {}, "records": {"1/1": dict(enumerate(records, start=1))},
+            "children": [],
         }  # fmt: skip
+        for seq, (body, fields, others) in enumerate(more.pop("others", ()), start=2):
+            flows["bodies"][seq] = {**BODY, **body}
+            flows["heads"][seq] = {**HEAD, "records": len(others), **fields}
+            flows["records"][f"{seq}/1"] = dict(enumerate(others, start=1))
+        flows |= more
         tasks = {"bodies": {}, "statuses": {}}
         rows = {"flows": {UNIVERSE: flows}, "tasks": {UNIVERSE: tasks}}
         self.history.add(50, "audit", value=rows)
         return self
 
 
+BODY: Plain = {"parent": None, "spec": {"name": "order"}, "generation": 1}
+HEAD: Plain = {
+    "state": COMPLETED, "run": 1, "records": 0, "task": 0, "cancelled": False, "timed_out": False,
+    "end_state": 0, "result": b"",
+}  # fmt: skip
+CHILD_OF_1 = {"flow": 1, "run": 1, "name": "label", "occurrence": 1, "cancels": True}
+
+
+def work_of(records: Any, opens: Any, **more: Any) -> Plain:
+    return {
+        "flow": 1, "run": 1, "task": 7, "lease": 3, "opens": list(opens), "records": list(records),
+        "action": CONTINUE, "cancels": [], **more,
+    }  # fmt: skip
+
+
+def of_payment(number: int, occurrence: int = 1) -> Plain:
+    return outcome("pay", occurrence, value=msgspec.msgpack.encode(number))
+
+
+def cancelled_end(state: int, code: str) -> list[Plain]:
+    return [record("cancel"), record("ended", state=state, code=code)]
+
+
 UNDO_A, UNDO_B = record("undo", name="a", occurrence=1), record("undo", name="b", occurrence=1)
-STARTED = record("compensation", state=FAILED)
-ENDED = record("ended", state=FAILED)
+STARTED = record("compensation", state=FAILED, code="raised")
+ENDED = record("ended", state=FAILED, code="raised")
+FORK = {"fork_of": 1}
+FORKED = record("forked", position=2)
 SLEEP = {"name": "hf.sleep", "occurrence": 1, "wait_ns": 30}
 
 
@@ -98,6 +152,10 @@ class ScheduleHistory:
     def pause(self, at_ns: int, paused: bool) -> ScheduleHistory:
         arguments = {"universe": UNIVERSE, "name": "s", "paused": paused}
         self.history.add(at_ns, "schedules.set_paused", arguments, value=True, commit_no=2)
+        return self
+
+    def refuse(self, code: str) -> ScheduleHistory:
+        self.history.add(5, "schedules.fire_due", {}, result="fail", value={"code": code})
         return self
 
     def audit(
@@ -140,6 +198,44 @@ BAD: dict[str, tuple[str, FlowHistory | ScheduleHistory]] = {
     "events out of order": ("X2", FlowHistory().send(1).send(2).audit(received(2), received(1))),
     "event with another body": ("X2", FlowHistory().send(1, b"b").audit(received(1))),
     "lost event": ("X2", FlowHistory().send(1).audit()),
+    "commit of an ended activation": ("X1", FlowHistory().work(1, action=SUSPEND).work(2)),
+    "refused commit of the present activation": ("X2", FlowHistory().refused(10)),
+    "key that starts two flows": ("X2", FlowHistory().start(2, "k").start(3, "k")),
+    "key that sends two events": ("X2", FlowHistory().send(1, key="k").send(2, key="k")),
+    "step after a cancellation": ("X2", FlowHistory().cancel(5).work(6).call(7, "a")),
+    "cancelled flow that waits": ("X2", FlowHistory().audit(
+        record("cancel"), state=WAITING, head={"cancelled": True},
+        open={1: {"a#1": {"kind": 0, "due_ns": 0}}})),
+    "cancelled flow that completes": ("X2", FlowHistory().audit(*cancelled_end(COMPLETED, ""))),
+    "cancelled flow that fails": ("X2", FlowHistory().audit(*cancelled_end(FAILED, "raised"))),
+    "cancelled flow with a next run": ("X2", FlowHistory().audit(
+        record("cancel"), head={"run": 2, "records": 0})),
+    "cancelled end without a cancellation": ("X2", FlowHistory().audit(
+        record("ended", state=CANCELLED, code="cancelled"))),
+    "timeout of a flow that compensates": ("X2", FlowHistory().audit(
+        UNDO_A, STARTED, record("timed_out"), state=3, head={"task": 7})),
+    "parked flow whose code did not change": ("X1", FlowHistory().audit(record("parked"))),
+    "outcomes of two releases": ("X1", FlowHistory().audit(
+        body={"spec": {"name": "priced"}}, head={"result": msgspec.msgpack.encode([1, 2])})),
+    "payment under two keys": ("X1", FlowHistory().pay(1, "k").pay(2, "l")),
+    "one key of two payments": ("X1", FlowHistory().pay(1, "k").pay(2, "k", 2)),
+    "payment of another step": ("X1", FlowHistory().pay(1, "k", 2).audit(of_payment(1))),
+    "payment that was not made": ("X1", FlowHistory().audit(of_payment(9))),
+    "result of another child": ("X2", FlowHistory().audit(
+        outcome("label", value=b"a"), others=[({"parent": CHILD_OF_1}, {"result": b"b"}, [])])),
+    "abandoned child that is cancelled": ("X2", FlowHistory().audit(
+        others=[({"parent": {**CHILD_OF_1, "cancels": False}}, {"cancelled": True}, [])])),
+    "fork with an outcome of no parent": ("X1", FlowHistory().audit(
+        outcome("a", value=b"a"), others=[(FORK, {}, [FORKED, outcome("a", value=b"b")])])),
+    "fork with the step of the fork": ("X1", FlowHistory().audit(
+        outcome("a", position=2), others=[(FORK, {}, [FORKED, outcome("a", position=2)])])),
+    "fork that compensates its parent": ("X2", FlowHistory().audit(
+        others=[(FORK, {}, [FORKED, record("undo", name="a", occurrence=1, position=1)])])),
+    "event that the ended run has not seen, lost": ("X2", FlowHistory().send(1).work(
+        6, action=AGAIN, known=[received(1)]).audit(received(1))),
+    "event of a cancelled receive, lost": ("X2", FlowHistory().send(1).work(
+        6, cancels=[["hf.receive", 1]]).audit(received(1))),
+    "occurrence that the table refuses": ("X3", ScheduleHistory().refuse("illegal_transition")),
     "occurrence that starts again": ("X3", ScheduleHistory().audit(
         occurrence(3)).audit(occurrence(4))),
     "two occurrences with one task": ("X3", ScheduleHistory().audit(occurrence(3), occurrence(3))),

@@ -1,8 +1,9 @@
 """Checkers of flows: X1 and X2, on committed operations and on the rows of each audit.
 
 The replay follows the leases of activation tasks. A commit of a flow needs the live lease of the
-activation. A call of a step function by a worker with a live lease needs a step without a recorded
-outcome. The audits show the records of each run: their order, their outcomes and their events.
+activation, and such a commit is not refused. A call of a step function by a worker with a live lease needs a step without
+a recorded outcome. The audits show the records of each run: their order, their outcomes and their events
+(`check_flow_records`), and the rows of children, effects and inboxes.
 """
 
 from __future__ import annotations
@@ -10,22 +11,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from holdfast.sim.history import History, HistoryEvent
 from holdfast.sim.row_decoder_flows import UNIVERSE, decode_activation, decode_received
 from holdfast.sim.row_decoder_tasks import open_tasks
+from tests.simulation import check_flow_records as rules
+from tests.simulation.check_flow_intents import WorldStarts
+from tests.simulation.check_flow_records import (
+    COMPLETED,
+    PARKED,
+    PRICED,
+    RACE,
+    RUNNING,
+    UNDO,
+    WAITING,
+    Findings,
+    Plain,
+    StepName,
+    identity_of,
+)
+from tests.simulation.lease_events import expand
 from tests.simulation.violation import Violation
 
-Plain = dict[str, Any]
-Findings = Iterator[tuple[str, str]]
+SLEEP_NAME, RECEIVE_NAME, PAY_NAME = "hf.sleep", "hf.receive", "pay"
+FLOW_KIND = 4
+CONTINUE, END, AGAIN, RETRY = 0, 2, 3, 4
+ENDINGS = (END, AGAIN, RETRY)
 
-UNDO = "undo:"
-SLEEP_NAME, RECEIVE_NAME = "hf.sleep", "hf.receive"
-RUNNING, WAITING, PARKED, COMPENSATING, COMPLETED, _, CANCELLED, DEAD = range(8)
+_decode = msgspec.msgpack.Decoder().decode
 
 
 class ActivationLease(NamedTuple):
     lease: int
     expires_ns: int
+    # The number of the event that granted it.
+    granted_at: int
+
+
+class Payment(NamedTuple):
+    """A call of the payment service, by a step: `flow-GENERATION-FLOW-RUN-NAME-OCCURRENCE`."""
+
+    step: str
+    key: str
+    args: list[Any]
 
 
 class _FlowReplay:
@@ -35,23 +64,43 @@ class _FlowReplay:
         self.found: list[Violation] = []
         # By task.
         self.leases: dict[int, ActivationLease] = {}
-        # The tasks whose end was reported.
-        self.ended_tasks: set[int] = set()
-        # Steps with a committed outcome, by (flow, run).
-        self.recorded: dict[tuple[int, int], set[tuple[str, int]]] = {}
+        # The activations whose last commit was applied.
+        self.ended_activations: set[int] = set()
+        # Steps with a committed outcome, by (flow, run), and the failures among them.
+        self.recorded: dict[tuple[int, int], set[StepName]] = {}
+        self.failed: dict[tuple[int, int], set[StepName]] = {}
         # The due times of sleeps and of timeouts, by (flow, run, name, occurrence).
         self.due: dict[tuple[int, int, str, int], int] = {}
-        # The sent events, by (flow, number): type and value.
+        # The sent events, by (flow, number): type and value. The numbers of events by (flow, key).
         self.sent: dict[tuple[int, int], tuple[str, bytes]] = {}
-        self.cancelled: set[int] = set()
+        self.event_keys: dict[tuple[int, str], int] = {}
+        # The receives whose events went back to the inbox: (flow, run, name, occurrence).
+        self.returned: set[tuple[int, int, str, int]] = set()
+        # The flows of keys, by (name, key).
+        self.flow_keys: dict[tuple[str, str], int] = {}
+        # The event that cancelled each flow, and the flows whose worker has learned of it.
+        self.cancelled: dict[int, int] = {}
+        self.ever_cancelled: set[int] = set()
+        self.knows_cancel: set[int] = set()
+        self.payments: dict[int, Payment] = {}
+        self.world_starts = WorldStarts()
         # Records seen in former audits, by (run of a flow, number).
         self.seen: dict[tuple[str, int], Plain] = {}
 
     def step(self, event: HistoryEvent) -> None:
         if event.op == "audit":
             self._add(event, self._check_audit(event.value))
+        elif event.op == "restore":
+            # The leases of the former generation are void.
+            self.leases.clear()
         elif event.op == "flow.call":
             self._add(event, self._check_call(event))
+        elif event.op == "flow.payment":
+            self._add(event, self._on_payment(event.args))
+        elif event.op == "commit" and event.applied:
+            self._add(event, self.world_starts.on_cycle(event))
+        elif event.op == "flows.commit" and event.code == "fenced":
+            self._add(event, self._check_refusal(event))
         elif event.applied and event.args.get("universe") == UNIVERSE and event.op in _STEPS:
             self._add(event, _STEPS[event.op](self, event))
 
@@ -65,7 +114,9 @@ class _FlowReplay:
         if event.op == "tasks.report_and_lease":
             yield from self._on_reports(event)
         for grant in leased["grants"]:
-            self.leases[grant["seq"]] = ActivationLease(grant["lease"], grant["expires_ns"])
+            self.leases[grant["seq"]] = ActivationLease(
+                grant["lease"], grant["expires_ns"], event.i
+            )
 
     def _on_reports(self, event: HistoryEvent) -> Findings:
         for report in event.args["reports"]:
@@ -78,42 +129,102 @@ class _FlowReplay:
         held = self.leases.get(task)
         return held is not None and held.lease == lease and now_ns < held.expires_ns
 
+    def _on_start(self, event: HistoryEvent) -> Findings:
+        for new, started in zip(event.args["new"], event.value, strict=True):
+            key = (new["spec"]["name"], new["key"])
+            if new["key"] and self.flow_keys.setdefault(key, started["seq"]) != started["seq"]:
+                yield "X2", f"the key {key} starts the flow {started['seq']} as well"
+
     def _on_commit(self, event: HistoryEvent) -> Findings:
-        work = event.args["work"]
+        work, answer = event.args["work"], event.value
         flow, run = work["flow"], work["run"]
         if not self._is_live(work["task"], work["lease"], event.at_ns):
             yield "X1", f"flow {flow}: a commit without the live lease of task {work['task']}"
+        elif work["task"] in self.ended_activations:
+            yield "X1", f"flow {flow}: a commit of the activation {work['task']}, which has ended"
+        if (work["action"] != CONTINUE and answer["applied"]) or answer["suspended"]:
+            self.ended_activations.add(work["task"])
+        if flow in self.cancelled:
+            self.knows_cancel.add(flow)
         recorded = self.recorded.setdefault((flow, run), set())
         for record in work["records"]:
             if "digest" not in record or "attempts" not in record:
                 continue  # not an outcome
-            identity = (record["name"], record["occurrence"])
-            if identity in recorded:
-                yield "X1", f"flow {flow}: the outcome of {identity} is committed again"
-            recorded.add(identity)
+            if identity_of(record) in recorded:
+                yield "X1", f"flow {flow}: the outcome of {identity_of(record)} is committed again"
+            recorded.add(identity_of(record))
+            if "error_type" in record:
+                self.failed.setdefault((flow, run), set()).add(identity_of(record))
+        self._note_returned_mail(flow, run, work, answer)
         for request in work["opens"]:
             if request["wait_ns"] >= 0:
                 identity = (flow, run, request["name"], request["occurrence"])
                 self.due.setdefault(identity, event.at_ns + request["wait_ns"])
 
+    def _note_returned_mail(self, flow: int, run: int, work: Plain, answer: Plain) -> None:
+        """The event of a receive goes back to the inbox if the code cancelled the receive first, or if the run ends and
+        its code has not seen the event. Nothing goes back at the end of the flow."""
+        is_again = work["action"] == AGAIN and answer["applied"]
+        is_end = work["action"] in ENDINGS or any("state" in record for record in work["records"])
+        if is_again or not is_end:
+            self.returned |= {(flow, run, name, occurrence) for name, occurrence in work["cancels"]}
+        if is_again:
+            unseen = [record for record in answer["records"] if record.get("mail")]
+            self.returned |= {(flow, run, *identity_of(record)) for record in unseen}
+
+    def _check_refusal(self, event: HistoryEvent) -> Findings:
+        """A commit under the live lease of the present activation is not refused."""
+        work = event.args["work"]
+        is_live = self._is_live(work["task"], work["lease"], event.at_ns)
+        if is_live and work["task"] not in self.ended_activations:
+            yield "X2", f"flow {work['flow']}: a commit of its activation {work['task']} is refused"
+
     def _on_send(self, event: HistoryEvent) -> Findings:
-        mail = event.args["mail"]
+        flow, mail, number = event.args["flow_seq"], event.args["mail"], event.value
         sent = (mail["type"], mail["value"])
-        if self.sent.setdefault((event.args["flow_seq"], event.value), sent) != sent:
-            yield "X2", f"flow {event.args['flow_seq']}: event {event.value} has another body"
+        if self.sent.setdefault((flow, number), sent) != sent:
+            yield "X2", f"flow {flow}: event {number} has another body"
+        if mail.get("key") and self.event_keys.setdefault((flow, mail["key"]), number) != number:
+            yield "X2", f"flow {flow}: the key {mail['key']} sends event {number} as well"
 
     def _on_cancel(self, event: HistoryEvent) -> Findings:
         if event.value:
-            self.cancelled.add(event.args["flow_seq"])
+            self.cancelled[event.args["flow_seq"]] = event.i
+            self.ever_cancelled.add(event.args["flow_seq"])
+        return iter(())
+
+    def _on_redrive(self, event: HistoryEvent) -> Findings:
+        flow = event.args["flow_seq"]
+        if event.value["seq"] == flow:
+            self.cancelled.pop(flow, None)
+            self.knows_cancel.discard(flow)
+            for (seq, run), failed in self.failed.items():
+                if seq == flow:
+                    self.recorded[seq, run] -= failed
+                    failed.clear()
         return iter(())
 
     def _check_call(self, event: HistoryEvent) -> Findings:
-        """A worker with a live lease calls only steps without a recorded outcome."""
+        """A worker with a live lease calls only steps without a recorded outcome, and none after a cancellation that it
+        knows."""
         call = event.args
-        identity = (call["name"], call["occurrence"])
-        if self._is_live(call["task"], call["lease"], event.at_ns):
-            if identity in self.recorded.get((call["flow"], call["run"]), ()):
-                yield "X1", f"flow {call['flow']}: the recorded step {identity} runs again"
+        flow, name = call["flow"], call["name"]
+        if not self._is_live(call["task"], call["lease"], event.at_ns):
+            return
+        if (name, call["occurrence"]) in self.recorded.get((flow, call["run"]), ()):
+            yield "X1", f"flow {flow}: the recorded step {name}#{call['occurrence']} runs again"
+        if flow in self.cancelled and not name.startswith(UNDO):
+            is_later = self.leases[call["task"]].granted_at > self.cancelled[flow]
+            if is_later or flow in self.knows_cancel:
+                yield "X2", f"flow {flow}: the step {name} runs after the cancellation"
+
+    def _on_payment(self, call: Plain) -> Findings:
+        """All calls of an effect step have one key, which no other step has."""
+        made = Payment(call["step"], call["key"], call["args"])
+        for other in self.payments.values():
+            if (other.key == made.key) != (other[::2] == made[::2]):
+                yield "X1", f"the payments {made} and {other} differ in their keys"
+        self.payments[call["number"]] = made
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -128,9 +239,13 @@ class _FlowReplay:
             yield from self._check_flow(flows, flow, head)
         yield from _check_activations(flows, rows.get("tasks", {}).get(UNIVERSE))
         yield from _check_children(flows)
+        yield from _check_results(flows)
+        yield from self.world_starts.check_audit(flows)
 
     def _check_flow(self, flows: Plain, flow: int, head: Plain) -> Findings:
         received: list[tuple[str, int]] = []
+        body = flows["bodies"][flow]
+        name = body["spec"]["name"]
         for run in range(1, head["run"] + 1):
             path = f"{flow}/{run}"
             numbered = flows["records"].get(path, {})
@@ -140,13 +255,46 @@ class _FlowReplay:
             for number, record in numbered.items():
                 if self.seen.setdefault((path, number), record) != record:
                     yield "X1", f"record {number} of run {path} has changed"
-            yield from _check_outcomes(path, records)
-            yield from _check_compensations(path, records)
-            yield from self._check_times(flow, run, records)
-            yield from self._check_events(flow, run, records, received, flows)
+            yield from rules.check_outcomes(path, records)
+            yield from rules.check_compensations(path, records)
+            yield from rules.check_cause(path, records, is_last=run == head["run"])
+            yield from rules.check_divergence(path, name, records)
+            self._note_outcomes(flow, run, records)
+            copied = rules.copied_records(body, run, records)
+            if copied:
+                of_parent = runs_of(flows, body["fork_of"])
+                yield from rules.check_fork(path, records[:copied], records[copied:], of_parent)
+            own = records[copied:]
+            yield from self._check_times(flow, run, own)
+            yield from self._check_events(flow, run, own, received)
+            yield from self._check_payments(f"flow-{body['generation']}-{flow}-{run}", own)
+        parent = body.get("parent")
+        is_abandoned = parent is not None and parent["flow"] and not parent["cancels"]
+        if is_abandoned and head["cancelled"] and flow not in self.ever_cancelled:
+            yield "X2", f"the abandoned child flow {flow} is cancelled"
         if head["records"] != len(flows["records"].get(f"{flow}/{head['run']}", {})):
             yield "X1", f"flow {flow} counts {head['records']} records"
-        yield from self._check_inbox(flow, head, received, flows["mail"].get(flow, {}))
+        if name == RACE and head["state"] == COMPLETED and not body.get("fork_of"):
+            texts = [_decode(self.sent[flow, number][1][1:]) for _, number in received]
+            got = _decode(head["result"])
+            if [text["text"] for text in texts] != got:
+                yield "X2", f"flow {flow} received {texts}, and its code got {got}"
+        yield from self._check_inbox(flow, received, flows["mail"].get(flow, {}))
+
+    def _note_outcomes(self, flow: int, run: int, records: list[Plain]) -> None:
+        """Take over the outcomes that other commits brought."""
+        outcomes = rules.outcomes_after_redrives(records)
+        self.recorded.setdefault((flow, run), set()).update(map(identity_of, outcomes))
+        failures = {identity_of(one) for one in outcomes if one["kind"] == "failure"}
+        self.failed.setdefault((flow, run), set()).update(failures)
+
+    def _check_payments(self, run: str, records: list[Plain]) -> Findings:
+        """The outcome of an effect step is the result of one of its calls."""
+        for record in records:
+            if record["kind"] == "completed" and record["name"] == PAY_NAME:
+                call = self.payments.get(_decode(record["value"]))
+                if call is None or call.step != f"{run}-{PAY_NAME}-{record['occurrence']}":
+                    yield "X1", f"{run}: {identity_of(record)} has the payment {call}"
 
     def _check_times(self, flow: int, run: int, records: list[Plain]) -> Findings:
         """No sleep and no timeout ends before its time."""
@@ -157,15 +305,9 @@ class _FlowReplay:
                     yield "X2", f"flow {flow}: sleep {record['occurrence']} ended before {due_ns}"
 
     def _check_events(
-        self,
-        flow: int,
-        run: int,
-        records: list[Plain],
-        received: list[tuple[str, int]],
-        flows: Plain,
+        self, flow: int, run: int, records: list[Plain], received: list[tuple[str, int]]
     ) -> Findings:
         """Each event is received once, in the order of its type, with its own body."""
-        stopped = any(record["kind"] in ("cancel", "timed_out") for record in records)
         last: dict[str, int] = {}
         for type, number in received:
             last[type] = max(last.get(type, 0), number)
@@ -176,22 +318,18 @@ class _FlowReplay:
             type, value = decode_received(record["value"])
             if self.sent.get((flow, number)) != (type, value):
                 yield "X2", f"flow {flow}: the received event {number} was not sent so"
+            if (flow, run, *identity_of(record)) in self.returned:
+                continue
             if (type, number) in received:
-                # A cancelled receive returns its event to the inbox.
-                if not stopped:
-                    yield "X2", f"flow {flow}: event {number} is received twice"
+                yield "X2", f"flow {flow}: event {number} is received twice"
             elif number <= last.get(type, 0):
                 yield "X2", f"flow {flow}: event {number} of {type} is received out of order"
             received.append((type, number))
             last[type] = max(last.get(type, 0), number)
 
-    def _check_inbox(
-        self, flow: int, head: Plain, received: list[tuple[str, int]], mail: Plain
-    ) -> Findings:
+    def _check_inbox(self, flow: int, received: list[tuple[str, int]], mail: Plain) -> Findings:
         """A sent event is received or in the inbox, never both and never lost."""
         taken = {number for _, number in received}
-        if head["cancelled"] or head["timed_out"]:
-            return
         for number in mail:
             if number in taken:
                 yield "X2", f"flow {flow}: the received event {number} is in the inbox"
@@ -200,7 +338,9 @@ class _FlowReplay:
             yield "X2", f"flow {flow}: the events {sorted(lost)} are lost"
 
     def check_end(self, event: HistoryEvent, last_audit: HistoryEvent | None) -> None:
-        """At rest a cancelled flow has ended, and no flow has work left."""
+        """At rest a cancelled flow has ended, no flow has work left, and each world has its receipts."""
+        if missing := self.world_starts.without_receipt():
+            self.found.append(Violation("X1", f"the intents {missing} have no receipt", event))
         rows = {} if last_audit is None else last_audit.value.get("flows", {}).get(UNIVERSE, {})
         heads = rows.get("heads", {})
         for flow in sorted(self.cancelled):
@@ -209,52 +349,11 @@ class _FlowReplay:
                 self.found.append(Violation("X2", what, event))
 
 
-def _check_outcomes(path: str, records: list[Plain]) -> Findings:
-    """Each step has one outcome, except after a redrive, and nothing follows the end."""
-    outcomes: set[tuple[str, int]] = set()
-    ended = False
-    for record in records:
-        if record["kind"] == "redriven":
-            ended = False
-            outcomes.discard((record["name"], record["occurrence"]))
-            continue
-        if ended:
-            yield "X1", f"run {path} has a record after its end: {record['kind']}"
-        ended |= record["kind"] == "ended"
-        if record["kind"] not in ("completed", "failure"):
-            continue
-        identity = (record["name"], record["occurrence"])
-        if identity in outcomes:
-            yield "X1", f"run {path} has two outcomes of {identity}"
-        outcomes.add(identity)
-
-
-def _check_compensations(path: str, records: list[Plain]) -> Findings:
-    """Compensations run after their start, once each, in the reverse order of their registration."""
-    registered: list[tuple[str, int]] = []
-    expected: list[tuple[str, int]] | None = None
-    for record in records:
-        if record["kind"] == "undo":
-            if expected is not None:
-                yield "X2", f"run {path} registers a compensation after they started"
-            registered.append((record["name"], record["occurrence"]))
-        elif record["kind"] == "compensation":
-            if expected is not None:
-                yield "X2", f"run {path} starts its compensations twice"
-            expected = list(reversed(registered))
-        elif record["kind"] == "redriven":
-            expected = None
-        elif record["kind"] in ("completed", "failure") and record["name"].startswith(UNDO):
-            identity = (record["name"].removeprefix(UNDO), record["occurrence"])
-            if not expected or identity != expected[0]:
-                yield "X2", f"run {path} compensates {identity}, not {(expected or [None])[0]}"
-            else:
-                del expected[0]
-        elif record["kind"] == "ended" and record["state"] not in (COMPLETED, DEAD):
-            if expected is None and registered:
-                yield "X2", f"run {path} ends without its compensations"
-            elif expected:
-                yield "X2", f"run {path} ends before its compensations {expected}"
+def runs_of(flows: Plain, flow: int) -> Iterator[Plain]:
+    """The records of all runs of a flow."""
+    for path, numbered in flows["records"].items():
+        if path.startswith(f"{flow}/"):
+            yield from numbered.values()
 
 
 def _check_activations(flows: Plain, tasks: Plain | None) -> Findings:
@@ -277,6 +376,12 @@ def _check_activations(flows: Plain, tasks: Plain | None) -> Findings:
         retries = any(due[1] == flow for due in flows["due"])
         if state == WAITING and not (flows["open"].get(flow) or retries):
             yield "X2", f"flow {flow} waits for nothing"
+        is_stopped = head["cancelled"] or head["timed_out"]
+        waits_for_child = any(
+            step["kind"] == FLOW_KIND for step in flows["open"].get(flow, {}).values()
+        )
+        if state == WAITING and is_stopped and not waits_for_child:
+            yield "X2", f"flow {flow} waits after its cancellation or timeout"
         for label, step in flows["open"].get(flow, {}).items():
             due = any(row[1] == flow and f"{row[2]}#{row[3]}" == label for row in flows["due"])
             if step["due_ns"] and not due:
@@ -298,14 +403,44 @@ def _check_children(flows: Plain) -> Findings:
             yield "X2", f"the child flow {flow} of the ended flow {parent['flow']} goes on"
 
 
+def _check_results(flows: Plain) -> Findings:
+    """The outcome of a step that is a flow is the result of a child of this step, in this run. A flow whose steps have
+    other arguments in the other release completes with the outcomes of one release."""
+    children: dict[tuple[int, int, str, int], list[Plain]] = {}
+    for flow, body in flows["bodies"].items():
+        head, parent = flows["heads"].get(flow), body.get("parent")
+        if head is None or head["state"] != COMPLETED:
+            continue
+        if body["spec"]["name"] == PRICED and len(set(_decode(head["result"]))) > 1:
+            yield "X1", f"flow {flow} has outcomes of two releases: {_decode(head['result'])}"
+        if parent is not None and parent["flow"]:
+            step = (parent["flow"], parent["run"], parent["name"], parent["occurrence"])
+            children.setdefault(step, []).append(head["result"])
+    for (flow, run, name, occurrence), results in children.items():
+        for record in flows["records"].get(f"{flow}/{run}", {}).values():
+            is_step = record["kind"] == "completed" and identity_of(record) == (name, occurrence)
+            if is_step and record["value"] not in results:
+                yield (
+                    "X2",
+                    f"flow {flow}/{run}: {name}#{occurrence} has the result of another child",
+                )
+
+
 _STEPS: dict[str, Any] = {
     "tasks.lease": _FlowReplay._on_lease,
     "tasks.report_and_lease": _FlowReplay._on_lease,
     "tasks.apply_reports": _FlowReplay._on_reports,
+    "flows.start": _FlowReplay._on_start,
+    "flows.redrive": _FlowReplay._on_redrive,
     "flows.commit": _FlowReplay._on_commit,
     "flows.send": _FlowReplay._on_send,
     "flows.cancel": _FlowReplay._on_cancel,
 }
+
+
+def is_flow_run(history: History) -> bool:
+    """Whether the run has the workload of flows."""
+    return any(event.op.startswith("flows.") for event in history)
 
 
 def findings(history: History) -> list[Violation]:
@@ -315,7 +450,7 @@ def findings(history: History) -> list[Violation]:
         if not any(event.op.startswith("flow") for event in life):
             continue
         replay, last_audit = _FlowReplay(), None
-        for event in life:
+        for event in expand(life):
             replay.step(event)
             if event.op == "audit":
                 last_audit = event

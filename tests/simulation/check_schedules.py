@@ -13,6 +13,8 @@ from tests.simulation.violation import Violation
 
 Plain = dict[str, Any]
 
+# No operation asks for a transition that the state table of occurrences does not have.
+ILLEGAL = "illegal_transition"
 BACKFILL, DUE = "backfill", "due"
 COMPLETED_FLOW = 4
 
@@ -34,6 +36,9 @@ class _ScheduleReplay:
                 pauses.append([event.at_ns, 1 << 63])
             elif pauses:
                 pauses[-1][1] = event.at_ns
+        elif event.op.startswith("schedules.") and event.code == ILLEGAL:
+            what = f"the state table refuses {event.op}: {event.value}"
+            self.found.append(Violation("X3", what, event))
         elif event.op == "audit":
             rows = event.value.get("schedules", {}).get(UNIVERSE)
             if rows is not None:

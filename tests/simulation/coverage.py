@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from holdfast.flows.states import FlowState
+from holdfast.schedules.states import OccurrenceState
 from holdfast.sim.faults import Fault
 from holdfast.sim.history import History, HistoryEvent
 from holdfast.sim.settings import HAS_LEDGER
@@ -460,6 +461,19 @@ def _flow_record(kind: str, name: str = "") -> EventPredicate:
     )
 
 
+def _occurrence(state: OccurrenceState) -> EventPredicate:
+    """An occurrence of a schedule in this state."""
+    return OpPredicate(
+        "audit",
+        lambda event: any(
+            row["state"] == state
+            for schedules in event.value.get("schedules", {}).values()
+            for rows in schedules["occurrences"].values()
+            for row in rows.values()
+        ),
+    )
+
+
 def _flow_rows(kind: str, fits: Callable[[Plain], bool]) -> EventPredicate:
     return OpPredicate(
         "audit",
@@ -472,22 +486,44 @@ def _flow_rows(kind: str, fits: Callable[[Plain], bool]) -> EventPredicate:
 
 
 _FLOW_POINTS: dict[str, EventPredicate] = {
-    "flow: completed": _flow_head(FlowState.COMPLETED),
-    "flow: failed": _flow_head(FlowState.FAILED),
-    "flow: cancelled": _flow_head(FlowState.CANCELLED),
-    "flow: waits": _flow_head(FlowState.WAITING),
+    **{f"flow: in state {state.name}": _flow_head(state) for state in FlowState},
+    **{
+        f"schedule: occurrence in state {state.name}": _occurrence(state)
+        for state in OccurrenceState
+        # Its time has come: no row has this state.
+        if state is not OccurrenceState.DUE
+    },
     "flow: continued as a next run": _flow_rows("heads", lambda head: head["run"] > 1),
     "flow: step failed": _flow_record("failure"),
     "flow: slept": _flow_record("completed", "hf.sleep"),
     "flow: received an event": _flow_record("completed", "hf.receive"),
     "flow: receive timed out": _flow_record("failure", "hf.receive"),
     "flow: compensated": _flow_record("completed", "undo:"),
+    "flow: timed out": _flow_record("timed_out"),
+    "flow: redriven": _flow_record("redriven"),
+    "flow: redriven from the top": _flow_rows("bodies", lambda body: bool(body.get("redrive_of"))),
+    "flow: forked at a step": _flow_rows("bodies", lambda body: bool(body.get("fork_at"))),
+    "flow: forked at its end": _flow_rows(
+        "bodies", lambda body: bool(body.get("fork_of")) and not body["fork_at"]
+    ),
+    "flow: resumed": _flow_record("resumed"),
+    "flow: started by a world": _flow_rows(
+        "bodies", lambda body: bool((body.get("parent") or {}).get("intent"))
+    ),
+    "flow: effect done": _flow_record("completed", "pay"),
+    "flow: effect failed": _flow_record("failure", "pay"),
+    "flow: abandoned child": _flow_rows(
+        "bodies", lambda body: bool((body.get("parent") or {}).get("flow")) and not body["parent"]["cancels"]
+    ),
     "flow: commit of a lost lease refused": _refused("flows.commit", "fenced"),
     "flow: event sent with a key": _applied("flows.send", lambda event: bool(event.args["mail"].get("key"))),
 }  # fmt: skip
 
 # Counted by actors, not found in events.
 _COUNTED_BY_ACTORS = {
+    "flow: request repeated",
+    "flow: step longer than its lease",
+    "flow: worker with an unknown outcome",
     "task: key refused",
     "task: after one that is none",
     "task: turn of unknown outcome",

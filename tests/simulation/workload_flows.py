@@ -1,37 +1,40 @@
-"""Actors of flows and schedules: workers that run the product's activations, timers and clients.
+"""Actors of flows and schedules: workers that run the product's activations, timers, effect pools, clients, operators.
 
 A worker runs `run_activation` of the product on a simulated event loop. Its steps take simulated
-time, at times more than the lease. The application has the shapes of flows: branches, sleeps,
-events, children, compensations, the next run, and a schedule of tasks and one of flows.
+time, at times more than the lease. `flow_app` has the application: the shapes of flows, in two
+releases. A worker process runs one release and may start again with the other one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import holdfast as hf
 from holdfast import codec
-from holdfast.clock import MS, S
+from holdfast.clock import S
 from holdfast.errors import (
     CommitUnknown,
     Conflict,
     Invalid,
     KeyConflict,
     NotFound,
+    Overloaded,
     StoreFull,
     StoreReplaced,
 )
+from holdfast.flows import fork, parked_flows, redrive
 from holdfast.flows import operations as flows
-from holdfast.flows.model import TASK_PREFIX, MailRow, decode_head, get_body, keys_of, parse_flow_id
+from holdfast.flows.model import MailRow, decode_head, get_body, keys_of, parse_flow_id
 from holdfast.flows.operations import NewFlow
-from holdfast.flows.states import ENDED
+from holdfast.flows.states import ENDED, FlowState
+from holdfast.messages import event_ingress
 from holdfast.schedules import operations as schedules
 from holdfast.schedules.model import ScheduleDefinition
 from holdfast.sim.actor import Actor, Incarnation
 from holdfast.sim.choice_tape import ChoiceTape
+from holdfast.sim.processes import EffectPoolProcess, OrchestratorProcess, WorldWorkerProcess
 from holdfast.sim.row_decoder_flows import UNIVERSE
 from holdfast.sim.settings import SimulationSettings, Workload, draw_settings
 from holdfast.store import tuples
@@ -41,105 +44,46 @@ from holdfast.tasks.operations import GrantRequest, TaskGrant, TaskReport
 from holdfast.workers.flows.activation import FlowEnvironment, run_activation
 from holdfast.workers.flows.definition import RecordedValues
 from holdfast.workers.tasks.attempt import TaskAttempt
+from holdfast.world.ingress import WorldAddress, deliver
+from tests.simulation.flow_app import (
+    APPS,
+    LEASE_NS,
+    RELEASES,
+    STARTS,
+    STEP_CALL,
+    Begun,
+    Coupon,
+    Note,
+    Starter,
+)
 from tests.simulation.flow_loop import FlowStore, SimulatedEventLoop
+from tests.simulation.flow_payments import PaymentService
+from tests.simulation.workload_worlds import LEADER_TTL_S, POLICY
 
 STORE_ERRORS = (CommitUnknown, StoreFull, Conflict)
 QUEUE = "default"
-LEASE_NS = 1500 * MS
 # A second of store time is this much wall clock time of schedules, so that cron minutes pass.
 WALL_FACTOR = 60
 WALL_START_NS = 1_794_000_000 * S
 SCHEDULES = ("bills", "sums", "reports")
 GRANTS_MAX = 3
-FLOWS_MAX = 8
+FLOWS_MAX = 10
+FORKS_MAX = 3
+# In the seeds with this number of accounts, a world starts flows.
+ACCOUNTS_WITH_WORLD = 1
+BEGUN_MAX = 8
+BEGUN_FLOWS = ("report", "limited", "")
+FORK_PLACES = ("", "work", "work#2", "hf.receive", "label")
+# Per mille of starts and sends that the client repeats although it has the answer.
+REPEATED_MILLE = 250
+# Per mille of rounds of a timer that fire schedules: occurrences wait for a while, so that backfills come first.
+SCHEDULES_MILLE = 250
+# At rest all workers run one release for this long, then the other one.
+RELEASE_NS = S
+# The claims of effects are short, and their pools idle for a short time.
+POOL_POLICY = {"lease_ttl_ms": 2_600, "idle_sleep_max_ms": 500}
 KEYS = keys_of(UNIVERSE)
-
-
-class Note(hf.Event):
-    text: str
-
-
-class Coupon(hf.Event):
-    text: str
-
-
-class FlowApp:
-    """The application of the simulated flows. `call` runs at the start of each step function."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        async def work(n: int) -> int:
-            await call()
-            return n + 1
-
-        async def undo_work(n: int) -> None:
-            await call()
-
-        async def refuse() -> None:
-            await call()
-            raise ValueError("refused")
-
-        @hf.task(lease_s=LEASE_NS / S, expiries_max=50)
-        def bill(n: int) -> int:
-            return n
-
-        @hf.flow(lease_s=LEASE_NS / S, expiries_max=50)
-        async def label(n: int) -> int:
-            first = await hf.step(hf.options(work, name="label"), n)
-            hf.undo(undo_work, first)
-            await hf.sleep(0.2)
-            return await hf.step(hf.options(work, name="label"), first)
-
-        async def branch(name: str) -> int:
-            first = await hf.step(hf.options(work, name=name), 1)
-            hf.undo(hf.options(undo_work, name=f"undo_{name}"), first)
-            return await hf.step(hf.options(work, name=name), first)
-
-        @hf.flow(lease_s=LEASE_NS / S, expiries_max=50)
-        async def order(fails: bool) -> list[Any]:
-            first = await hf.step(work, 0)
-            hf.undo(undo_work, first)
-            sums = await asyncio.gather(branch("left"), branch("right"))
-            await hf.sleep(0.3)
-            try:
-                note = (await hf.receive(Note, timeout_s=1.0)).text
-            except hf.Timeout:
-                note = ""
-            child = await hf.step(label, sums[0])
-            hf.undo(undo_work, child)
-            if fails:
-                await hf.step(refuse)
-            return [note, child, await hf.step(bill, sums[1])]
-
-        @hf.flow(lease_s=LEASE_NS / S, expiries_max=50)
-        async def rounds(n: int) -> int:
-            await hf.step(work, n)
-            await asyncio.gather(hf.receive(Note), hf.receive(Note, Coupon))
-            if n:
-                hf.again(n - 1)
-            return await hf.step(work, n)
-
-        @hf.flow(lease_s=LEASE_NS / S, expiries_max=50)
-        async def report() -> int:
-            await hf.sleep(0.4)
-            return await hf.step(work, 0)
-
-        self.app = hf.App(
-            UNIVERSE,
-            flows=[order, label, rounds, report],
-            tasks=[bill],
-            events=[Note, Coupon],
-        )
-        self.codes = {
-            TASK_PREFIX + name: flow.within(UNIVERSE, self.app)
-            for name, flow in self.app.flows.items()
-        }
-
-
-async def _no_call() -> None:
-    """The client runs no steps."""
-
-
-_CLIENT_APP = FlowApp(_no_call).app
+_CLIENT_APP = APPS[RELEASES[0]].app
 
 
 def has_flows(settings: SimulationSettings) -> bool:
@@ -165,7 +109,19 @@ def flow_actors(settings: SimulationSettings) -> list[Actor]:
         *(FlowClient(f"starter{n}") for n in range(min(settings.senders, 2))),
         *(FlowWorkerProcess(f"flowworker{n}") for n in range(1 + settings.workers)),
         *(FlowTimer(f"flowtimer{n}") for n in range(settings.operators)),
+        EffectPoolProcess("flowpool0", _CLIENT_APP, PaymentService().effects, POOL_POLICY),
+        FlowOperator("flowoperator0"),
         ScheduleOperator("scheduler0"),
+        *(_world_actors() if settings.accounts == ACCOUNTS_WITH_WORLD else []),
+    ]
+
+
+def _world_actors() -> list[Actor]:
+    """A world that starts flows, and its client."""
+    return [
+        WorldWorkerProcess("flowworld0", _CLIENT_APP, POLICY),
+        OrchestratorProcess("flowleader0", _CLIENT_APP, LEADER_TTL_S),
+        WorldClient("worldclient0"),
     ]
 
 
@@ -186,6 +142,7 @@ class FlowWorkerProcess(Actor):
         environment = FlowEnvironment(store, UNIVERSE, threads, RecordedValues(clock))
         while True:
             try:
+                process.choose_release()
                 leased = incarnation.store.transact(
                     tasks.lease, UNIVERSE, GrantRequest(me, [QUEUE], GRANTS_MAX, True)
                 )
@@ -209,11 +166,24 @@ class _WorkerRun:
 
     def __init__(self, incarnation: Incarnation) -> None:
         self.incarnation = incarnation
-        self.app = FlowApp(self._call)
+        # The release that the process runs. It resumes the flows that the other release parked.
+        self.release = 0
         # The grant of each flow that runs here.
         self.held: dict[int, TaskGrant] = {}
 
+    def choose_release(self) -> None:
+        """Choose a release at the start of the process. At rest all processes run the same one, in turn."""
+        if self.incarnation.faults_stopped:
+            chosen = RELEASES[self.incarnation.store.now_ns() // RELEASE_NS % len(RELEASES)]
+        else:
+            chosen = self.release or self.incarnation.tape.pick(RELEASES)
+        if chosen != self.release:
+            versions = APPS[chosen].versions
+            self.incarnation.store.transact(parked_flows.resume_parked, UNIVERSE, versions)
+            self.release = chosen
+
     def run(self, environment: FlowEnvironment, grants: list[TaskGrant]) -> list[TaskReport]:
+        STEP_CALL.set(self._call)
         loop = SimulatedEventLoop(self.incarnation)
         try:
             return list(loop.run(self._run_all(environment, grants)))
@@ -227,7 +197,7 @@ class _WorkerRun:
         return await asyncio.gather(*(self._run_one(environment, grant) for grant in grants))
 
     async def _run_one(self, environment: FlowEnvironment, grant: TaskGrant) -> TaskReport:
-        code = self.app.codes.get(grant.name)
+        code = APPS[self.release].codes.get(grant.name)
         if code is None:
             await self._take_time()
             return TaskReport(grant.seq, grant.lease, result=codec.pack(1))
@@ -251,13 +221,13 @@ class _WorkerRun:
             task=grant.seq,
             lease=grant.lease,
         )
-        await self._take_time()
+        await self._take_time(long_mille=600 if step.name == "fragile" else 60)
 
-    async def _take_time(self) -> None:
+    async def _take_time(self, long_mille: int = 60) -> None:
         tape = self.incarnation.tape
         if self.incarnation.faults_stopped:
             return
-        if tape.chance(60):
+        if tape.chance(long_mille):
             self.incarnation.count_coverage("flow: step longer than its lease")
             await asyncio.sleep(LEASE_NS * 1.5 / S)
         elif tape.chance(400):
@@ -298,7 +268,9 @@ class FlowClient(Actor):
     def _transact(self, incarnation: Incarnation, operation: Any, *args: Any) -> Any:
         self.repeated = (operation, *args)
         answer = incarnation.store.transact(operation, *args)
-        self.repeated = None
+        # At times the client loses the answer and asks again.
+        if incarnation.faults_stopped or not incarnation.tape.chance(REPEATED_MILLE):
+            self.repeated = None
         return answer
 
     def _step(self, incarnation: Incarnation) -> None:
@@ -315,16 +287,14 @@ class FlowClient(Actor):
             self._start(incarnation)
         elif running and choice < 8:
             self._send(incarnation, *tape.pick(running), ("Note", "Coupon")[tape.draw(2)])
-        elif running and choice == 9 and tape.chance(400):
+        elif running and choice == 9:
             seq, generation = tape.pick(running)
             if incarnation.store.transact(flows.cancel, UNIVERSE, seq, generation):
                 incarnation.count_coverage("flow: cancelled")
 
     def _start(self, incarnation: Incarnation) -> None:
         self.started += 1
-        name, args = (("order", (False,)), ("order", (True,)), ("rounds", (1,)))[
-            incarnation.tape.draw(3)
-        ]
+        name, args = incarnation.tape.pick(STARTS)
         flow = _CLIENT_APP.flows[name]
         key = f"{self.name}-{self.started}"
         new = NewFlow(flow.spec, flow.pack(args, {}), key)
@@ -340,13 +310,105 @@ class FlowClient(Actor):
 
 def open_flows(txn: Txn) -> list[tuple[int, int]]:
     """The flows that have not ended: (seq, generation)."""
-    rows = txn.scan(KEYS.heads, tuples.prefix_end(KEYS.heads))
-    seqs = [
-        tuples.unpack_last_int(key, len(KEYS.heads))
-        for key, row in rows
-        if decode_head(row).state not in ENDED
-    ]
-    return [(seq, get_body(txn, KEYS, seq).generation) for seq in seqs]
+    return [(one.seq, one.generation) for one in stored_flows(txn) if one.state not in ENDED]
+
+
+class StoredFlow(NamedTuple):
+    seq: int
+    generation: int
+    state: int
+    is_child: bool
+
+
+def stored_flows(txn: Txn) -> list[StoredFlow]:
+    found: list[StoredFlow] = []
+    for key, row in txn.scan(KEYS.heads, tuples.prefix_end(KEYS.heads)):
+        seq = tuples.unpack_last_int(key, len(KEYS.heads))
+        body = get_body(txn, KEYS, seq)
+        is_child = body.parent is not None and body.parent.flow > 0
+        found.append(StoredFlow(seq, body.generation, decode_head(row).state, is_child))
+    return found
+
+
+class FlowOperator(Actor):
+    """Redrives failed and dead flows, forks flows and resumes parked ones."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.forks = 0
+
+    def run_process(self, incarnation: Incarnation) -> None:
+        while True:
+            try:
+                if not incarnation.faults_stopped:
+                    self._step(incarnation)
+            except STORE_ERRORS:
+                pass
+            except (NotFound, Invalid, KeyConflict) as error:
+                incarnation.count_coverage(f"flow: operator refused, {error.code}")
+            except StoreReplaced:
+                incarnation.store.reopen()
+            incarnation.pause(ms=300)
+
+    def _step(self, incarnation: Incarnation) -> None:
+        tape, store = incarnation.tape, incarnation.store
+        stored: list[StoredFlow] = store.read(stored_flows)
+        # A child belongs to its parent: the redrive of the parent redrives it.
+        broken = [
+            one
+            for one in stored
+            if one.state in (FlowState.FAILED, FlowState.DEAD) and not one.is_child
+        ]
+        parked = [one for one in stored if one.state == FlowState.PARKED]
+        choice = tape.draw(4)
+        if choice == 0 and broken:
+            store.transact(redrive.redrive, UNIVERSE, tape.pick(broken).seq)
+        elif choice == 1 and parked:
+            store.transact(flows.resume, UNIVERSE, tape.pick(parked).seq)
+        elif choice == 2 and stored and self.forks < FORKS_MAX:
+            self.forks += 1
+            chosen = tape.pick(stored)
+            store.transact(
+                fork.fork,
+                UNIVERSE,
+                chosen.seq,
+                chosen.generation,
+                f"{self.name}-{self.forks}",
+                tape.pick(FORK_PLACES),
+            )
+
+
+class WorldClient(Actor):
+    """Sends the events by which a world starts flows. An event has a key and is repeated."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.sent = 0
+        self.pending: tuple[str, str] | None = None
+
+    def is_idle(self) -> bool:
+        return self.pending is None
+
+    def run_process(self, incarnation: Incarnation) -> None:
+        while True:
+            if self.pending is None and not incarnation.faults_stopped and self.sent < BEGUN_MAX:
+                self.sent += 1
+                self.pending = (f"{self.name}-{self.sent}", incarnation.tape.pick(BEGUN_FLOWS))
+            if self.pending is not None:
+                try:
+                    self._send(incarnation, *self.pending)
+                    self.pending = None
+                except (*STORE_ERRORS, Overloaded):
+                    pass
+                except StoreReplaced:
+                    incarnation.store.reopen()
+                    self.pending = None
+            incarnation.pause(ms=200)
+
+    def _send(self, incarnation: Incarnation, id: str, flow: str) -> None:
+        to = WorldAddress(UNIVERSE, Starter.__name__, "s0", incarnation.clock.entropy(16).hex())
+        event = event_ingress(*_CLIENT_APP.encode_event(Begun(id, flow)))
+        incarnation.store.transact(deliver, to, id, event)
 
 
 class FlowTimer(Actor):
@@ -356,7 +418,7 @@ class FlowTimer(Actor):
         while True:
             try:
                 incarnation.store.transact(flows.fire_due, UNIVERSE, 1 + incarnation.tape.draw(4))
-                if not incarnation.faults_stopped:
+                if not incarnation.faults_stopped and incarnation.tape.chance(SCHEDULES_MILLE):
                     incarnation.store.transact(
                         schedules.fire_due, UNIVERSE, schedule_wall_ns(incarnation), 5
                     )
@@ -398,7 +460,8 @@ class ScheduleOperator(Actor):
             store.transact(schedules.run_now, UNIVERSE, name, wall_ns)
         else:
             minute_ns = 60 * S
-            first_ns = (wall_ns // minute_ns - 1 - tape.draw(5)) * minute_ns
+            # The last one may be due and not yet fired.
+            first_ns = (wall_ns // minute_ns - 1 - tape.draw(3)) * minute_ns
             occurrences = [first_ns, first_ns + minute_ns]
             store.transact(schedules.backfill, UNIVERSE, name, occurrences, wall_ns)
 
