@@ -303,6 +303,35 @@ def test_spawn_is_allowed() -> None:
     assert rules.fork_breaches(Module("holdfast.store.lmdb.writer", source)) == []
 
 
+def test_no_module_imports_a_process_library() -> None:
+    assert_no_breach(rules.process_library_breaches)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import multiprocessing",
+        "def f():\n    from multiprocessing import shared_memory",
+        "from multiprocessing.connection import Connection",
+        "import concurrent.futures.process",
+        "from concurrent.futures import ProcessPoolExecutor",
+    ],
+)
+def test_import_of_a_process_library_is_a_breach(source: str) -> None:
+    assert_one_breach(rules.process_library_breaches, "holdfast.ops.world_replay", source)
+
+
+def test_thread_pool_is_allowed() -> None:
+    source = "from concurrent.futures import Future, ThreadPoolExecutor"
+    assert rules.process_library_breaches(Module("holdfast.ops.world_replay", source)) == []
+
+
+def test_users_of_a_process_library_are_modules_with_a_reason() -> None:
+    users = rules.PROCESS_LIBRARY_USERS
+    assert users.keys() <= {module.name for module in MODULES}
+    assert all(users.values())
+
+
 # --- failpoints ---------------------------------------------------------------------------------
 
 TEST_MODULES = rules.modules_of_tests()

@@ -387,6 +387,26 @@ def _with_parents(name: str) -> list[str]:
     return [".".join(parts[: at + 1]) for at in range(len(parts))]
 
 
+# Modules that may import a process library of Python, with the reason.
+PROCESS_LIBRARY_USERS: dict[str, str] = {}
+_PROCESS_LIBRARIES = ("multiprocessing", "concurrent.futures.process")
+
+
+def process_library_breaches(module: Module) -> list[str]:
+    """Children are spawned through `child_process`: no pickled code, verified kills, no helper processes."""
+    breaches = []
+    for imported in module.imports:
+        names = [imported.target, *(f"{imported.target}.{name}" for name in imported.names)]
+        for name in names:
+            starts_processes = name == "concurrent.futures.ProcessPoolExecutor" or any(
+                name == library or name.startswith(f"{library}.") for library in _PROCESS_LIBRARIES
+            )
+            if starts_processes and module.name not in PROCESS_LIBRARY_USERS:
+                breaches.append(module.breach(imported.line, f"{name}: use holdfast.child_process"))
+                break
+    return breaches
+
+
 _FORKING_NAMES = frozenset(
     {
         "os.fork",

@@ -1,10 +1,12 @@
 """The sample application of these tests: accounts that request an exchange rate, in several versions.
 
 `app` is the version that wrote the journals. `app_richer` computes other states. `app_silent` emits
-nothing and has other replies. `app_deadly` ends its process. `app_other` declares none of the world types.
+nothing and has other replies. `app_deadly` ends its process. `app_killed_once`
+ends it at the first deposit. `app_other` declares none of the world types.
 """
 
 import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -41,11 +43,17 @@ class QuotedAccount(hf.World):
     bonus = 0
     asks = True
     deadly = False
+    killed_once = False
 
     @hf.on(QuotedDeposit)
     def deposited(self, event: QuotedDeposit, cx: hf.Context) -> None:
         if self.deadly and cx.name == "ada":
             os._exit(9)
+        if self.killed_once and cx.name == "ada":
+            marker = Path(os.environ["HOLDFAST_TEST_KILLED_ONCE"])
+            if not marker.exists():
+                marker.touch()
+                os._exit(9)
         self.balance += event.amount + self.bonus
         cx.reply(event.amount if self.asks else None)
 
@@ -123,5 +131,6 @@ app = _app(QuotedAccount)
 app_richer = _app(_version(bonus=1), type("Ledger", (RicherLedger,), {"__module__": __name__}))
 app_silent = _app(_version(asks=False))
 app_deadly = _app(_version(deadly=True))
+app_killed_once = _app(_version(killed_once=True))
 app_other = hf.App("bank", worlds=[Other])
 not_an_app = 7

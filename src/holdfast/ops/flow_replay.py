@@ -1,8 +1,8 @@
 """Flow replay: replays stored flows on the given code and predicts which of them would be parked.
 
 A replay feeds the records of a flow to the flow's code, as a worker does (`workers.flows.activation`). It runs no
-step and writes nothing. The code itself runs, so a replay runs in a spawned process with a time limit per flow.
-Code that hangs, ends its process or raises is a finding of its flow.
+step and writes nothing. The code itself runs, so a replay runs in a child process (`ops.replay_process`) with a time
+limit per flow. Code that hangs, ends its process or raises is a finding of its flow.
 
 `parks` of a finding: True if a worker with this code parks the flow when it runs it next. None if this depends on the
 result of a new step: the recorded steps behind that step were not asked for. Ended flows are never parked.
@@ -13,17 +13,10 @@ Each flow is replayed under two hash seeds, so that code which depends on the or
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import os
-import threading
-from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from holdfast import codec
-from holdfast import store as stores
 from holdfast.app.app import App
 from holdfast.clock import SYSTEM
 from holdfast.errors import Invalid, NotFound, Timeout
@@ -39,7 +32,15 @@ from holdfast.flows.model import RECEIVE_NAME, FlowId, decode_mail, keys_of, pac
 from holdfast.flows.records import FlowEnded, StepCompleted
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.ops.app_loader import load_app
-from holdfast.ops.world_replay import HASH_SEEDS, PROCESS_LOST, spawn_environment
+from holdfast.ops.replay_process import (
+    HASH_SEEDS,
+    PROCESS_LOST,
+    TIME_LIMIT,
+    LostReplay,
+    ReplayLane,
+    ReplayPool,
+    replay_function,
+)
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Store, Txn, connection_url
 from holdfast.store.prefix_scan import iter_rows
@@ -52,14 +53,10 @@ DIVERGED = Divergence.code
 VALUE_UNREADABLE = UnreadableValue.code
 FLOW_UNKNOWN = "flow_unknown"
 RAISED = "raised"
-TIME_LIMIT = "time_limit"
 RESULT_CHANGED = "result_changed"
 
 SHARE_SIZE = 64
 LIMIT_S = 30.0
-# The time for a process to start and to import the application, and to stop at the time limit.
-START_S = 120.0
-STOP_S = 5.0
 # New steps without a value that one replay passes.
 ASSUMED_MAX = 1_000
 
@@ -115,14 +112,12 @@ def verify_flows(
     if limit_s <= 0:
         raise Invalid(what="replay timeout", why="must be more than 0", found=limit_s)
     load_app(app)
-    pool = _ReplayPool(connection_url(store), app, jobs, limit_s)
-    first = pool.replay(targets, HASH_SEEDS[0])
-    again = [target for target in targets if (one := first.get(target)) and not one.code]
-    for target, second in pool.replay(again, HASH_SEEDS[1]).items():
-        if second.code:
-            text = f"{second.text} (PYTHONHASHSEED={HASH_SEEDS[1]})"
-            first[target] = second._replace(text=text)
-    return [first[target] for target in targets if target in first]
+    shares = [targets[at : at + SHARE_SIZE] for at in range(0, len(targets), SHARE_SIZE)]
+    findings: dict[FlowTarget, FlowFinding] = {}
+    pool = ReplayPool(connection_url(store), app, jobs)
+    for found in pool.run(_ShareCheck(store, limit_s), shares):
+        findings |= found
+    return [findings[target] for target in targets if target in findings]
 
 
 def replay_flow(
@@ -285,74 +280,43 @@ class _FlowReplay:
         return finding
 
 
-# -- processes -------------------------------------------------------------------------------------
+# -- in processes ----------------------------------------------------------------------------------
 
 
-class _ReplayPool:
-    """Replays flows in spawned processes. A process that exceeds the time limit of a flow is killed."""
+class _ShareCheck:
+    """Replays a share of flows under both hash seeds."""
 
-    def __init__(self, url: str, app: str, jobs: int, limit_s: float) -> None:
-        self._url = url
-        self._app = app
-        self._jobs = jobs
+    def __init__(self, store: Store, limit_s: float) -> None:
+        self._store = store
         self._limit_s = limit_s
 
-    def replay(self, targets: Sequence[FlowTarget], seed: str) -> dict[FlowTarget, FlowFinding]:
-        shares = deque(targets[at : at + SHARE_SIZE] for at in range(0, len(targets), SHARE_SIZE))
-        findings: dict[FlowTarget, FlowFinding] = {}
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                self._replay_shares(shares, seed, findings)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work) for _ in range(min(self._jobs, len(shares)))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+    def __call__(
+        self, lane: ReplayLane, share: Sequence[FlowTarget]
+    ) -> dict[FlowTarget, FlowFinding]:
+        """Return a finding for each flow that is still stored."""
+        findings = self._replay(lane, HASH_SEEDS[0], share)
+        again = [target for target, finding in findings.items() if not finding.code]
+        for target, second in self._replay(lane, HASH_SEEDS[1], again).items():
+            if second.code:
+                text = f"{second.text} (PYTHONHASHSEED={HASH_SEEDS[1]})"
+                findings[target] = second._replace(text=text)
         return findings
 
-    def _replay_shares(
-        self,
-        shares: deque[Sequence[FlowTarget]],
-        seed: str,
-        findings: dict[FlowTarget, FlowFinding],
-    ) -> None:
-        process: _ReplayProcess | None = None
-        try:
-            while shares:
-                try:
-                    waiting = deque(shares.popleft())
-                except IndexError:
-                    return  # another thread took the last share
-                while waiting:
-                    if process is None:
-                        process = _ReplayProcess(self._url, self._app, seed, self._limit_s)
-                    process.send(list(waiting))
-                    while waiting:
-                        answer = process.next_finding(self._limit_s + STOP_S)
-                        if isinstance(answer, str):
-                            # The process hangs or is lost. The next process continues behind this flow.
-                            process.close()
-                            process = None
-                            lost = waiting.popleft()
-                            findings[lost] = self._lost(lost, answer)
-                            break
-                        if answer is not None:
-                            findings[waiting[0]] = answer
-                        waiting.popleft()
-        finally:
-            if process is not None:
-                process.close()
+    def _replay(
+        self, lane: ReplayLane, hash_seed: str, targets: Sequence[FlowTarget]
+    ) -> dict[FlowTarget, FlowFinding]:
+        answers = lane.replay(_replay_in_child, hash_seed, targets, self._limit_s)
+        findings: dict[FlowTarget, FlowFinding] = {}
+        for target, answer in zip(targets, answers, strict=True):
+            if isinstance(answer, FlowFinding):
+                findings[target] = answer
+            elif answer is not None:
+                code = answer.code if isinstance(answer, LostReplay) else PROCESS_LOST
+                findings[target] = self._lost(target, code)
+        return findings
 
     def _lost(self, target: FlowTarget, code: str) -> FlowFinding:
-        with stores.open(self._url, bootstrap=False) as store:
-            loaded = store.read(load_flow, target.universe, target.seq)
+        loaded = self._store.read(load_flow, target.universe, target.seq)
         if loaded is None:
             raise NotFound(what="flow", flow=target.seq)
         text = "replaying it ended the process"
@@ -361,53 +325,9 @@ class _ReplayPool:
         return _new_finding(target, loaded)._replace(code=code, text=text)
 
 
-class _ReplayProcess:
-    def __init__(self, url: str, app: str, seed: str, limit_s: float) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, url, app, limit_s), daemon=True
-        )
-        with spawn_environment("PYTHONHASHSEED", seed):
-            self._process.start()
-        theirs.close()
-        if not self._connection.poll(START_S):
-            self.close()
-            raise Invalid(what="app", found=app, why="its import did not end")
-        with suppress(EOFError):
-            self._connection.recv()
-
-    def send(self, share: list[FlowTarget]) -> None:
-        with suppress(OSError):
-            self._connection.send(share)
-
-    def next_finding(self, limit_s: float) -> FlowFinding | str | None:
-        """The finding of the next flow, None if the flow was removed, or the code of a lost process."""
-        try:
-            if not self._connection.poll(limit_s):
-                return TIME_LIMIT
-            finding: FlowFinding | None = self._connection.recv()
-        except (EOFError, OSError):
-            return PROCESS_LOST
-        return finding
-
-    def close(self) -> None:
-        self._connection.close()
-        self._process.kill()
-        self._process.join()
-
-
-def _serve(connection: Connection, url: str, app_name: str, limit_s: float) -> None:
-    """Replay the flows that the parent names, one finding after the other."""
-    # The output of the user's code must not get into the output of the command.
-    os.dup2(2, 1)
-    app = load_app(app_name)
-    with stores.open(url, bootstrap=False) as store:
-        connection.send(None)
-        while True:
-            try:
-                share: list[FlowTarget] = connection.recv()
-            except EOFError:
-                return
-            for target in share:
-                connection.send(replay_flow(store, app, target, limit_s))
+@replay_function(FlowTarget, FlowFinding | None)
+def _replay_in_child(
+    store: Store, app: App, target: FlowTarget, limit_s: float | None
+) -> FlowFinding | None:
+    assert limit_s is not None
+    return replay_flow(store, app, target, limit_s)

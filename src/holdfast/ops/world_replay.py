@@ -8,30 +8,30 @@ With the code, each world is replayed twice, in processes with different hash se
 in the same state. This detects a reducer that depends on the iteration order of a set of strings, even for
 entries without a digest.
 
-Worlds are independent, so a pool of spawned processes checks them in parallel. Each process opens the store
-and imports the application. A reducer that kills its process is also a finding: the remaining worlds are
-then checked one at a time, so that the finding names the right world.
+Worlds are independent, so child processes replay them in parallel (`ops.replay_process`). A world whose child ends is
+replayed again at the end, alone: the child may have been killed because the machine was out of memory. A
+reducer that ends its process again is a finding.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from holdfast import store as stores
 from holdfast.app.app import App
 from holdfast.config import SCAN_PAGE
 from holdfast.durable import journal, snapshot
 from holdfast.errors import HoldfastError, Invalid, NotFound, ReplayDiverged, StoreCorrupt
 from holdfast.ops import decode_errors
 from holdfast.ops.app_loader import load_app
+from holdfast.ops.replay_process import (
+    HASH_SEEDS,
+    PROCESS_LOST,
+    LostReplay,
+    ReplayLane,
+    ReplayPool,
+    replay_function,
+)
 from holdfast.store.api import Store, Txn, connection_url
 from holdfast.world import catalog
 from holdfast.world.catalog import WorldStatus, subject_of
@@ -40,9 +40,6 @@ from holdfast.world.restore import ReplayCheck, load_snapshot, replay_and_check
 
 # Worlds per unit of work: large enough to keep a process busy, small enough for visible progress.
 SHARE_SIZE = 64
-PROCESS_LOST = "verifier_lost"
-# Two seeds that give strings different hashes.
-HASH_SEEDS = ("1", "2")
 
 
 class WorldTarget(NamedTuple):
@@ -189,7 +186,8 @@ def _error_text(error: HoldfastError) -> str:
     omitted = ("height", "world", "world_id", "subject", "type", "name")
     shown = {name: value for name, value in error.fields.items() if name not in omitted}
     text = " ".join(f"{name}={value}" for name, value in shown.items())
-    return " ".join(text.split())
+    # A lone surrogate cannot be sent to the parent process.
+    return " ".join(text.split()).encode(errors="replace").decode()
 
 
 # -- many worlds ---------------------------------------------------------------------------------
@@ -203,122 +201,59 @@ def _check_all(
         # No user code runs, so no separate process is needed.
         yield from ([check_world(store, None, target)] for target in targets)
         return
-    unchecked = set(targets)
-    try:
-        with _open_pools(store, app, jobs) as processes:
-            for batch in processes.check(shares):
-                unchecked -= {WorldTarget(finding.universe, finding.world_id) for finding in batch}
-                yield batch
-    except BrokenProcessPool:
-        yield from _one_by_one(store, [target for target in targets if target in unchecked], app)
+    seeds = HASH_SEEDS if app is not None else HASH_SEEDS[:1]
+    url = connection_url(store)
+    lost: list[Sequence[WorldTarget]] = []
+    for findings in ReplayPool(url, app, jobs).run(_ShareCheck(seeds), shares):
+        lost += [[target] for target, finding in findings.items() if finding is None]
+        yield [finding for finding in findings.values() if finding is not None]
+    for findings in ReplayPool(url, app, 1).run(_ShareCheck(seeds), lost):
+        for target, finding in findings.items():
+            yield [_lost_finding(store, target) if finding is None else finding]
 
 
-def _one_by_one(
-    store: Store, targets: list[WorldTarget], app: str | None
-) -> Iterator[list[WorldFinding]]:
-    while targets:
-        try:
-            with _open_pools(store, app, 1) as processes:
-                while targets:
-                    yield from processes.check([targets[:1]])
-                    del targets[0]
-        except BrokenProcessPool:
-            record = store.read(catalog.get_record, *targets[0])
-            world_name, text = f"{record.type}/{record.name}", "replaying it ended the process"
-            yield [WorldFinding(*targets.pop(0), world_name, 0, PROCESS_LOST, 0, text)]
+def _lost_finding(store: Store, target: WorldTarget) -> WorldFinding:
+    record = store.read(catalog.get_record, *target)
+    world_name, text = f"{record.type}/{record.name}", "replaying it ended the process"
+    return WorldFinding(*target, world_name, 0, PROCESS_LOST, 0, text)
 
 
-@contextmanager
-def _open_pools(store: Store, app: str | None, jobs: int) -> Iterator[_VerifierPools]:
-    context = multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        pools = [
-            stack.enter_context(
-                ProcessPoolExecutor(
-                    jobs,
-                    mp_context=context,
-                    initializer=_initialise,
-                    initargs=(connection_url(store), app),
-                )
-            )
-            for _ in (HASH_SEEDS if app is not None else HASH_SEEDS[:1])
-        ]
-        yield _VerifierPools(pools, jobs)
+class _ShareCheck:
+    """Replays a share of worlds under each hash seed. The finding of a world whose child ended is None."""
+
+    def __init__(self, hash_seeds: Sequence[str]) -> None:
+        self._hash_seeds = hash_seeds
+
+    def __call__(
+        self, lane: ReplayLane, share: Sequence[WorldTarget]
+    ) -> dict[WorldTarget, WorldFinding | None]:
+        findings: dict[WorldTarget, WorldFinding | None] = dict.fromkeys(share)
+        first_results: list[_ReplayResult] = []
+        for result in lane.replay(_replay_first, self._hash_seeds[0], share):
+            if isinstance(result, HoldfastError):
+                raise result
+            if not isinstance(result, LostReplay):
+                findings[result.target] = result.finding
+                if not result.finding.code:
+                    first_results.append(result)
+        for hash_seed in self._hash_seeds[1:]:
+            answers = lane.replay(_replay_again, hash_seed, first_results)
+            for first, finding in zip(first_results, answers, strict=True):
+                if isinstance(finding, HoldfastError):
+                    raise finding
+                findings[first.target] = None if isinstance(finding, LostReplay) else finding
+        return findings
 
 
-class _VerifierPools:
-    """Process pools, one per hash seed. With the code, each share is checked once in every pool."""
-
-    def __init__(self, pools: Sequence[ProcessPoolExecutor], jobs: int) -> None:
-        self._pools = pools
-        self._jobs = jobs
-
-    def check(self, shares: Sequence[Sequence[WorldTarget]]) -> Iterator[list[WorldFinding]]:
-        """Yield the findings of each share. At most `jobs` processes work at the same time."""
-        waiting = deque(shares)
-        in_flight: dict[Future[Any], int] = {}
-        while waiting or in_flight:
-            while waiting and len(in_flight) < self._jobs:
-                in_flight[self._submit(0, _check_share, waiting.popleft())] = 0
-            for done in wait(in_flight, return_when=FIRST_COMPLETED).done:
-                seed, results = in_flight.pop(done), done.result()
-                if seed + 1 < len(self._pools):
-                    in_flight[self._submit(seed + 1, _check_share_again, results)] = seed + 1
-                elif seed:
-                    yield results
-                else:
-                    yield [result.finding for result in results]
-
-    def _submit(self, seed: int, fn: Callable[..., Any], share: Sequence[Any]) -> Future[Any]:
-        """Submit a share. The pool spawns its process here, so the hash seed must be in the environment now."""
-        with spawn_environment("PYTHONHASHSEED", HASH_SEEDS[seed]):
-            return self._pools[seed].submit(fn, share)
+@replay_function(WorldTarget, _ReplayResult)
+def _replay_first(
+    store: Store, app: App | None, target: WorldTarget, limit_s: float | None
+) -> _ReplayResult:
+    return store.read(_check_target, app, target)
 
 
-_spawn_lock = threading.Lock()
-
-
-@contextmanager
-def spawn_environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for the processes that this thread spawns meanwhile."""
-    with _spawn_lock:
-        before = os.environ.get(name)
-        os.environ[name] = value
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = before
-
-
-class _VerifierState(NamedTuple):
-    store: Store
-    app: App | None
-
-
-_verifier: _VerifierState | None = None
-
-
-def _initialise(url: str, app: str | None) -> None:
-    """Initialise a pool process: open the store and import the application."""
-    global _verifier
-    _verifier = _VerifierState(
-        stores.open(url, bootstrap=False), None if app is None else load_app(app)
-    )
-
-
-def _check_share(share: Sequence[WorldTarget]) -> list[_ReplayResult]:
-    assert _verifier is not None
-    return [_verifier.store.read(_check_target, _verifier.app, target) for target in share]
-
-
-def _check_share_again(share: Sequence[_ReplayResult]) -> list[WorldFinding]:
-    assert _verifier is not None
-    assert _verifier.app is not None
-    app = _verifier.app
-    return [
-        result.finding if result.finding.code else _verifier.store.read(_check_again, app, result)
-        for result in share
-    ]
+@replay_function(_ReplayResult, WorldFinding)
+def _replay_again(
+    store: Store, app: App, first: _ReplayResult, limit_s: float | None
+) -> WorldFinding:
+    return store.read(_check_again, app, first)

@@ -1,0 +1,5 @@
+"""An application whose import does not end."""
+
+import time
+
+time.sleep(600)
