@@ -326,7 +326,7 @@ class PostgresCluster:
         assert new_primary is not None
         lost.destroy()
         new_primary.promote()
-        # The copy has the setting of its former primary: without a standby its commits would block for ever.
+        # The copy has the setting of its former primary: without a standby its commits would block without end.
         new_primary.change_settings(synchronous_standby_names="")
         self.primary = new_primary
         self.promotions += 1

@@ -43,7 +43,7 @@ _SLOWNESS = float(os.environ.get("HOLDFAST_TEST_SLOWNESS") or 1)
 TIMEOUT_S = 30.0 * _SLOWNESS
 REAP_TIMEOUT_S = 10.0 * _SLOWNESS
 READ_BYTES = 65536
-DRAIN_READS_MAX = 64  # a full pipe is read in fewer; a descendant may write for ever
+DRAIN_READS_MAX = 64  # a full pipe is read in fewer; a descendant may write without end
 TAIL_LINES = 30
 # Reads of an empty environment, a millisecond apart; the parent of the kernel threads.
 _EXEC_TRIES = 20

@@ -1,4 +1,4 @@
-"""The systems of the effect workload. Each is started anew and then runs chains, steps and timers."""
+"""The systems of the effect workload. Each starts with an empty state and runs chains, steps and timers."""
 
 from __future__ import annotations
 

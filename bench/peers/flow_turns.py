@@ -1,4 +1,4 @@
-"""The systems of the flow workload. Each is started anew and then runs chains, single steps, and flows that wake."""
+"""The systems of the flow workload. Each starts with an empty state and runs chains, single steps, and flows that wake."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class WorkAmount(Protocol):
 
 
 class System(Protocol):
-    """A compared system. `turn` starts it anew and runs the parts of the workload."""
+    """A compared system. `turn` starts it with an empty state and runs the parts of the workload."""
 
     name: str
     amount: Any

@@ -1,4 +1,4 @@
-"""The peers of the task workload. Each is started anew and then runs the common turn."""
+"""The peers of the task workload. Each starts with an empty state and runs the common turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interleaved runs. In each run, every system takes a turn, started anew on the same disk."""
+"""The interleaved runs. In each run, every system takes a turn: it starts with an empty state on the same disk."""
 
 from __future__ import annotations
 

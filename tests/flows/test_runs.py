@@ -217,7 +217,7 @@ def test_again_keeps_the_inbox_and_drops_compensations(make_rig: Any) -> None:
     assert undone == [2]
 
 
-def test_again_starts_the_timeout_anew(make_rig: Any) -> None:
+def test_again_restarts_the_timeout(make_rig: Any) -> None:
     @hf.flow(timeout_s=100)
     async def order(n: int) -> int:
         await hf.sleep(60)

@@ -81,7 +81,7 @@ DAILY = [record(f"d{at}", at, base_run=f"d{at - 1}" if at else "") for at in ran
             {"keep": 1},
             set(),
         ),
-        # Only the newest run can be resumed, whatever the status of an older run is.
+        # Only the newest run can be resumed. The status of an older run does not matter.
         (
             [
                 record("a", 1, status=RunLifecycle.OPEN),

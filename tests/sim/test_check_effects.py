@@ -357,7 +357,7 @@ def key_refused(
 
 
 def replaced_timer_fired() -> UniverseHistory:
-    """A timer replaced before it is due. The replaced timer fires all the same."""
+    """A timer replaced before it is due. The replaced timer fires nevertheless."""
     u = timer_set()
     second_set = event("Slept", id="s2", seconds=30, key="t0")
     u.sent(4, 2, second_set).cycle(5, second_set).empty_queue(DELAY_TIMERS)

@@ -4,7 +4,7 @@
   A password is sent only over TLS. If STARTTLS is configured and the server does not offer it, no
   mail is sent.
 - The timeout bounds the whole session. smtplib bounds only each read, so a server that sends a
-  little data now and then could hold the session open for ever. A timer therefore shuts the socket
+  little data now and then could hold the session open without end. A timer therefore shuts the socket
   down.
 - A connection that breaks after the text was sent raises `Interrupted`: the server may have
   accepted the mail.

@@ -354,7 +354,7 @@ def _step_call(
 
 
 def _check_declared(execution: FlowExecution, what: str, name: str) -> None:
-    """Refuse a child that no worker of this app would run: the step would wait for ever."""
+    """Refuse a child that no worker of this app would run: the step would never end."""
     if name not in execution.code.children[what]:
         raise Invalid(what=what, name=name, why=f"unknown to the app; name it in App({what}s=…)")
 

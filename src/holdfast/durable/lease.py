@@ -200,7 +200,7 @@ def release(txn: Txn, lease: Lease) -> None:
 
 @operation("lease.force_release")
 def force_release(txn: Txn, resource: str, reason: str) -> int:
-    """Free a resource whatever its state, and return its epoch, which does not change."""
+    """Free a resource in any state, and return its epoch, which does not change."""
     check_name("resource", resource)
     status = current_status(txn, resource)
     if status is None:

@@ -6,7 +6,7 @@
 - A pinned run holds outcomes of a kept run. Its outcomes stay and its input is deleted. Otherwise a
   name whose input grows every day would keep every input.
 - The latest run of a name is kept while it is active or resumable. An older run of the name is
-  never resumable, whatever its status: its driver died.
+  never resumable, with any status: its driver died.
 - A deletion takes many transactions. After a crash the run is marked as deleting, and the next
   prune removes the rest.
 """

@@ -5,7 +5,7 @@
 - This module uses no arrays. A run can be inspected without NumPy and Spark.
 
 The outcomes come from `RunProgress.ended`, not from the counts by state: a committed row has the
-state COMMITTED, whatever its outcome was.
+state COMMITTED, with any outcome.
 """
 
 from __future__ import annotations
