@@ -10,19 +10,19 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import msgspec
+
 from holdfast.cli.output import emit, printable, table
 from holdfast.cli.store_option import add_options, open_existing
 from holdfast.clock import iso_time
-from holdfast.durable import journal
-from holdfast.errors import Invalid, NotFound
+from holdfast.errors import Invalid
 from holdfast.leadership import leader_lease
-from holdfast.leadership.leader_lease_state import LeaderLease, LeaderLeaseEvent
-from holdfast.ops import catalog_queries
-from holdfast.store.api import Store, Txn
+from holdfast.leadership.leader_lease_state import LeaderLease
+from holdfast.ops import leadership_documents
+from holdfast.ops.leadership_documents import REASON, read_leadership, require_universe
+from holdfast.store.api import Store
 
 ACTIONS = ("show", "force-release", "mark-stale")
-REASON = "forced by an operator"
-EVENTS_SHOWN = 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if args.reason is not None and args.action != "force-release":
         raise Invalid(what="reason", why=f"{args.action} takes no reason")
     with open_existing(args) as store:
-        store.read(_require_universe, args.universe)
+        store.read(require_universe, args.universe)
         changed: dict[str, Any] = {}
         message = ""
         if args.action == "force-release":
@@ -58,19 +58,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(store: Store, args: argparse.Namespace, changed: dict[str, Any], message: str) -> None:
-    lease, log = store.read(_read_state, args.universe)
+    lease, log = store.read(read_leadership, args.universe)
     live = lease.live(store.now_ns(), store.generation)
+    events = [leadership_documents.event_document(event) for event in log]
     document = {
-        "universe": args.universe,
-        "state": lease.state.value,
-        "live": live,
-        "owner": lease.owner or None,
-        "incarnation": lease.incarnation or None,
-        "lease_id": lease.lease_id or None,
-        "epoch": lease.epoch,
-        "leased_until_ns": lease.leased_until_ns,
+        **msgspec.to_builtins(leadership_documents.lease_document(store, args.universe, lease)),
         **changed,
-        "events": [_document(event) for event in log],
+        "events": msgspec.to_builtins(events),
     }
     holder = f" by {lease.owner} ({lease.lease_id})" if lease.owner else ""
     until = f", until {iso_time(lease.leased_until_ns)}" if lease.leased_until_ns else ""
@@ -85,28 +79,3 @@ def _show(store: Store, args: argparse.Namespace, changed: dict[str, Any], messa
     if cells:
         lines += ["", table(("decided", "what", "owner", "epoch", "reason"), cells)]
     emit(args, document, message + "\n".join(lines))
-
-
-def _read_state(txn: Txn, universe: str) -> tuple[LeaderLease, list[LeaderLeaseEvent]]:
-    height = journal.head(txn, leader_lease.resource(universe)).height
-    log = leader_lease.events(txn, universe, max(height - EVENTS_SHOWN, 0), EVENTS_SHOWN)
-    return leader_lease.read(txn, universe), log
-
-
-def _require_universe(txn: Txn, universe: str) -> None:
-    """Raise NotFound for an unknown universe, so that a typing error does not create a lease."""
-    exists = universe in catalog_queries.universes(txn) or leader_lease.read(txn, universe).epoch
-    if not exists:
-        raise NotFound(what="universe", found=universe)
-
-
-def _document(event: LeaderLeaseEvent) -> dict[str, Any]:
-    return {
-        "kind": event.kind.value,
-        "owner": event.owner or None,
-        "lease_id": event.lease_id or None,
-        "epoch": event.epoch,
-        "decided_ns": event.decided_ns,
-        "leased_until_ns": event.leased_until_ns,
-        "reason": event.reason,
-    }

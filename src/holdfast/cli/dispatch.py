@@ -10,19 +10,20 @@ import argparse
 import os
 from typing import Any
 
+import msgspec
+
 from holdfast.adapters.dispatch_protocol import set_leader_pane
 from holdfast.cli import EXIT_OK
 from holdfast.cli.effects import add_universe
 from holdfast.cli.output import emit, field_lines, printable, table, time_text
 from holdfast.cli.store_option import open_existing
 from holdfast.dispatch import leader_pane, log, notifications
-from holdfast.dispatch.leader_pane import LeaderPane
 from holdfast.dispatch.log import DispatchLog
-from holdfast.dispatch.notifications import ReplayState
 from holdfast.dispatch.outcomes import WorkerCli
 from holdfast.dispatch.request import DispatchRecord, DispatchStatus, mark_of
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops import catalog_queries
+from holdfast.ops import catalog_queries, leadership_documents
+from holdfast.ops.leadership_documents import find_dispatch
 from holdfast.store.api import Store, Txn
 
 LIST_MAX = 100
@@ -99,8 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(store: Store, args: argparse.Namespace) -> None:
-    counts = store.read(log.backlog, args.universe)
-    backlog = {name: getattr(counts, name) for name in counts.__struct_fields__}
+    backlog = store.read(leadership_documents.read_backlog, args.universe)
     document: dict[str, Any] = {"universe": args.universe, "backlog": backlog}
     if args.status is None:
         emit(args, document, table(list(backlog), [list(backlog.values())]))
@@ -124,16 +124,16 @@ def _list(store: Store, args: argparse.Namespace) -> None:
 
 
 def _show(store: Store, args: argparse.Namespace) -> None:
-    _print_record(args, store.read(_find_record, args.universe, args.request))
+    _print_record(args, store.read(find_dispatch, args.universe, args.request))
 
 
 def _deliver(store: Store, args: argparse.Namespace) -> None:
-    record = store.read(_find_record, args.universe, args.request)
+    record = store.read(find_dispatch, args.universe, args.request)
     _print_record(args, DispatchLog(store, args.universe).delivered(record.request_id))
 
 
 def _fail(store: Store, args: argparse.Namespace) -> None:
-    record = store.read(_find_record, args.universe, args.request)
+    record = store.read(find_dispatch, args.universe, args.request)
     _print_record(args, DispatchLog(store, args.universe).failed(record.request_id, args.reason))
 
 
@@ -181,14 +181,6 @@ def _only_universe(txn: Txn) -> str:
     return universes[0]
 
 
-def _find_record(txn: Txn, universe: str, ref: str) -> DispatchRecord:
-    mark = ref.strip("[]").removeprefix("hf:")
-    record = log.find(txn, universe, ref) or log.find_by_mark(txn, universe, mark)
-    if record is None:
-        raise NotFound(what="dispatch", universe=universe, found=ref)
-    return record
-
-
 def _current_pane() -> str:
     pane = os.environ.get("TMUX_PANE")
     if not pane:
@@ -197,19 +189,10 @@ def _current_pane() -> str:
 
 
 def _leader_state(txn: Txn, universe: str) -> dict[str, Any]:
-    """Return the leader's pane, the position of its notifications, and why they are deferred."""
-    pane: LeaderPane | None = leader_pane.find_leader(txn, universe)
-    state: ReplayState | None = notifications.read(txn, universe)
-    why = None if state is None else state.deferred
-    return {
-        "universe": universe,
-        "pane": None if pane is None else pane.target,
-        "cli": None if pane is None else pane.cli,
-        "socket": None if pane is None else pane.socket or None,
-        "cursor": None if state is None else state.cursor,
-        "pending": notifications.count_pending(txn, universe),
-        "deferred": None if why is None else f"{why.code}: {why.text}",
-    }
+    document: dict[str, Any] = msgspec.to_builtins(
+        leadership_documents.read_leader_pane(txn, universe)
+    )
+    return document
 
 
 def _print_record(args: argparse.Namespace, record: DispatchRecord) -> None:
@@ -228,17 +211,5 @@ def _print_record(args: argparse.Namespace, record: DispatchRecord) -> None:
 
 
 def _document(record: DispatchRecord) -> dict[str, Any]:
-    return {
-        "request_id": record.request_id,
-        "mark": mark_of(record.request_id),
-        "target": record.target,
-        "status": record.status.value,
-        "created_at": record.created_at,
-        "notified_at": record.notified_at,
-        "delivered_at": record.delivered_at,
-        "failed_at": record.failed_at,
-        "reason": record.reason,
-        "tries": record.tries,
-        "deferred": record.deferred,
-        "metadata": record.metadata,
-    }
+    document: dict[str, Any] = msgspec.to_builtins(leadership_documents.dispatch_document(record))
+    return document

@@ -8,39 +8,25 @@ and the live driver or the next one carries the request out.
 from __future__ import annotations
 
 import argparse
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from holdfast.cli.output import emit, field_lines, printable, table, time_text
 from holdfast.cli.store_option import add_options, open_existing, url_of
 from holdfast.clock import S
-from holdfast.durable import lease
-from holdfast.errors import HoldfastError, Invalid, NotFound
+from holdfast.errors import Invalid
 from holdfast.ledger import failures, run_deletion, runs, summary
-from holdfast.ledger.failures import FailedRow
-from holdfast.ledger.run_policy import ErrorClass
-from holdfast.ledger.runs import RunProgress, RunRecord
-from holdfast.store.api import Deferred, Store, Txn
+from holdfast.ledger.runs import RunRecord
+from holdfast.ops import run_documents
+from holdfast.ops.run_documents import CLASSES, NoRun, RunView, class_name, find_run, rate_of
+from holdfast.store.api import Store
 from holdfast.store.urls import redact
 
 LIST_MAX = 100
 ERRORS_MAX = 5
 ERROR_CHARS_MAX = 100
 DAY_NS = 86_400 * S
-
-CLASSES = {kind.name.lower(): kind for kind in ErrorClass if kind is not ErrorClass.NONE}
-
-
-class NoRun(NotFound):
-    hint = "`holdfast runs list` shows the runs of a store"
-
-
-class RunView(NamedTuple):
-    """A run with its progress and driver state."""
-
-    record: RunRecord
-    progress: RunProgress
-    # Whether a live driver holds the run's lease.
-    live: bool
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -108,7 +94,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(store: Store, args: argparse.Namespace) -> None:
-    views = store.read(_latest_runs, args.after, args.limit + 1)
+    views = store.read(run_documents.latest_runs, args.after, args.limit + 1)
     more, views = len(views) > args.limit, views[: args.limit]
     now_ns = store.now_ns()
     header = ["name", "run", "status", "rows", "done", "failed", "skipped", "rate", "cost", "age"]
@@ -116,10 +102,6 @@ def _list(store: Store, args: argparse.Namespace) -> None:
     if more:
         text += f"\n{len(views)} shown; more with: --after {printable(views[-1].record.name)}"
     emit(args, {"runs": [_document(view) for view in views], "more": more}, text)
-
-
-def _latest_runs(txn: Txn, after: str, limit: int) -> list[RunView]:
-    return [_load_run(txn, run_id) for _, run_id in runs.list_names(txn, after, limit)]
 
 
 def _cells(view: RunView, now_ns: int) -> list[object]:
@@ -132,14 +114,14 @@ def _cells(view: RunView, now_ns: int) -> list[object]:
         tally.succeeded,
         tally.failed,
         tally.skipped,
-        summary.rate_text(_rate(view)),
+        summary.rate_text(rate_of(view)),
         summary.cost_text(progress.cost) if progress.cost else None,
         summary.duration_text(now_ns - record.created_ns),
     ]
 
 
 def _show(store: Store, args: argparse.Namespace) -> None:
-    view = store.read(_find_run, args.name)
+    view = store.read(find_run, args.name)
     record, progress = view.record, view.progress
     pairs: list[tuple[str, object]] = [
         ("run", record.name),
@@ -149,7 +131,7 @@ def _show(store: Store, args: argparse.Namespace) -> None:
         ("committed", summary.tally_rows(progress).committed),
         ("calls", summary.calls_text(progress)),
         ("time", summary.times_text(progress)),
-        ("rate", summary.rate_text(_rate(view))),
+        ("rate", summary.rate_text(rate_of(view))),
         ("reclaimed", f"{progress.reclaims:,} leases, {progress.fenced:,} stale reports refused"),
         ("key", ", ".join(record.key) or None),
         ("output", _output_text(record)),
@@ -173,7 +155,7 @@ def _show(store: Store, args: argparse.Namespace) -> None:
         for group in progress.errors[:ERRORS_MAX]:
             text = _first_line(group.text)
             lines.append(
-                printable(f"    {group.count:,} × {_class_name(group.error_class)}: {text}")
+                printable(f"    {group.count:,} × {class_name(group.error_class)}: {text}")
             )
             if group.examples and group.examples[0] != group.text:
                 lines.append(printable(f"        such as {_first_line(group.examples[0])}"))
@@ -185,17 +167,17 @@ def _show(store: Store, args: argparse.Namespace) -> None:
 
 
 def _failed(store: Store, args: argparse.Namespace) -> None:
-    view = store.read(_find_run, args.name)
+    view = store.read(find_run, args.name)
     record, progress = view.record, view.progress
     kind = None if args.kind is None else CLASSES[args.kind]
     rows_page = failures.list_failed_rows(
         store, record, progress, limit=args.limit + 1, after=args.after, error_class=kind,
-        read_block=_block_reader(store, record),
+        read_block=run_documents.block_reader(store, record),
     )  # fmt: skip
     more, rows_page = len(rows_page) > args.limit, rows_page[: args.limit]
     header = ("seq", ", ".join(record.key) or "key", "attempts", "class", "error")
     rows = [
-        (str(row.seq), row.key, row.attempts, _class_name(row.error_class), _first_line(row.error))
+        (str(row.seq), row.key, row.attempts, class_name(row.error_class), _first_line(row.error))
         for row in rows_page
     ]
     total = summary.tally_rows(progress).failed
@@ -208,38 +190,18 @@ def _failed(store: Store, args: argparse.Namespace) -> None:
         "name": record.name,
         "run_id": record.run_id,
         "failed": total,
-        "rows": [_row_document(row) for row in rows_page],
+        "rows": msgspec.to_builtins([run_documents.row_document(row) for row in rows_page]),
         "more": more,
     }
     emit(args, document, text)
-
-
-def _block_reader(store: Store, record: RunRecord) -> failures.ReadBlock | None:
-    """Return a reader of row keys for a run with a spool. Without access to the spool, keys are not shown."""
-    if not record.spool:
-        return None
-    try:
-        from holdfast.spark.run_data import RunInput
-
-        source = RunInput(store, record)
-    except ImportError:
-        return None
-
-    def read(n: int) -> Any:
-        try:
-            return source.keys_of_block(n)
-        except HoldfastError:
-            return None
-
-    return read
 
 
 # -- requests to the driver ----------------------------------------------------------------------
 
 
 def _retry(store: Store, args: argparse.Namespace) -> None:
-    record: RunRecord = store.transact(_request_retry, args.name)
-    view = store.read(_find_run, record.run_id)
+    record: RunRecord = store.transact(run_documents.request_retry, args.name)
+    view = store.read(find_run, record.run_id)
     count = summary.tally_rows(view.progress).failed
     text = (
         f"{count:,} failed rows of {record.name} are marked for retry\n"
@@ -248,23 +210,15 @@ def _retry(store: Store, args: argparse.Namespace) -> None:
     emit(args, _document(view) | {"marked": count}, "\n".join(map(printable, text.splitlines())))
 
 
-def _request_retry(txn: Txn, name: str) -> Deferred[RunRecord]:
-    return runs.request_retry(txn, _find_run(txn, name).record.run_id)
-
-
 def _cancel(store: Store, args: argparse.Namespace) -> None:
-    record: RunRecord = store.transact(_request_cancel, args.name)
-    view = store.read(_find_run, record.run_id)
+    record: RunRecord = store.transact(run_documents.request_cancel, args.name)
+    view = store.read(find_run, record.run_id)
     text = (
         f"{record.name} is being cancelled: no further rows start"
         if view.live
         else f"no driver of {record.name} is alive: the run is cancelled when the stage runs next"
     )
     emit(args, _document(view), printable(text))
-
-
-def _request_cancel(txn: Txn, name: str) -> Deferred[RunRecord]:
-    return runs.request_cancel(txn, _find_run(txn, name).record.run_id)
 
 
 # -- deletion ------------------------------------------------------------------------------------
@@ -335,22 +289,6 @@ def _spool_objects(records: list[RunRecord]) -> run_deletion.RunObjects | None:
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _find_run(txn: Txn, name: str) -> RunView:
-    record = runs.get_latest(txn, name) or runs.get_record(txn, name)
-    if record is None:
-        raise NoRun(what="run", name=name)
-    return _load_run(txn, record.run_id)
-
-
-def _load_run(txn: Txn, run_id: str) -> RunView:
-    record = runs.get_record(txn, run_id)
-    if record is None:
-        raise NoRun(what="run", run_id=run_id)
-    run_lease = lease.current_status(txn, runs.lease_resource(record.name))
-    live = run_lease is not None and run_lease.is_live(txn.now_ns, txn.generation)
-    return RunView(record, runs.get_progress(txn, run_id) or RunProgress(), live)
-
-
 def _status(view: RunView) -> str:
     """Format the stored status, with whether the run is stopped, to be cancelled or without a driver."""
     record = view.record
@@ -365,20 +303,10 @@ def _status(view: RunView) -> str:
     return status
 
 
-def _rate(view: RunView) -> float | None:
-    """The recent rate of a running run, else the mean rate."""
-    of_late = summary.recent_rate(view.progress.series) if view.live else None
-    return of_late if of_late is not None else summary.mean_rate(view.progress)
-
-
 def _output_text(record: RunRecord) -> str | None:
     path = record.sink.get("path") or record.sink.get("table", "")
     kind = record.sink.get("kind", "")
     return f"{path} ({kind})" if path else None
-
-
-def _class_name(code: int) -> str:
-    return next((name for name, kind in CLASSES.items() if kind == code), f"class {code}")
 
 
 def _short(value: object) -> object:
@@ -392,50 +320,5 @@ def _first_line(text: str) -> str:
 
 
 def _document(view: RunView) -> dict[str, Any]:
-    record, progress, tally = view.record, view.progress, summary.tally_rows(view.progress)
-    return {
-        "name": record.name,
-        "run_id": record.run_id,
-        "status": record.status.value,
-        "live": view.live,
-        "size": record.size,
-        **tally._asdict(),
-        "calls": progress.calls,
-        "reused": progress.reused,
-        "retries": progress.retries,
-        "reclaims": progress.reclaims,
-        "fenced": progress.fenced,
-        "cost": progress.cost,
-        "rate_per_s": _rate(view),
-        "time_ns": summary.elapsed_ns(progress),
-        "setup_ns": progress.setup_ns,
-        "calls_ns": progress.calls_ns,
-        "failed_by_class": {
-            _class_name(code): rows for code, rows in enumerate(progress.failed_by_class) if rows
-        },
-        "key": record.key,
-        "output": record.sink,
-        "config": record.config,
-        "created_ns": record.created_ns,
-        "updated_ns": progress.updated_ns,
-        "finished_ns": record.finished_ns,
-        "halted": record.halted,
-        "stopped": record.stopped,
-        "retry_of": record.retry_of,
-        "cancel_requested_ns": record.cancel_requested_ns,
-        "retry_requested_ns": record.retry_requested_ns,
-        "errors": [
-            {
-                "class": _class_name(group.error_class),
-                "error": group.text,
-                "count": group.count,
-                "rows": group.rows,
-                "examples": group.examples,
-            }
-            for group in progress.errors
-        ],
-    }
-
-
-def _row_document(row: FailedRow) -> dict[str, Any]:
-    return row._asdict() | {"error_class": _class_name(row.error_class)}
+    document: dict[str, Any] = msgspec.to_builtins(run_documents.run_document(view))
+    return document

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 
+import msgspec
+
 from holdfast.cli.output import emit, printable, table
 from holdfast.cli.store_option import add_options, open_existing
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound
 from holdfast.leadership import worker_registry
-from holdfast.ops import catalog_queries
+from holdfast.ops import catalog_queries, leadership_documents
 from holdfast.ops.catalog_queries import WorkerRow
 from holdfast.store.api import Store, Txn
 
@@ -61,20 +63,7 @@ def _list(store: Store, args: argparse.Namespace) -> None:
         for row in rows
     ]
     header = ("worker", "universe", "roles", "is", "assigned", "hosts", "heard")
-    documents = [
-        {
-            "worker": row.record.worker,
-            "universe": row.universe,
-            "incarnation": row.record.incarnation,
-            "roles": list(row.record.roles),
-            "live": row.live,
-            "draining": row.record.draining,
-            "assigned": row.assigned,
-            "hosts": row.record.worlds,
-            "heartbeat_ns": row.record.heartbeat_ns,
-        }
-        for row in rows
-    ]
+    documents = msgspec.to_builtins([leadership_documents.worker_document(row) for row in rows])
     emit(args, {"workers": documents}, table(header, cells) if rows else "no workers")
 
 

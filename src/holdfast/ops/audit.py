@@ -5,9 +5,13 @@ Entries are appended in commit order and never changed. `holdfast audit` and `GE
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from holdfast import codec
 from holdfast.clock import SYSTEM
 from holdfast.codec import Record
+from holdfast.durable.validation import check_limit
+from holdfast.store import tuples
 from holdfast.store.api import Deferred, Txn
 from holdfast.store.schema import Space, key_prefix
 
@@ -26,3 +30,25 @@ def record(
     """Append an entry in this transaction."""
     entry = AuditEntry(SYSTEM.wall_ns(), actor, action, subject, detail)
     return txn.append(key_prefix(Space.AUDIT, universe), codec.pack(entry))
+
+
+class NumberedEntry(NamedTuple):
+    number: int
+    entry: AuditEntry
+
+
+def list_entries(
+    txn: Txn, universe: str, before: int | None = None, limit: int = 100
+) -> list[NumberedEntry]:
+    """Return entries below a number, newest first."""
+    check_limit(limit)
+    prefix = key_prefix(Space.AUDIT, universe)
+    end = tuples.prefix_end(prefix) if before is None else prefix + tuples.pack_int(before)
+    rows = txn.scan(prefix, end, limit, True)
+    return [
+        NumberedEntry(_last_int(key), codec.unpack_as(AuditEntry, packed)) for key, packed in rows
+    ]
+
+
+def _last_int(key: bytes) -> int:
+    return int(tuples.unpack(key)[-1])

@@ -115,8 +115,29 @@ def worker_rows(txn: Txn, ttl_ns: int = worker_registry.TTL_NS) -> list[WorkerRo
     rows: list[WorkerRow] = []
     for universe in universes(txn):
         epoch = leader_lease.epoch(txn, universe)
-        for record in worker_registry.list_registered(txn, universe):
-            live = record.live(txn.now_ns, ttl_ns, epoch)
-            assigned = len(catalog.list_assigned(txn, universe, record.worker))
-            rows.append(WorkerRow(universe, record, live, assigned))
+        rows += [
+            worker_row(txn, universe, record, epoch, ttl_ns)
+            for record in worker_registry.list_registered(txn, universe)
+        ]
     return rows
+
+
+def workers_after(txn: Txn, universe: str, after: str, limit: int) -> list[WorkerRow]:
+    """Return the workers of a universe by id, after an id."""
+    epoch = leader_lease.epoch(txn, universe)
+    return [
+        worker_row(txn, universe, record, epoch)
+        for record in worker_registry.list_registered(txn, universe, after, limit)
+    ]
+
+
+def worker_row(
+    txn: Txn,
+    universe: str,
+    record: WorkerRecord,
+    epoch: int,
+    ttl_ns: int = worker_registry.TTL_NS,
+) -> WorkerRow:
+    live = record.live(txn.now_ns, ttl_ns, epoch)
+    assigned = len(catalog.list_assigned(txn, universe, record.worker))
+    return WorkerRow(universe, record, live, assigned)

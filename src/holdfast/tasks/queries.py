@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from holdfast.durable.validation import check_name
 from holdfast.errors import NotFound
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
@@ -162,6 +163,16 @@ def list_queues(txn: Txn, universe: str) -> list[QueueRow]:
         QueueRow(name, get_counts(txn, keys, name), get_limits(txn, keys, name))
         for name in sorted(names)
     ]
+
+
+def find_queue(txn: Txn, universe: str, queue: str) -> QueueRow | None:
+    """Return a queue; None if it never had a task or a limit."""
+    check_name("queue", queue)
+    keys = keys_of(universe)
+    packed = pack_text(queue)
+    if txn.get(keys.counts + packed) is None and txn.get(keys.limits + packed) is None:
+        return None
+    return QueueRow(queue, get_counts(txn, keys, queue), get_limits(txn, keys, queue))
 
 
 def queues_with_work(

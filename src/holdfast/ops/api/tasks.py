@@ -1,0 +1,313 @@
+"""The endpoints of tasks and queues, with the requests and answers of the worker protocol (docs/tasks-http.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from holdfast.clock import SYSTEM, S
+from holdfast.errors import Invalid, KeyConflict, NotFound
+from holdfast.ops import task_documents
+from holdfast.ops.api import cursors
+from holdfast.ops.api.call import ApiCall
+from holdfast.ops.api.endpoint import (
+    ApiAnswer,
+    EmptyBody,
+    Endpoint,
+    EndpointOptions,
+    PageQuery,
+    RequestModel,
+    Scope,
+)
+from holdfast.ops.http.request_schemas import CancelBody, NewTaskBody, SubmissionBody
+from holdfast.ops.http.task_batch import build_batch, require_tasks
+from holdfast.ops.task_documents import TaskReport, read_report
+from holdfast.store.api import Txn
+from holdfast.tasks import operations, queries, task_list
+from holdfast.tasks.ids import TaskId, parse_task_id
+from holdfast.tasks.model import QueueLimits, get_limits, keys_of
+
+WAIT_S_MAX = 60.0
+
+
+class TaskListQuery(PageQuery):
+    """`state` is a state, or a place where tasks wait. `name` reads the tasks page by page: a page may be short."""
+
+    state: str = ""
+    queue: str = ""
+    name: str = ""
+
+
+class WaitQuery(RequestModel):
+    """`wait_s`: answer when the task has ended, or after this time."""
+
+    wait_s: float = 0.0
+
+
+class QueueLimitBody(RequestModel):
+    """0 removes a limit. A limit that is left out stays."""
+
+    concurrency: int | None = None
+    per_key: int | None = None
+
+
+class TaskDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A task as it appears in a list."""
+
+    id: str
+    name: str
+    queue: str
+    priority: int
+    state: str
+    where: str
+    attempt: int
+    failures: int
+    attempts: int
+    expiries: int
+    expiries_max: int
+    created_ns: int
+    not_before_ns: int | None
+    worker: str | None
+    expires_ns: int | None
+    ended_ns: int | None
+    key: str | None
+    limit_key: str | None
+    reason: str | None
+    error: str | None
+
+
+class TaskDetailsDocument(TaskDocument, frozen=True, kw_only=True):
+    """A task with all details. `result` is present if it completed."""
+
+    why: str
+    lease: str | None
+    granted_ns: int | None
+    progress: Any
+    after: list[str]
+    redrive_of: str | None
+    redriven_by: str | None
+    args: list[Any]
+    kwargs: dict[str, Any]
+    result: Any | UnsetType = UNSET
+
+
+class TaskPageDocument(msgspec.Struct, frozen=True):
+    """A page of tasks. `cursor` starts the next page."""
+
+    tasks: list[TaskDocument]
+    cursor: str | None
+
+
+class SubmittedTasks(msgspec.Struct, frozen=True):
+    """`id` for one task, `ids` for several."""
+
+    id: str | UnsetType = UNSET
+    ids: list[str] | UnsetType = UNSET
+
+
+class CancelledTask(msgspec.Struct, frozen=True):
+    """`cancelled`: this request ended the task."""
+
+    id: str
+    cancelled: bool
+
+
+class RedrivenTask(msgspec.Struct, frozen=True):
+    id: str
+    redrive_of: str
+
+
+class QueueDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A queue: the number of tasks in each place, and its limits."""
+
+    queue: str
+    waiting: int
+    ready: int
+    suspect: int
+    parked: int
+    delayed: int
+    blocked: int
+    leased: int
+    completed: int
+    failed: int
+    dead: int
+    stray: int
+    concurrency: int | None
+    per_key: int | None
+
+
+class QueueListDocument(msgspec.Struct, frozen=True):
+    queues: list[QueueDocument]
+
+
+class QueueLimitDocument(msgspec.Struct, frozen=True):
+    """The limits of a queue; 0: no limit."""
+
+    queue: str
+    concurrency: int
+    per_key: int
+
+
+# -- tasks -----------------------------------------------------------------------------------------
+
+
+def list_tasks(call: ApiCall) -> TaskPageDocument:
+    query: TaskListQuery = call.query
+    page: task_list.TaskPage = call.read(
+        task_list.list_tasks,
+        call.universe,
+        query.state.lower(),
+        query.queue,
+        query.name,
+        query.cursor,
+        cursors.page_limit(query),
+    )
+    tasks = [msgspec.convert(task_documents.task_summary(row), TaskDocument) for row in page.rows]
+    return TaskPageDocument(tasks, page.cursor or None)
+
+
+def show_task(call: ApiCall) -> TaskDetailsDocument:
+    task = parse_task_id(call.path["id"])
+    report: TaskReport = call.read(read_report, call.universe, task)
+    if call.query.wait_s:
+        _wait_until_ended(call, task, call.query.wait_s)
+        report = call.read(read_report, call.universe, task)
+    return msgspec.convert(task_documents.task_details(report), TaskDetailsDocument)
+
+
+def _wait_until_ended(call: ApiCall, task: TaskId, wait_s: float) -> None:
+    if not 0 <= wait_s <= WAIT_S_MAX:
+        raise Invalid(what="wait_s", found=wait_s, min=0, max=WAIT_S_MAX)
+    until_ns = SYSTEM.mono_ns() + int(wait_s * S)
+    topic = keys_of(call.universe).task_topic(task.seq)
+    since = call.store.wait(topic, 0, 0.0)
+    while not call.read(queries.finished_among, call.universe, [task.seq]):
+        left_s = (until_ns - SYSTEM.mono_ns()) / S
+        if left_s <= 0:
+            return
+        since = call.store.wait(topic, since, left_s)
+
+
+def submit_tasks(call: ApiCall) -> ApiAnswer:
+    """The idempotency key of the request is the key of a single task, unless its options have one."""
+    body: SubmissionBody = call.body
+    if body.tasks is not UNSET:
+        if body != SubmissionBody(tasks=body.tasks):
+            raise Invalid(
+                what="body", why="name for one task and tasks for several exclude each other"
+            )
+        return ApiAnswer(SubmittedTasks(ids=[str(task) for task in _submit(call, body.tasks)]))
+    if body.name is UNSET:
+        raise Invalid(what="body", why="needs name for one task, or tasks for several")
+    options = body.options
+    if call.key and not options.key:
+        options = msgspec.structs.replace(options, key=call.key)
+    new = NewTaskBody(name=body.name, args=body.args, kwargs=body.kwargs, options=options)
+    [task] = _submit(call, [new])
+    return ApiAnswer(SubmittedTasks(id=str(task)), headers=(("Location", f"/v1/tasks/{task}"),))
+
+
+def _submit(call: ApiCall, new_tasks: list[NewTaskBody]) -> list[TaskId]:
+    batch = build_batch(new_tasks, {} if call.app is None else call.app.tasks)
+    if batch.dependencies:
+        call.read(require_tasks, call.universe, batch.dependencies)
+    commit = call.store.transact if batch.has_keys and len(new_tasks) == 1 else call.transact
+    seqs: list[int] = commit(
+        operations.submit_all, call.universe, batch.specs, batch.spec_indexes, batch.new
+    )
+    found: list[TaskId] = call.read(queries.task_ids, call.universe, seqs)
+    return found
+
+
+def cancel_task(call: ApiCall) -> CancelledTask:
+    task = _task(call)
+    reason = call.body.reason
+    [ended] = call.transact(
+        operations.cancel,
+        call.universe,
+        [task.seq],
+        reason,
+        subject=f"task/{task}",
+        detail=reason,
+    )
+    return CancelledTask(str(task), bool(ended))
+
+
+def redrive_task(call: ApiCall) -> RedrivenTask:
+    task = _task(call)
+    seqs: list[int] = call.transact(
+        operations.redrive, call.universe, [task.seq], subject=f"task/{task}"
+    )
+    [new] = call.read(queries.task_ids, call.universe, seqs)
+    return RedrivenTask(str(new), str(task))
+
+
+def _task(call: ApiCall) -> TaskId:
+    task = parse_task_id(call.path["id"])
+    call.read(queries.get_task, call.universe, task)
+    return task
+
+
+# -- queues ----------------------------------------------------------------------------------------
+
+
+def list_queues(call: ApiCall) -> QueueListDocument:
+    rows: list[queries.QueueRow] = call.read(queries.list_queues, call.universe)
+    return QueueListDocument([_queue_document(row) for row in rows])
+
+
+def show_queue(call: ApiCall) -> QueueDocument:
+    name = call.path["queue"]
+    row: queries.QueueRow | None = call.read(queries.find_queue, call.universe, name)
+    if row is None:
+        raise NotFound(what="queue", queue=name[:256], universe=call.universe)
+    return _queue_document(row)
+
+
+def limit_queue(call: ApiCall) -> QueueLimitDocument:
+    body: QueueLimitBody = call.body
+    name = call.path["queue"]
+
+    def change(txn: Txn) -> QueueLimits:
+        was = get_limits(txn, keys_of(call.universe), name)
+        limits = QueueLimits(
+            was.concurrency if body.concurrency is None else body.concurrency,
+            was.per_key if body.per_key is None else body.per_key,
+        )
+        if (limits.concurrency, limits.per_key) != (was.concurrency, was.per_key):
+            operations.set_limits(txn, call.universe, name, limits)
+        return limits
+
+    detail = f"concurrency {body.concurrency}, per_key {body.per_key}"
+    limits: QueueLimits = call.transact(change, subject=f"queue/{name}", detail=detail)
+    return QueueLimitDocument(name, limits.concurrency, limits.per_key)
+
+
+def _queue_document(row: queries.QueueRow) -> QueueDocument:
+    return msgspec.convert(task_documents.queue_summary(row), QueueDocument)
+
+
+_TASK = "/v1/tasks/{id}"
+
+ENDPOINTS = (
+    Endpoint("GET", "/v1/tasks", Scope.READ, list_tasks, TaskPageDocument,
+             "List tasks by state, queue and name", EndpointOptions(query=TaskListQuery)),
+    Endpoint("POST", "/v1/tasks", Scope.SUBMIT, submit_tasks, SubmittedTasks,
+             "Submit a task, or several in one commit",
+             EndpointOptions(body=SubmissionBody, status=201, problems=(KeyConflict,))),
+    Endpoint("GET", _TASK, Scope.READ, show_task, TaskDetailsDocument,
+             "Show a task, and optionally wait for its end", EndpointOptions(query=WaitQuery)),
+    Endpoint("POST", f"{_TASK}/cancel", Scope.OPERATE, cancel_task, CancelledTask,
+             "Cancel a waiting or running task", EndpointOptions(body=CancelBody)),
+    Endpoint("POST", f"{_TASK}/redrive", Scope.OPERATE, redrive_task, RedrivenTask,
+             "Submit a failed or dead task again as a new task",
+             EndpointOptions(body=EmptyBody, status=201)),
+    Endpoint("GET", "/v1/queues", Scope.READ, list_queues, QueueListDocument,
+             "List the queues of tasks with their counts and limits"),
+    Endpoint("GET", "/v1/queues/{queue}", Scope.READ, show_queue, QueueDocument,
+             "Show the counts and limits of a queue"),
+    Endpoint("POST", "/v1/queues/{queue}/limit", Scope.OPERATE, limit_queue, QueueLimitDocument,
+             "Set the concurrency limits of a queue", EndpointOptions(body=QueueLimitBody)),
+)  # fmt: skip

@@ -1,0 +1,76 @@
+"""The endpoints of stage runs."""
+
+import pytest
+
+from holdfast.errors import Invalid, NotFound
+from holdfast.ledger.run_policy import ErrorClass
+from holdfast.ops.api.call import NoIndex
+from tests.api.rig import ApiRig
+from tests.cli.stage_runs import StageRun
+
+MODULES = ("holdfast.ops.api.runs", "holdfast.ops.run_documents")
+FAILING = {
+    3: (ErrorClass.INPUT, "ValueError: not a document"),
+    17: (ErrorClass.TRANSIENT, "TimeoutError: slow"),
+    44: (ErrorClass.INPUT, "ValueError: not a document"),
+}
+
+
+@pytest.fixture
+def labels(rig: ApiRig) -> str:
+    """A finished run with three failed rows. Returns the name of its stage."""
+    run = StageRun(rig.store, f"{rig.universe}-labels", 50, FAILING)
+    run.finish()
+    return run.name
+
+
+def test_run_is_listed_and_shown(rig: ApiRig, labels: str) -> None:
+    shown = rig.get(f"/v1/runs/{labels}")
+    assert (shown["status"], shown["size"], shown["failed"]) == ("finished", 50, 3)
+    assert {group["class"] for group in shown["errors"]} == {"transient", "input"}
+    assert shown["in_all"]["failed"] == 3
+    assert shown["next"]
+    assert rig.get(f"/v1/runs/{shown['run_id']}") == shown
+    other = StageRun(rig.store, f"{rig.universe}-articles", 50, {})
+    other.finish_rows(20)
+    names = [run["name"] for run in rig.pages("/v1/runs", limit=1)]
+    assert names == sorted(names)
+    assert {labels, other.name} <= set(names)
+
+
+def test_failed_rows_of_a_run_are_listed_in_pages(rig: ApiRig, labels: str) -> None:
+    for limit in (1, 2, 3):
+        rows = rig.pages(f"/v1/runs/{labels}/failed", limit=limit)
+        assert [row["seq"] for row in rows] == [3, 17, 44]
+    assert (rows[1]["error_class"], rows[1]["error"]) == ("transient", "TimeoutError: slow")
+    with pytest.raises(NoIndex):
+        rig.get(f"/v1/runs/{labels}/failed", error="slow")
+
+
+def test_failed_rows_are_marked_for_retry(rig: ApiRig, labels: str) -> None:
+    marked = rig.post(f"/v1/runs/{labels}/retry")
+    assert marked["marked"] == 3
+    assert marked["retry_requested_ns"] > 0
+    rig.post(f"/v1/runs/{labels}/retry")
+    with pytest.raises(Invalid):
+        rig.post(f"/v1/runs/{labels}/cancel")
+    assert [entry.subject for entry in rig.audit_entries()] == [f"run/{labels}"] * 2
+
+
+def test_open_run_is_cancelled(rig: ApiRig) -> None:
+    run = StageRun(rig.store, f"{rig.universe}-articles", 50, FAILING)
+    run.finish_rows(20)
+    first = rig.post(f"/v1/runs/{run.name}/cancel")
+    assert first["cancel_requested_ns"] > 0
+    again = rig.post(f"/v1/runs/{run.name}/cancel")
+    assert again["cancel_requested_ns"] == first["cancel_requested_ns"]
+
+
+def test_unknown_run_is_not_found(rig: ApiRig) -> None:
+    for path in ("", "/failed"):
+        with pytest.raises(NotFound):
+            rig.get(f"/v1/runs/unheard{path}")
+    for verb in ("retry", "cancel"):
+        with pytest.raises(NotFound):
+            rig.post(f"/v1/runs/unheard/{verb}")
+    assert rig.audit_entries() == []
