@@ -220,6 +220,24 @@ def test_flows_steps_lists_outcomes_in_the_order_of_positions(
     assert '["OrderApproved", {"by": "ada"}]' in text
 
 
+def test_flows_steps_continues_at_its_cursor(
+    run: RunCommand, path: Path, shop: dict[str, str], flows: Any
+) -> None:
+    everything = flows("steps", "order/o-1")
+    assert everything["cursor"] is None
+    found, cursor = [], ""
+    for _ in everything["steps"]:
+        page = flows("steps", "order/o-1", "--limit", 1, "--cursor", cursor)
+        found += page["steps"]
+        cursor = page["cursor"]
+    assert (found, cursor) == (everything["steps"], None)
+    text = run("flows", "steps", "order/o-1", "--limit", 1, "--store", path).out
+    assert text.splitlines()[-1] == f"there are more: --cursor {found[0]['position']}"
+    for option in (("--limit", 0), ("--limit", 10_001), ("--cursor", "x")):
+        refused = run("flows", "steps", "order/o-1", *option, "--store", path)
+        assert refused.error.startswith("invalid: ")
+
+
 def test_flows_steps_of_a_former_run(run: RunCommand, path: Path, rig: FlowRig, flows: Any) -> None:
     id = rig.start(count, 1).id
     run_all(rig)

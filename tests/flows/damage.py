@@ -286,7 +286,7 @@ SOURCES: dict[str, tuple[Change, str]] = {
     ),
     "event of no flow": (
         lambda txn: txn.put(KEYS.mail + tuples.pack((99, 1)), rows_below(txn, KEYS.mail)[1][1]),
-        "mailbox",
+        "inbox",
     ),
     "number of a received event": (
         edit_record(ORDER, 2, "hf.receive", mail=7),

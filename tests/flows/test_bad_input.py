@@ -111,6 +111,10 @@ async def socket_in_the_flow() -> None:
     await asyncio.open_connection("127.0.0.1", 1)
 
 
+async def subprocess_in_the_flow() -> None:
+    await asyncio.create_subprocess_exec("true")
+
+
 async def step_in_another_thread() -> None:
     await asyncio.to_thread(hf.step, double, 1)
 
@@ -161,6 +165,7 @@ IN_A_FLOW: list[tuple[Callable[[], Awaitable[Any]], str, str]] = [
     (receive_of_an_undeclared_type, "Invalid", "name it in App(events=…)"),
     (foreign_future_in_a_branch, "RuntimeError", CALL_WITH_STEP),
     (socket_in_the_flow, "Invalid", CALL_WITH_STEP),
+    (subprocess_in_the_flow, "Invalid", CALL_WITH_STEP),
     (exit_in_a_step, "HandlerExited", "tried to exit its process"),
     (exit_in_an_async_step, "HandlerExited", "tried to exit its process"),
     (exit_in_the_flow, "FlowExited", "return from the function instead"),

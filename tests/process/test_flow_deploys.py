@@ -24,7 +24,7 @@ import pytest
 from holdfast import store as stores
 from holdfast.app.flow_handle import FlowStatus
 from holdfast.app.runtime import Runtime
-from holdfast.flows.queries import FlowStep
+from holdfast.flows.step_list import FlowStep
 from tests.process import flow_release_1
 from tests.process.conftest import LIMITS
 from tests.process.watch import until

@@ -12,10 +12,11 @@ from holdfast.app.store_calls import Read, StoreCall
 from holdfast.app.task_handle import check_timeout
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound, Timeout
-from holdfast.flows import fork, operations, queries, redrive
+from holdfast.flows import fork, operations, queries, redrive, step_list
 from holdfast.flows.model import FlowFailed, FlowId, MailRow, StartedFlow, keys_of
-from holdfast.flows.queries import FlowDetails, FlowStep
+from holdfast.flows.queries import FlowDetails
 from holdfast.flows.states import ENDED, FlowState
+from holdfast.flows.step_list import FlowStep
 from holdfast.store.api import Txn
 from holdfast.workers.tasks.attempt import waiting_for_tasks
 
@@ -134,12 +135,18 @@ class FlowHandle(Generic[T]):
         )
         return caused
 
-    def steps(self, run: int | None = None) -> list[FlowStep]:
-        """The recorded and open steps of a run, in the order of their positions."""
+    def steps(
+        self, run: int | None = None, *, after: int = 0, limit: int | None = None
+    ) -> list[FlowStep]:
+        """The recorded and open steps of a run, in the order of their positions. `limit` ends the list at a position,
+        and `after=steps[-1].position` continues it."""
         self._details()
-        return self._runtime.store.read(
-            queries.list_steps, self._runtime.universe, self._id.seq, run
+        if limit is not None and limit < 1:
+            raise Invalid(what="limit", found=limit, min=1, max=step_list.PAGE_STEPS_MAX)
+        page = self._runtime.store.read(
+            step_list.list_steps, self._runtime.universe, self._id.seq, run, after, limit or 0
         )
+        return page.steps
 
     def events(self) -> list[tuple[str, Any]]:
         """The events that wait in the inbox: (type, value), oldest first."""

@@ -35,12 +35,12 @@ from holdfast.cli.store_option import add_options, open_existing
 from holdfast.cli.why import blocker_lines, blocker_text
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound
-from holdfast.flows import flow_list, fork, operations, queries
+from holdfast.flows import flow_list, fork, operations, step_list
 from holdfast.flows.flow_list import STATE_FILTERS, FlowPage, FlowRow, NameCounts
 from holdfast.flows.model import FlowId, MailRow, StartedFlow
-from holdfast.flows.queries import FlowStep
 from holdfast.flows.redrive import redrive
 from holdfast.flows.states import ENDED, FlowState
+from holdfast.flows.step_list import FlowStep, StepPage
 from holdfast.ops.app_loader import load_app
 from holdfast.ops.flow_documents import (
     FlowReport,
@@ -57,6 +57,8 @@ from holdfast.store.prefix_scan import iter_names
 from holdfast.store.schema import Space
 
 LIST_MAX = 20
+# Steps of one list, unless `--limit` is given.
+STEPS_MAX = 1_000
 VALUE_CHARS_MAX = 4000
 CELL_CHARS_MAX = 60
 SELECTED_STATES = {"cancel": OPEN_STATES, "redrive": ENDED_STATES, "resume": PARKED_STATES}
@@ -74,16 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--state", type=str.lower, choices=STATE_FILTERS, help="only flows in this state"
     )
     listed.add_argument("--name", metavar="NAME", help="only flows with this name")
-    listed.add_argument(
-        "--cursor", metavar="C", default="", help="continue a list from the cursor it printed"
-    )
-    listed.add_argument(
-        "--limit",
-        metavar="N",
-        type=int,
-        default=LIST_MAX,
-        help=f"list at most N flows (default {LIST_MAX})",
-    )
+    _add_page(listed, LIST_MAX, "flows")
     _add_store(listed)
 
     shown = actions.add_parser(
@@ -98,6 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     steps.add_argument(
         "--run", metavar="N", type=int, help="list the steps of this run (default: the last run)"
     )
+    _add_page(steps, STEPS_MAX, "steps")
     _add_store(steps)
 
     why = actions.add_parser("why", help="show what a flow waits for, and what to do about it")
@@ -292,21 +286,31 @@ def _event_text(event: dict[str, Any]) -> str:
 def _steps(store: Store, args: argparse.Namespace) -> int:
     universe = _universe_of(store, args)
 
-    def read(txn: Txn) -> tuple[FlowRow, list[FlowStep]]:
+    if args.cursor and not args.cursor.isdecimal():
+        raise Invalid(what="--cursor", found=args.cursor[:64], why="malformed cursor")
+    if args.limit < 1:
+        raise Invalid(what="--limit", found=args.limit, min=1, max=step_list.PAGE_STEPS_MAX)
+
+    def read(txn: Txn) -> tuple[FlowRow, StepPage]:
         row = find_flow(txn, universe, args.flow)
         if args.run is not None and not 1 <= args.run <= row.head.run:
             raise Invalid(what="--run", found=args.run, min=1, max=row.head.run)
-        return row, queries.list_steps(txn, universe, row.seq, args.run)
+        after = int(args.cursor or 0)
+        return row, step_list.list_steps(txn, universe, row.seq, args.run, after, args.limit)
 
-    row, steps = store.read(read)
+    row, page = store.read(read)
+    steps = page.steps
     document = {
         "universe": universe,
         "id": str(row.id),
         "run": row.head.run if args.run is None else args.run,
         "steps": [step_document(step) for step in steps],
+        "cursor": str(page.next_after) if page.next_after else None,
     }
     header = ("position", "step", "state", "attempts", "took", "outcome")
     text = table(header, [_step_cells(step) for step in steps]) if steps else "no steps yet"
+    if page.next_after:
+        text += f"\nthere are more: --cursor {page.next_after}"
     emit(args, document, text)
     return EXIT_OK
 
@@ -499,6 +503,19 @@ def _shorten(text: str, chars_max: int = VALUE_CHARS_MAX) -> str:
 
 def _cell_text(text: str) -> str | None:
     return _shorten(text.partition("\n")[0], CELL_CHARS_MAX) or None
+
+
+def _add_page(parser: argparse.ArgumentParser, limit: int, what: str) -> None:
+    parser.add_argument(
+        "--cursor", metavar="C", default="", help="continue a list from the cursor it printed"
+    )
+    parser.add_argument(
+        "--limit",
+        metavar="N",
+        type=int,
+        default=limit,
+        help=f"list at most N {what} (default {limit})",
+    )
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
     records      numbers without a gap, in the order of time, each legal after the one before; also of former runs
     heads        the fold of the records; the activation and the children in progress exist
     derived      the indexes, counters, timers and keys of `derived_rows`
-    mailbox      every event that was sent is in the mailbox or in a record, while all runs are retained
+    inbox        every event that was sent is in the inbox or in a record, while all runs are retained
     strays       rows of flows that do not exist
     blobs        every large value exists
     dead letters of failed compensations
@@ -62,7 +62,7 @@ def find_differences(txn: Txn, universe: str) -> Iterator[Difference]:
         yield from _check_records(stored, flow)
         yield from _check_head(txn, stored, flow)
         yield from _check_children(txn, stored, flow)
-        yield from _check_mailbox(txn, stored, flow)
+        yield from _check_inbox(txn, stored, flow)
     for index in derived_rows.derive(txn, stored):
         yield from _check_index(txn, stored, index)
     yield from _check_strays(txn, stored)
@@ -132,7 +132,7 @@ def _check_children(txn: Txn, stored: StoredFlows, flow: StoredFlow) -> Iterator
                 yield Difference("flow", where, what, f"flow {step.child}", "a flow in progress")
 
 
-def _check_mailbox(txn: Txn, stored: StoredFlows, flow: StoredFlow) -> Iterator[Difference]:
+def _check_inbox(txn: Txn, stored: StoredFlows, flow: StoredFlow) -> Iterator[Difference]:
     where, sent = stored.where(flow.seq), flow.head.mail
     for number, mail in flow.mail.items():
         if not 1 <= number <= sent:
@@ -142,7 +142,7 @@ def _check_mailbox(txn: Txn, stored: StoredFlows, flow: StoredFlow) -> Iterator[
     if flow.has_all_runs:
         for number in range(1, sent + 1):
             if number not in flow.mail and number not in flow.facts.received:
-                yield Difference("flow", where, f"event {number}", "none", "in mailbox or record")
+                yield Difference("flow", where, f"event {number}", "none", "in inbox or record")
 
 
 def _check_index(
@@ -163,7 +163,7 @@ def _check_strays(txn: Txn, stored: StoredFlows) -> Iterator[Difference]:
     for what, prefix in (
         ("records", keys.records),
         ("steps in progress", keys.open_steps),
-        ("mailbox", keys.mail),
+        ("inbox", keys.mail),
     ):
         for seq in _iter_flows(txn, prefix):
             if seq not in known:

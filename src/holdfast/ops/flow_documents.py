@@ -13,8 +13,8 @@ from holdfast.errors import NotFound
 from holdfast.flows import flow_list, queries
 from holdfast.flows.flow_list import FlowRow, NameCounts
 from holdfast.flows.model import FlowId, keys_of, parse_flow_id
-from holdfast.flows.queries import FlowStep
 from holdfast.flows.states import ENDED, FlowState
+from holdfast.flows.step_list import FlowStep
 from holdfast.ops.http.json_values import arguments_to_json, to_json
 from holdfast.store import blobs
 from holdfast.store.api import Txn

@@ -9,10 +9,11 @@ from msgspec import UNSET, UnsetType, field
 
 from holdfast.blockers.answer import Blocker
 from holdfast.errors import Invalid, KeyConflict
-from holdfast.flows import flow_list, fork, operations, queries
+from holdfast.flows import flow_list, fork, operations, step_list
 from holdfast.flows.flow_list import FlowPage, FlowRow
 from holdfast.flows.model import FlowId, MailRow, StartedFlow
 from holdfast.flows.redrive import redrive
+from holdfast.flows.step_list import StepPage
 from holdfast.ops import flow_documents, world_operations
 from holdfast.ops.api import cursors
 from holdfast.ops.api.call import ApiCall
@@ -219,18 +220,17 @@ def list_flow_steps(call: ApiCall) -> Page[StepDocument]:
     limit = cursors.page_limit(query)
     start = cursors.decode(query.cursor, int)
 
-    def read(txn: Txn) -> list[queries.FlowStep]:
+    def read(txn: Txn) -> StepPage:
         row = find_flow(txn, call.universe, call.path["id"])
         if query.run is not None and not 1 <= query.run <= row.head.run:
             raise Invalid(what="run", found=query.run, min=1, max=row.head.run)
-        return queries.list_steps(txn, call.universe, row.seq, query.run)
+        return step_list.list_steps(txn, call.universe, row.seq, query.run, start or 0, limit)
 
-    steps = [step for step in call.read(read) if start is None or step.position > start]
+    page = call.read(read)
     items = [
-        msgspec.convert(flow_documents.step_document(step), StepDocument) for step in steps[:limit]
+        msgspec.convert(flow_documents.step_document(step), StepDocument) for step in page.steps
     ]
-    more = len(steps) > limit
-    return Page(items=items, next=cursors.encode(items[-1].position) if more else None)
+    return Page(items=items, next=cursors.encode(page.next_after) if page.next_after else None)
 
 
 # -- changes ---------------------------------------------------------------------------------------
