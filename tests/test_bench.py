@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -461,6 +463,21 @@ def test_used_processor_time_includes_ended_threads() -> None:
     thread.start()
     thread.join(10)
     assert processors.used_ns([os.getpid()]) - before >= used[-1]
+
+
+def test_processor_time_of_a_child_that_is_another_side_counts_once() -> None:
+    command = "import time\nwhile time.process_time() < 0.2: pass\nprint(1, flush=True)\ninput()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"1\n"
+        before = processors.used_ns([os.getpid()], without=[child.pid])
+        used = processors.used_by_side({"client": [os.getpid()], "writer": [child.pid]})
+        assert used["writer"] >= 200_000_000
+        assert used["client"] - before < 100_000_000
+        assert processors.used_ns([os.getpid()]) - before >= 200_000_000
 
 
 def test_scaled_task_amount_keeps_the_backlog_sizes() -> None:

@@ -15,7 +15,7 @@ from bench.peers.dbos_turn import Dbos
 from bench.peers.effect_app import STEPS
 from bench.peers.effect_workload import IN_FLIGHT, SHARES, STEPS_PER_S, EffectAmount
 from bench.peers.process import Load, Up
-from bench.peers.processors import used_ns
+from bench.peers.processors import used_by_side
 from bench.peers.restate_turn import Restate
 from bench.peers.suite import percentile
 from bench.place import Place, writer_pid
@@ -109,10 +109,10 @@ class HoldfastTurn:
             "roles_us": [role.pid for role in self._roles],
             "writer_us": [self._writer],
         }
-        before = {name: used_ns(pids) for name, pids in groups.items()}
+        before = used_by_side(groups)
         names = self._worlds[:count]
         answer = self._ask("chains", names=names, seconds=seconds, is_async=is_async)
-        used = {name: used_ns(pids) - before[name] for name, pids in groups.items()}
+        used = {name: ns - before[name] for name, ns in used_by_side(groups).items()}
         steps = answer["steps"]
         return {"chains": answer["rate"], **{name: ns / 1000 / steps for name, ns in used.items()}}
 

@@ -18,6 +18,8 @@ from holdfast.flows.unit_of_work import get_counts
 from holdfast.tasks import model as task_model
 
 POLL_S = 0.005
+# The poll interval grows so that polling uses at most this share of a core.
+POLL_SHARE = 0.1
 START_BATCH = 1_000
 WITHIN_S = 300.0
 
@@ -149,11 +151,13 @@ class FlowClient:
 
     def _until(self, counter: Callable[[str], int], state: str, count: int) -> float:
         """Wait until a counter has this value. Returns the time."""
-        began = time.perf_counter()
+        began = looked = time.perf_counter()
         while (current := counter(state)) < count:
-            if time.perf_counter() - began > WITHIN_S:
+            took = time.perf_counter() - looked
+            if looked - began > WITHIN_S:
                 raise TimeoutError(f"{current} of {count} are {state}")
-            time.sleep(POLL_S)
+            time.sleep(max(POLL_S, took / POLL_SHARE))
+            looked = time.perf_counter()
         return time.time()
 
     def _count_tasks(self, state: str) -> int:

@@ -16,7 +16,7 @@ from bench.peers.effect_workload import IN_FLIGHT, STEPS_PER_S
 from bench.peers.flow_app import STEPS
 from bench.peers.flow_workload import FlowAmount
 from bench.peers.process import Load, Up
-from bench.peers.processors import used_ns
+from bench.peers.processors import used_by_side
 from bench.peers.suite import percentile
 from bench.place import Place, writer_pid
 from holdfast import __version__
@@ -52,7 +52,7 @@ class HoldfastFlowTurn:
     def __init__(self, client: Load, worker: Up, path: Path) -> None:
         self._client = client
         self._worker = worker
-        self._pids = {"client": client.pid, "worker": worker.pid, "writer": writer_pid(path)}
+        self._sides = {"client": [client.pid], "worker": [worker.pid], "writer": [writer_pid(path)]}
         # Warm-up: every role and every module runs once before anything is timed.
         self._ask("chains", callers=64, seconds=0.5, steps=STEPS)
 
@@ -60,13 +60,12 @@ class HoldfastFlowTurn:
         alone = self._ask("chains", callers=1, seconds=amount.chain_s / 8, steps=STEPS)
         measures = {"commits_1": alone["commits"] / alone["steps"]}
         for count in IN_FLIGHT:
-            before = {who: used_ns([pid]) for who, pid in self._pids.items()}
+            before = used_by_side(self._sides)
             answer = self._ask("chains", callers=count, seconds=amount.chain_s, steps=STEPS)
             measures[f"chains_{count}"] = answer["rate"]
             measures[f"commits_{count}"] = answer["commits"] / answer["steps"]
-            for who, pid in self._pids.items():
-                used = used_ns([pid]) - before[who]
-                measures[f"{who}_us_{count}"] = used / 1000 / answer["steps"]
+            for who, ns in used_by_side(self._sides).items():
+                measures[f"{who}_us_{count}"] = (ns - before[who]) / 1000 / answer["steps"]
         return measures
 
     def steps(self, amount: FlowAmount) -> dict[str, float]:

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from time import clock_gettime_ns
 
 SCHEDULED = 2
 
 
-def used_ns(roots: Iterable[int]) -> int:
-    """Processor time of these processes and their descendants so far.
+def used_by_side(sides: Mapping[str, Iterable[int]]) -> dict[str, int]:
+    """Processor time of each side so far.
+
+    A side may be a descendant of another one: the writer of a store is a child of the process that opened the store
+    first. It counts for its own side only.
+    """
+    roots = {side: frozenset(pids) for side, pids in sides.items()}
+    known = frozenset().union(*roots.values())
+    return {side: used_ns(pids, without=known - pids) for side, pids in roots.items()}
+
+
+def used_ns(roots: Iterable[int], *, without: Iterable[int] = ()) -> int:
+    """Processor time of these processes and their descendants so far, without some descendants and theirs.
 
     It excludes processes that have ended.
     """
     total = 0
-    for pid in _families(roots):
+    for pid in _families(roots, frozenset(without)):
         with contextlib.suppress(OSError):
             total += clock_gettime_ns(_clock(pid))
     return total
@@ -28,7 +39,7 @@ def _clock(pid: int) -> int:
     return ~pid << 3 | SCHEDULED
 
 
-def _families(roots: Iterable[int]) -> set[int]:
+def _families(roots: Iterable[int], without: frozenset[int]) -> set[int]:
     children = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -39,7 +50,7 @@ def _families(roots: Iterable[int]) -> set[int]:
     left = list(roots)
     while left:
         pid = left.pop()
-        if pid not in found:
+        if pid not in found and pid not in without:
             found.add(pid)
             left += children[pid]
     return found

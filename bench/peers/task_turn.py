@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from bench.peers import tally
 from bench.peers.process import Load, Process, ProcessFailed
-from bench.peers.processors import used_ns
+from bench.peers.processors import used_by_side, used_ns
 from bench.peers.suite import percentile
 from bench.peers.task_workload import BATCH, CALLERS, LATENCY_PER_S, WHO, TaskAmount
 
@@ -152,16 +152,15 @@ class TaskTurn:
         self, worker: Sequence[int], what: str, **parameters: Any
     ) -> tuple[float, dict[str, float]]:
         """Enqueue and run at the same time: the rate, and the processor time per task of each side."""
-        groups = ([self._tasks.producer.pid], worker, self._tasks.server())
-        before = [used_ns(group) for group in groups]
+        pids = ([self._tasks.producer.pid], worker, self._tasks.server())
+        sides = dict(zip(WHO, pids, strict=True))
+        before = used_by_side(sides)
         count = self._ask(what, **parameters)["count"]
         records = self._done(count)
-        used = [used_ns(group) - was for group, was in zip(groups, before, strict=True)]
+        used = {side: ns - before[side] for side, ns in used_by_side(sides).items()}
         began = min(sent_ns for sent_ns, _ in records)
         rate = 1e9 * count / (max(done_ns for _, done_ns in records) - began)
-        return rate, {
-            f"{side}_us": ns / 1000 / count for side, ns in zip(WHO, used, strict=True) if ns
-        }
+        return rate, {f"{side}_us": ns / 1000 / count for side, ns in used.items() if ns}
 
     def _drained(self, count: int) -> list[tuple[int, int]]:
         """Start a worker and wait until it has completed `count` tasks."""
