@@ -29,6 +29,7 @@ POINTS: dict[str, str] = {
     "dispatch.prompt_typed": "the prompt of a dispatch was typed, its outcome is not logged (request)",
     "dispatch.transition_logged": "a transition of a dispatch was committed (request id, transition)",
     "dispatcher.advance_cursor": "the leader was notified, the cursor is about to be committed (logged events)",
+    "flows.committed": "a worker committed records of a flow, no further step has begun (commit)",
     "flows.read_listed": "a list of flows is about to read a flow of its index (seq)",
     "http.handle": "the handler of an HTTP request is about to run (request)",
     "http.long_poll.read": "the long poll listener is about to read the store",

@@ -204,7 +204,8 @@ class FlowRig:
         self.clock.advance(left_ns)
         # A timer that dies is started again.
         with suppress(Crashed, CommitUnknown):
-            self.crashing_store.transact(operations.fire_due, self.universe, 100)
+            if not self.crashing_store.transact(operations.fire_due, self.universe, 100):
+                self.crashing_store.idle.add(self.crashing_store.commits)
 
     def resume_parked(self, versions: dict[str, str]) -> None:
         """Resume parked flows as a worker with this code does at its start."""

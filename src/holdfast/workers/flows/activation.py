@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from holdfast import codec
+from holdfast import codec, failpoints
 from holdfast.errors import CommitUnknown, Fenced, HoldfastError, Invalid, NotFound, Timeout
 from holdfast.flows import operations, step_threads
 from holdfast.flows.execution import (
@@ -358,6 +358,8 @@ class Activation:
                 answer: FlowAnswer = await self._store.submit(
                     operations.commit, self._environment.universe, self._store.generation, work
                 )
+                if failpoints.armed:
+                    failpoints.hit("flows.committed", work)
                 return answer
             except (CommitUnknown, Fenced):
                 raise
