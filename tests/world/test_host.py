@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 import holdfast as hf
+from holdfast import logs
 from holdfast.clock import MS, SimClock
 from holdfast.config import CYCLE_BYTES_MAX
 from holdfast.durable import inbox, journal, lease, queue, snapshot
@@ -694,6 +695,18 @@ def test_diverging_code_parks_the_world_and_names_the_height(
     assert (record.blocker.code, record.blocker.height) == ("replay_diverged", 3)
     assert record.blocker.since_ns > 0
     assert ada.height() == 5
+
+
+def test_parked_world_is_logged(diverged: DivergedWorld, caplog: pytest.LogCaptureFixture) -> None:
+    rig, ada = diverged
+    [record] = [one for one in caplog.get_records("setup") if one.name == "holdfast.worlds"]
+    ids = getattr(record, logs.IDS_ATTRIBUTE)
+    assert record.getMessage().startswith("world parked: universe=bank world=BankAccount/")
+    assert (ids["world_id"], ids["code"], ids["height"]) == (
+        rig.record(ada).world_id,
+        "replay_diverged",
+        3,
+    )
 
 
 def test_parked_world_is_not_retried(diverged: DivergedWorld) -> None:

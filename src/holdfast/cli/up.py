@@ -26,6 +26,7 @@ from holdfast.app.runtime import ROLES, Runtime
 from holdfast.cli import EXIT_OK
 from holdfast.cli.app_argument import app_errors_are_usage
 from holdfast.cli.http import add_http, build_guard, http_server
+from holdfast.cli.process_log import SpaceWatch, add_log, configure_log
 from holdfast.cli.stop_signal import StopSignal
 from holdfast.cli.store_option import add_options, is_embedded
 from holdfast.clock import SYSTEM, S
@@ -137,6 +138,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"(default {policy.unknown_event_s:g})",
     )
     add_http(parser)
+    add_log(parser)
     parser.add_argument(
         "--universe", metavar="U", help="universe to run in (default: that of the app)"
     )
@@ -148,6 +150,7 @@ def run(args: argparse.Namespace) -> int:
     policy = policy_of(args)
     guard = build_guard(args)
     peers = peers_of(args.peer)
+    configure_log(args)
     app = load_app(args.app)
     stop_signal = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -160,6 +163,8 @@ def run(args: argparse.Namespace) -> int:
             runtime,
             http_server(args, runtime, guard) as http,
         ):
+            configure_log(args, universe=runtime.universe, worker=runtime.worker)
+            space = SpaceWatch(runtime.store)
             if _await_first_round(runtime, stop_signal):
                 _print_ready(args, runtime, http)
                 _print_other_universes(args, runtime)
@@ -167,6 +172,7 @@ def run(args: argparse.Namespace) -> int:
                 while not stop_signal.wait(WATCH_S):
                     require_running([*runtime.roles, *([http] if http else [])])
                     _check_store(runtime.store)
+                    space.check()
             finally:
                 leases = held_leases(runtime.roles)
                 limit_stop_time(runtime.store, args.grace_s)

@@ -24,6 +24,7 @@ class StoreSpace(NamedTuple):
     """The limits of an embedded store."""
 
     limit_bytes: int
+    disk_bytes: int
     disk_free_bytes: int
 
 
@@ -42,8 +43,10 @@ def store_size(store: Store) -> StoreSize:
 
 def store_space(store: Store) -> StoreSpace | None:
     """Return the limits of an embedded store. None: another process knows the disk."""
-    directory = _directory(store)
-    return None if directory is None else StoreSpace(MAP_BYTES, shutil.disk_usage(directory).free)
+    if (directory := _directory(store)) is None:
+        return None
+    disk = shutil.disk_usage(directory)
+    return StoreSpace(MAP_BYTES, disk.total, disk.free)
 
 
 def _directory(store: Store) -> Path | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from holdfast import logs
 from holdfast.codec import Record
 from holdfast.runner.counters import RunnerCounters
 from holdfast.runner.error_policy import OK_CODE, ErrorKind, code_of
@@ -101,15 +102,18 @@ class Hooks:
         self.counters.add("requeues")
         self._step(StepKind.REQUEUE, outcome.work, code_of(outcome.error))
         self._log(LogKind.REQUEUED, outcome)
+        _log_line(logs.inform, "attempt failed", self.worker, outcome)
 
     def dead_lettered(self, outcome: WorkOutcome) -> None:
         self.counters.add("dead_letters")
         self._step(StepKind.DEAD_LETTER, outcome.work, code_of(outcome.error))
         self._log(LogKind.DEAD_LETTER, outcome)
+        _log_line(logs.warn, "dead letter", self.worker, outcome)
 
     def lost(self, work: WorkItem) -> None:
         self.counters.add("lost")
         claim = work.claim
+        logs.warn("runner", "claim lost", queue=claim.queue, seq=work.seq, worker=self.worker)
         self._call_sink(
             self.log,
             LogEvent,
@@ -127,6 +131,7 @@ class Hooks:
     def loop_error(self, error: BaseException) -> None:
         self.counters.add("loop_errors")
         status = code_of(error) if isinstance(error, Exception) else type(error).__name__
+        logs.warn("runner", "runner failed", worker=self.worker, code=status, error=str(error))
         self._call_sink(
             self.log,
             LogEvent,
@@ -178,6 +183,14 @@ class Hooks:
             sink(event(**fields))
         except Exception:
             self.counters.add("sink_errors")
+
+
+def _log_line(log: Callable[..., None], message: str, worker: str, outcome: WorkOutcome) -> None:
+    claim, error = outcome.work.claim, outcome.error
+    universe, is_effect, kind = claim.queue.partition("/effects/")
+    area, ids = ("effects", {"universe": universe, "kind": kind}) if is_effect else ("runner", {"queue": claim.queue})  # fmt: skip
+    log(area, message, **ids, seq=claim.seq, worker=worker, failures=claim.failures + 1,
+        code=code_of(error), error=error_text(error))  # fmt: skip
 
 
 def error_text(error: Exception | None) -> str:

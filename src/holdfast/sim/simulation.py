@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from holdfast import logs
 from holdfast.clock import MS, SimClock
 from holdfast.sim.actor import (
     RESTART_DELAYS_NS,
@@ -120,7 +121,7 @@ class Simulation:
         return self.fault_plan.faults_stopped
 
     def run(self) -> None:
-        with _patched_limits(self.settings):
+        with _patched_limits(self.settings), logs.silence():
             try:
                 self._run()
             finally:

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast import codec
+from holdfast import codec, logs
 from holdfast.clock import Clock
 from holdfast.config import CYCLE_BYTES_MAX
 from holdfast.durable import inbox, journal
@@ -147,14 +147,23 @@ class WorldHost:
         if not waiting and not self.snapshot_due:
             return None
         tail_bytes = self._tail_bytes
+        mark = logs.RUNNING.set(self._log_ids)
         try:
-            return self._prepare(store, waiting, applied_inline, limit)
-        except BadState:
-            if not waiting:
-                raise
-        self._state.restore(store, self.height)
-        self._tail_bytes = tail_bytes
-        return self._prepare(store, waiting, applied_inline, limit, check_each_step=True)
+            try:
+                return self._prepare(store, waiting, applied_inline, limit)
+            except BadState:
+                if not waiting:
+                    raise
+            self._state.restore(store, self.height)
+            self._tail_bytes = tail_bytes
+            return self._prepare(store, waiting, applied_inline, limit, check_each_step=True)
+        finally:
+            logs.RUNNING.reset(mark)
+
+    def _log_ids(self) -> logs.Ids:
+        world = self.world
+        name = f"{world.definition.type}/{world.name}"
+        return {"universe": world.universe, "world": name, "world_id": world.world_id}
 
     def _prepare(
         self,

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from holdfast import failpoints
+from holdfast import failpoints, logs
 from holdfast.clock import SYSTEM
 from holdfast.config import FRAME_BYTES_MAX, RESEND_BATCH, RESENDS_MAX, WriterLimits
 from holdfast.errors import (
@@ -597,6 +597,7 @@ class WriterClient:
         except HoldfastError as error:
             self._fail_all(error)
             return
+        logs.warn("store", "writer replaced", store=str(self._connection.path))
         # Calls in the outbox were never sent: the next flush sends them once.
         unsent = set(self._outbox)
         to_resend = [

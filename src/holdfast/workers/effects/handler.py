@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
-from holdfast import codec, forks
+from holdfast import codec, forks, logs
 from holdfast.clock import MS
 from holdfast.codec import Record
 from holdfast.config import MESSAGE_BYTES_MAX
@@ -118,6 +119,7 @@ class EffectHandler:
         intent = self._begin(work)
         result, raised = None, None
         before = forks.fork_count
+        mark = logs.RUNNING.set(partial(_log_ids, work, intent))
         try:
             result = self._perform(work, intent)
             if inspect.isawaitable(result):
@@ -128,6 +130,8 @@ class EffectHandler:
             if forks.fork_count != before:
                 forks.exit_child(error)
             raised = _handler_exited(error)
+        finally:
+            logs.RUNNING.reset(mark)
         if forks.fork_count != before:
             forks.exit_child(raised)
         self._finish(work, intent, result, raised)
@@ -135,6 +139,8 @@ class EffectHandler:
     async def run(self, work: WorkItem) -> None:
         intent = self._begin(work)
         result, raised = None, None
+        # A coroutine has its own context, which ends with it.
+        logs.RUNNING.set(partial(_log_ids, work, intent))
         try:
             result = await self._perform(work, intent)
         except Exception as error:
@@ -210,6 +216,16 @@ class EffectHandler:
         if raised is not None and self._adapter.unbilled(raised):
             charges = []
         self._store.submit(record_late_cost, intent, work.claim.number, charges)
+
+
+def _log_ids(work: WorkItem, intent: Intent) -> logs.Ids:
+    return {
+        "universe": intent.universe_id,
+        "world_id": intent.world_id,
+        "effect": intent.effect_kind,
+        "intent": intent.intent_hash.hex(),
+        "attempt": work.attempt,
+    }
 
 
 def _budget_key(intent: Intent) -> tuple[str, str]:

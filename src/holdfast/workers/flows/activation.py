@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from holdfast import codec, failpoints
+from holdfast import codec, failpoints, logs
 from holdfast.errors import CommitUnknown, Fenced, HoldfastError, Invalid, NotFound, Timeout
 from holdfast.flows import operations, step_threads
 from holdfast.flows.execution import (
@@ -401,6 +401,7 @@ class Activation:
             divergence.fields["code"],
         )
         await self._commit([record], operations.PARK)
+        logs.warn("flows", "flow parked", flow=self._id, **divergence.fields)
         return True
 
     # -- the end ---------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from holdfast import logs
 from holdfast.clock import Clock, S
 from holdfast.runner.lease_supervision import LeaseSupervision
 from holdfast.store.api import Store, Txn, read_stale
@@ -75,6 +76,10 @@ class LeaseTable:
         if not self.attempts:
             return
         for attempt in self._supervision.check(now_ns):
+            log = logs.warn if attempt.lease_expired else logs.inform
+            log("tasks", "lease lost" if attempt.lease_expired else "lease revoked",
+                universe=self._universe, task=attempt.id, name=attempt.grant.name,
+                attempt=attempt.attempt)  # fmt: skip
             self.abandon(attempt)
         if now_ns - self._progress_ns >= PROGRESS_NS:
             self._progress_ns = now_ns

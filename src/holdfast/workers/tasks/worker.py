@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from holdfast import failpoints, gc_control
+from holdfast import failpoints, gc_control, logs
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.config import CONCURRENCY_MAX
 from holdfast.durable.validation import check_name
@@ -49,7 +49,7 @@ from holdfast.tasks.operations import (
     TaskReport,
 )
 from holdfast.tasks.queries import queues_with_work
-from holdfast.workers.tasks.attempt import TaskAttempt, TaskDefinition
+from holdfast.workers.tasks.attempt import AttemptResult, TaskAttempt, TaskDefinition
 from holdfast.workers.tasks.demand import LeaseCapacity, LeaseDemand, LeasePlan
 from holdfast.workers.tasks.executors import TaskExecutors
 from holdfast.workers.tasks.leader_handoff import LeaderHandoff, LocalRun
@@ -346,6 +346,9 @@ class TaskWorker:
     def _collect_finished(self) -> None:
         results = self._executors.drain_finished()
         if results:
+            for result in results:
+                if result.report.end:
+                    self._log_failure(result)
             release = self._leases.attempts.pop
             self._reports.pending += [
                 result.report
@@ -354,6 +357,13 @@ class TaskWorker:
             ]
         for attempt in self._executors.take_overdue():
             self._release_attempt(attempt)
+
+    def _log_failure(self, result: AttemptResult) -> None:
+        report, attempt = result.report, result.work
+        if report.end != AttemptOutcome.RELEASED:
+            logs.warn("tasks", "attempt failed", universe=self.identity.universe, task=attempt.id,
+                      name=attempt.grant.name, attempt=attempt.attempt, worker=self.identity.worker,
+                      code=report.reason, error=report.error)  # fmt: skip
 
     def _release_attempt(self, attempt: TaskAttempt) -> None:
         if self._leases.attempts.pop(attempt.token, None) is not None:
