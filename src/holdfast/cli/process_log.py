@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from holdfast import logs
 from holdfast.clock import SYSTEM, S
 from holdfast.ops import log_format
-from holdfast.ops.store_size import store_size, store_space
+from holdfast.ops.store_size import StoreSpace, store_size, store_space
 from holdfast.store.api import Store
 
 # A line is logged when the used part of the disk or of the store's limit reaches one of these.
@@ -37,8 +38,14 @@ def configure_log(args: argparse.Namespace, **process_ids: object) -> None:
 class SpaceWatch:
     """Logs a line when a store fills its disk or its limit, and another one when it has room again."""
 
-    def __init__(self, store: Store, interval_s: float = CHECK_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        interval_s: float = CHECK_S,
+        read_space: Callable[[Store], StoreSpace | None] = store_space,
+    ) -> None:
         self._store = store
+        self._read_space = read_space
         self._interval_ns = int(interval_s * S)
         self._check_at_ns = 0
         self._reached = 0.0
@@ -48,7 +55,7 @@ class SpaceWatch:
         if now_ns < self._check_at_ns:
             return
         self._check_at_ns = now_ns + self._interval_ns
-        space = store_space(self._store)
+        space = self._read_space(self._store)
         if space is None:
             return
         disk_part = 1 - space.disk_free_bytes / space.disk_bytes

@@ -160,6 +160,11 @@ class WorldHost:
         finally:
             logs.RUNNING.reset(mark)
 
+    def warn(self, message: str, seq: int | None = None, code: str = "", error: str = "") -> None:
+        """Log a line about this world."""
+        logs.warn("worlds", message, **self._log_ids(), height=self.height, epoch=self.lease.epoch,
+                  seq=seq, code=code, error=error)  # fmt: skip
+
     def _log_ids(self) -> logs.Ids:
         world = self.world
         name = f"{world.definition.type}/{world.name}"

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from holdfast import failpoints, logs
+from holdfast import failpoints
 from holdfast.clock import MS, SYSTEM, Clock, S
 from holdfast.config import BATCH_MAX, CYCLES_BYTES_MAX, CYCLES_MAX, UNKNOWN_EVENT_TIMEOUT_S
 from holdfast.durable import inbox
@@ -483,14 +483,10 @@ class WorldWorker(TickService):
             hosted.active_ns = now_ns
             hosted.isolated_left = max(hosted.isolated_left - len(cycle.bodies), 0)
             for failed in cycle.failed:
-                self._warn(
-                    "event failed", world_id, seq=failed.seq, code=failed.code, error=failed.error
-                )
+                hosted.host.warn("event failed", failed.seq, failed.code, failed.error)
         elif isinstance(error, Fenced):
             # Another worker may hold the lease now: no further writes.
-            self._warn(
-                "write fenced", world_id, height=cycle.expected_head, epoch=cycle.lease.epoch
-            )
+            hosted.host.warn("write fenced")
             del self._hosted[world_id]
         elif isinstance(error, (HeadMoved, Conflict, CommitUnknown, Busy)):
             hosted.host.invalidate()
@@ -523,7 +519,7 @@ class WorldWorker(TickService):
             for hosted, answer in zip(batch, answers, strict=True):
                 if answer is None:
                     world_id = hosted.host.world.world_id
-                    self._warn("lease lost", world_id, epoch=hosted.host.lease.epoch)
+                    hosted.host.warn("lease lost")
                     del self._hosted[world_id]
                 else:
                     hosted.host.lease = answer
@@ -665,19 +661,10 @@ class WorldWorker(TickService):
         """Park a world, unless its lease is lost."""
         height = error.fields.get("height", 0)
         blocker = WorldBlocker(error.code, str(error), height if isinstance(height, int) else 0)
-        self._warn(
-            "world parked", world_id, height=blocker.height, code=error.code, error=str(error)
-        )
-        lease = self._hosted.pop(world_id).host.lease
+        host = self._hosted.pop(world_id).host
+        host.warn("world parked", code=error.code, error=str(error))
         with contextlib.suppress(Fenced):
-            self.store.transact(hosting_lease.park, self.universe, world_id, lease, blocker)
-
-    def _warn(self, message: str, world_id: str, **ids: object) -> None:
-        """Log a line about a hosted world."""
-        world = self._hosted[world_id].host.world
-        name = f"{world.definition.type}/{world.name}"
-        logs.warn("worlds", message, universe=self.universe, world=name, world_id=world_id,
-                  worker=self.worker, **ids)  # fmt: skip
+            self.store.transact(hosting_lease.park, self.universe, world_id, host.lease, blocker)
 
     def _renew_at_ns(self, lease: leases.Lease) -> int:
         return lease.expires_ns - int(self.policy.lease_ttl_s * self.policy.renewal_margin * S)
