@@ -298,7 +298,6 @@ MESSAGE_ARGUMENT = {
     "log": 2,
     "logs.warn": 2,
     "logs.inform": 2,
-    "log": 2,
     "_log_line": 2,
     "host.warn": 1,
     "hosted.host.warn": 1,
