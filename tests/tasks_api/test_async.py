@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast as hf
-from holdfast.errors import Invalid, KeyConflict, NotFound, TaskForgotten
+from holdfast.errors import Invalid, KeyConflict, NotFound, StoreClosed, TaskForgotten
+from holdfast.store.lmdb.store import LmdbStore
 from holdfast.tasks import operations
+from tests.process.watch import until
 from tests.tasks_api.conftest import OpenApp
 
 MODULES = ("holdfast.app.result_waiter", "holdfast.app.submission", "holdfast.app.task_handle")
@@ -241,3 +244,44 @@ def test_await_raises_the_failure_of_the_task_worker() -> None:
     with pytest.raises(MemoryError):
         asyncio.run(go())
     rt.close()
+
+
+@pytest.mark.parametrize("is_in_memory", [True, False])
+def test_close_of_the_store_ends_an_await(
+    open_without_worker: OpenApp,
+    is_in_memory: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.app.result_waiter.LISTEN_S", 3600.0)
+    rt = open_without_worker(add, url="memory:" if is_in_memory else str(tmp_path / "store"))
+
+    async def go() -> None:
+        pending = asyncio.ensure_future(rt.submit(add, 1).result_async())
+        await wait_for_waiters(rt, 1)
+        rt.store.close()
+        with pytest.raises(StoreClosed):
+            await with_timeout(pending)
+
+    asyncio.run(go())
+    assert count_waiters(rt) == 0
+
+
+def test_listener_without_waits_ends_and_leaves_no_subscription(
+    open_with_worker: OpenApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.app.result_waiter.LISTEN_S", 0.01)
+    monkeypatch.setattr("holdfast.app.result_waiter.IDLE_ROUNDS_MAX", 1)
+    rt = open_with_worker(add, url=str(tmp_path / "store"))
+    store = rt.store
+    assert isinstance(store, LmdbStore)
+
+    async def go() -> int:
+        return await with_timeout(await rt.submit_async(add, 1))
+
+    def awaited_topics() -> set[str]:
+        return {topic for topic in store._client.topics.waiting if "/task/" in topic}
+
+    for _ in range(2):
+        assert asyncio.run(go()) == 2
+        until(lambda: not awaited_topics(), "the listener ends", LONG_S)

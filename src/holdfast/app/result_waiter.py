@@ -1,8 +1,9 @@
 """The result waiter: one listener thread per runtime serves all coroutines that wait for tasks.
 
-A wait needs no thread, so the number of waits is not limited, and a cancelled wait leaves no state. An
-error of one wait (its task was deleted, its event loop is closed) affects only that wait. The thread ends
-after a time without waits.
+The listener has one subscription to the topics of all tasks, and one for each topic with a wait, which selects the
+waits to check. A wait needs no thread, so the number of waits is not limited, and a cancelled wait leaves no state. An
+error of one wait (its task was deleted, its event loop is closed) affects only that wait. The thread ends after a time
+without waits, or with an error, which all waits get.
 
 A read from a remote store may take seconds and must not block an event loop. For such stores a second
 thread reads for all coroutines and batches the waiting requests into one read.
@@ -16,8 +17,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from holdfast.errors import HoldfastError, Invalid, NotFound, StoreClosed
+from holdfast.errors import HoldfastError, Invalid, NotFound
 from holdfast.store.api import Store, Txn, reads_block
+from holdfast.store.subscription import Subscription
 from holdfast.tasks.model import TASK_TOPICS
 
 LISTEN_S = 0.5
@@ -43,9 +45,8 @@ class ResultWaiter:
         self._check = check
         self._topics = [topic(n) for n in range(TASK_TOPICS)]
         self._lock = threading.Lock()
-        # By topic: the listener checks only waits that are new or whose topic was notified.
+        # By topic: the listener checks only waits whose topic was notified.
         self._waits: dict[int, dict[int, _Wait]] = {}
-        self._new_topics: set[int] = set()
         self._running = False
         self._reads_block = reads_block(store)
         self._reader = _ReaderThread(self._evaluate)
@@ -74,7 +75,6 @@ class ResultWaiter:
         wait = _Wait(read, loop, loop.create_future(), seq % TASK_TOPICS)
         with self._lock:
             self._waits.setdefault(wait.topic_index, {})[id(wait)] = wait
-            self._new_topics.add(wait.topic_index)
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._listen, name="holdfast-results", daemon=True).start()
@@ -112,49 +112,46 @@ class ResultWaiter:
             if not waits:
                 self._waits.pop(wait.topic_index, None)
 
-    def _notified(self, last_notified: dict[int, int]) -> list[_Wait]:
-        """Return the waits that are new or whose topic was notified since the last check."""
-        with self._lock:
-            topics, new_topics = list(self._waits), self._new_topics
-            self._new_topics = set()
+    def _listen(self) -> None:
+        try:
+            with contextlib.ExitStack() as subscriptions:
+                subscription = subscriptions.enter_context(self._store.subscribe(self._topics))
+                by_topic: dict[int, Subscription] = {}
+                idle_rounds = 0
+                while True:
+                    with self._lock:
+                        idle_rounds = 0 if self._waits else idle_rounds + 1
+                        if idle_rounds > IDLE_ROUNDS_MAX:
+                            self._running = False
+                            return
+                        topics = list(self._waits)
+                    for topic in topics:
+                        if topic not in by_topic:
+                            of_topic = self._store.subscribe(self._topics[topic])
+                            by_topic[topic] = subscriptions.enter_context(of_topic)
+                    self._evaluate(self._notified(by_topic, topics))
+                    self._check()
+                    subscription.wait(LISTEN_S)
+        except BaseException as error:
+            for wait in self._end_all():
+                _resolve_soon(wait, None, error)
+
+    def _notified(self, by_topic: dict[int, Subscription], topics: list[int]) -> list[_Wait]:
+        """Return the waits whose topic was notified since the last call."""
         notified: list[_Wait] = []
         for topic in topics:
-            previous = last_notified.get(topic, 0)
-            last_notified[topic] = self._store.wait(self._topics[topic], previous, 0.0)
-            if last_notified[topic] > previous or topic in new_topics:
+            if by_topic[topic].wait(0.0):
                 with self._lock:
                     notified += self._waits.get(topic, {}).values()
         return notified
 
-    def _listen(self) -> None:
-        since = idle = 0
-        last_notified: dict[int, int] = {}
-        while True:
-            with self._lock:
-                idle = 0 if self._waits else idle + 1
-                if idle > IDLE_ROUNDS_MAX:
-                    self._running = False
-                    return
-            waits: list[_Wait] = []
-            try:
-                waits = self._notified(last_notified)
-                self._evaluate(waits)
-                self._check()
-                since = self._store.wait(self._topics, since, LISTEN_S)
-            except BaseException as error:
-                # Resolved waits are not in the table, so they do not get this error.
-                with self._lock:
-                    waits = [
-                        registered
-                        for by_id in self._waits.values()
-                        for registered in by_id.values()
-                    ]
-                for wait in waits:
-                    self._resolve_wait(wait, None, error)
-                if isinstance(error, StoreClosed):
-                    with self._lock:
-                        self._running = False
-                        return
+    def _end_all(self) -> list[_Wait]:
+        """End the listener. Remove and return the waits. A later wait starts a new listener."""
+        with self._lock:
+            self._running = False
+            waits = [wait for by_id in self._waits.values() for wait in by_id.values()]
+            self._waits = {}
+            return waits
 
     def _evaluate(self, waits: list[_Wait]) -> None:
         """Evaluate all waits in one read and resolve those with a value or an error."""
