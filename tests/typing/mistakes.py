@@ -59,6 +59,12 @@ class Purse(hf.World):
         cx.do(hf.http.request, "GET", "https://example.org", tag="look")
         cx.do(hf.http.request, "GET")  # mistake
         cx.do(add, 1)  # mistake
+        cx.start(order, "o-17", 1200)
+        cx.start(order.options(key="o-17"), "o-17", cents=1200)
+        cx.start(order, "o-17")  # mistake
+        cx.start(order, "o-17", "free")  # mistake
+        cx.start(order.options(key="o-17"), 17, 1200)  # mistake
+        cx.start(add, 1)  # mistake
 
 
 def reserve(id: str) -> int:
@@ -88,6 +94,17 @@ async def order(id: str, cents: int) -> str:
     assert_type(await hf.step(child, 1), bytes)
     assert_type(await hf.receive(CoinAdded), CoinAdded)
     assert_type(await hf.receive(CoinAdded, BalanceAsked), CoinAdded | BalanceAsked)
+    assert_type(await hf.step(hf.world(Purse, id).ask, BalanceAsked()), int)
+    assert_type(await hf.step(hf.world(Purse, id).ask, BalanceAsked(), timeout=5), int)
+    assert_type(await hf.step(hf.world(Purse, id).ask, CoinAdded(1)), Any)
+    assert_type((await hf.step(hf.world(Purse, id).send, CoinAdded(1), key="k")).status, str)
+    assert_type(await hf.step(hf.world(Purse, id).state), Purse)
+    assert_type(hf.world(Purse, id).ask(BalanceAsked()), int)
+    hf.world(reserve, id)  # mistake
+    hf.world(Purse, 5)  # mistake
+    await hf.step(hf.world(Purse, id).ask)  # mistake
+    await hf.step(hf.world(Purse, id).ask, BalanceAsked(), timeout="long")  # mistake
+    (await hf.step(hf.world(Purse, id).ask, BalanceAsked())).upper()  # mistake
     hf.undo(reserve, id)
     await hf.step(reserve, 5)  # mistake
     await hf.step(charge, id)  # mistake
@@ -131,6 +148,14 @@ def calls(rt: hf.Runtime, ada: hf.WorldHandle[Purse]) -> None:
     rt.start(order.options(key="o-17"), 17, 1200)  # mistake
     rt.start(add, 1)  # mistake
     number: int = rt.start(order, "o-17", 1200).result()  # mistake
+
+    nightly = rt.schedule("nightly", order, every="0 3 * * *", args=("o-17", 1200))
+    rt.schedule("sum", add.options(queue="slow"), every="@hourly", zone="Europe/Berlin", args=(1,))
+    assert_type(nightly.pause(), bool)
+    rt.schedule("nightly", reserve, every="0 3 * * *")  # mistake
+    rt.schedule("nightly", quote, every="0 3 * * *")  # mistake
+    rt.schedule("nightly", order, every=3)  # mistake
+    rt.schedule("nightly", order, every="0 3 * * *", args=1)  # mistake
 
     assert_type(ada.ask(BalanceAsked()), int)
     assert_type(ada.ask(CoinAdded(1)), Any)

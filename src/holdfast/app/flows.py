@@ -29,10 +29,10 @@ import msgspec
 
 from holdfast import codec, value_versions
 from holdfast.app.argument_digest import as_stored, digest_of
-from holdfast.app.definitions import Effect, EffectWithOptions
+from holdfast.app.definitions import Effect, EffectWithOptions, Event
 from holdfast.app.flow_definition import Flow, FlowCall, checked_int, decoder, ns, ns_or_zero
 from holdfast.app.tasks import Task, TaskCall
-from holdfast.app.world_reference import WorldReference, reference_of, with_step_key
+from holdfast.app.world_reference import AskMethod, WorldReference, reference_of, with_step_key
 from holdfast.clock import S
 from holdfast.errors import Invalid
 from holdfast.flows.execution import (
@@ -56,6 +56,7 @@ P = ParamSpec("P")
 E = TypeVar("E")
 E2 = TypeVar("E2")
 E3 = TypeVar("E3")
+R = TypeVar("R")
 
 
 class StepOptions(Generic[P, T]):
@@ -152,6 +153,14 @@ def step(fn: StepOptions[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio
 def step(
     fn: RequestableEffect[P, T], /, *args: P.args, **kwargs: P.kwargs
 ) -> asyncio.Future[T]: ...
+@typing.overload
+def step(
+    fn: AskMethod, event: Event[R], /, *, timeout: float = 30.0, key: str | None = None
+) -> asyncio.Future[R]: ...
+@typing.overload
+def step(
+    fn: AskMethod, event: object, /, *, timeout: float = 30.0, key: str | None = None
+) -> asyncio.Future[Any]: ...
 @typing.overload
 def step(
     fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs

@@ -12,18 +12,28 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 import holdfast.world as world_package
-from holdfast.app.definitions import World
+from holdfast.app.definitions import Event, World
 from holdfast.errors import Invalid
 
 if TYPE_CHECKING:
     from holdfast.app.world_handle import Delivery, WorldHandle
 
 W = TypeVar("W", bound=World)
+R = TypeVar("R")
 # The methods that deliver an event, and take the key of their step.
 KEYED = ("ask", "send")
+
+
+class AskMethod(Protocol):
+    """The type of `hf.world(…).ask`. A step that calls it has the type of the reply that the event names."""
+
+    @overload
+    def __call__(self, event: Event[R], *, timeout: float = 30.0, key: str | None = None) -> R: ...
+    @overload
+    def __call__(self, event: object, *, timeout: float = 30.0, key: str | None = None) -> Any: ...
 
 
 def _refer(kind: type[W], name: str) -> WorldReference[W]:
@@ -48,9 +58,17 @@ class WorldReference(Generic[W]):
         """Deliver an event durably and return its inbox seq."""
         return self._handle().send(event, key=key)
 
-    def ask(self, event: Any, *, timeout: float = 30.0, key: str | None = None) -> Any:
-        """Deliver an event and wait for the reply of its handler."""
-        return self._handle().ask(event, timeout=timeout, key=key)
+    if TYPE_CHECKING:
+
+        @property
+        def ask(self) -> AskMethod:
+            """Deliver an event and wait for the reply of its handler."""
+
+    else:
+
+        def ask(self, event, *, timeout=30.0, key=None):
+            """Deliver an event and wait for the reply of its handler."""
+            return self._handle().ask(event, timeout=timeout, key=key)
 
     def state(self, at: int | None = None) -> W:
         """Return the state after the last entry, or after entry `at`."""
