@@ -40,6 +40,9 @@ COMMANDS = {
     ),
     "ready": Command("holdfast.cli.ready", "check readiness and list the blockers"),
     "why": Command("holdfast.cli.why", "show why a subject does not move, and what to do about it"),
+    "doctor": Command(
+        "holdfast.cli.doctor", "print a report for a bug tracker, without secrets and payloads"
+    ),
     "verify": Command("holdfast.cli.verify", "verify stored data; with --app also replay it"),
     "demo": Command("holdfast.cli.demo", "run a demo that kills workers and the store's writer"),
     "store": Command("holdfast.cli.store", "a store: info, copy, restored, rebuild"),
