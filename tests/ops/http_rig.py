@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, Self
 import pytest
 
 from holdfast import store as stores
+from holdfast.ops.api.universes import UniverseChoice
 from holdfast.ops.http.auth import RequestGuard, parse_address
 from holdfast.ops.http.limits import ConnectionLimits
+from holdfast.ops.http.served_api import ServedApi
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.task_batch import DeclaredTask
-from holdfast.ops.http.task_routes import TaskApi
 from holdfast.store.api import Store
 
 UNIVERSE = "shop"
@@ -192,8 +193,9 @@ class HttpRig:
         limits: ConnectionLimits | None = None,
     ) -> HttpServer:
         address = parse_address("127.0.0.1:0")
+        universes = UniverseChoice(self.store, {}, default=UNIVERSE)
         server = HttpServer(
-            lambda server: TaskApi(server, self.store, UNIVERSE, declared or {}),
+            lambda server: ServedApi(server, self.store, universes, declared=declared or {}),
             address=address,
             guard=RequestGuard(address, token),
             limits=limits,

@@ -31,6 +31,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "up": Command("holdfast.cli.up", "run an application until SIGTERM or Ctrl-C"),
+    "serve": Command("holdfast.cli.serve", "serve the HTTP API of a store, without any role"),
     "worlds": Command(
         "holdfast.cli.worlds", "worlds: list, show, state, journal, fork, pause, purge, …"
     ),
@@ -38,6 +39,8 @@ COMMANDS = {
     "authority": Command(
         "holdfast.cli.authority", "the leader lease: show, force-release, mark-stale"
     ),
+    "tokens": Command("holdfast.cli.tokens", "tokens of HTTP clients: hash"),
+    "audit": Command("holdfast.cli.audit", "actions of operators, newest first"),
     "ready": Command("holdfast.cli.ready", "check readiness and list the blockers"),
     "why": Command("holdfast.cli.why", "show why a subject does not move, and what to do about it"),
     "doctor": Command(

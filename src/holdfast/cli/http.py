@@ -1,4 +1,4 @@
-"""The HTTP options of `holdfast up`: listen address, token and host names."""
+"""The HTTP options of `holdfast up` and `holdfast serve`: listen address, tokens, certificate and host names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 from holdfast.adapters.errors import NotInstalled
 from holdfast.app.runtime import Runtime
 from holdfast.errors import Invalid
+from holdfast.ops.api.universes import UniverseChoice
 from holdfast.ops.http.auth import (
     HOST,
     PORT,
     TOKEN_VARIABLE,
     RequestGuard,
     parse_address,
-    read_token,
 )
+from holdfast.ops.http.tls import CertificateFiles
+from holdfast.ops.http.tokens import TokenFile
+from holdfast.store.api import Store
 
 if TYPE_CHECKING:
     from holdfast.ops.http.server import HttpServer
@@ -37,8 +40,19 @@ def add_http(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--http-token-file",
         metavar="FILE",
-        help=f"file with the token that HTTP clients must send (default: ${TOKEN_VARIABLE}); a token "
-        "is required unless the address is loopback",
+        help="file with a token, or with lines NAME SCOPES sha256:HEX of `holdfast tokens hash` "
+        f"(default: ${TOKEN_VARIABLE}); a token is required unless the address is loopback; a changed "
+        "file applies without a restart",
+    )
+    parser.add_argument(
+        "--http-cert",
+        metavar="FILE",
+        help="serve TLS with this certificate chain (PEM); a renewed file applies without a restart",
+    )
+    parser.add_argument(
+        "--http-key",
+        metavar="FILE",
+        help="private key of the certificate (PEM; default: in the file of the certificate)",
     )
     parser.add_argument(
         "--http-name",
@@ -49,35 +63,54 @@ def add_http(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def build_tls(args: argparse.Namespace) -> CertificateFiles | None:
+    if args.http_cert is None:
+        if args.http_key is not None:
+            raise Invalid(what="--http-key", why="it needs --http-cert")
+        return None
+    return CertificateFiles(args.http_cert, args.http_key)
+
+
 def build_guard(args: argparse.Namespace) -> RequestGuard | None:
     """Validate the HTTP options before the store is opened and roles start; None without --http."""
     if args.http is None:
-        if args.http_token_file or args.http_name:
+        if args.http_token_file or args.http_name or args.http_cert or args.http_key:
             raise Invalid(what="--http", why="HTTP options need --http")
         return None
     _require_extra()
-    token = read_token(os.environ.get(TOKEN_VARIABLE), args.http_token_file)
-    return RequestGuard(parse_address(args.http), token, args.http_name)
+    tokens = (
+        TokenFile(args.http_token_file)
+        if args.http_token_file is not None
+        else os.environ.get(TOKEN_VARIABLE, "")
+    )
+    return RequestGuard(parse_address(args.http), tokens, args.http_name)
 
 
 def http_server(
-    args: argparse.Namespace, runtime: Runtime, guard: RequestGuard | None
+    args: argparse.Namespace,
+    store: Store,
+    universes: UniverseChoice,
+    guard: RequestGuard | None,
+    runtime: Runtime | None = None,
 ) -> contextlib.AbstractContextManager[HttpServer | None]:
-    """Return a context that runs the HTTP server; without --http it does nothing."""
+    """Return a context that runs the HTTP server; without --http it does nothing. `runtime` has the roles whose
+    runners `/metrics` shows."""
     if guard is None:
         return contextlib.nullcontext()
+    from holdfast.ops.http.served_api import ServedApi
     from holdfast.ops.http.server import HttpServer
-    from holdfast.ops.http.task_routes import TaskApi
     from holdfast.ops.metrics.exposition import MetricsPage
     from holdfast.ops.metrics.runner_metrics import runner_readings
 
-    metrics = MetricsPage(
-        runtime.store, worker=runtime.worker, runners=lambda: runner_readings(runtime.roles)
-    )
+    metrics = MetricsPage(store)
+    if runtime is not None:
+        roles = runtime.roles
+        metrics = MetricsPage(store, worker=runtime.worker, runners=lambda: runner_readings(roles))
     return HttpServer(
-        lambda server: TaskApi(server, runtime.store, runtime.universe, runtime.app.tasks, metrics),
+        lambda server: ServedApi(server, store, universes, metrics=metrics),
         address=parse_address(args.http),
         guard=guard,
+        tls=build_tls(args),
     )
 
 

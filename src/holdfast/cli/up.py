@@ -32,6 +32,7 @@ from holdfast.cli.store_option import add_options, is_embedded
 from holdfast.clock import SYSTEM, S
 from holdfast.config import DEDUPE_RETENTION_NS, TTL_NS_MAX
 from holdfast.errors import Busy, HoldfastError, Invalid
+from holdfast.ops.api.universes import UniverseChoice
 from holdfast.ops.app_loader import load_app
 from holdfast.store.admin.routing import StoreRouting, locate_store
 from holdfast.store.api import Store
@@ -161,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
         with (
             Watchdog(runtime, args.stuck_s),
             runtime,
-            http_server(args, runtime, guard) as http,
+            http_server(args, runtime.store, universe_choice(runtime), guard, runtime) as http,
         ):
             configure_log(args, universe=runtime.universe, worker=runtime.worker)
             space = SpaceWatch(runtime.store)
@@ -181,6 +182,12 @@ def run(args: argparse.Namespace) -> int:
         faulthandler.cancel_dump_traceback_later()
     _require_no_failure(runtime.roles)
     return EXIT_OK
+
+
+def universe_choice(runtime: Runtime) -> UniverseChoice:
+    """The HTTP API serves all universes of the store, and has the code of this one."""
+    name = runtime.universe
+    return UniverseChoice(runtime.store, {name: runtime.app}, default=name)
 
 
 def open_runtime(
@@ -288,7 +295,7 @@ def _await_first_round(runtime: Runtime, stop_signal: StopSignal) -> bool:
 
 
 def _print_ready(args: argparse.Namespace, runtime: Runtime, http: HttpServer | None) -> None:
-    url = None if http is None else f"http://{http.address}"
+    url = None if http is None else http.url
     if args.json:
         document = {
             "ready": runtime.worker,

@@ -426,7 +426,7 @@ ENDPOINTS = (
              EndpointOptions(body=EventBody, needs_app=True, problems=(UnknownEvent,))),
     Endpoint("POST", f"{_WORLD}/ask", Scope.SUBMIT, ask_world, ReplyDocument,
              "Send an event to a world and wait for the reply of its handler",
-             EndpointOptions(body=AskBody, needs_app=True, problems=(UnknownEvent,))),
+             EndpointOptions(body=AskBody, needs_app=True, waits=True, problems=(UnknownEvent,))),
     Endpoint("POST", f"{_WORLD}/fork", Scope.OPERATE, fork_world, WorldWithLineage,
              "Create a world with the state of another world after one of its entries",
              EndpointOptions(body=WorldForkBody, status=201)),

@@ -80,8 +80,9 @@ class ApiRoute(BaseRoute):
         request: HttpRequest
         connection, request = scope["extensions"]["holdfast"]
         route, names = self._table.find(request)
+        token = server.guard.find_token(request)
         if not route.open:
-            server.guard.require_token(request)
+            server.guard.require_scope(request, token, route.scope)
         if request.length and route.method == "GET":
             # Some GET routes are open to clients without a token, whose bytes must not use memory.
             raise BadRequest(what="body", why="this route takes no body", bytes=request.length)
@@ -89,11 +90,10 @@ class ApiRoute(BaseRoute):
             raise ServerStopping()
         if connection.is_rejected and not route.always:
             raise connection.too_many()
-        trusted = server.guard.is_trusted(request)
         body = await self._read_body(connection, receive) if request.length else b""
         connection.client_wait_since_s = None
-        connection.proven = connection.proven or trusted
-        call = RouteCall(request, names, body, trusted, connection.disconnect)
+        connection.proven = connection.proven or token is not None
+        call = RouteCall(request, names, body, token, connection.disconnect)
         response = await self._handle(route.handler, call)
         connection.body.release()
         try:

@@ -1,7 +1,7 @@
 """Authentication and request origin checks of the HTTP server, and its listen address.
 
 - The default address is loopback. Any other address requires a token. If there is a token, every client
-  needs it.
+  needs one, with the scope of its request (`tokens`).
 - `Host` must be an IP address, `localhost`, the listen name, or a configured name. This blocks DNS
   rebinding, where the request carries the attacker's host name. `Origin`, which browsers send, must match
   `Host`. For browser requests without `Origin`, such as images, `Sec-Fetch-Site` is checked. Every request
@@ -11,25 +11,21 @@
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import re
 import socket
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import Invalid, NotFound
-from holdfast.ops.http.problem import Forbidden, Unauthorized, WrongContentType
+from holdfast.errors import Invalid
+from holdfast.ops.api.endpoint import Scope
+from holdfast.ops.http.problem import Forbidden, ScopeMissing, Unauthorized, WrongContentType
 from holdfast.ops.http.request_head import HttpRequest
+from holdfast.ops.http.tokens import LOCAL, Token, TokenFile, TokenSet, parse_tokens
 
 HOST = "127.0.0.1"
 PORT = 8787
 TOKEN_VARIABLE = "HOLDFAST_TOKEN"
-TOKEN_CHARS_MIN = 16
-TOKEN_BYTES_MAX = 4096
-
-_TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
 class NoToken(Invalid):
@@ -64,32 +60,24 @@ def parse_address(text: str) -> ListenAddress:
     return ListenAddress(host or HOST, int(port) if port else PORT)
 
 
-def read_token(variable: str | None, file: str | None) -> str:
-    """Return the token from the file if one is given, else from the environment; empty for none."""
-    token = variable or ""
-    if file is not None:
-        path = Path(file)
-        if not path.is_file():
-            raise NotFound(what="--http-token-file", path=file)
-        token = path.read_bytes()[: TOKEN_BYTES_MAX + 1].decode("latin-1").strip()
-        if not token:
-            raise Invalid(what="--http-token-file", path=file, why="empty")
-    if token and not (TOKEN_CHARS_MIN <= len(token) <= TOKEN_BYTES_MAX and _TOKEN.fullmatch(token)):
-        raise Invalid(
-            what="token",
-            why=f"must have at least {TOKEN_CHARS_MIN} printable characters without spaces",
-            found=f"{len(token)} characters",
-        )
-    return token
-
-
 class RequestGuard:
-    def __init__(self, address: ListenAddress, token: str, names: Iterable[str] = ()) -> None:
-        if not token and not address.loopback:
+    """`tokens` is the text of tokens (`tokens.parse_tokens`), or a file with them."""
+
+    def __init__(
+        self, address: ListenAddress, tokens: str | TokenFile, names: Iterable[str] = ()
+    ) -> None:
+        self._file = tokens if isinstance(tokens, TokenFile) else None
+        self._tokens = TokenSet(parse_tokens(tokens)) if isinstance(tokens, str) else tokens.tokens
+        if not self._tokens.tokens and not address.loopback:
             raise NoToken(what="--http", address=str(address))
-        self._token = token.encode()
         hostname = socket.gethostname()
         self._names = {name.lower() for name in ("localhost", hostname, address.host, *names)}
+
+    def refresh(self) -> None:
+        """Read the token file again if it changed."""
+        if self._file is not None:
+            self._file.refresh()
+            self._tokens = self._file.tokens
 
     def check(self, request: HttpRequest) -> None:
         """Reject cross-site requests by Host, Origin, Sec-Fetch-Site and content type."""
@@ -110,18 +98,25 @@ class RequestGuard:
             if kind != "application/json":
                 raise WrongContentType(what="content-type", found=kind[:64])
 
-    def is_trusted(self, request: HttpRequest) -> bool:
-        """Whether the request has the token, or no token is configured."""
-        if not self._token:
-            return True
+    def find_token(self, request: HttpRequest) -> Token | None:
+        """Return the token of a request; None without a valid one. A server without tokens accepts every client."""
+        if not self._tokens.tokens:
+            return LOCAL
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(credentials.strip().encode("latin-1"), self._token)
-        return scheme.lower() == "bearer" and same
+        if scheme.lower() != "bearer":
+            return None
+        return self._tokens.find(credentials.strip().encode("latin-1"))
 
-    def require_token(self, request: HttpRequest) -> None:
-        if not self.is_trusted(request):
+    def require_scope(self, request: HttpRequest, token: Token | None, scope: Scope) -> None:
+        if token is None:
             has_header = "authorization" in request.headers
             raise Unauthorized(what="token", why="wrong" if has_header else "missing")
+        if not token.permits(scope):
+            raise ScopeMissing(
+                missing=scope.value,
+                token=token.name,
+                scopes=sorted(scope.value for scope in token.scopes),
+            )
 
     def _is_own_host(self, host: str) -> bool:
         name = re.sub(r":[0-9]*$", "", host.lower()) if not host.endswith("]") else host.lower()

@@ -5,6 +5,7 @@ The body has the error's stable `code`, and `retryable`: whether the same reques
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -13,16 +14,26 @@ import msgspec
 
 from holdfast.errors import (
     Busy,
+    CommitUnknown,
     Conflict,
+    Fenced,
+    HeadMoved,
+    Held,
     HoldfastError,
+    IllegalTransition,
     Invalid,
     KeyConflict,
+    NoReply,
     NotFound,
+    ReplayDiverged,
     StoreFull,
     StoreGone,
     Timeout,
+    UnknownEvent,
     ValueTooLarge,
 )
+from holdfast.ops.api.call import NeedsApp, NoIndex
+from holdfast.ops.api.universes import UniverseRequired
 
 RETRY_AFTER_S = 1
 # The reason phrases of RFC 9110. Python adopted them in 3.13; responses must not depend on the version.
@@ -48,6 +59,8 @@ class HttpResponse(NamedTuple):
 
     @property
     def all_headers(self) -> list[tuple[str, str]]:
+        if self.status in (204, 304):
+            return [("cache-control", "no-store"), *self.headers]
         return [
             ("content-type", self.content_type),
             ("content-length", str(len(self.body))),
@@ -78,7 +91,7 @@ class BodyTooLarge(Invalid):
 
 class NoRoute(NotFound):
     code = "no_route"
-    hint = "docs/tasks-http.md lists the routes"
+    hint = "docs/http-api.md and docs/tasks-http.md list the routes"
 
 
 class WrongMethod(Invalid):
@@ -97,6 +110,11 @@ class Unauthorized(Invalid):
 
 class Forbidden(Invalid):
     code = "forbidden"
+
+
+class ScopeMissing(Invalid):
+    code = "scope"
+    hint = "use a token with the missing scope"
 
 
 class RequestTooSlow(Timeout):
@@ -124,16 +142,28 @@ _STATUS: tuple[tuple[type[HoldfastError], HTTPStatus], ...] = (
     (WrongContentType, HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
     (Unauthorized, HTTPStatus.UNAUTHORIZED),
     (Forbidden, HTTPStatus.FORBIDDEN),
+    (ScopeMissing, HTTPStatus.FORBIDDEN),
     (BadRequest, HTTPStatus.BAD_REQUEST),
+    (NoIndex, HTTPStatus.BAD_REQUEST),
+    (UniverseRequired, HTTPStatus.BAD_REQUEST),
     (KeyConflict, HTTPStatus.CONFLICT),
+    (NeedsApp, HTTPStatus.CONFLICT),
     (Conflict, HTTPStatus.CONFLICT),
+    (IllegalTransition, HTTPStatus.CONFLICT),
+    (Fenced, HTTPStatus.CONFLICT),
+    (Held, HTTPStatus.CONFLICT),
+    (HeadMoved, HTTPStatus.CONFLICT),
+    (ReplayDiverged, HTTPStatus.CONFLICT),
+    (NoReply, HTTPStatus.CONFLICT),
+    (UnknownEvent, HTTPStatus.UNPROCESSABLE_ENTITY),
     (Invalid, HTTPStatus.UNPROCESSABLE_ENTITY),
     # StoreGone is a NotFound, but the store is missing, not the requested task or world.
     (StoreGone, HTTPStatus.INTERNAL_SERVER_ERROR),
     (NotFound, HTTPStatus.NOT_FOUND),
     (RequestTooSlow, HTTPStatus.REQUEST_TIMEOUT),
-    (Timeout, HTTPStatus.GATEWAY_TIMEOUT),
+    (Timeout, HTTPStatus.SERVICE_UNAVAILABLE),
     (Busy, HTTPStatus.SERVICE_UNAVAILABLE),
+    (CommitUnknown, HTTPStatus.SERVICE_UNAVAILABLE),
     (StoreFull, HTTPStatus.INSUFFICIENT_STORAGE),
 )
 
@@ -157,8 +187,9 @@ def problem_response(error: HoldfastError) -> HttpResponse:
         headers.append(("WWW-Authenticate", "Bearer"))
     if status is HTTPStatus.METHOD_NOT_ALLOWED:
         headers.append(("Allow", ", ".join(error.fields.get("allowed", ()))))
-    if status is HTTPStatus.SERVICE_UNAVAILABLE:
-        headers.append(("Retry-After", str(RETRY_AFTER_S)))
+    if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
+        retry_after_s = max(error.fields.get("retry_after_s", RETRY_AFTER_S), RETRY_AFTER_S)
+        headers.append(("Retry-After", str(math.ceil(retry_after_s))))
     return HttpResponse(
         int(status), encode_json(document), tuple(headers), "application/problem+json"
     )

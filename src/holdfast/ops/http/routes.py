@@ -9,8 +9,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
+from holdfast.ops.api.endpoint import Scope
 from holdfast.ops.http.problem import HttpResponse, NoRoute, WrongMethod
 from holdfast.ops.http.request_head import HttpRequest
+from holdfast.ops.http.tokens import Token
 
 
 class ClientDisconnect:
@@ -42,8 +44,8 @@ class RouteCall(NamedTuple):
     # The path segments that matched `*`, in order.
     path_parameters: tuple[str, ...]
     body: bytes
-    # Whether the client is authenticated. Only open routes get calls that are not.
-    trusted: bool
+    # The client's token. Only open routes get calls without one.
+    token: Token | None
     disconnect: ClientDisconnect
 
 
@@ -56,6 +58,7 @@ class Route(NamedTuple):
     method: str
     path: tuple[str, ...]
     handler: RouteHandler
+    scope: Scope = Scope.READ
     # Accessible without a token.
     open: bool = False
     # Served even above the connection limit. Its handler must not wait, and it has no body.

@@ -20,7 +20,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -31,13 +30,14 @@ from holdfast.ops.http.application import HttpApplication
 from holdfast.ops.http.auth import ListenAddress, RequestGuard
 from holdfast.ops.http.limits import ConnectionLimits
 from holdfast.ops.http.protocol import HttpConnection
-from holdfast.ops.http.routes import HttpApi
+from holdfast.ops.http.routes import HttpApi, Route
+from holdfast.ops.http.threads import HttpThreads
+from holdfast.ops.http.tls import CertificateFiles
 
 STOP_S = 5.0
-READER_THREADS = 4
+# The interval of looks at the files of tokens and certificates, in ticks of 0.1 s.
+REFRESH_TICKS = 10
 BACKLOG = 128
-# Larger bodies are parsed in a thread, because parsing takes a millisecond or more.
-LARGE_BODY_BYTES = 64 * 1024
 
 T = TypeVar("T")
 
@@ -56,10 +56,12 @@ class HttpServer:
         address: ListenAddress,
         guard: RequestGuard,
         limits: ConnectionLimits | None = None,
+        tls: CertificateFiles | None = None,
     ) -> None:
         """Bind the socket. `make_api` is called in the event loop when it runs."""
         self._make_api = make_api
         self.guard = guard
+        self._tls = tls
         self.limits = limits or ConnectionLimits()
         self.connections_max = min(self.limits.connections_max, _open_files_max() // 2)
         self.rounds = 0
@@ -77,9 +79,7 @@ class HttpServer:
         self._api: HttpApi | None = None
         self._uvicorn: UvicornServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="holdfast-http-read")
-        # A single thread, so that parsing of large bodies cannot dominate the GIL.
-        self._parser = ThreadPoolExecutor(1, thread_name_prefix="holdfast-http-parse")
+        self.threads = HttpThreads()
         self._thread: threading.Thread | None = None
         _servers.add(self)
 
@@ -88,9 +88,18 @@ class HttpServer:
         return self._thread is not None and self._thread.is_alive()
 
     @property
+    def url(self) -> str:
+        return f"http{'s' if self._tls else ''}://{self.address}"
+
+    @property
     def loop(self) -> asyncio.AbstractEventLoop:
         assert self._loop is not None
         return self._loop
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """The routes of the running server."""
+        return () if self._api is None else self._api.routes
 
     @property
     def busy(self) -> int:
@@ -130,13 +139,11 @@ class HttpServer:
 
     async def run_in_thread(self, fn: Callable[..., T], *args: Any) -> T:
         """Run a blocking store read in the thread pool."""
-        return await self.loop.run_in_executor(self._readers, fn, *args)
+        return await self.threads.read(fn, *args)
 
     async def parse(self, size: int, fn: Callable[..., T], *args: Any) -> T:
         """Run a parser: in the event loop for a small body, in the parser thread for a large one."""
-        if size < LARGE_BODY_BYTES:
-            return fn(*args)
-        return await self.loop.run_in_executor(self._parser, fn, *args)
+        return await self.threads.parse(size, fn, *args)
 
     def make_room_for_bodies(self, newest: HttpConnection) -> bool:
         """Free body memory until the limit holds, and return whether it does. Drops the connection with the
@@ -170,6 +177,12 @@ class HttpServer:
         for connections in (self._connections, self._rejected):
             connections.pop(id(connection), None)
 
+    def refresh(self) -> None:
+        """Read the files of tokens and certificates again if they changed."""
+        self.guard.refresh()
+        if self._tls is not None:
+            self._tls.refresh()
+
     def check_times(self) -> None:
         """Close the connections whose timeouts are over."""
         now_s = self.loop.time()
@@ -189,13 +202,13 @@ class HttpServer:
             self.failure = error
         finally:
             self._socket.close()
-            self._readers.shutdown(wait=False, cancel_futures=True)
-            self._parser.shutdown(wait=False, cancel_futures=True)
+            self.threads.shutdown()
             self._started.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         api = self._api = self._make_api(self)
+        tls = self._tls
         config = uvicorn.Config(
             HttpApplication(self, api),
             # Any callable with the arguments of a protocol class is accepted.
@@ -208,6 +221,7 @@ class HttpServer:
             proxy_headers=False,
             backlog=BACKLOG,
             timeout_graceful_shutdown=int(STOP_S),
+            ssl_context_factory=None if tls is None else lambda *_: tls.context,
         )
         self._uvicorn = UvicornServer(self, config)
         if self.stopping:
@@ -273,6 +287,8 @@ class UvicornServer(uvicorn.Server):
         """Ten times a second."""
         self._http_server.check_times()
         self._http_server.mark_started()
+        if counter % REFRESH_TICKS == 0:
+            self._http_server.refresh()
         return await super().on_tick(counter)
 
 

@@ -1,4 +1,4 @@
-"""The task routes of the HTTP API: submit, query and control tasks; health checks.
+"""The task routes of the HTTP API that are hot or that wait, without a thread for each request; health checks.
 
     POST /v1/tasks                 submit a task, or a batch in one atomic commit
     POST /v1/tasks/lease           lease tasks; long poll of up to `wait_s`
@@ -7,13 +7,13 @@
     POST /v1/tasks/fail            report failed tasks, and whether a retry may succeed
     GET  /v1/tasks                 list tasks by queue, state and name
     GET  /v1/tasks/{id}            show a task; long poll of up to `wait_s` for its end
-    POST /v1/tasks/{id}/cancel     cancel a task in any state
-    POST /v1/tasks/{id}/redrive    submit a failed or dead task again, as a new task
     GET  /v1/queues                queue counts and limits
     GET  /healthz, /readyz         whether this process is alive; whether the universe is ready
     GET  /metrics                  the metrics of the store and of this process, for Prometheus
 
-`worker_routes` implements the lease, heartbeat, complete and fail routes.
+`worker_routes` implements the lease, heartbeat, complete and fail routes. `ops/api/tasks.py` declares the endpoints of
+tasks, with the same requests and answers, and has their other routes: cancel, redrive, and a submission with an
+idempotency key.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET
 
 from holdfast.clock import S
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.ops.api.endpoint import Scope
 from holdfast.ops.http.json_values import decode
 from holdfast.ops.http.problem import HttpResponse, encode_json
-from holdfast.ops.http.request_schemas import CancelBody, EmptyBody, NewTaskBody, SubmissionBody
-from holdfast.ops.http.routes import HttpApi, Route, RouteCall
+from holdfast.ops.http.request_schemas import NewTaskBody, SubmissionBody
+from holdfast.ops.http.routes import HttpApi, Route, RouteCall, RouteHandler
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.task_batch import DeclaredTask, build_batch, require_tasks
 from holdfast.ops.http.worker_routes import WorkerRoutes, check_wait
@@ -68,39 +69,29 @@ class TaskApi(HttpApi):
     ) -> None:
         """`declared` holds the tasks that the app declares. Other tasks may be submitted too, for external
         workers."""
-        self._metrics_page = metrics or MetricsPage(store)
         self._server = server
         self._store = store
         self._universe = universe
         self._declared = declared
-        worker_routes = self._worker_routes = WorkerRoutes(server, store, universe)
+        self.worker_routes = WorkerRoutes(server, store, universe)
         self._closing = threading.Event()
         self._maintenance = server.loop.create_task(self._run_maintenance())
-        post, get = "POST", "GET"
         self.routes = (
-            Route(get, ("healthz",), self._healthz, open=True, always=True),
-            Route(get, ("readyz",), self._readyz, open=True),
-            Route(get, ("metrics",), self._metrics),
-            Route(post, ("v1", "tasks"), self._submit),
-            Route(get, ("v1", "tasks"), self._list),
-            Route(post, ("v1", "tasks", "lease"), worker_routes.lease),
-            Route(post, ("v1", "tasks", "heartbeat"), worker_routes.heartbeat),
-            Route(post, ("v1", "tasks", "complete"), worker_routes.complete),
-            Route(post, ("v1", "tasks", "fail"), worker_routes.fail),
-            Route(get, ("v1", "tasks", "*"), self._show),
-            Route(post, ("v1", "tasks", "*", "cancel"), self._cancel),
-            Route(post, ("v1", "tasks", "*", "redrive"), self._redrive),
-            Route(get, ("v1", "queues"), self._queues),
+            *task_routes(self._resolve),
+            metrics_route(server, metrics or MetricsPage(store)),
         )
 
     def close(self) -> None:
         self._closing.set()
         self._maintenance.cancel()
-        self._worker_routes.close()
+        self.worker_routes.close()
+
+    async def _resolve(self, call: RouteCall) -> tuple[TaskApi, RouteCall]:
+        return self, call
 
     # -- submit ------------------------------------------------------------------------------------
 
-    async def _submit(self, call: RouteCall) -> HttpResponse:
+    async def submit(self, call: RouteCall) -> HttpResponse:
         size = len(call.body)
         sent = await self._server.parse(size, decode, SubmissionBody, call.body)
         if sent.tasks is UNSET:
@@ -141,7 +132,7 @@ class TaskApi(HttpApi):
 
     # -- query and control ---------------------------------------------------------------------------
 
-    async def _show(self, call: RouteCall) -> HttpResponse:
+    async def show(self, call: RouteCall) -> HttpResponse:
         _check_query(call, ("wait_s",))
         task = parse_task_id(call.path_parameters[0])
         wait_s = _parse_seconds(call.request.query.get("wait_s", "0"))
@@ -149,13 +140,13 @@ class TaskApi(HttpApi):
             self._store.read, read_report, self._universe, task
         )
         if wait_s and report.details.row.state in (TaskState.WAITING, TaskState.LEASED):
-            await self._worker_routes.until_ended(task, wait_s, call.disconnect)
+            await self.worker_routes.until_ended(task, wait_s, call.disconnect)
             report = await self._server.run_in_thread(
                 self._store.read, read_report, self._universe, task
             )
         return HttpResponse(200, encode_json(task_details(report)))
 
-    async def _list(self, call: RouteCall) -> HttpResponse:
+    async def list_tasks(self, call: RouteCall) -> HttpResponse:
         _check_query(call, ("state", "queue", "name", "cursor", "limit"))
         query = call.request.query
         limit = query.get("limit", "100")
@@ -180,36 +171,16 @@ class TaskApi(HttpApi):
         }
         return HttpResponse(200, encode_json(document))
 
-    async def _queues(self, call: RouteCall) -> HttpResponse:
+    async def queues(self, call: RouteCall) -> HttpResponse:
         _check_query(call, ())
         rows = await self._server.run_in_thread(
             self._store.read, queries.list_queues, self._universe
         )
         return HttpResponse(200, encode_json({"queues": [queue_summary(row) for row in rows]}))
 
-    async def _cancel(self, call: RouteCall) -> HttpResponse:
-        task = parse_task_id(call.path_parameters[0])
-        sent = decode(CancelBody, call.body or b"{}")
-        await self._server.run_in_thread(self._store.read, queries.get_task, self._universe, task)
-        [ended] = await self._store.submit(tasks.cancel, self._universe, [task.seq], sent.reason)
-        return HttpResponse(200, encode_json({"id": str(task), "cancelled": ended}))
-
-    async def _redrive(self, call: RouteCall) -> HttpResponse:
-        task = parse_task_id(call.path_parameters[0])
-        decode(EmptyBody, call.body or b"{}")
-        await self._server.run_in_thread(self._store.read, queries.get_task, self._universe, task)
-        seqs = await self._store.submit(tasks.redrive, self._universe, [task.seq])
-        [new_id] = await self._server.run_in_thread(
-            self._store.read, queries.task_ids, self._universe, seqs
-        )
-        return HttpResponse(201, encode_json({"id": str(new_id), "redrive_of": str(task)}))
-
     # -- health --------------------------------------------------------------------------------------
 
-    async def _healthz(self, call: RouteCall) -> HttpResponse:
-        return HttpResponse(200, encode_json({"ok": True}))
-
-    async def _readyz(self, call: RouteCall) -> HttpResponse:
+    async def readyz(self, call: RouteCall) -> HttpResponse:
         try:
             async with asyncio.timeout(READINESS_TIMEOUT_S):
                 snapshot = await self._server.run_in_thread(
@@ -220,13 +191,9 @@ class TaskApi(HttpApi):
             snapshot = readiness_facts.store_silent_snapshot(
                 self._universe, self._store, READINESS_TIMEOUT_S
             )
-        document: Any = snapshot if call.trusted else {"ready": snapshot.ready}
+        may_read = call.token is not None and call.token.permits(Scope.READ)
+        document: Any = snapshot if may_read else {"ready": snapshot.ready}
         return HttpResponse(200 if snapshot.ready else 503, encode_json(document))
-
-    async def _metrics(self, call: RouteCall) -> HttpResponse:
-        accept = call.request.headers.get("accept", "")
-        content_type, body = await self._server.run_in_thread(self._metrics_page.render, accept)
-        return HttpResponse(200, body, content_type=content_type)
 
     async def _run_maintenance(self) -> None:
         """Run the maintenance loop: if all workers are HTTP clients, no other process deletes expired tasks
@@ -242,6 +209,49 @@ class TaskApi(HttpApi):
 
     def _is_open(self) -> bool:
         return not self._closing.is_set()
+
+
+ApiOfCall = Callable[[RouteCall], Awaitable[tuple[TaskApi, RouteCall]]]
+TaskMethod = Callable[[TaskApi, RouteCall], Awaitable[HttpResponse]]
+
+
+def task_routes(api_of: ApiOfCall) -> tuple[Route, ...]:
+    """Return the routes. `api_of` chooses the universe of a call."""
+
+    def using(method: TaskMethod) -> RouteHandler:
+        async def handle(call: RouteCall) -> HttpResponse:
+            api, resolved = await api_of(call)
+            return await method(api, resolved)
+
+        return handle
+
+    post, get = "POST", "GET"
+    submit, work = Scope.SUBMIT, Scope.WORK
+    return (
+        Route(get, ("healthz",), healthz, open=True, always=True),
+        Route(get, ("readyz",), using(TaskApi.readyz), open=True),
+        Route(post, ("v1", "tasks"), using(TaskApi.submit), submit),
+        Route(get, ("v1", "tasks"), using(TaskApi.list_tasks)),
+        Route(post, ("v1", "tasks", "lease"), using(_lease), work),
+        Route(post, ("v1", "tasks", "heartbeat"), using(_heartbeat), work),
+        Route(post, ("v1", "tasks", "complete"), using(_complete), work),
+        Route(post, ("v1", "tasks", "fail"), using(_fail), work),
+        Route(get, ("v1", "tasks", "*"), using(TaskApi.show)),
+        Route(get, ("v1", "queues"), using(TaskApi.queues)),
+    )
+
+
+def metrics_route(server: HttpServer, page: MetricsPage) -> Route:
+    async def metrics(call: RouteCall) -> HttpResponse:
+        accept = call.request.headers.get("accept", "")
+        content_type, body = await server.run_in_thread(page.render, accept)
+        return HttpResponse(200, body, content_type=content_type)
+
+    return Route("GET", ("metrics",), metrics)
+
+
+async def healthz(call: RouteCall) -> HttpResponse:
+    return HttpResponse(200, encode_json({"ok": True}))
 
 
 # -- inside ------------------------------------------------------------------------------------------
@@ -260,3 +270,19 @@ def _check_query(call: RouteCall, accepted: Sequence[str]) -> None:
     unknown = sorted(set(call.request.query) - set(accepted))
     if unknown:
         raise Invalid(what="query", found=unknown[0][:64], expected=list(accepted))
+
+
+def _lease(api: TaskApi, call: RouteCall) -> Awaitable[HttpResponse]:
+    return api.worker_routes.lease(call)
+
+
+def _heartbeat(api: TaskApi, call: RouteCall) -> Awaitable[HttpResponse]:
+    return api.worker_routes.heartbeat(call)
+
+
+def _complete(api: TaskApi, call: RouteCall) -> Awaitable[HttpResponse]:
+    return api.worker_routes.complete(call)
+
+
+def _fail(api: TaskApi, call: RouteCall) -> Awaitable[HttpResponse]:
+    return api.worker_routes.fail(call)

@@ -1,0 +1,79 @@
+"""`holdfast serve --store URL`: serves the HTTP API of a store, without any role.
+
+- It prints `ready URL` when it accepts requests. SIGTERM and SIGINT stop it: running requests end, the exit code is 0.
+- `--app` gives it the code of an application, for requests that need it. Without it they get 409 `needs_app`.
+- It serves all universes of the store. A request names one with `?universe=`, unless there is only one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+
+from holdfast.app.app import App
+from holdfast.cli import EXIT_OK
+from holdfast.cli.app_argument import app_errors_are_usage
+from holdfast.cli.http import DEFAULT, add_http, build_guard, http_server
+from holdfast.cli.stop_signal import StopSignal
+from holdfast.cli.store_option import add_options, open_existing
+from holdfast.errors import Invalid
+from holdfast.ops.api.universes import UniverseChoice
+from holdfast.ops.app_loader import load_app
+
+WATCH_S = 0.5
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--app",
+        metavar="MODULE:APP",
+        action="append",
+        default=[],
+        help="load this application, for requests that need its code; repeatable",
+    )
+    parser.add_argument(
+        "--universe",
+        metavar="U",
+        help="universe of requests that name none (default: that of the only --app, or the only one "
+        "of the store)",
+    )
+    add_http(parser)
+    parser.set_defaults(http=DEFAULT)
+    add_options(parser)
+
+
+@app_errors_are_usage
+def run(args: argparse.Namespace) -> int:
+    guard = build_guard(args)
+    apps = _load_apps(args.app)
+    if args.universe is None and len(apps) == 1:
+        args.universe = next(iter(apps))
+    stop_signal = StopSignal()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop_signal.set())
+    with open_existing(args) as store:
+        universes = UniverseChoice(store, apps, default=args.universe or "")
+        with http_server(args, store, universes, guard) as http:
+            assert http is not None
+            _print_ready(args, http.url)
+            while not stop_signal.wait(WATCH_S):
+                if http.failure is not None:
+                    raise http.failure
+    return EXIT_OK
+
+
+def _load_apps(names: list[str]) -> dict[str, App]:
+    apps: dict[str, App] = {}
+    for name in names:
+        app = load_app(name)
+        if app.universe in apps:
+            raise Invalid(
+                what="--app", universe=app.universe, why="two applications of one universe"
+            )
+        apps[app.universe] = app
+    return apps
+
+
+def _print_ready(args: argparse.Namespace, url: str) -> None:
+    print(json.dumps({"ready": True, "http": url}) if args.json else f"ready {url}", flush=True)

@@ -1,0 +1,110 @@
+"""All routes of a server: the worker protocol of each universe, the endpoints of `ops.api`, health and readiness.
+
+    /healthz /readyz                        this process; the universes
+    /metrics                                the metrics of the store and of this process
+    /v1/tasks… /v1/queues                   the worker protocol (`task_routes`)
+    /v1/universes                           the universes of the store
+    /v1/…                                   the endpoints (`ops.api.registry`)
+
+The worker protocol of a universe starts with its first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from holdfast.ops.api.registry import endpoints
+from holdfast.ops.http.endpoint_routes import EndpointRoutes
+from holdfast.ops.http.problem import HttpResponse, ServerOverloaded, encode_json
+from holdfast.ops.http.routes import HttpApi, Route, RouteCall
+from holdfast.ops.http.task_batch import DeclaredTask
+from holdfast.ops.http.task_routes import TaskApi, metrics_route, task_routes
+from holdfast.ops.metrics.exposition import MetricsPage
+
+if TYPE_CHECKING:
+    from holdfast.ops.api.universes import UniverseChoice
+    from holdfast.ops.http.server import HttpServer
+    from holdfast.store.api import Store
+
+# The most universes whose worker protocol one server runs.
+TASK_UNIVERSES_MAX = 200
+
+
+class ServedApi(HttpApi):
+    def __init__(
+        self,
+        server: HttpServer,
+        store: Store,
+        universes: UniverseChoice,
+        metrics: MetricsPage | None = None,
+        declared: Mapping[str, DeclaredTask] | None = None,
+    ) -> None:
+        """`declared` replaces the declared tasks of the app."""
+        self._server = server
+        self._store = store
+        self._universes = universes
+        self._declared = declared
+        self._tasks: dict[str, TaskApi] = {}
+        if universes.default:
+            self._tasks_of(universes.default)
+        fixed = (
+            *task_routes(self._resolve_tasks),
+            metrics_route(server, metrics or MetricsPage(store)),
+            Route("GET", ("v1", "universes"), self._list),
+        )
+        built = {
+            (route.method, route.path): route
+            for route in EndpointRoutes(server, store, universes).build(endpoints())
+        }
+        routes = [
+            _keyed_route(route, built.pop((route.method, route.path), None)) for route in fixed
+        ]
+        self.routes = (*routes, *built.values())
+
+    def close(self) -> None:
+        for tasks in self._tasks.values():
+            tasks.close()
+
+    async def _resolve_tasks(self, call: RouteCall) -> tuple[TaskApi, RouteCall]:
+        query = call.request.query
+        name = query.get("universe", "")
+        if name:
+            others = {key: value for key, value in query.items() if key != "universe"}
+            call = call._replace(request=call.request._replace(query=others))
+        if self._universes.is_cached(name):
+            universe = self._universes.resolve(name)
+        else:
+            universe = await self._server.run_in_thread(self._universes.resolve, name)
+        return self._tasks_of(universe), call
+
+    def _tasks_of(self, universe: str) -> TaskApi:
+        tasks = self._tasks.get(universe)
+        if tasks is None:
+            if len(self._tasks) >= TASK_UNIVERSES_MAX:
+                raise ServerOverloaded(what="universes", max=TASK_UNIVERSES_MAX)
+            app, declared = self._universes.app_of(universe), self._declared
+            if declared is None:
+                declared = {} if app is None else app.tasks
+            tasks = self._tasks[universe] = TaskApi(self._server, self._store, universe, declared)
+        return tasks
+
+    async def _list(self, call: RouteCall) -> HttpResponse:
+        names = await self._server.run_in_thread(self._universes.names)
+        items = [
+            {"universe": name, "has_app": self._universes.app_of(name) is not None}
+            for name in names
+        ]
+        return HttpResponse(200, encode_json({"items": items, "next": None}))
+
+
+def _keyed_route(route: Route, keyed: Route | None) -> Route:
+    """Return a route that sends the requests with an idempotency key to the endpoint of the same path."""
+    if keyed is None or route.method == "GET":
+        return route
+
+    async def handle(call: RouteCall) -> HttpResponse:
+        has_key = "idempotency-key" in call.request.headers
+        return await (keyed.handler if has_key else route.handler)(call)
+
+    return route._replace(handler=handle)

@@ -1,0 +1,128 @@
+"""TLS of the HTTP server: certificate files, their renewal, and clients that do not trust them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import ssl
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import trustme
+
+from holdfast.errors import Invalid, NotFound
+from holdfast.ops.http.server import HttpServer
+from holdfast.ops.http.tls import CertificateFiles
+from tests.api_server.served_rig import ServedRig, rig
+from tests.process.watch import until
+
+__all__ = ["rig"]
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Certificates(NamedTuple):
+    authority: trustme.CA
+    certificate: Path
+    key: Path
+
+    def renew(self) -> None:
+        leaf = self.authority.issue_cert("127.0.0.1")
+        for path, blobs in (
+            (self.key, [leaf.private_key_pem]),
+            (self.certificate, leaf.cert_chain_pems),
+        ):
+            other = path.with_suffix(".new")
+            other.write_bytes(b"".join(blob.bytes() for blob in blobs))
+            os.replace(other, path)
+
+    def client_context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        self.authority.configure_trust(context)
+        return context
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    made = Certificates(trustme.CA(), tmp_path / "cert.pem", tmp_path / "key.pem")
+    made.renew()
+    return made
+
+
+def get(server: HttpServer, context: ssl.SSLContext, path: str) -> tuple[int, Any, bytes]:
+    """Return status, document and the server's certificate."""
+    connection = http.client.HTTPSConnection(*server.address, timeout=20, context=context)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        document = json.loads(response.read())
+        assert isinstance(connection.sock, ssl.SSLSocket)
+        certificate = connection.sock.getpeercert(binary_form=True)
+        assert certificate is not None
+        return response.status, document, certificate
+    finally:
+        connection.close()
+
+
+def serve(rig: ServedRig, certificates: Certificates) -> HttpServer:
+    files = CertificateFiles(str(certificates.certificate), str(certificates.key))
+    return rig.serve(tls=files, default="shop")
+
+
+def test_server_with_a_certificate_serves_tls_only(
+    rig: ServedRig, certificates: Certificates
+) -> None:
+    server = serve(rig, certificates)
+    assert server.url.startswith("https://127.0.0.1:")
+    status, document, _ = get(server, certificates.client_context(), "/v1/queues")
+    assert (status, document) == (200, {"queues": []})
+    raw = rig.raw(server)
+    raw.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert b"HTTP/1.1" not in raw.read_until_closed()
+
+
+def test_client_that_does_not_trust_the_certificate_fails(
+    rig: ServedRig, certificates: Certificates
+) -> None:
+    server = serve(rig, certificates)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        get(server, ssl.create_default_context(), "/healthz")
+    assert get(server, certificates.client_context(), "/healthz")[0] == 200
+
+
+def test_renewed_certificate_applies_without_a_restart(
+    rig: ServedRig, certificates: Certificates
+) -> None:
+    server, context = serve(rig, certificates), certificates.client_context()
+    *_, former = get(server, context, "/healthz")
+    certificates.renew()
+    until(lambda: get(server, context, "/healthz")[2] != former, "the new certificate is served")
+
+
+def test_broken_renewal_keeps_the_former_certificate_and_warns(
+    rig: ServedRig, certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, context = serve(rig, certificates), certificates.client_context()
+    *_, former = get(server, context, "/healthz")
+    with caplog.at_level(logging.WARNING, "holdfast.http"):
+        certificates.key.write_bytes(
+            certificates.authority.issue_cert("127.0.0.1").private_key_pem.bytes()
+        )
+        until(lambda: bool(caplog.records), "the warning is logged")
+    assert "the former certificate stays in force" in caplog.text
+    assert get(server, context, "/healthz")[2] == former
+
+
+def test_certificate_files_that_cannot_be_used_are_refused(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    with pytest.raises(NotFound):
+        CertificateFiles(str(tmp_path / "none"))
+    with pytest.raises(Invalid):
+        CertificateFiles(str(certificates.certificate))  # without its key
+    certificates.key.write_text("no key")
+    with pytest.raises(Invalid):
+        CertificateFiles(str(certificates.certificate), str(certificates.key))
