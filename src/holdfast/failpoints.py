@@ -35,6 +35,7 @@ POINTS: dict[str, str] = {
     "http.long_poll.read": "the long poll listener is about to read the store",
     "http.long_poll.subscribe": "a long poll is about to replace the subscription (topics)",
     "http.long_poll.wait": "the long poll listener is about to wait for a notification",
+    "jobs.page": "a page of a job was selected and is about to be applied (job)",
     "ledger.cancel_logged": "the ledger service logged a cancellation, the record of the run is unchanged (run id)",
     "ledger.load_run": "a reader is about to load the scheduler of a run from its log (run id)",
     "lmdb.check_pages": "an open is about to check the whole LMDB file (page reader)",

@@ -16,7 +16,7 @@ from holdfast.errors import HoldfastError, NotFound
 from holdfast.flows import compensation_dead_letters, compensation_redrive
 from holdfast.messages import Ingress
 from holdfast.ops import pending_work
-from holdfast.store.api import Store, Txn
+from holdfast.store.api import Deferred, Store, Txn
 from holdfast.workers.effects import receipts
 from holdfast.world import catalog, redrive
 from holdfast.world.ingress import user_key
@@ -180,14 +180,27 @@ def failed_events(txn: Txn, letters: list[DeadLetter]) -> dict[int, FailedEventD
 def redrive_letters(store: Store, name: str, seqs: list[int]) -> list[RedrivenLetter]:
     """Redrive dead letters, all or none. An effect becomes a new intent, because its world already has a receipt
     for the old one. A failed compensation continues its flow."""
+    what = _successor_of(name)
+    made: list[Any] = store.transact(redrive_within, name, seqs)
+    return [
+        RedrivenLetter(seq, what, new.hex() if what == "intent" else new)
+        for seq, new in zip(seqs, made, strict=True)
+    ]
+
+
+def redrive_within(txn: Txn, name: str, seqs: list[int]) -> Deferred[Any]:
+    """Redrive dead letters in this transaction."""
     effect_queue = pending_work.effect_queue(name)
-    made: list[Any]
     if effect_queue is not None:
-        what = "intent"
-        made = [one.hex() for one in store.transact(receipts.redrive_effects, *effect_queue, seqs)]
-    elif (universe := compensation_dead_letters.universe_of(name)) is not None:
-        what = "flow"
-        made = store.transact(compensation_redrive.redrive_compensations, universe, seqs)
-    else:
-        what, made = "item", store.transact(queue.redrive, name, seqs)
-    return [RedrivenLetter(seq, what, new) for seq, new in zip(seqs, made, strict=True)]
+        return receipts.redrive_effects(txn, *effect_queue, seqs)
+    universe = compensation_dead_letters.universe_of(name)
+    if universe is not None:
+        return compensation_redrive.redrive_compensations(txn, universe, seqs)
+    return queue.redrive(txn, name, seqs)
+
+
+def _successor_of(name: str) -> str:
+    """The kind of item that a redriven dead letter of this queue becomes."""
+    if pending_work.effect_queue(name) is not None:
+        return "intent"
+    return "item" if compensation_dead_letters.universe_of(name) is None else "flow"

@@ -113,10 +113,12 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "q" <name> <wall_ns>                     index: queued occurrences
                     <u> "c" <name> <n>                           the last changes of a schedule
                     <u> "k" <key>                                the schedule of an idempotency key
-    18 audit        <u> …                                        actions of operators
+    18 audit        <u> <n>                                      actions of operators
     19 statistic    <u> …                                        counters of ends, errors, tags and money
     20 setting      <u> …                                        limits, saved reports, settings of operators
-    21 job          <u> …                                        actions on selections, and their progress
+    21 job          <u> "j" <number>                             an action on a selection, and its progress
+                    <u> "o" <number>                             index: jobs that run
+                    <u> "seq"                                    the number of the last job
 
 If a key contains a name and is also scanned by a shorter prefix, the row kind precedes the name
 (`lease`), so that no name can be mistaken for a kind.
