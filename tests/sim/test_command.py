@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.flows.states import FlowState
 from tests.simulation import command, killers, swarm
 from tests.simulation.coverage import COVERAGE_POINTS, SEEDS_MIN, uncovered_points
 
@@ -63,3 +64,16 @@ def test_sim_command_lists_uncovered_points_and_exits_2(
 def test_run_many_stops_at_its_deadline() -> None:
     total = swarm.run_many(range(1000), jobs=1, until_ns=0)
     assert total.seeds == 0
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        *(f"flow: in state {state.name}" for state in FlowState),
+        *(f"schedule: occurrence in state {state}" for state in ("QUEUED", "STARTED", "SKIPPED")),
+    ],
+)
+def test_each_state_of_flows_and_occurrences_must_occur(point: str) -> None:
+    seen = Counter(dict.fromkeys(COVERAGE_POINTS, 1))
+    seen[point] = 0
+    assert uncovered_points(seen) == [point]

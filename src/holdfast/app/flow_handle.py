@@ -13,7 +13,7 @@ from holdfast.app.task_handle import check_timeout
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound, Timeout
 from holdfast.flows import fork, operations, queries, redrive, step_list
-from holdfast.flows.model import FlowFailed, FlowId, MailRow, StartedFlow, keys_of
+from holdfast.flows.model import FlowFailed, FlowId, FlowNotFound, MailRow, StartedFlow, keys_of
 from holdfast.flows.queries import FlowDetails
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.flows.step_list import FlowStep
@@ -202,9 +202,12 @@ class FlowHandle(Generic[T]):
         return self._runtime.store.read(self._read)
 
     def _read(self, txn: Txn) -> FlowDetails:
-        details = queries.get_details(txn, self._runtime.universe, self._id.seq)
+        try:
+            details = queries.get_details(txn, self._runtime.universe, self._id.seq)
+        except NotFound:
+            raise FlowNotFound(what="flow", flow=self.id) from None
         if details.body.generation != self._id.generation:
-            raise NotFound(what="flow", flow=self.id)
+            raise FlowNotFound(what="flow", flow=self.id)
         return details
 
     def _ended(self, txn: Txn) -> FlowDetails | None:
@@ -233,7 +236,7 @@ def by_key_call(runtime: Runtime, flow: Flow[Any, T], key: str) -> StoreCall[Flo
     """Return the handle of the flow with a key. Raise NotFound if there is none."""
     found = yield Read(queries.find_by_key, (runtime.universe, flow.name, key))
     if found is None:
-        raise NotFound(what="flow", name=flow.name, key=key)
+        raise FlowNotFound(what="flow", name=flow.name, key=key)
     return FlowHandle(runtime, found, flow)
 
 

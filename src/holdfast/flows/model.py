@@ -41,6 +41,10 @@ class FlowEndedError(Invalid):
     hint = "the flow has ended; start a new one, or redrive it"
 
 
+class FlowNotFound(NotFound):
+    hint = "it was never started here, or it was removed after its retention; `holdfast flows list` lists the flows"
+
+
 class StartedFlow(Record, frozen=True):
     """The answer to a start, a fork or a redrive."""
 
@@ -248,14 +252,14 @@ decode_mail = codec.decoder(MailRow).decode
 def get_body(txn: Txn, keys: FlowKeys, seq: int) -> FlowBodyRow:
     row = txn.get(keys.bodies + pack_int(seq))
     if row is None:
-        raise NotFound(what="flow", flow=seq)
+        raise FlowNotFound(what="flow", flow=seq)
     return decode_body(row)
 
 
 def get_head(txn: Txn, keys: FlowKeys, seq: int) -> FlowHeadRow:
     row = txn.get(keys.heads + pack_int(seq))
     if row is None:
-        raise NotFound(what="flow", flow=seq)
+        raise FlowNotFound(what="flow", flow=seq)
     return decode_head(row)
 
 
