@@ -1,6 +1,7 @@
 """`make test`: one run that stops without progress, retries few failed tests alone and starts long files first."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -233,6 +234,32 @@ def test_files_of_spark_alternate_with_other_files_longest_first(
     assert file_order.ordered(seconds) == [
         "tests/spark/a.py", "c.py", "d.py", "tests/spark/b.py", "e.py",
     ]  # fmt: skip
+
+
+def test_files_that_share_a_session_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_order, "OTHERS_FIRST", 0)
+    seconds = {
+        "tests/spark/a.py": 4.0,
+        "tests/spark/b.py": 3.0,
+        "tests/spark/c.py": 2.0,
+        "d.py": 9.0,
+    }
+    sessions = {"tests/spark/a.py": "local", "tests/spark/c.py": "local"}
+    order = file_order.ordered(seconds, sessions)
+    assert order == ["tests/spark/a.py", "tests/spark/c.py", "d.py", "tests/spark/b.py"]
+
+
+def test_every_file_of_spark_has_a_session_or_its_own_process() -> None:
+    sessions = file_order.session_of(file_order.read_durations())
+    paths = [path.stem for path in (suites.ROOT / "tests" / "spark").glob("test_*.py")]
+    assert set(paths) >= file_order.CONNECT_FILES | file_order.OWN_PROCESS_FILES
+    shared = {name.removeprefix("tests/spark/").removesuffix(".py") for name in sessions}
+    assert shared | file_order.OWN_PROCESS_FILES == set(paths)
+    assert set(sessions.values()) == {"connect", *file_order.LOCAL_SESSIONS}
+    for name in paths:
+        text = (suites.ROOT / "tests" / "spark" / f"{name}.py").read_text()
+        uses_connect = re.search(r"\bconnected: SparkSession", text) is not None
+        assert uses_connect == (name in file_order.CONNECT_FILES), name
 
 
 def test_other_workers_start_with_files_without_spark() -> None:
