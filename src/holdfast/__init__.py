@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from holdfast.flows.execution import StepFailed as StepFailed
     from holdfast.flows.model import FlowFailed as FlowFailed
     from holdfast.runner.error_policy import Refused as Refused
+    from holdfast.runner.hooks import AppHooks as AppHooks
     from holdfast.workers.flows.step_runs import current_step as current_step
     from holdfast.workers.tasks.attempt import TaskRun as TaskRun
     from holdfast.workers.tasks.attempt import current_task as current_task
@@ -91,6 +92,7 @@ _HOMES = {
     "uuid": "holdfast.app.flows",
     "world": "holdfast.app.world_reference",
     "App": "holdfast.app.app",
+    "AppHooks": "holdfast.runner.hooks",
     "Call": "holdfast.app.definitions",
     "Costed": "holdfast.app.definitions",
     "Context": "holdfast.world.context",

@@ -37,6 +37,7 @@ from holdfast.messages import (
     WorldName,
 )
 from holdfast.messages import IntentReceipt as StoredReceipt
+from holdfast.runner.hooks import NO_HOOKS, AppHooks
 from holdfast.world.catalog import check_text, check_universe
 from holdfast.world.definition import Cause, EventType, Handler, Upcast, WorldDefinition
 from holdfast.world.history import HistoryBound
@@ -67,10 +68,13 @@ class App:
         events: Iterable[type[Any] | Inbox] = (),
         upcasts: Iterable[tuple[type[Any], int, Upcast]] = (),
         keep: Mapping[type[World], Keep] | None = None,
+        hooks: AppHooks = NO_HOOKS,
         universe: str | None = None,
         version: str | None = None,
     ) -> None:
         """Compile and validate the declarations.
+
+        `hooks` are called by every runner and task worker of the process that runs the app.
 
         `keep` limits the history of a world type. Without it the whole journal is kept.
 
@@ -80,7 +84,13 @@ class App:
         wait in the same way.
         """
         check_text("app", name)
-        self.name = name
+        if not isinstance(hooks, AppHooks):
+            raise Invalid(
+                what="hooks",
+                found=repr(hooks)[:64],
+                expected="hf.AppHooks(log=…, metrics=…, replay=…)",
+            )
+        self.name, self.hooks = name, hooks
         self.universe = name if universe is None else universe
         check_universe(self.universe)
         tasks, flows = list(tasks), list(flows)

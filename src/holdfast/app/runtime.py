@@ -468,6 +468,7 @@ class Runtime:
                 verify_peer=self._verify_peer,
                 # After a crash, effects are reclaimed as soon as the worlds are.
                 claim_s=min(lease_ttl_s, CLAIM_S_MAX),
+                hooks=self.app.hooks,
                 clock=self.clock,
             )
         if name == "dispatch":
@@ -494,6 +495,7 @@ class Runtime:
                 queues=self.task_queues(),
                 concurrency=CONCURRENCY if self._concurrency is None else self._concurrency,
                 stop_grace_s=self._stop_grace_s,
+                hooks=self.app.hooks,
                 clock=self.clock,
             )
         if name == "timer":

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast import logs
 from holdfast.codec import Record
 from holdfast.runner.counters import RunnerCounters
+from holdfast.runner.counters import Sink as MetricsSink
 from holdfast.runner.error_policy import OK_CODE, ErrorKind, code_of
 from holdfast.runner.work import WorkItem, WorkOutcome
 
@@ -71,6 +72,22 @@ class RecordedStep(Record, frozen=True):
 
 LogSink = Callable[[LogEvent], object]
 ReplayHook = Callable[[RecordedStep], object]
+
+
+class AppHooks(NamedTuple):
+    """The hooks that an app installs for every runner and task worker of a process. An error of a hook is counted and
+    dropped. A hook must not wait: the runner calls it."""
+
+    log: LogSink | None = None
+    metrics: MetricsSink | None = None
+    replay: ReplayHook | None = None
+
+    def runner_options(self) -> dict[str, Any]:
+        """Return the options of a runner with these hooks."""
+        return {"log": self.log, "replay": self.replay, "counters": RunnerCounters(self.metrics)}
+
+
+NO_HOOKS = AppHooks()
 
 
 class Hooks:

@@ -35,6 +35,7 @@ from holdfast.runner import Runner, RunnerPolicy, WorkItem
 from holdfast.runner.claim_supervisor import Throttle
 from holdfast.runner.commit_handoff import CommitOwner
 from holdfast.runner.error_policy import ErrorPolicy
+from holdfast.runner.hooks import NO_HOOKS, AppHooks
 from holdfast.runner.isolation import SUSPECT_EXPIRIES, IsolationLock
 from holdfast.store.api import Store
 from holdfast.workers.effects import admission
@@ -79,6 +80,7 @@ class EffectWorkerPool(RunnerService):
         verify_peer: VerifyPeer | None = None,
         claim_s: float = CLAIM_S,
         inline: bool = False,
+        hooks: AppHooks = NO_HOOKS,
         clock: Clock = SYSTEM,
     ) -> None:
         """`kinds` selects the effects to run, by default all. `stores` maps other universes to
@@ -108,6 +110,7 @@ class EffectWorkerPool(RunnerService):
             (WRITE_OFF_S + 2 * max((a.timeout_s for a in billed), default=0)) * S
         )
         self._write_off_at_ns = 0 if billed else None
+        self._hooks = hooks
         self._effect_runners = [self._new_runner(adapters[kind], worker) for kind in wanted]
         self._mail = MailDelivery(
             store,
@@ -116,6 +119,7 @@ class EffectWorkerPool(RunnerService):
             peers=stores,
             routes=routes,
             verify_peer=verify_peer,
+            hooks=hooks,
             clock=clock,
         )
         self._mail.start_runner = self._start_runner
@@ -176,6 +180,7 @@ class EffectWorkerPool(RunnerService):
             throttle=self._throttle(adapter, name),
             admission=lambda: self._admission(adapter),
             clock=self._clock,
+            **self._hooks.runner_options(),
         )
 
     def _policy_of(self, adapter: EffectAdapter) -> RunnerPolicy:

@@ -32,6 +32,7 @@ from holdfast.errors import HoldfastError, Invalid, Overloaded
 from holdfast.messages import FABRIC_SEND, Intent
 from holdfast.retry import Backoff, jitter
 from holdfast.runner import Runner, WorkItem
+from holdfast.runner.hooks import NO_HOOKS, AppHooks
 from holdfast.runner.tick import TickStats
 from holdfast.runner.unknown_outcome import can_repeat_claim
 from holdfast.store.api import Store, Txn
@@ -82,8 +83,10 @@ class MailDelivery:
         routes: Callable[[str], str | None] | None = None,
         open: Callable[[str], Store] | None = None,
         verify_peer: VerifyPeer | None = None,
+        hooks: AppHooks = NO_HOOKS,
         clock: Clock = SYSTEM,
     ) -> None:
+        self._hooks = hooks
         check_peers(universe, peers or {})
         self._store = store
         self._universe = universe
@@ -106,6 +109,7 @@ class MailDelivery:
                     idle_sleep_max_ms=MAIL_IDLE_MS,
                 ),
                 clock=clock,
+                **hooks.runner_options(),
             ),
             *(self._new_peer_runner(peer) for peer in peers or ()),
         ]
@@ -153,6 +157,7 @@ class MailDelivery:
                 idle_sleep_max_ms=MAIL_IDLE_MS,
             ),
             clock=self._clock,
+            **self._hooks.runner_options(),
         )
 
     def _new_local_runner(self, peer: str, number: int) -> Runner:
@@ -165,6 +170,7 @@ class MailDelivery:
             worker=f"{self._worker}/{FABRIC_SEND}<{number}",
             policy=never_dead_letter(max_batch=BATCH),
             clock=self._clock,
+            **self._hooks.runner_options(),
         )
 
     def close(self) -> None:

@@ -17,13 +17,17 @@ from holdfast.store.api import Store
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.operations import AttemptOutcome, TaskReport
 from holdfast.workers.tasks.attempt import AttemptResult
+from holdfast.workers.tasks.attempt_observer import AttemptObserver
 
 REPORTS_MAX = 2_000
 RETRY_PAUSE_S = 0.05
 
 
 class ReportBuffer:
-    def __init__(self, store: Store, universe: str, owner: str, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, universe: str, owner: str, observer: AttemptObserver, clock: Clock
+    ) -> None:
+        self.observer = observer
         self.pending: list[TaskReport] = []
         # The answers of the store, counted.
         self.counts = dict.fromkeys(tasks.ReportAnswer, 0)

@@ -28,13 +28,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from holdfast import failpoints, gc_control, logs
+from holdfast import failpoints, gc_control
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.config import CONCURRENCY_MAX
 from holdfast.durable.validation import check_name
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreClosed
 from holdfast.runner.drain import Drain, DrainPhase
 from holdfast.runner.executor import ExecutorExhausted
+from holdfast.runner.hooks import NO_HOOKS, AppHooks
 from holdfast.runner.unknown_outcome import can_repeat, orphaned_leases
 from holdfast.runner.wakeup import Wakeup
 from holdfast.store.api import Store, Txn, read_stale
@@ -49,7 +50,8 @@ from holdfast.tasks.operations import (
     TaskReport,
 )
 from holdfast.tasks.queries import queues_with_work
-from holdfast.workers.tasks.attempt import AttemptResult, TaskAttempt, TaskDefinition
+from holdfast.workers.tasks.attempt import TaskAttempt, TaskDefinition
+from holdfast.workers.tasks.attempt_observer import AttemptObserver
 from holdfast.workers.tasks.demand import LeaseCapacity, LeaseDemand, LeasePlan
 from holdfast.workers.tasks.executors import TaskExecutors
 from holdfast.workers.tasks.leader_handoff import LeaderHandoff, LocalRun
@@ -164,6 +166,7 @@ class TaskWorker:
         concurrency: int = CONCURRENCY,
         processes: int | None = None,
         stop_grace_s: float = STOP_GRACE_S,
+        hooks: AppHooks = NO_HOOKS,
         clock: Clock = SYSTEM,
     ) -> None:
         self.identity = identity = TaskWorkerIdentity(
@@ -183,7 +186,8 @@ class TaskWorker:
         self._grace_ns = int(stop_grace_s * S)
         self._stopping = threading.Event()
         self._sleep = LoopSleep(store, identity.topics)
-        self._reports = ReportBuffer(store, universe, identity.owner, clock)
+        observer = AttemptObserver(universe, identity.worker, hooks)
+        self._reports = ReportBuffer(store, universe, identity.owner, observer, clock)
         self._executors = self._create_executors(
             codes, concurrency, processes or os.cpu_count() or 1
         )
@@ -346,9 +350,7 @@ class TaskWorker:
     def _collect_finished(self) -> None:
         results = self._executors.drain_finished()
         if results:
-            for result in results:
-                if result.report.end:
-                    self._log_failure(result)
+            self._reports.observer.observe(results)
             release = self._leases.attempts.pop
             self._reports.pending += [
                 result.report
@@ -357,13 +359,6 @@ class TaskWorker:
             ]
         for attempt in self._executors.take_overdue():
             self._release_attempt(attempt)
-
-    def _log_failure(self, result: AttemptResult) -> None:
-        report, attempt = result.report, result.work
-        if report.end != AttemptOutcome.RELEASED:
-            logs.warn("tasks", "attempt failed", universe=self.identity.universe, task=attempt.id,
-                      name=attempt.grant.name, attempt=attempt.attempt, worker=self.identity.worker,
-                      code=report.reason, error=report.error)  # fmt: skip
 
     def _release_attempt(self, attempt: TaskAttempt) -> None:
         if self._leases.attempts.pop(attempt.token, None) is not None:
