@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DURATIONS = ROOT / "tests" / "durations.json"
 # The demo starts Spark too.
 SPARK = ("tests/spark/", "tests/cli/test_demo.py")
-# The files whose tests share a Connect server, and the files that start Spark in processes or clusters of their own.
+# The files whose tests share a Connect server, and the files that start separate processes or clusters.
 CONNECT_FILES = frozenset({"test_stage_connect", "test_ingest_connect", "test_clusters"})
 OWN_PROCESS_FILES = frozenset(
     {"test_tutorial", "test_hosts", "test_hosts_spool", "test_user_session", "test_faults", "test_postgres"}

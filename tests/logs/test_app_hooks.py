@@ -57,29 +57,29 @@ def app_with(hooks: hf.AppHooks) -> hf.App:
     return hf.App("yard", worlds=[Lever], effects=[pull], tasks=[lift], hooks=hooks)
 
 
-def test_hooks_of_an_app_hear_of_effects_and_tasks(tmp_path: Path) -> None:
-    heard = Collected()
-    with app_with(heard.hooks).open(str(tmp_path / "store")) as rt:
+def test_hooks_of_an_app_are_called_for_effects_and_tasks(tmp_path: Path) -> None:
+    collected = Collected()
+    with app_with(collected.hooks).open(str(tmp_path / "store")) as rt:
         assert rt.submit(lift, 3).result(timeout=30) == 3
         with pytest.raises(TaskFailedError):
             rt.submit(lift, 30).result(timeout=30)
         lever = rt.world(Lever, "left")
         lever.send(Pulled())
         until(lambda: lever.state().ends == 1, "the receipt")
-        until(lambda: any(one.kind is LogKind.DEAD_LETTER for one in heard.events), "the event")
-    [task] = [one for one in heard.events if one.queue == "lift"]
+        until(lambda: any(one.kind is LogKind.DEAD_LETTER for one in collected.events), "the event")
+    [task] = [one for one in collected.events if one.queue == "lift"]
     assert (task.kind, task.detail, task.error) == (LogKind.RETRYABLE, 1, "ValueError: too heavy")
-    [dead] = [one for one in heard.events if one.kind is LogKind.DEAD_LETTER]
+    [dead] = [one for one in collected.events if one.kind is LogKind.DEAD_LETTER]
     assert (dead.queue, dead.error) == ("yard/effects/pull", "ValueError: stuck")
-    results = [one for one in heard.steps if one.queue == "lift"]
+    results = [one for one in collected.steps if one.queue == "lift"]
     assert [one.kind for one in results] == [StepKind.INBOX_RESULT] * 2
     assert [one.result for one in results] == ["ok", task.status]
     assert [b"\x1e" in one.frame for one in results] == [False, True]
-    assert {one.kind for one in heard.steps if one.queue == dead.queue} == {
+    assert {one.kind for one in collected.steps if one.queue == dead.queue} == {
         StepKind.INBOX_ATTEMPT, StepKind.INBOX_RESULT, StepKind.DEAD_LETTER,
     }  # fmt: skip
-    assert any(one.successes == 1 and one.transients == 1 for one in heard.metrics)
-    assert any(one.dead_letters == 1 for one in heard.metrics)
+    assert any(one.successes == 1 and one.transients == 1 for one in collected.metrics)
+    assert any(one.dead_letters == 1 for one in collected.metrics)
 
 
 def test_errors_of_hooks_do_not_reach_tasks_or_effects(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a task worker tells about finished attempts: a log line for a failure, and the hooks of the app."""
+"""Reports finished attempts of a task worker: a log line for a failure, and calls of the hooks of the app."""
 
 from __future__ import annotations
 
