@@ -15,6 +15,7 @@ from holdfast.app.app import App
 from holdfast.cli import EXIT_OK
 from holdfast.cli.app_argument import app_errors_are_usage
 from holdfast.cli.http import DEFAULT, add_http, build_guard, http_server
+from holdfast.cli.process_log import SpaceWatch, add_log, configure_log
 from holdfast.cli.stop_signal import StopSignal
 from holdfast.cli.store_option import add_options, open_existing
 from holdfast.errors import Invalid
@@ -39,12 +40,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "of the store)",
     )
     add_http(parser)
+    add_log(parser)
     parser.set_defaults(http=DEFAULT)
     add_options(parser)
 
 
 @app_errors_are_usage
 def run(args: argparse.Namespace) -> int:
+    configure_log(args)
     guard = build_guard(args)
     apps = _load_apps(args.app)
     if args.universe is None and len(apps) == 1:
@@ -56,10 +59,12 @@ def run(args: argparse.Namespace) -> int:
         universes = UniverseChoice(store, apps, default=args.universe or "")
         with http_server(args, store, universes, guard) as http:
             assert http is not None
+            space = SpaceWatch(store)
             _print_ready(args, http.url)
             while not stop_signal.wait(WATCH_S):
                 if http.failure is not None:
                     raise http.failure
+                space.check()
     return EXIT_OK
 
 
