@@ -25,6 +25,7 @@ from holdfast.store import schema
 from holdfast.store.api import Store, Txn
 from holdfast.tasks import operations as task_operations
 from holdfast.tasks.operations import AttemptOutcome, GrantRequest
+from holdfast.workers.limit_settings import change_limits
 from holdfast.world import catalog, cron
 from holdfast.world.catalog import WorldEvent
 from holdfast.world.messaging import outbox
@@ -87,6 +88,24 @@ def task_of_a_busy_queue() -> Iterator[Scene]:
     grant = rig.lease_one(first)
     yield task(rig, second)
     rig.complete(grant)
+
+
+@case("limit_reached")
+def queue_at_its_limit() -> Iterator[Scene]:
+    rig = task_rig()
+    rig.store.transact(change_limits, U, {"queue:default": 1, "tasks": 9})
+    seq = rig.submit_one()
+    yield Scene(rig.store, rig.clock, U, "queue", "default")
+    rig.lease_one(seq)
+
+
+@case("limit_reached")
+def universe_at_its_limit() -> Iterator[Scene]:
+    rig = task_rig()
+    rig.store.transact(change_limits, U, {"tasks": 1})
+    seq = rig.submit_one()
+    yield Scene(rig.store, rig.clock, U, "universe", U)
+    rig.lease_one(seq)
 
 
 @case("no_worker_for_task")

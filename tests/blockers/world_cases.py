@@ -15,6 +15,7 @@ from holdfast.durable.item import QueueItem, keys_of, pack_int
 from holdfast.leadership import leader_lease, worker_registry
 from holdfast.store import tuples
 from holdfast.store.schema import Space, key_prefix
+from holdfast.workers.limit_settings import change_limits
 from holdfast.workers.orchestrator import Orchestrator
 from holdfast.world import catalog, hosting_lease, intents, timers
 from tests.blockers.scene import Scene, case
@@ -127,6 +128,31 @@ def world_without_a_worker() -> Iterator[Scene]:
     send(rig)
     yield scene(rig)
     rig.worker("A").tick()
+
+
+@case("workers_full")
+def world_without_room_on_any_worker() -> Iterator[Scene]:
+    rig = WorkerRig()
+    orchestrator = leader(rig)
+    rig.worker("A").tick()
+    rig.store.transact(change_limits, rig.universe, {"worlds_per_worker": 1})
+    bob = rig.runtime.world(Buyer, "bob")
+    bob.send(GoodsOrdered())
+    orchestrator.tick()
+    send(rig)
+    orchestrator.tick()
+    yield scene(rig)
+    rig.worker("B").tick()
+    orchestrator.tick()
+
+
+@case("limit_reached")
+def world_with_a_full_inbox() -> Iterator[Scene]:
+    rig = WorkerRig()
+    rig.store.transact(change_limits, rig.universe, {"inbox": 1})
+    send(rig, assigned=True)
+    yield scene(rig)
+    rig.run_worlds()
 
 
 @case("waits_for_placement")

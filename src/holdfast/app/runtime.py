@@ -19,6 +19,7 @@ from holdfast.app.task_handle import TaskHandle
 from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.app.tasks import to_limits as declared_limits
 from holdfast.clock import SYSTEM, Clock
+from holdfast.durable import load_limits
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.flows import parked_flows
 from holdfast.flows.model import keys_of as flow_keys_of
@@ -132,6 +133,8 @@ class Runtime:
         self._stop_grace_s = stop_grace_s
         self.roles: list[ManagedService] = []
         try:
+            if role_names:
+                self._declare_load_limits()
             services = [self._create_role(name, policy, kinds) for name in role_names]
             self._colocate_roles(services)
             # Start task workers first, orchestrators last: the first task then finds a worker that already
@@ -399,6 +402,16 @@ class Runtime:
             stored = self.store.read(get_limits, keys_of(self.universe), queue.name)
             if stored.declared != (limits.concurrency, limits.per_key):
                 self.store.transact(operations.set_limits, self.universe, queue.name, limits, True)
+
+    def _declare_load_limits(self) -> None:
+        """Store the load limits that `holdfast.toml` declares, if they changed."""
+        from holdfast.workers import limit_settings
+
+        declared = limit_settings.load_declared(self.universe)
+        if declared is not None:
+            stored = self.store.read(load_limits.find, self.universe)
+            if stored is None or stored.declared != declared.digest:
+                self.store.transact(limit_settings.change_limits, self.universe, *declared)
 
     def mint(self) -> str:
         """Return a new unique id."""

@@ -79,6 +79,8 @@ _ALL = (
     BlockerCode("worker_draining", "An operator drains the worker. It gets no more worlds and no tasks.", f"`holdfast workers undrain {{worker}} {_U}`"),
     BlockerCode("worker_not_counted", "The worker has no heartbeat under the current leader.", "", passes=True),
     BlockerCode("dead_letters", "The queue has dead letters.", "`holdfast dead list {queue}`"),
+    BlockerCode("limit_reached", "A limit of unfinished work is reached. New work is refused with `overloaded`; accepted work continues.", f"wait, or raise it: `holdfast limits set {{limit}}=N {_U}`", passes=True),
+    BlockerCode("workers_full", "Every live worker with the type of the world has as many worlds as the limit allows.", f"start another worker, or `holdfast limits set worlds_per_worker=N {_U}`"),
     # -- universes: the reasons of readiness
     BlockerCode("schema_mismatch", "The store has another schema version.", "use the version of holdfast that wrote the store"),
     BlockerCode("authority_missing", "No worker holds the leader lease.", "start a worker with the role `orchestrator`"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.blockers import limits
 from holdfast.blockers.answer import Blocker, WhyAnswer, answer, blocker
 from holdfast.blockers.effects import ready_blocker
 from holdfast.blockers.live_workers import list_live
@@ -33,21 +34,23 @@ def explain(txn: Txn, universe: str, id: str) -> WhyAnswer:
         raise NotFound(what="queue", queue=id[:200], universe=universe)
     counts = get_counts(txn, keys, id)
     blockers = _task_blockers(txn, universe, id, counts)
+    figures = limits.queue_figures(txn, universe, f"queue:{id}", counts.waiting)
+    blockers += limits.reached(universe, figures)
     state = "active" if counts.waiting or counts.leased else "idle"
     return answer("queue", id, state, blockers)
 
 
 def _task_blockers(txn: Txn, universe: str, queue: str, counts: TaskCounts) -> list[Blocker]:
-    limits = get_limits(txn, keys_of(universe), queue)
+    queue_limits = get_limits(txn, keys_of(universe), queue)
     names = {"queue": queue, "universe": universe}
     found: list[Blocker] = []
-    if limits.concurrency and counts.leased >= limits.concurrency and counts.waiting:
+    if queue_limits.concurrency and counts.leased >= queue_limits.concurrency and counts.waiting:
         text = f"{counts.leased:,} tasks run already; the limit allows no more"
         found.append(blocker("queue_full", text, names=names))
     elif counts.ready + counts.suspect and not counts.leased:
         found.append(_unserved(txn, universe, queue, counts))
     if counts.parked:
-        text = f"{counts.parked:,} tasks wait for a slot of their limit key ({limits.per_key} each)"
+        text = f"{counts.parked:,} tasks wait for a slot of their limit key ({queue_limits.per_key} each)"
         found.append(blocker("limit_key_full", text, names=names))
     if counts.stray:
         declared = ", ".join(_unroutable_names(txn, universe, queue))
@@ -106,5 +109,7 @@ def _explain_effects(txn: Txn, universe: str, id: str) -> WhyAnswer:
     if counts.dead:
         text = f"{counts.dead:,} effects are dead letters"
         found.append(blocker("dead_letters", text, names={"queue": queue}))
+    figures = limits.queue_figures(txn, universe, f"effect_kind:{kind}", counts.open)
+    found += limits.reached(universe, figures)
     state = "active" if counts.ready or counts.delayed or counts.claimed else "idle"
     return answer("queue", id, state, found)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast.blockers import queues
+from holdfast.blockers import limits, queues
 from holdfast.blockers.answer import Blocker, WhyAnswer, answer, blocker
 from holdfast.blockers.codes import CODES
 from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.tasks.model import get_counts, keys_of
+from holdfast.workers import limit_settings
 from holdfast.workers.readiness import ReadinessBlocker, SubjectReadiness, derive_readiness
 from holdfast.workers.readiness_facts import clock_warnings, gather_facts
 
@@ -23,7 +24,8 @@ def explain(txn: Txn, id: str) -> WhyAnswer:
     reasons = [_reason(id, one) for one in snapshot.reasons]
     reasons += [_reason(id, one) for one in (*snapshot.warnings, *clock_warnings(txn))]
     subjects = [_subject(id, one) for one in snapshot.subjects[:NAMED_MAX]]
-    found = [*reasons, *subjects, *_unserved_queues(txn, id)]
+    full = limits.reached(id, limit_settings.list_figures(txn, id))
+    found = [*reasons, *subjects, *_unserved_queues(txn, id), *full]
     return answer("universe", id, "ready" if snapshot.ready else "not ready", found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.blockers import limits
 from holdfast.blockers.answer import Blocker, WhyAnswer, answer, blocker, time_text
 from holdfast.blockers.codes import CODES
 from holdfast.blockers.live_workers import codes_of, is_live, list_live, none_declares
@@ -11,6 +12,7 @@ from holdfast.durable import lease as leases
 from holdfast.errors import NotFound
 from holdfast.leadership import leader_lease, worker_registry
 from holdfast.store.api import Txn
+from holdfast.workers.worker_room import read_room
 from holdfast.world import catalog
 from holdfast.world.catalog import Assignment, WorldRecord, WorldStatus, subject_of
 from holdfast.world.code_requirement import WORLD_TYPE
@@ -45,9 +47,12 @@ def _judge(txn: Txn, record: WorldRecord) -> tuple[str, list[Blocker]]:
         return "parked", [parked(record)]
     if record.stopped:
         return "stopped", [_stopped(txn, record)]
-    if not inbox.depth(txn, subject_of(record.universe, record.world_id)):
+    depth = inbox.depth(txn, subject_of(record.universe, record.world_id))
+    if not depth:
         return "idle", []
-    return "active", _hosting_blockers(txn, record)
+    figures = limits.inbox_figures(txn, record.universe, depth)
+    full = limits.reached(record.universe, figures)
+    return "active", [*_hosting_blockers(txn, record), *full]
 
 
 def parked(record: WorldRecord) -> Blocker:
@@ -114,9 +119,14 @@ def _placement_blockers(txn: Txn, record: WorldRecord) -> list[Blocker]:
     if not workers:
         text = "waits for a worker (no live worker with the role `world` accepts worlds)"
         return [*found, blocker("no_live_worker", text, names={"role": "world"})]
-    declared = codes_of(txn, universe, workers)
-    if not any(code is None or code.has_world_type(record.type) for code in declared):
+    codes = zip(workers, codes_of(txn, universe, workers), strict=True)
+    capable = [one.worker for one, code in codes if not code or code.has_world_type(record.type)]
+    if not capable:
         return [*found, _unknown_type(txn, record)]
+    room = read_room(txn, universe, capable)
+    if not found and room is not None and room.is_full():
+        text = "every live worker that has its type is at the limit of worlds per worker"
+        return [blocker("workers_full", text, names={"universe": universe})]
     return found or [blocker("waits_for_placement", "waits for the orchestrator to assign it")]
 
 

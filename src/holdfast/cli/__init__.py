@@ -42,6 +42,7 @@ COMMANDS = {
     "tokens": Command("holdfast.cli.tokens", "tokens of HTTP clients: hash"),
     "audit": Command("holdfast.cli.audit", "actions of operators, newest first"),
     "ready": Command("holdfast.cli.ready", "check readiness and list the blockers"),
+    "limits": Command("holdfast.cli.limits", "limits of waiting work: show, set"),
     "why": Command("holdfast.cli.why", "show why a subject does not move, and what to do about it"),
     "doctor": Command(
         "holdfast.cli.doctor", "print a report for a bug tracker, without secrets and payloads"

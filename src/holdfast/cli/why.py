@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with open_existing(args) as store:
-        universe = args.id if args.kind == "universe" else _universe_of(store, args)
+        universe = args.id if args.kind == "universe" else universe_of(store, args, args.kind)
         answer: WhyAnswer = store.read(explain, universe, args.kind, args.id, SYSTEM.wall_ns())
     lines = [f"{answer['subject']} is {answer['state']}"]
     for blocker in answer["blockers"]:
@@ -56,15 +56,13 @@ def blocker_text(blocker: Blocker) -> str:
     return f"{blocker['text']}{since}{until}"
 
 
-def _universe_of(store: Store, args: argparse.Namespace) -> str:
+def universe_of(store: Store, args: argparse.Namespace, what: str) -> str:
     """Return the given universe, or the only one of the store."""
     if args.universe:
         return str(args.universe)
     universes: list[str] = store.read(catalog_queries.universes)
     if len(universes) > 1:
-        raise Invalid(
-            what=args.kind, why="in several universes: give --universe", universes=universes
-        )
-    if not universes and args.kind != "run":
+        raise Invalid(what=what, why="in several universes: give --universe", universes=universes)
+    if not universes and what != "run":
         raise NotFound(what="universe", url=store.url, why="no app has run on this store yet")
     return universes[0] if universes else ""

@@ -21,11 +21,12 @@ from zlib import crc32
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES, INBOX_READ_BYTES_MAX, SCAN_PAGE
-from holdfast.durable import dedupe
+from holdfast.durable import dedupe, load_limits
 from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid, NotFound, StoreCorrupt
 from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Txn, operation
+from holdfast.store.prefix_scan import iter_rows
 
 DEDUPE_SCOPE = "inbox"
 
@@ -82,6 +83,9 @@ def put(
         key, txn.now_ns, inline_body, blob, _checksum(key, txn.now_ns, inline_body, blob)
     )
     seq = txn.append(keys.entries, codec.pack(inbox_row)).value
+    limits = load_limits.find(txn, keys.universe)
+    if limits is not None and limits.bytes_in_flight:
+        load_limits.add_to(txn, keys.universe, load_limits.BYTES, len(body))
     if key is not None:
         value = schema.encode_int(seq)
         dedupe.remember(
@@ -175,15 +179,24 @@ def advance(txn: Txn, world: str, to_seq: int, inline_count: int = 0) -> None:
         keys.entries + tuples.pack_int(seq)
         for seq in range(old_cursor + 1, to_seq - inline_count + 1)
     )
+    limits = load_limits.find(txn, keys.universe) if to_seq > old_cursor + inline_count else None
+    size = 0
     for seq in range(old_cursor + 1, to_seq - inline_count + 1):
         key = keys.entries + tuples.pack_int(seq)
         row = txn.get(key)
         if row is None:
             raise NotFound(what="ingress", world=world, seq=seq, cursor=old_cursor)
         txn.delete(key)
-        blob = _decode_row(row).blob
-        if blob:
-            blobs.release(txn, blob)
+        read_row = _decode_row(row)
+        if (
+            limits is not None
+            and limits.bytes_in_flight
+            and read_row.at_ns >= limits.bytes_since_ns
+        ):
+            size += _body_size(txn, read_row)
+        if read_row.blob:
+            blobs.release(txn, read_row.blob)
+    load_limits.add_to(txn, keys.universe, load_limits.BYTES, -size)
     if to_seq > old_cursor:
         txn.put(keys.cursor, schema.encode_int(to_seq))
 
@@ -219,17 +232,29 @@ def depth(txn: Txn, world: str) -> int:
     return txn.count(keys.last_seq) - txn.count(keys.cursor)
 
 
+def unread_bytes(txn: Txn, world: str, since_ns: int) -> int:
+    """Return the bytes of the unread ingress that arrived since a time. Reads every unread row."""
+    prefix = _keys(world).entries
+    rows = [_decode_row(row) for _, row in iter_rows(txn, prefix)]
+    return sum(_body_size(txn, row) for row in rows if row.at_ns >= since_ns)
+
+
 def erase(txn: Txn, world: str, limit: int) -> bool:
     """Remove an inbox in bounded steps: unread rows, then keys, then cursor and last seq. Return whether it
     is complete."""
     check_limit(limit)
     keys = _keys(world)
     rows = txn.scan(keys.entries, tuples.prefix_end(keys.entries), limit)
+    limits = load_limits.find(txn, keys.universe) if rows else None
+    size = 0
     for key, row in rows:
         txn.delete(key)
-        blob = _decode_row(row).blob
-        if blob:
-            blobs.erase(txn, blob)
+        unread = _decode_row(row)
+        if limits is not None and limits.bytes_in_flight and unread.at_ns >= limits.bytes_since_ns:
+            size += _body_size(txn, unread)
+        if unread.blob:
+            blobs.erase(txn, unread.blob)
+    load_limits.add_to(txn, keys.universe, load_limits.BYTES, -size)
     removed = len(rows)
     removed += dedupe.erase(txn, DEDUPE_SCOPE, _dedupe_key(world, "-")[:-1], limit - removed)
     if removed >= limit:
@@ -247,7 +272,7 @@ def topic(world: str) -> str:
 
 
 class _InboxKeys:
-    __slots__ = ("cursor", "entries", "last_seq", "topic")
+    __slots__ = ("cursor", "entries", "last_seq", "topic", "universe")
 
     def __init__(self, world: str) -> None:
         check_name("world", world)
@@ -255,10 +280,15 @@ class _InboxKeys:
         self.cursor = schema.key_prefix(schema.Space.INBOX, world, "cursor")
         self.last_seq = schema.sequence_key(self.entries)
         self.topic = topic(world)
+        self.universe = world.partition("/")[0]
 
 
 _keys = lru_cache(maxsize=65536)(_InboxKeys)
 _decode_row = codec.decoder(InboxRow).decode
+
+
+def _body_size(txn: Txn, row: InboxRow) -> int:
+    return len(blobs.get(txn, row.blob)) if row.blob else len(row.body)
 
 
 def _checksum(key: str | None, at_ns: int, body: bytes, blob: bytes) -> int:

@@ -38,6 +38,7 @@ from holdfast.config import (
     BLOB_THRESHOLD_BYTES,
     ERROR_CODE_CHARS_MAX,
 )
+from holdfast.durable import load_limits
 from holdfast.durable.validation import check_name
 from holdfast.errors import StoreCorrupt
 from holdfast.store import blobs, schema, tuples
@@ -153,6 +154,10 @@ class QueueCounts(Record, frozen=True):
     dead: int = 0
     done: int = 0
 
+    @property
+    def open(self) -> int:
+        return self.ready + self.delayed + self.claimed
+
 
 class QueueKeys:
     """The packed prefixes of one queue."""
@@ -169,6 +174,7 @@ class QueueKeys:
         "group_ranks",
         "items",
         "last_seq",
+        "limited_universe",
         "queue",
         "reached_ranks",
         "ready",
@@ -194,6 +200,9 @@ class QueueKeys:
         self.reached_ranks = schema.key_prefix(schema.Space.QUEUE, queue, "turn")
         self.cancelled = schema.key_prefix(schema.Space.QUEUE, queue, "withdrawn")
         self.last_seq = schema.sequence_key(self.items)
+        # The universe whose load limits count the items: that of a queue of effects, or "".
+        universe, is_effects, _ = queue.partition("/effects/")
+        self.limited_universe = universe if is_effects else ""
 
     def ready_key(self, priority: int, fair_rank: int, packed_seq: bytes) -> bytes:
         return self.ready + tuples.pack_int(-priority) + tuples.pack_int(fair_rank) + packed_seq
@@ -220,6 +229,9 @@ def pack_owner(owner: str) -> bytes:
     return tuples.pack((owner,))
 
 
+_OPEN_STATES = (ItemState.READY, ItemState.DELAYED, ItemState.CLAIMED)
+
+
 class QueueCounterDelta:
     """State transitions of one operation, added to the queue's counters in one write."""
 
@@ -242,6 +254,8 @@ class QueueCounterDelta:
         if not any(changes.values()):
             return
         current = counts_of(txn, keys)
+        if keys.limited_universe:
+            self._count_open(txn, keys.limited_universe)
         txn.put(
             keys.counts,
             pack(
@@ -254,6 +268,14 @@ class QueueCounterDelta:
                 )
             ),
         )
+
+    def _count_open(self, txn: Txn, universe: str) -> None:
+        """Add the change of the number of open items to the counter of the universe, while it is limited."""
+        opened = sum(self._changes.get(state, 0) for state in _OPEN_STATES)
+        if opened:
+            limits = load_limits.find(txn, universe)
+            if limits is not None and limits.effects:
+                load_limits.add_to(txn, universe, load_limits.EFFECTS, opened)
 
 
 def counts_of(txn: Txn, keys: QueueKeys) -> QueueCounts:

@@ -16,6 +16,8 @@ the activation task.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec.structs import replace
 
 from holdfast import codec
@@ -72,6 +74,7 @@ from holdfast.tasks import submit
 from holdfast.tasks.leases import is_live
 from holdfast.tasks.model import TaskSpec
 from holdfast.tasks.model import pack_int as pack_task
+from holdfast.world import load_admission
 
 # Records in the answer to one commit. The worker asks again for the rest.
 RECORDS_PAGE = 1_000
@@ -95,9 +98,21 @@ def start(txn: Txn, universe: str, new: list[NewFlow]) -> list[StartedFlow]:
     for new_flow in new:
         check_new(universe, new_flow)
     unit = FlowUnit(txn, universe)
+    before = txn.count(unit.keys.seq_counter)
     started = [start_within(unit, new_flow) for new_flow in new]
     unit.close()
+    # A known key starts nothing, so the repeat of an accepted call is never refused.
+    if txn.count(unit.keys.seq_counter) > before:
+        judge_start(unit, {new_flow.spec.queue for new_flow in new})
     return started
+
+
+def judge_start(unit: FlowUnit, queues: Collection[str], count: int = 0) -> None:
+    """Refuse new flows if a load limit is exceeded. `count` activations are submitted after this."""
+    unit.tasks.judge_new_tasks(queues, count)
+    limits = unit.tasks.load_limits()
+    if limits is not None:
+        load_admission.judge_emissions(unit.txn, unit.universe, limits)
 
 
 def check_new(universe: str, new_flow: NewFlow) -> None:

@@ -111,6 +111,10 @@ class FlowUnit:
             # Replaced by the seq of the task in `close`.
             flow.head = replace(flow.head, task=-1)
 
+    def activation_count(self) -> int:
+        """The number of activations that `close` submits."""
+        return len(self._wakes)
+
     def suspend(self, flow: OpenFlow) -> None:
         flow.head = replace(head_fold.move(flow.head, FlowEvent.SUSPEND), task=0)
 

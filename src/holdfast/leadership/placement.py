@@ -41,6 +41,24 @@ def choose_worker(world_id: str, workers: Sequence[str]) -> str | None:
     return _heaviest(world_id.encode(), _weight_keys(workers))
 
 
+def choose_with_room(
+    world_id: str, workers: Sequence[str], loads: Mapping[str, int], worlds_max: int
+) -> str | None:
+    """Return the worker of a world below `worlds_max` worlds per worker: of the two with the highest weights, the one
+    with fewer worlds. None if no worker has room."""
+    world = world_id.encode()
+    roomy = [worker for worker in workers if loads.get(worker, 0) < worlds_max]
+    weighed = sorted(
+        (
+            (blake2b(salt + world, digest_size=8).digest(), worker)
+            for salt, worker in _weight_keys(roomy)
+        ),
+        reverse=True,
+    )
+    heaviest = [worker for _, worker in weighed[:2]]
+    return min(heaviest, key=lambda worker: loads.get(worker, 0), default=None)
+
+
 def plan_moves(
     assigned: Mapping[str, str | None], workers: Sequence[str], pins: Mapping[str, str]
 ) -> list[PlacementMove]:

@@ -33,7 +33,14 @@ from holdfast.errors import NotFound, StoreCorrupt
 from holdfast.flows import derived_rows
 from holdfast.flows.model import FlowId
 from holdfast.leadership import leader_lease
-from holdfast.ops import catalog_queries, decode_errors, index_rebuild, store_copy, verify
+from holdfast.ops import (
+    catalog_queries,
+    decode_errors,
+    index_rebuild,
+    limit_check,
+    store_copy,
+    verify,
+)
 from holdfast.store import schema, tuples
 from holdfast.store.admin import raw_access
 from holdfast.store.prefix_scan import iter_names, iter_rows
@@ -155,6 +162,7 @@ def _build_rows(txn: ApplyTxn, universe: str, differences: int) -> None:
             _tasks,
             index_rebuild.rebuild_flows,
             index_rebuild.rebuild_schedules,
+            limit_check.rebuild,
         ):
             part(txn, universe)
     except decode_errors.DECODE_ERRORS as error:

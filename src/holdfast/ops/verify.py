@@ -1,7 +1,7 @@
 """Verification of derived rows and redundant records: runs the consistency checks of every feature.
 
 `durable.consistency`, `world.consistency`, `leadership.consistency`, `dispatch.consistency`,
-`tasks.consistency`, `flows.consistency` and `schedules.consistency` hold the checks. All of them read one snapshot, so
+`tasks.consistency`, `flows.consistency`, `schedules.consistency` and `limit_check` hold the checks. All of them read one snapshot, so
 concurrent commits cause no differences. `world_replay` verifies the journals of worlds, and `tasks.replay_check` reads the task log.
 """
 
@@ -14,7 +14,7 @@ from holdfast.durable import consistency as durable_consistency
 from holdfast.durable.difference import Difference
 from holdfast.flows import consistency as flow_consistency
 from holdfast.leadership.consistency import check_leader_lease
-from holdfast.ops import catalog_queries, decode_errors
+from holdfast.ops import catalog_queries, decode_errors, limit_check
 from holdfast.schedules import consistency as schedule_consistency
 from holdfast.store.api import Txn
 from holdfast.store.prefix_scan import iter_names
@@ -53,6 +53,7 @@ def _checks(txn: Txn) -> Iterator[tuple[str, str, Iterator[Difference]]]:
         yield "assignment", universe, world_consistency.check_assignments(txn, universe)
         yield "authority", universe, check_leader_lease(txn, universe)
         yield "dispatch", universe, check_dispatches(txn, universe)
+        yield "limit", universe, limit_check.find_differences(txn, universe)
     yield "lease", "all", durable_consistency.check_leases(txn)
     yield "lease", "log", durable_consistency.check_lease_log(txn)
     yield "journal", "all", _check_journals(txn)

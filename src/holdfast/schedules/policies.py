@@ -26,7 +26,12 @@ OVERLAP_POLICIES = ("skip", "queue", "allow")
 # Occurrences of one schedule that wait for the end of the last one.
 QUEUED_MAX = 10_000
 DUE, RUN_NOW, BACKFILL = CAUSES = ("due", "run_now", "backfill")
-MISSED, OVERLAP, QUEUE_FULL = REASONS = ("missed", "overlap", "queue_full")
+MISSED, OVERLAP, QUEUE_FULL, OVERLOADED = REASONS = (
+    "missed",
+    "overlap",
+    "queue_full",
+    "overloaded",
+)
 
 
 class OverlapDecision(NamedTuple):

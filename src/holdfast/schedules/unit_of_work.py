@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from holdfast import codec
-from holdfast.errors import NotFound
+from holdfast.errors import NotFound, Overloaded
 from holdfast.flows.model import Parent
-from holdfast.flows.operations import NewFlow, start_within
+from holdfast.flows.operations import NewFlow, judge_start, start_within
 from holdfast.flows.states import ENDED
 from holdfast.flows.unit_of_work import FlowUnit
 from holdfast.schedules import policies
@@ -111,7 +111,22 @@ class ScheduleUnit:
             last_is_open=self.is_last_open(row),
             queued=row.queued,
         )
+        if decision.event is OccurrenceEvent.START:
+            try:
+                self._judge_start(schedule)
+            except Overloaded:
+                if cause != policies.DUE:
+                    raise
+                decision = policies.OverlapDecision(OccurrenceEvent.SKIP, policies.OVERLOADED)
         return self.apply(schedule, occurrence_ns, cause, decision.event, decision.reason)
+
+    def _judge_start(self, schedule: OpenSchedule) -> None:
+        """Refuse an occurrence if a load limit is exceeded."""
+        definition, count = schedule.row.definition, self.flows.activation_count() + 1
+        if definition.task is not None:
+            self.flows.tasks.judge_new_tasks([definition.task.queue], count)
+        elif definition.flow is not None:
+            judge_start(self.flows, [definition.flow.queue], count)
 
     def apply(
         self,

@@ -43,6 +43,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "leader_lease": ("holdfast.leadership.leader_lease",),
     "leader_pane": ("holdfast.dispatch.leader_pane",),
     "lease": ("holdfast.durable.lease",),
+    "limits": ("holdfast.workers.limit_settings",),
     "llm": ("holdfast.adapters.llm",),
     "messages": ("holdfast.world.messaging.delivery",),
     "notifications": ("holdfast.dispatch.notifications",),

@@ -120,6 +120,7 @@ def redrive(txn: Txn, universe: str, seqs: list[int]) -> list[int]:
     if created:
         txn.add(keys.seq_counter, seq - last)
         unit.log.append(TasksCreated(created, digest_rows(rows)))
+        unit.count_created(rows)
     unit.close()
     return answers
 

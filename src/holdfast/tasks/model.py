@@ -304,6 +304,14 @@ class CountDeltas:
         count: int = getattr(self._stored(queue), counter)
         return count + self._deltas.get(queue, {}).get(counter, 0)
 
+    def waiting(self, queue: str) -> int:
+        """Return the number of waiting tasks of a queue, with the changes of this operation."""
+        return self._stored(queue).waiting + _waiting_change(self._deltas.get(queue, {}))
+
+    def waiting_delta(self) -> int:
+        """Return the change of the number of waiting tasks of all queues that `save` has not written."""
+        return sum(map(_waiting_change, self._deltas.values()))
+
     def save(self) -> None:
         for queue, deltas in self._deltas.items():
             counts = self._stored(queue)
@@ -324,6 +332,10 @@ class CountDeltas:
         if counts is None:
             counts = self._counts[queue] = get_counts(self._txn, self._keys, queue)
         return counts
+
+
+def _waiting_change(deltas: dict[str, int]) -> int:
+    return sum(n for place, n in deltas.items() if place in WAIT_STATES)
 
 
 def get_counts(txn: Txn, keys: TaskKeys, queue: str) -> TaskCounts:

@@ -8,6 +8,7 @@ dependencies.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,8 +19,18 @@ from holdfast.config import (
     MESSAGE_BYTES_MAX,
     QUEUE_PRIORITY_MAX,
 )
+from holdfast.durable import load_limits
 from holdfast.durable.validation import check_limit, check_name, check_time, check_ttl
-from holdfast.errors import Invalid, KeyConflict, KeyTooLarge, NotFound, ValueTooLarge, to_wire
+from holdfast.errors import (
+    HoldfastError,
+    Invalid,
+    KeyConflict,
+    KeyTooLarge,
+    NotFound,
+    Overloaded,
+    ValueTooLarge,
+    to_wire,
+)
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn, operation
 from holdfast.store.schema import encode_int
@@ -99,7 +110,9 @@ def submit_each(
     """
     _check_columns(specs, spec_of_each, new)
     keys = keys_of(universe)
-    refused: dict[int, Invalid] = {}
+    refused: dict[int, HoldfastError] = {}
+    unit = UnitOfWork(txn, universe)
+    rooms = None if unit.load_limits() is None else _Rooms(unit)
     for index, (spec_no, new_task) in enumerate(zip(spec_of_each, new, strict=True)):
         try:
             _spec_row(keys, specs[spec_no])
@@ -110,24 +123,28 @@ def submit_each(
                     why="a task with key or after cannot share a batch with other callers; submit it alone",
                 )
             _check_new_task(keys, specs[spec_no], new_task, index)
-        except Invalid as error:
+            if rooms is not None:
+                rooms.take(specs[spec_no].queue, len(new_task.args))
+        except (Invalid, Overloaded) as error:
             refused[index] = error
     if not refused:
-        return SubmitEachResult(_create_tasks(txn, universe, specs, spec_of_each, new), [])
+        seqs = _create_within(unit, specs, spec_of_each, new)
+        unit.close()
+        return SubmitEachResult(seqs, [])
     seqs = [0] * len(new)
     kept = [index for index in range(len(new)) if index not in refused]
     if kept:
         used = sorted({spec_of_each[index] for index in kept})
         place = {spec_no: n for n, spec_no in enumerate(used)}
-        made = _create_tasks(
-            txn,
-            universe,
+        made = _create_within(
+            unit,
             [specs[spec_no] for spec_no in used],
             [place[spec_of_each[index]] for index in kept],
             [new[index] for index in kept],
         )
         for index, seq in zip(kept, made, strict=True):
             seqs[index] = seq
+        unit.close()
     return SubmitEachResult(seqs, [(index, *to_wire(error)) for index, error in refused.items()])
 
 
@@ -146,9 +163,45 @@ def _create_tasks(
     txn: Txn, universe: str, specs: list[TaskSpec], spec_of_each: list[int], new: list[TaskToSubmit]
 ) -> list[int]:
     unit = UnitOfWork(txn, universe)
+    before = unit.txn.count(unit.keys.seq_counter)
     seqs = _create_within(unit, specs, spec_of_each, new)
+    # A known key creates nothing, so the repeat of an accepted call is never refused.
+    if unit.txn.count(unit.keys.seq_counter) > before:
+        unit.judge_new_tasks({specs[spec_no].queue for spec_no in spec_of_each})
     unit.close()
     return seqs
+
+
+class _Rooms:
+    """The room for new tasks of one operation below the load limits: each task takes one place."""
+
+    def __init__(self, unit: UnitOfWork) -> None:
+        self._unit = unit
+        self._taken: Counter[str] = Counter()
+        self._bytes = 0
+
+    def take(self, queue: str, size: int) -> None:
+        """Take a place for a task, or raise Overloaded."""
+        unit = self._unit
+        limits = unit.load_limits()
+        if limits is None:
+            return
+        universe, taken = unit.keys.universe, self._taken
+        queue_max = limits.queues.get(queue, 0)
+        if queue_max:
+            waiting = unit.counts.waiting(queue) + taken[queue] + 1
+            if waiting > queue_max:
+                raise load_limits.refuse("queue", universe, waiting, queue_max, queue=queue)
+        if limits.tasks:
+            waiting = unit.waiting_in_universe() + taken.total() + 1
+            if waiting > limits.tasks:
+                raise load_limits.refuse(load_limits.TASKS, universe, waiting, limits.tasks)
+        if limits.bytes_in_flight:
+            found = load_limits.counted(unit.txn, universe, load_limits.BYTES) + self._bytes + size
+            if found > limits.bytes_in_flight:
+                raise load_limits.refuse(load_limits.BYTES, universe, found, limits.bytes_in_flight)
+        taken[queue] += 1
+        self._bytes += size
 
 
 def _create_within(
@@ -283,6 +336,7 @@ class _TaskBatch:
         if self._created:
             self._put(unit.keys.seq_counter, encode_int(self._seq))
             unit.log.append(TasksCreated(self._created, digest_rows(self._rows)))
+            unit.count_created(self._rows)
         for dead, spec in self._dead_on_arrival:
             unit.log.append(TasksDead([dead], dependents.DEPENDENCY_FAILED))
             unit.finish(dead, spec, "dead", awaited=False)

@@ -8,7 +8,11 @@ the counters and notifies the queue topics.
 
 from __future__ import annotations
 
-from holdfast.store import tuples
+from collections.abc import Collection, Iterable
+
+from holdfast.durable import load_limits
+from holdfast.durable.load_limits import LoadLimits
+from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
 from holdfast.tasks.events import TaskLog
 from holdfast.tasks.model import (
@@ -20,6 +24,7 @@ from holdfast.tasks.model import (
     TaskSpec,
     TaskStatusRow,
     dangling_row,
+    decode_body,
     decode_status,
     get_body,
     get_limits,
@@ -53,6 +58,9 @@ class UnitOfWork:
         # Limits that may have free capacity now.
         self._freed_limits: set[tuple[str, str]] = set()
         self._limits: dict[str, QueueLimits] = {}
+        # The load limits of the universe, read once.
+        self._load_limits: LoadLimits | None = None
+        self._load_limits_read = False
         # Tasks skipped because the requesting worker may not run them now.
         self.skipped = 0
 
@@ -64,6 +72,7 @@ class UnitOfWork:
             txn.put(keys.retained + until + pack_int(seqs[0]), pack(seqs))
         self.leases.save()
         self.log.save(txn, keys)
+        self._save_backlog()
         self.counts.save()
         for queue in self._queues_to_notify:
             txn.notify(keys.queue_topic(queue))
@@ -99,6 +108,66 @@ class UnitOfWork:
         if found is None:
             found = self._limits[queue] = get_limits(self.txn, self.keys, queue)
         return found
+
+    # -- load limits -----------------------------------------------------------------------------
+
+    def load_limits(self) -> LoadLimits | None:
+        """The load limits of the universe; None if it has none."""
+        if not self._load_limits_read:
+            self._load_limits = load_limits.find(self.txn, self.keys.universe)
+            self._load_limits_read = True
+        return self._load_limits
+
+    def judge_new_tasks(self, queues: Collection[str], count: int = 0) -> None:
+        """Refuse new tasks in these queues if a limit is exceeded. `count` further tasks are created after this."""
+        limits = self.load_limits()
+        if limits is None:
+            return
+        universe = self.keys.universe
+        for queue in sorted(set(queues)):
+            queue_max = limits.queues.get(queue, 0)
+            waiting = self.counts.waiting(queue) + count
+            if queue_max and waiting > queue_max:
+                raise load_limits.refuse("queue", universe, waiting, queue_max, queue=queue)
+        if limits.tasks:
+            waiting = self.waiting_in_universe() + count
+            if waiting > limits.tasks:
+                raise load_limits.refuse(load_limits.TASKS, universe, waiting, limits.tasks)
+        if limits.bytes_in_flight:
+            found = load_limits.counted(self.txn, universe, load_limits.BYTES)
+            if found > limits.bytes_in_flight:
+                raise load_limits.refuse(load_limits.BYTES, universe, found, limits.bytes_in_flight)
+
+    def waiting_in_universe(self) -> int:
+        """The number of waiting tasks, with the changes of this operation. Only while `tasks` is limited."""
+        stored = load_limits.counted(self.txn, self.keys.universe, load_limits.TASKS)
+        return stored + self.counts.waiting_delta()
+
+    def _save_backlog(self) -> None:
+        """Add the change of the number of waiting tasks to the counter of the universe, while it is limited."""
+        limits = self.load_limits()
+        if limits is not None and limits.tasks:
+            change = self.counts.waiting_delta()
+            load_limits.add_to(self.txn, self.keys.universe, load_limits.TASKS, change)
+
+    def count_created(self, rows: Iterable[bytes]) -> None:
+        """Count the arguments of new tasks towards the bytes of the universe, while they are limited."""
+        limits = self.load_limits()
+        if limits is not None and limits.bytes_in_flight:
+            size = sum(arguments_size(self.txn, decode_body(row)) for row in rows)
+            load_limits.add_to(self.txn, self.keys.universe, load_limits.BYTES, size)
+
+    def _count_ended(self, seqs: list[int]) -> None:
+        limits = self.load_limits()
+        if limits is None or not limits.bytes_in_flight:
+            return
+        bodies = [self.body(pack_int(seq)) for seq in seqs]
+        size = sum(
+            arguments_size(self.txn, body)
+            for body in bodies
+            if body is not None and body.created_ns >= limits.bytes_since_ns
+        )
+        load_limits.add_to(self.txn, self.keys.universe, load_limits.BYTES, -size)
 
     # -- places --------------------------------------------------------------------------------
 
@@ -306,6 +375,7 @@ class UnitOfWork:
     def finish_many(self, seqs: list[int], spec: TaskSpec, place: str) -> None:
         """Record the end of tasks: counters, retention and notifications."""
         self.counts.add(spec.queue, place, len(seqs))
+        self._count_ended(seqs)
         retained = self._ended_by_retention.get(spec.retain_ns)
         if retained is None:
             retained = self._ended_by_retention[spec.retain_ns] = []
@@ -320,6 +390,11 @@ class UnitOfWork:
         if awaited:
             # Dependents may be released after the task itself is removed, so store the outcome.
             self.txn.put(self.keys.pending_releases + pack_int(seq), place.encode())
+
+
+def arguments_size(txn: Txn, body: TaskBodyRow) -> int:
+    """Return the number of bytes of the arguments of a task."""
+    return len(blobs.get(txn, body.blob)) if body.blob else len(body.args)
 
 
 def _not_before(body: TaskBodyRow, status: TaskStatusRow) -> int:

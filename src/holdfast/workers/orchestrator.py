@@ -37,6 +37,7 @@ from holdfast.store.api import Deferred, Store, Txn, operation, read_stale
 from holdfast.workers.history_upkeep import HistoryUpkeep
 from holdfast.workers.service import TickService
 from holdfast.workers.tasks.upkeep import TaskUpkeep
+from holdfast.workers.worker_room import WorkerRoom, read_room
 from holdfast.world import catalog, intents, unknown_events
 from holdfast.world.catalog import WorldRecord
 from holdfast.world.code_requirement import REPLAY, WORLD_TYPE, CodeRequirement
@@ -80,9 +81,12 @@ class CapableWorkers:
             ]
         return capable
 
-    def choose(self, record: WorldRecord) -> str | None:
-        """Choose the worker for a world, or None if no worker has its type. Workers that know the
-        item that stopped the world are preferred.
+    def names(self) -> list[str]:
+        return list(self._workers)
+
+    def choose(self, record: WorldRecord, room: WorkerRoom | None = None) -> str | None:
+        """Choose the worker for a world, or None if no worker has its type, or no room. Workers
+        that know the item that stopped the world are preferred.
         """
         unknown_item = record.unknown
         if unknown_item is not None:
@@ -93,6 +97,13 @@ class CapableWorkers:
             )
             if capable:
                 return placement.choose_worker(record.world_id, capable)
+        of_type = self.workers_of_type(record)
+        if room is not None:
+            return room.choose(record.world_id, of_type)
+        return placement.choose_worker(record.world_id, of_type)
+
+    def workers_of_type(self, record: WorldRecord) -> list[str]:
+        """Return the workers whose code has the type of a world."""
         of_type = self._of_type.get(record.type)
         if of_type is None:
             of_type = self._of_type[record.type] = [
@@ -100,7 +111,7 @@ class CapableWorkers:
                 for worker, code in self._workers.items()
                 if code is None or code.has_world_type(record.type)
             ]
-        return placement.choose_worker(record.world_id, of_type)
+        return of_type
 
     def choose_for(
         self, record: WorldRecord, need: CodeRequirement, pinned: str | None
@@ -240,22 +251,29 @@ class Orchestrator(TickService):
         if not capable:
             return False
 
-        def place(txn: Txn) -> None:
+        def place(txn: Txn) -> int:
             txn.require_live(self._current_lease())
+            room = read_room(txn, self.universe, capable.names())
+            handled = 0
             for world_id in waiting:
                 if catalog.is_deleted(txn, self.universe, world_id):
                     # A deleted world has no work. A stale entry must not block the scan.
                     catalog.clear_runnable.fn(txn, self.universe, world_id, catalog.UNASSIGNED)
+                    handled += 1
                     continue
                 record = catalog.get_record(txn, self.universe, world_id)
-                chosen = capable.choose(record)
-                if chosen is None:
+                chosen = capable.choose(record, room)
+                if chosen is not None:
+                    catalog.assign(txn, self.universe, world_id, chosen, 0, "placed")
+                elif not capable.workers_of_type(record):
                     self._await_type(txn, record)
                 else:
-                    catalog.assign(txn, self.universe, world_id, chosen, 0, "placed")
+                    continue  # every worker of its type is at its limit
+                handled += 1
+            return handled
 
-        self.store.transact(place)
-        return len(waiting) == PLACED_PER_TICK
+        handled: int = self.store.transact(place)
+        return handled > 0 and len(waiting) == PLACED_PER_TICK
 
     def _move_worlds(self) -> bool:
         """Move worlds off dead and draining workers, a bounded number per tick."""
@@ -294,14 +312,16 @@ class Orchestrator(TickService):
 
     def _move_page(self, txn: Txn, worker: str, page: list[str], capable: CapableWorkers) -> None:
         txn.require_live(self._current_lease())
+        room = read_room(txn, self.universe, capable.names())
         for world_id in page:
             assignment = catalog.find_assignment(txn, self.universe, world_id)
             if assignment is None or assignment.pinned or assignment.desired_worker_id != worker:
                 continue
             record = catalog.get_record(txn, self.universe, world_id)
-            chosen = capable.choose(record)
+            chosen = capable.choose(record, room)
             if chosen is None:
-                self._await_type(txn, record)
+                if not capable.workers_of_type(record):
+                    self._await_type(txn, record)
                 continue
             reason = f"moved off {worker}"
             catalog.assign(txn, self.universe, world_id, chosen, assignment.priority, reason)

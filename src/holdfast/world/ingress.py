@@ -15,7 +15,7 @@ from holdfast.durable.validation import check_limit
 from holdfast.errors import NotFound, Overloaded, ValueTooLarge
 from holdfast.messages import Ingress, IngressKind
 from holdfast.store.api import Txn, operation
-from holdfast.world import catalog, unknown_events
+from holdfast.world import catalog, load_admission, unknown_events
 from holdfast.world.unknown_events import InboxItemStatus
 
 # The size limit of an ingress besides its value: identities and headers.
@@ -94,6 +94,10 @@ def put_ingress(
     body = codec.pack(ingress)
     if len(body) > MESSAGE_BYTES_MAX + _ENVELOPE_BYTES_MAX:
         raise ValueTooLarge(what="ingress", bytes=len(body), bytes_max=MESSAGE_BYTES_MAX)
+    # The repeat of an accepted event is never refused.
+    is_new = key is None or not inbox.is_delivered(txn, subject, key)
+    if ingress.kind is IngressKind.EVENT and is_new:
+        load_admission.judge_event(txn, universe, world_id, len(body))
     put = inbox.put.fn(txn, subject, key, body)
     if put.already:
         return IngressResult(

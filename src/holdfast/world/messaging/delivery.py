@@ -20,7 +20,7 @@ from typing import Literal
 
 from holdfast import codec
 from holdfast.codec import Record
-from holdfast.config import HEADERS_BYTES_MAX, INBOX_DEPTH_MAX, MESSAGE_ID_BYTES_MAX
+from holdfast.config import HEADERS_BYTES_MAX, MESSAGE_ID_BYTES_MAX
 from holdfast.durable import inbox
 from holdfast.durable.validation import check_limit
 from holdfast.errors import HoldfastError, Invalid, NotFound
@@ -41,7 +41,7 @@ from holdfast.messages import (
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
 from holdfast.store.schema import Space
-from holdfast.world import catalog, unknown_events
+from holdfast.world import catalog, load_admission, unknown_events
 
 OK: Literal["ok"] = "ok"
 ALREADY_ENQUEUED: Literal["already_enqueued"] = "already_enqueued"
@@ -184,7 +184,7 @@ def _accept(
         if catalog.get_record(txn, universe, to).status is catalog.WorldStatus.DELETED:
             raise NotFound(what="world", universe=universe, world_id=to, why="it is deleted")
     subject = catalog.subject_of(universe, world_id)
-    full = inbox.depth(txn, subject) >= INBOX_DEPTH_MAX
+    full = inbox.depth(txn, subject) >= load_admission.inbox_max(txn, universe)
     if full or existing_id is None:
         first = inbox.seq_of_key(txn, subject, key, meaning, issued_ns)
         if first is not None:
