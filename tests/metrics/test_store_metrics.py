@@ -24,6 +24,7 @@ from holdfast.runner.counters import RunnerCounters
 from holdfast.runner.error_policy import ErrorKind
 from holdfast.store.api import Store
 from holdfast.world import catalog
+from tests.process.watch import until
 from tests.tidy_rules import ROOT
 
 SERIES_MAX = 5_000
@@ -38,6 +39,8 @@ class MeteredWorld(hf.World):
 
     @hf.on(Metered)
     def metered(self, event: Metered, cx: hf.Context) -> None:
+        if event.amount < 0:
+            raise ValueError("negative")
         self.balance += event.amount
         cx.after(300, Metered(0))
         cx.reply(self.balance)
@@ -84,6 +87,8 @@ def test_samples_of_a_store_equal_its_contents(tmp_path: Path) -> None:
     with APP.open(url, roles=("orchestrator", "world", "timer")) as rt:
         account = rt.world(MeteredWorld, "ada")
         assert account.ask(Metered(5)) == 5
+        account.send(Metered(-1))
+        until(lambda: account.height() == 2, "the failed event")
         rt.submit(send_mail, "ada")
         rt.submit(send_mail, "bob")
         rt.start(order, 1)
@@ -101,6 +106,8 @@ def test_samples_of_a_store_equal_its_contents(tmp_path: Path) -> None:
     assert values["holdfast_budget_limit", ("shop", "money")] == 2.5
     assert ("holdfast_budget_limit", ("shop", "tokens")) not in values
     assert values["holdfast_inbox_events", ("shop",)] == 0
+    assert values["holdfast_inbox_oldest_seconds", ("shop",)] == 0
+    assert values["holdfast_failed_events", ("shop",)] == 1
     assert values["holdfast_timer_lateness_seconds", ("shop",)] == 0
 
 

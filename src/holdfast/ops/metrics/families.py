@@ -65,6 +65,7 @@ STORE_FAMILIES = (
     _gauge("holdfast_inbox_worlds", "universe", "Worlds with unread events, up to 1,000."),
     _gauge("holdfast_inbox_events", "universe", "Unread events of these worlds."),
     _gauge("holdfast_inbox_oldest_seconds", "universe", "Age of the oldest unread event of these worlds."),
+    _gauge("holdfast_failed_events", "universe", "Events whose reducer raised, as dead letters."),
     _gauge("holdfast_effects", "universe kind state", "Effects without a receipt, and dead letters."),
     _counter("holdfast_effects_done_total", "universe kind", "Effects with a receipt."),
     _gauge("holdfast_timers", "universe clock state", "Pending timers of worlds by clock, and dead letters."),

@@ -29,6 +29,7 @@ from holdfast.tasks import queries as task_queries
 from holdfast.workers.readiness import derive_readiness
 from holdfast.workers.readiness_facts import gather_facts
 from holdfast.world import catalog, timers
+from holdfast.world.redrive import failed_events_queue
 
 UNIVERSES_MAX = 20
 VALUES_MAX = 40
@@ -129,7 +130,8 @@ def _worker_state(record: worker_registry.WorkerRecord, now_ns: int, epoch: int)
 def _read_worlds(txn: Txn, universe: str, samples: _Samples) -> None:
     for status, count in catalog.count_by_status(txn, universe).items():
         samples.add("holdfast_worlds", (universe, status), count)
-    worlds, events, oldest_ns = 0, 0, txn.now_ns
+    worlds, events, now_ns = 0, 0, txn.now_ns
+    oldest_ns = now_ns
     runnable = catalog.list_all_runnable(txn, universe, RUNNABLE_MAX + 1)
     for world_id in runnable[:RUNNABLE_MAX]:
         subject = catalog.subject_of(universe, world_id)
@@ -142,7 +144,9 @@ def _read_worlds(txn: Txn, universe: str, samples: _Samples) -> None:
         samples.truncated("holdfast_inbox_worlds")
     samples.add("holdfast_inbox_worlds", (universe,), worlds)
     samples.add("holdfast_inbox_events", (universe,), events)
-    samples.add("holdfast_inbox_oldest_seconds", (universe,), (txn.now_ns - oldest_ns) / S)
+    samples.add("holdfast_inbox_oldest_seconds", (universe,), (now_ns - oldest_ns) / S)
+    failed = queue.counts(txn, failed_events_queue(universe)).dead
+    samples.add("holdfast_failed_events", (universe,), failed)
 
 
 def _read_effects(txn: Txn, universe: str, samples: _Samples) -> None:
