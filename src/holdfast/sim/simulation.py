@@ -67,7 +67,7 @@ SIMULATED_TIME_LIMITS: dict[str, dict[str, float]] = {
 }
 SMALL_INBOX_LIMITS = {
     "world.ingress": {"INBOX_DEPTH_MAX": 4},
-    "world.messaging.delivery": {"INBOX_DEPTH_MAX": 4},
+    "world.load_admission": {"INBOX_DEPTH_MAX": 4},
 }
 # History trimming and erasure process few rows per commit and check often whether work is due.
 SHORT_HISTORY_LIMITS: dict[str, dict[str, float]] = {
