@@ -295,7 +295,7 @@ def test_dead_letters_are_dropped(rig: ApiRig) -> None:
 # -- runner ----------------------------------------------------------------------------------------
 
 
-def run_jobs(rig: ApiRig, runner: JobRunner, id: str) -> Any:
+def wait_for(rig: ApiRig, id: str) -> Any:
     until_ns = SYSTEM.mono_ns() + 30 * S
     since = rig.store.wait(model.TOPIC, 0, 0.0)
     while (job := rig.get(f"/v1/jobs/{id}"))["state"] == "running":
@@ -304,15 +304,18 @@ def run_jobs(rig: ApiRig, runner: JobRunner, id: str) -> Any:
     return job
 
 
-def test_runner_runs_new_jobs_until_it_is_closed(rig: ApiRig) -> None:
+def test_runner_runs_new_jobs_until_it_is_stopped(rig: ApiRig) -> None:
     ids = submit(rig, 25)
     runner = JobRunner(rig.store)
     runner.start()
     try:
         job = create(rig, rate_per_s=1_000)
-        assert run_jobs(rig, runner, job["id"])["processed"] == 25
+        assert wait_for(rig, job["id"])["processed"] == 25
     finally:
-        runner.close()
+        runner.request_stop()
+        runner.join(30)
+    assert not runner.running
+    assert runner.failure is None
     assert states(rig, ids) == ["DEAD"] * 25
 
 
@@ -320,46 +323,45 @@ def test_runner_keeps_the_pace_of_a_job(rig: ApiRig) -> None:
     submit(rig, 6)
     create(rig, rate_per_s=20)
     clock = SimClock()
-    runner = JobRunner(rig.store, clock=clock)
+    runner = JobRunner(rig.store, clock)
     processed = []
     for _ in range(4):
-        runner.run_round()
+        runner.tick()
         processed.append(rig.get("/v1/jobs/1")["processed"])
         clock.advance(S // 20)
     assert processed == [2, 2, 4, 4]
     rig.post("/v1/jobs/1/pace", {"rate_per_s": 1_000})
-    runner.run_round()
+    runner.tick()
     assert rig.get("/v1/jobs/1")["state"] == "done"
-    runner.close()
+    runner.shut_down()
 
 
 def test_second_runner_leaves_a_held_job_and_continues_it_later(rig: ApiRig) -> None:
     submit(rig, 4)
     create(rig, rate_per_s=20)
     clock = SimClock()
-    first, second = JobRunner(rig.store, clock=clock), JobRunner(rig.store, clock=clock)
-    first.run_round()
-    second.run_round()
+    first, second = JobRunner(rig.store, clock), JobRunner(rig.store, clock)
+    first.tick()
+    second.tick()
     assert rig.get("/v1/jobs/1")["processed"] == 2
-    first.close()
+    first.shut_down()
     for _ in range(TICKS_MAX):
-        clock.advance(S)
-        second.run_round()
+        clock.advance(2 * S)
+        second.tick()
         if rig.get("/v1/jobs/1")["state"] != "running":
             break
     assert rig.get("/v1/jobs/1")["processed"] == 4
-    second.close()
+    second.shut_down()
 
 
 def test_job_with_an_unknown_action_fails(rig: ApiRig) -> None:
     """Other code may have created the job."""
     create(rig)
     job = rig.store.read(model.get, rig.universe, 1)
-    odd = job._replace(row=replace(job.row, action="tasks.explode"))
-    rig.store.transact(model.save, odd)
+    rig.store.transact(model.save, job._replace(row=replace(job.row, action="tasks.explode")))
     runner = JobRunner(rig.store)
-    runner.run_round()
-    runner.close()
+    runner.tick()
+    runner.shut_down()
     shown = rig.get("/v1/jobs/1")
     assert shown["state"] == "failed"
     assert "tasks.explode" in shown["error"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +259,22 @@ def test_each_universe_has_the_code_of_its_app(rig: ServedRig) -> None:
         (BANK, True),
         ("other", True),
     ]
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+def test_server_runs_jobs_and_stops_them_with_it(rig: ServedRig) -> None:
+    client = rig.client(rig.bank())
+    tasks = [{"name": "print"} for _ in range(3)]
+    ids = client.post("/v1/tasks", {"tasks": tasks}).document["ids"]
+    body = {"action": "tasks.cancel", "selection": {"state": "ready"}}
+    response = client.post("/v1/jobs", body, headers=key_header("k"))
+    assert response.status == 202
+    since = rig.store.wait("jobs", 0, 0.0)
+    while (job := client.get("/v1/jobs/1").document)["state"] == "running":
+        since = rig.store.wait("jobs", since, 0.5)
+    assert (job["state"], job["processed"]) == ("done", 3)
+    assert [client.get(f"/v1/tasks/{id}").document["state"] for id in ids] == ["DEAD"] * 3
+    rig.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "holdfast-jobs"]

@@ -6,7 +6,7 @@
     /v1/universes                           the universes of the store
     /v1/…                                   the endpoints (`ops.api.registry`)
 
-The worker protocol of a universe starts with its first request.
+The worker protocol of a universe starts with its first request. Every server runs the jobs of its store.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from holdfast.ops.http.problem import HttpResponse, ServerOverloaded, encode_jso
 from holdfast.ops.http.routes import HttpApi, Route, RouteCall
 from holdfast.ops.http.task_batch import DeclaredTask
 from holdfast.ops.http.task_routes import TaskApi, metrics_route, task_routes
+from holdfast.ops.jobs.runner import JobRunner
 from holdfast.ops.metrics.exposition import MetricsPage
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # The most universes whose worker protocol one server runs.
 TASK_UNIVERSES_MAX = 200
+# How long the end of a server waits for the current page of a job.
+JOBS_STOP_S = 5.0
 
 
 class ServedApi(HttpApi):
@@ -61,8 +64,12 @@ class ServedApi(HttpApi):
             _keyed_route(route, built.pop((route.method, route.path), None)) for route in fixed
         ]
         self.routes = (*routes, *built.values())
+        self._jobs = JobRunner(store)
+        self._jobs.start()
 
     def close(self) -> None:
+        self._jobs.request_stop()
+        self._jobs.join(JOBS_STOP_S)
         for tasks in self._tasks.values():
             tasks.close()
 
