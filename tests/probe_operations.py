@@ -1,4 +1,4 @@
-"""Three test operations for the conformance suite of stores. They use only keys below ("probe",).
+"""Test operations for the conformance suite of stores. They use only keys below ("probe",).
 
 The shipped writer does not know them. A test that needs them uses the fixture `probe_writers`.
 """
@@ -24,6 +24,12 @@ def twice(txn: Txn, n: int, names: list[str]) -> dict[str, Any]:
     txn.add(("probe",), n)
     txn.add(("probe",), n)
     return {"n": txn.count(("probe",)), "names": names}
+
+
+@operation("probe.keywords")
+def keywords(txn: Txn, name: str, *, first: int, second: int = 7) -> list[Any]:
+    """Return the arguments."""
+    return [name, first, second]
 
 
 @operation("probe.refuse")

@@ -280,7 +280,7 @@ def test_store_rebuild_restores_the_index_of_worlds_that_wait_for_code(
 ) -> None:
     def stop(txn: Txn) -> None:
         record = catalog.get_record(txn, "bank", world_id(txn, "ada"))
-        unknown_events.mark_stopped(txn, record, CodeRequirement("Sum", "event", "Other", 1), 2)
+        unknown_events.mark_stopped(txn, record, CodeRequirement("Sum", "event", "Other", 1), seq=2)
 
     def lose_list(txn: Txn) -> None:
         txn.delete(first_row(txn, schema.key_prefix(Space.WORLD, "bank", "u"))[0])

@@ -229,6 +229,13 @@ def test_transact_runs_an_operation_and_returns_its_result(store: Store) -> None
     assert store.transact(probe.twice, n=3, names=[]) == {"n": 12, "names": []}
 
 
+def test_operation_takes_keyword_only_arguments_only_by_keyword(store: Store) -> None:
+    assert store.transact(probe.keywords, "a", second=2, first=1) == ["a", 1, 2]
+    assert store.transact(lambda txn: probe.keywords(txn, "a", first=1)) == ["a", 1, 7]
+    with pytest.raises(Invalid, match="too many positional arguments"):
+        store.transact(probe.keywords, "a", 1, 2)  # type: ignore[call-arg, misc]
+
+
 def test_operation_in_a_transaction_sees_its_writes_and_returns_after_commit(
     store: Store,
 ) -> None:

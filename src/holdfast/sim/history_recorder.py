@@ -90,7 +90,7 @@ class RecordedCall:
             value = None if isinstance(self.result, Deferred) else to_plain(self.result)
             events.append(self._add(*self._describe(), "unknown", value, commit_no))
         for (called, args), answer in zip(txn.calls, txn.call_results, strict=True):
-            about = called.name, _named_arguments(called.fn, args, {})
+            about = called.name, _named_arguments(called.by_position, args, {})
             events.append(self._add(*about, "unknown", to_plain(answer.value), commit_no))
         return events
 

@@ -240,15 +240,20 @@ def unwrap(result: Any) -> Any:
 
 
 class Operation(Generic[P, T]):
-    """A function that runs where commits are applied. Created by `@operation(name)`."""
+    """A function that runs where commits are applied. Created by `@operation(name)`.
+
+    Arguments are sent by position, keyword-only ones too. `by_position` calls the function with them.
+    """
 
     def __init__(self, name: str, fn: Callable[Concatenate[Txn, P], T]) -> None:
         self.fn = fn
         self.name = name
         self.__doc__ = fn.__doc__
         self.__name__ = fn.__name__
-        assert not fn.__code__.co_kwonlyargcount, "an operation's arguments travel by position"
-        self._arity = fn.__code__.co_argcount - 1
+        has_keywords = fn.__code__.co_kwonlyargcount > 0
+        self.by_position: Callable[..., T] = _take_by_position(fn) if has_keywords else fn
+        # With keyword-only arguments no call has all of them by position.
+        self._arity = -1 if has_keywords else fn.__code__.co_argcount - 1
         self._signature: inspect.Signature | None = None
         self._args: msgspec.msgpack.Decoder[Any] | None = None
         self._result: msgspec.msgpack.Decoder[Any] | None = None
@@ -266,7 +271,7 @@ class Operation(Generic[P, T]):
         except TypeError as error:
             raise Invalid(what="operation", name=self.name, why=str(error)) from None
         bound.apply_defaults()
-        return bound.args[1:]
+        return tuple(bound.arguments.values())[1:]
 
     def decode_args(self, data: bytes) -> tuple[Any, ...]:
         if self._args is None:
@@ -280,6 +285,21 @@ class Operation(Generic[P, T]):
         if self._result is None:
             self._result = codec.new_decoder(typing.get_type_hints(self.fn)["return"])
         return typing.cast(T, self._result.decode(data))
+
+
+def _take_by_position(fn: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that takes the keyword-only arguments of `fn` by position."""
+    signature = inspect.signature(fn)
+    split = fn.__code__.co_argcount
+    names = list(signature.parameters)[split:]
+
+    def call(*args: Any) -> T:
+        return fn(*args[:split], **dict(zip(names, args[split:], strict=True)))
+
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [one.replace(kind=positional) for one in signature.parameters.values()]
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return call
 
 
 def operation(

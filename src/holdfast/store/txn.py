@@ -208,7 +208,7 @@ class ApplyTxn(WriteBuffer):
 
     def call(self, operation: Operation[Any, T], *args: Any) -> Deferred[T]:
         result: Deferred[T] = Deferred()
-        return result.resolve(operation.fn(self, *args))
+        return result.resolve(operation.by_position(self, *args))
 
 
 def run_in_savepoint(txn: Any, operation: Operation[Any, Any], *args: Any) -> Exception | None:
@@ -218,7 +218,7 @@ def run_in_savepoint(txn: Any, operation: Operation[Any, Any], *args: Any) -> Ex
     """
     inner = ApplyTxn(txn, now_ns=txn.now_ns, generation=txn.generation)
     try:
-        operation.fn(inner, *args)
+        operation.by_position(inner, *args)
     except Exception as error:
         return error
     # `inner` has validated these writes.

@@ -58,7 +58,7 @@ def execute(
             arguments = operation.decode_args(bytes(args))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Invalid(what="operation", name=name, why=str(error)) from None
-        results.append(msgspec.Raw(codec.pack(operation.fn(txn, *arguments))))
+        results.append(msgspec.Raw(codec.pack(operation.by_position(txn, *arguments))))
     return txn, seqs, results
 
 

@@ -333,7 +333,7 @@ class Orchestrator(TickService):
             catalog.clear_runnable.fn(txn, self.universe, record.world_id, catalog.UNASSIGNED)
         else:
             unknown_events.mark_stopped(
-                txn, record, CodeRequirement(record.type, WORLD_TYPE, record.type), 0
+                txn, record, CodeRequirement(record.type, WORLD_TYPE, record.type), seq=0
             )
 
     def _resume_stopped(self) -> bool:

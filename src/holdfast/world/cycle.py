@@ -122,6 +122,7 @@ def stop_and_release(
     world_id: str,
     held: Lease,
     need: CodeRequirement,
+    *,
     seq: int,
     last: Cycle | None = None,
     since_ns: int = 0,
@@ -140,7 +141,9 @@ def stop_and_release(
     if seq and inbox.cursor(txn, subject_of(universe, world_id)) != seq - 1:
         raise Conflict(world=world_id, seq=seq, why="the inbox cursor has moved")
     record = catalog.get_record(txn, universe, world_id)
-    unknown_events.mark_stopped(txn, record, need, seq, since_ns, height, why)
+    unknown_events.mark_stopped(
+        txn, record, need, seq=seq, since_ns=since_ns, height=height, why=why
+    )
     release.fn(txn, held)
 
 

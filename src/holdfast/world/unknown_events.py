@@ -73,6 +73,7 @@ def mark_stopped(
     txn: Txn,
     record: WorldRecord,
     need: CodeRequirement,
+    *,
     seq: int,
     since_ns: int = 0,
     height: int = 0,
