@@ -385,7 +385,7 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
         Edit(_on_committed, "del self._hosted[world_id]", "pass"),
         Edit(
             "workers.world.worker:WorldWorker._renew_leases",
-            "del self._hosted[hosted.host.world.world_id]",
+            "del self._hosted[world_id]",
             "pass",
         ),
         Edit(

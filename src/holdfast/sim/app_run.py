@@ -14,6 +14,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
+from holdfast import logs
 from holdfast.app.app import App
 from holdfast.app.definitions import Call, Effect
 from holdfast.app.simulator import SimulatedApp
@@ -78,9 +79,10 @@ def run_app(app: App, seed: int, note: Note = lambda text: None) -> AppRunResult
     random = Random(seed)
     stubs = {kind: _stub(effect, seed) for kind, effect in app.effects.items()}
     events = 0
-    with SimulationSession(
+    simulation = SimulationSession(
         app, seed=seed, crashes=True, workers=WORKERS, effects=stubs, with_tasks=False
-    ) as session:
+    )
+    with logs.silence(), simulation as session:
         try:
             for _ in range(ROUNDS):
                 events += _run_round(session, random, _targets(app), note)
