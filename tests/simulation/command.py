@@ -32,7 +32,7 @@ SEEDS_MAX = 10_000_000
 def configure(parser: ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "--seeds", type=int, help="number of seeds (default 400; with --mutants 1000)"
+        "--seeds", type=int, metavar="N", help="number of seeds (default 400; with --mutants 1000)"
     )
     what.add_argument("--seed", type=int, metavar="K", help="run one seed and print its history")
     what.add_argument("--replay", type=Path, metavar="FILE", help="replay a saved choice tape")
@@ -41,20 +41,26 @@ def configure(parser: ArgumentParser) -> None:
         "--mutants", action="store_true", help="print the kill table of the planted bugs"
     )
     parser.add_argument("--start", type=int, default=0, metavar="K", help="first seed (default 0)")
-    parser.add_argument("--jobs", type=int, default=2, help="number of processes (default 2)")
+    parser.add_argument(
+        "--jobs", type=int, default=2, metavar="N", help="number of processes (default 2)"
+    )
     parser.add_argument(
         "--backend",
         type=_backend,
         default="memory",
-        metavar="WHERE",
+        metavar="URL",
         help="memory (default), lmdb, or postgresql://… (uses temporary schemas, dropped at the end)",
     )
     parser.add_argument("--minutes", type=float, metavar="M", help="run seeds for M minutes")
     parser.add_argument(
-        "--mutant", choices=tuple(MUTANTS), metavar="BUG", help="plant this bug (with --seed)"
+        "--mutant", choices=tuple(MUTANTS), metavar="NAME", help="plant this bug (with --seed)"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path(), help="directory for the tapes of failing seeds"
+        "--out",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="directory for the tapes of failing seeds",
     )
 
 

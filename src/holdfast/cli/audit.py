@@ -7,9 +7,8 @@ import argparse
 import msgspec
 
 from holdfast.cli import EXIT_OK
-from holdfast.cli.effects import add_universe
 from holdfast.cli.output import emit, printable, table, time_text
-from holdfast.cli.store_option import open_existing
+from holdfast.cli.store_option import EVERY_UNIVERSE, add_options, open_existing
 from holdfast.config import BATCH_MAX
 from holdfast.errors import Invalid
 from holdfast.ops import audit, catalog_queries
@@ -26,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=LIMIT,
         help=f"print at most N entries of each universe (default {LIMIT})",
     )
-    add_universe(parser)
+    add_options(parser, universe=EVERY_UNIVERSE)
 
 
 def run(args: argparse.Namespace) -> int:

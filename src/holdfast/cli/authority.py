@@ -29,11 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", metavar="ACTION", choices=ACTIONS, help=f"one of {', '.join(ACTIONS)}"
     )
-    parser.add_argument("--universe", metavar="U", required=True, help="the universe of the lease")
     parser.add_argument(
         "--reason", metavar="TEXT", help="the reason to write to the log (force-release only)"
     )
-    add_options(parser)
+    add_options(parser, universe="the universe of the lease", universe_required=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from holdfast.cli.output import bytes_text, emit, waiting
-from holdfast.cli.store_option import add_options, open_existing
+from holdfast.cli.store_option import UNIVERSE_OF_STORE, add_options, open_existing
 from holdfast.clock import MS, SYSTEM
 
 
@@ -14,7 +14,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dest", metavar="DEST", help="target directory; it must be empty or not exist"
     )
-    add_options(parser, universe=True)
+    add_options(parser, universe=UNIVERSE_OF_STORE)
 
 
 def run(args: argparse.Namespace) -> int:

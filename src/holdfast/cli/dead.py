@@ -21,7 +21,7 @@ from holdfast.cli.dead_letter_selection import (
     usage_error,
 )
 from holdfast.cli.output import emit, field_lines, payload_text, table, time_text
-from holdfast.cli.store_option import add_options, open_existing
+from holdfast.cli.store_option import UNIVERSE_OF_STORE, add_options, open_existing
 from holdfast.durable import queue
 from holdfast.durable.queue import DeadLetter
 from holdfast.ops import dead_letter_documents, pending_work
@@ -63,24 +63,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"list at most N dead letters (default {LIST_MAX})",
     )
     add_conditions(listed)
-    add_options(listed, universe=True)
+    add_options(listed, universe=UNIVERSE_OF_STORE)
 
     shown = actions.add_parser("show", help="show one dead letter with its payload and attempts")
     shown.add_argument("queue", metavar="QUEUE", help="name of the queue")
     shown.add_argument("seq", metavar="SEQ", type=int, help="seq of the dead letter")
-    add_options(shown, universe=True)
+    add_options(shown, universe=UNIVERSE_OF_STORE)
 
     redriven = actions.add_parser(
         "redrive", help="retry dead letters as new items with reset attempt counts"
     )
     redriven.add_argument("queue", metavar="QUEUE", help="name of the queue")
     add_selection(redriven)
-    add_options(redriven, universe=True)
+    add_options(redriven, universe=UNIVERSE_OF_STORE)
 
     dropped = actions.add_parser("drop", help="delete dead letters permanently")
     dropped.add_argument("queue", metavar="QUEUE", help="name of the queue")
     add_selection(dropped)
-    add_options(dropped, universe=True)
+    add_options(dropped, universe=UNIVERSE_OF_STORE)
 
 
 def run(args: argparse.Namespace) -> int:

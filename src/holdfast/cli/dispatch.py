@@ -14,9 +14,8 @@ import msgspec
 
 from holdfast.adapters.dispatch_protocol import set_leader_pane
 from holdfast.cli import EXIT_OK
-from holdfast.cli.effects import add_universe
 from holdfast.cli.output import emit, field_lines, printable, table, time_text
-from holdfast.cli.store_option import open_existing
+from holdfast.cli.store_option import ONE_UNIVERSE, add_options, open_existing
 from holdfast.dispatch import leader_pane, log, notifications
 from holdfast.dispatch.log import DispatchLog
 from holdfast.dispatch.outcomes import WorkerCli
@@ -50,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=LIST_MAX,
         help=f"list at most N requests (default {LIST_MAX})",
     )
-    add_universe(listed)
+    add_options(listed, universe=ONE_UNIVERSE)
 
     for action, help_text in (
         ("show", "show one request"),
@@ -63,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             subparser.add_argument(
                 "--reason", metavar="TEXT", required=True, help="reason of the rejection"
             )
-        add_universe(subparser)
+        add_options(subparser, universe=ONE_UNIVERSE)
 
     leader = actions.add_parser(
         "leader", help="show, set or clear the tmux pane of the target `leader`"
@@ -81,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--socket", metavar="S", default="", help="socket of the tmux server, if not the default"
     )
     leader.add_argument("--forget", action="store_true", help="clear the leader's pane")
-    add_universe(leader)
+    add_options(leader, universe=ONE_UNIVERSE)
 
     rewound = actions.add_parser(
         "rewind", help="re-read the log from a height; sent notifications are not repeated"
@@ -89,7 +88,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     rewound.add_argument(
         "height", metavar="HEIGHT", type=int, help="start after this height of the log"
     )
-    add_universe(rewound)
+    add_options(rewound, universe=ONE_UNIVERSE)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,6 +28,7 @@ from holdfast.cli.report_redaction import SecretFilter, configuration, writer_lo
 from holdfast.cli.store import queue_counts
 from holdfast.cli.store_option import (
     DEFAULT_URL,
+    UNIVERSE_OF_STORE,
     StoreChoice,
     add_options,
     directory_of,
@@ -66,7 +67,7 @@ _OWN_TEXTS = frozenset({
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, universe=True)
+    add_options(parser, universe=UNIVERSE_OF_STORE)
 
 
 def run(args: argparse.Namespace) -> int:

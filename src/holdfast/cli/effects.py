@@ -18,7 +18,7 @@ from holdfast.cli.dead_letter_selection import (
     usage_error,
 )
 from holdfast.cli.output import emit, field_lines, table, time_text
-from holdfast.cli.store_option import add_options, open_existing
+from holdfast.cli.store_option import EVERY_UNIVERSE, ONE_UNIVERSE, add_options, open_existing
 from holdfast.errors import Invalid, NotFound
 from holdfast.ops import pending_documents, pending_work
 from holdfast.ops.pending_work import EffectRow, IntentRow
@@ -56,23 +56,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=LIST_MAX,
         help=f"list at most N intents (default {LIST_MAX})",
     )
-    add_universe(listed)
+    add_options(listed, universe=EVERY_UNIVERSE)
 
     shown = actions.add_parser("show", help="show the state of one intent and its attempts")
     shown.add_argument("intent", metavar="INTENT", help="intent hash in hexadecimal")
-    add_universe(shown)
+    add_options(shown, universe=ONE_UNIVERSE)
 
     again = actions.add_parser(
         "redrive", help="retry dead effects; each becomes a new intent linked to the old one"
     )
     again.add_argument("kind", metavar="KIND", help="effect kind")
     add_selection(again)
-    add_universe(again)
-
-
-def add_universe(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--universe", metavar="U", help="universe, if the store has several")
-    add_options(parser)
+    add_options(again, universe=ONE_UNIVERSE)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -31,7 +31,7 @@ from holdfast.cli.flow_selection import (
 )
 from holdfast.cli.output import emit, field_lines, printable, table, time_text
 from holdfast.cli.selection import check_rate
-from holdfast.cli.store_option import add_options, open_existing
+from holdfast.cli.store_option import ONE_UNIVERSE, add_options, open_existing
 from holdfast.cli.why import blocker_lines, blocker_text
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound
@@ -519,8 +519,7 @@ def _add_page(parser: argparse.ArgumentParser, limit: int, what: str) -> None:
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--universe", metavar="U", help="universe, if the store has several")
-    add_options(parser)
+    add_options(parser, universe=ONE_UNIVERSE)
 
 
 def _universe_of(store: Store, args: argparse.Namespace) -> str:

@@ -16,7 +16,13 @@ from msgspec.structs import replace
 from holdfast.app.universe_location import UniverseElsewhere
 from holdfast.cli import EXIT_FAILED, EXIT_OK
 from holdfast.cli.output import emit, printable
-from holdfast.cli.store_option import StoreChoice, add_options, each_store, open_existing
+from holdfast.cli.store_option import (
+    EVERY_UNIVERSE,
+    StoreChoice,
+    add_options,
+    each_store,
+    open_existing,
+)
 from holdfast.errors import Busy, HoldfastError, NotFound
 from holdfast.ops import catalog_queries
 from holdfast.store.admin.routing import load_unless_overridden
@@ -32,10 +38,7 @@ class NoUniverse(NotFound):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--universe", metavar="U", help="check only this universe (default: all of the store)"
-    )
-    add_options(parser)
+    add_options(parser, universe=EVERY_UNIVERSE)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.cli.output import emit, field_lines, printable, table, time_text
-from holdfast.cli.store_option import add_options, open_existing, url_of
+from holdfast.cli.store_option import UNIVERSE_OF_STORE, add_options, open_existing, url_of
 from holdfast.clock import S
 from holdfast.errors import Invalid
 from holdfast.ledger import failures, run_deletion, runs, summary
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=LIST_MAX,
         help=f"list at most N runs (default {LIST_MAX})",
     )
-    add_options(listed, universe=True)
+    add_options(listed, universe=UNIVERSE_OF_STORE)
 
     shown = actions.add_parser("show", help="show counts, calls, errors, output and the next step")
     _add_run(shown)
@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     pruned.add_argument(
         "--dry-run", action="store_true", help="print which runs would be deleted, and delete none"
     )
-    add_options(pruned, universe=True)
+    add_options(pruned, universe=UNIVERSE_OF_STORE)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="stage name (its latest run) or run id")
-    add_options(parser, universe=True)
+    add_options(parser, universe=UNIVERSE_OF_STORE)
 
 
 # -- queries -------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from holdfast.cli import EXIT_OK
-from holdfast.cli.effects import add_universe
 from holdfast.cli.output import emit, field_lines, table, time_text
-from holdfast.cli.store_option import open_existing
+from holdfast.cli.store_option import EVERY_UNIVERSE, ONE_UNIVERSE, add_options, open_existing
 from holdfast.clock import SYSTEM
 from holdfast.errors import Invalid, NotFound
 from holdfast.ops import schedule_documents
@@ -30,24 +29,24 @@ OCCURRENCES_SHOWN = 10
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listed = actions.add_parser("list", help="list schedules by name")
-    add_universe(listed)
+    add_options(listed, universe=EVERY_UNIVERSE)
     shown = actions.add_parser(
         "show", help="show one schedule, its last occurrences and its changes"
     )
-    paused = actions.add_parser("pause", help="start no occurrence until `resume`")
+    paused = actions.add_parser("pause", help="stop the start of occurrences until `resume`")
     resumed = actions.add_parser(
-        "resume", help="continue with the next occurrence; those during the pause do not run"
+        "resume", help="continue with the next occurrence; occurrences of the pause are not started"
     )
     run_now = actions.add_parser(
         "run-now", help="start an extra occurrence now; the overlap policy applies"
     )
     backfill = actions.add_parser(
-        "backfill", help="start the past occurrences of a range that have not run"
+        "backfill", help="start the occurrences of a past time range that were not started"
     )
     deleted = actions.add_parser("delete", help="delete a schedule; its tasks and flows continue")
     for action in (shown, paused, resumed, run_now, backfill, deleted):
         action.add_argument("name", metavar="NAME", help="name of the schedule")
-        add_universe(action)
+        add_options(action, universe=ONE_UNIVERSE)
     backfill.add_argument(
         "--from",
         dest="start",

@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--universe",
         metavar="U",
-        help="universe of requests that name none (default: that of the only --app, or the only one "
+        help="the universe of requests that name none (default: that of the only --app, or the only one "
         "of the store)",
     )
     add_http(parser)

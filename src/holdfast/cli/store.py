@@ -10,7 +10,7 @@ import argparse
 
 from holdfast.cli import store_copy, store_rebuild, store_restored
 from holdfast.cli.output import bytes_text, emit, field_lines, table, time_text
-from holdfast.cli.store_option import add_options, open_existing
+from holdfast.cli.store_option import UNIVERSE_OF_STORE, add_options, open_existing
 from holdfast.durable import queue
 from holdfast.durable.queue import QueueCounts
 from holdfast.ops.store_size import store_size
@@ -23,7 +23,7 @@ QUEUES_MAX = 100
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     info = actions.add_parser("info", help="show URL, generation, commits, size and queues")
-    add_options(info, universe=True)
+    add_options(info, universe=UNIVERSE_OF_STORE)
     store_copy.configure(actions.add_parser("copy", help="move or copy a whole store"))
     store_restored.configure(actions.add_parser("restored", help=store_restored.HELP))
     store_rebuild.configure(actions.add_parser("rebuild", help=store_rebuild.HELP))

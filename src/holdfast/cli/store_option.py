@@ -34,10 +34,18 @@ class NoStore(NotFound):
     )
 
 
-def add_options(parser: argparse.ArgumentParser, *, universe: bool = False) -> None:
-    """Add --store and --json. `universe` adds --universe for commands that use it only to find the store."""
+# Help texts of --universe.
+ONE_UNIVERSE = "the universe (can be omitted if the store has only one)"
+EVERY_UNIVERSE = "only this universe (default: all universes of the store)"
+UNIVERSE_OF_STORE = "the universe whose store is used"
+
+
+def add_options(
+    parser: argparse.ArgumentParser, *, universe: str = "", universe_required: bool = False
+) -> None:
+    """Add --store and --json, and --universe with this help text, if given."""
     if universe:
-        parser.add_argument("--universe", metavar="U", help="use the store of this universe")
+        parser.add_argument("--universe", metavar="U", required=universe_required, help=universe)
     parser.add_argument(
         "--store",
         metavar="URL",

@@ -13,11 +13,10 @@ HELP = "rebuild derived rows from their logs; no process may use the store"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--universe", metavar="U", required=True, help="universe to rebuild")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the differences and write nothing"
     )
-    add_options(parser)
+    add_options(parser, universe="the universe to rebuild", universe_required=True)
 
 
 def run(args: argparse.Namespace) -> int:

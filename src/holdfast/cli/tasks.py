@@ -12,7 +12,7 @@ from holdfast.cli import EXIT_OK, EXIT_USAGE
 from holdfast.cli.attempts import error_text
 from holdfast.cli.output import emit, field_lines, table, time_text
 from holdfast.cli.selection import add_rate, check_rate
-from holdfast.cli.store_option import add_options, open_existing
+from holdfast.cli.store_option import ONE_UNIVERSE, add_options, open_existing
 from holdfast.cli.task_selection import (
     ENDED_STATES,
     OPEN_STATES,
@@ -312,8 +312,7 @@ def _limit(store: Store, args: argparse.Namespace) -> int:
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--universe", metavar="U", help="universe, if the store has several")
-    add_options(parser)
+    add_options(parser, universe=ONE_UNIVERSE)
 
 
 def _universe_of(store: Store, args: argparse.Namespace) -> str:

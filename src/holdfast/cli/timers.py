@@ -20,9 +20,8 @@ from holdfast.cli.dead_letter_selection import (
     selection_of,
     usage_error,
 )
-from holdfast.cli.effects import add_universe
 from holdfast.cli.output import emit, field_lines, table, time_text
-from holdfast.cli.store_option import open_existing
+from holdfast.cli.store_option import EVERY_UNIVERSE, ONE_UNIVERSE, add_options, open_existing
 from holdfast.durable import queue
 from holdfast.errors import Invalid, NotFound
 from holdfast.ops import pending_documents, pending_work
@@ -44,12 +43,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=LIST_MAX,
         help=f"list at most N timers (default {LIST_MAX})",
     )
-    add_universe(listed)
+    add_options(listed, universe=EVERY_UNIVERSE)
 
     shown = actions.add_parser("show", help="show one timer, by its world and its key")
     shown.add_argument("world", metavar="WORLD", help="Type/name or id of the world")
     shown.add_argument("key", metavar="KEY", help="key of the timer")
-    add_universe(shown)
+    add_options(shown, universe=ONE_UNIVERSE)
 
     redriven = actions.add_parser("redrive", help="retry dead timers; they fire at once")
     redriven.add_argument(
@@ -58,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="redrive timers set by `at` and `every` (default: those set by `after`)",
     )
     add_selection(redriven)
-    add_universe(redriven)
+    add_options(redriven, universe=ONE_UNIVERSE)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -140,10 +140,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_http(parser)
     add_log(parser)
-    parser.add_argument(
-        "--universe", metavar="U", help="universe to run in (default: that of the app)"
-    )
-    add_options(parser)
+    add_options(parser, universe="the universe to run in (default: that of the app)")
 
 
 @app_errors_are_usage

@@ -16,7 +16,13 @@ import sys
 from holdfast.cli import EXIT_FAILED, EXIT_OK
 from holdfast.cli.app_argument import add_app_option, app_errors_are_usage
 from holdfast.cli.output import emit, printable, waiting
-from holdfast.cli.store_option import add_options, directory_of, is_embedded, open_existing
+from holdfast.cli.store_option import (
+    EVERY_UNIVERSE,
+    add_options,
+    directory_of,
+    is_embedded,
+    open_existing,
+)
 from holdfast.durable.difference import Difference
 from holdfast.ops import catalog_queries, flow_replay, verify, world_replay
 from holdfast.ops.decode_errors import as_corrupt
@@ -46,8 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=os.cpu_count() or 1,
         help="use N processes (default: one per core)",
     )
-    parser.add_argument("--universe", metavar="U", help="verify only worlds of this universe")
-    add_options(parser)
+    add_options(parser, universe=EVERY_UNIVERSE)
 
 
 @app_errors_are_usage

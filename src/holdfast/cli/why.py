@@ -11,7 +11,7 @@ from holdfast.blockers.answer import Blocker, WhyAnswer
 from holdfast.blockers.explain import KINDS, explain
 from holdfast.cli import EXIT_FAILED, EXIT_OK
 from holdfast.cli.output import emit, printable, time_text
-from holdfast.cli.store_option import add_options, open_existing
+from holdfast.cli.store_option import ONE_UNIVERSE, add_options, open_existing
 from holdfast.clock import SYSTEM
 from holdfast.errors import Invalid, NotFound
 from holdfast.ops import catalog_queries
@@ -25,8 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="Type/name of a world, id of a task or flow, intent hash of an effect, Type/name/KEY of a timer, "
         "or a name; a queue of effects is effects/KIND",
     )  # fmt: skip
-    parser.add_argument("--universe", metavar="U", help="universe, if the store has several")
-    add_options(parser)
+    add_options(parser, universe=ONE_UNIVERSE)
 
 
 def run(args: argparse.Namespace) -> int:

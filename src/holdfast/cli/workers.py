@@ -11,7 +11,7 @@ import argparse
 import msgspec
 
 from holdfast.cli.output import emit, printable, table
-from holdfast.cli.store_option import add_options, open_existing
+from holdfast.cli.store_option import ONE_UNIVERSE, add_options, open_existing
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound
 from holdfast.leadership import worker_registry
@@ -28,8 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "worker", metavar="ID", nargs="?", help="id of the worker to drain or undrain"
     )
-    parser.add_argument("--universe", metavar="U", help="universe, if the store has several")
-    add_options(parser)
+    add_options(parser, universe=ONE_UNIVERSE)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.cli.app_argument import add_app_option, app_errors_are_usage
 from holdfast.cli.output import emit, field_lines, printable, table, time_text
-from holdfast.cli.store_option import add_options, open_existing
+from holdfast.cli.store_option import ONE_UNIVERSE, add_options, open_existing
 from holdfast.errors import Invalid
 from holdfast.ops import catalog_queries, erasure, world_documents, world_operations
 from holdfast.ops.app_loader import load_app
@@ -151,8 +151,7 @@ def _add_world(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--universe", metavar="U", help="universe, if the store has several")
-    add_options(parser)
+    add_options(parser, universe=ONE_UNIVERSE)
 
 
 # -- list and show -------------------------------------------------------------------------------
