@@ -4,6 +4,7 @@
     /metrics                                the metrics of the store and of this process
     /v1/tasks… /v1/queues                   the worker protocol (`task_routes`)
     /v1/universes                           the universes of the store
+    /v1/openapi.json                        every route with the types of its request and answer
     /v1/…                                   the endpoints (`ops.api.registry`)
 
 The worker protocol of a universe starts with its first request. Every server runs the jobs of its store.
@@ -12,10 +13,12 @@ The worker protocol of a universe starts with its first request. Every server ru
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 from holdfast.ops.api.registry import endpoints
 from holdfast.ops.http.endpoint_routes import EndpointRoutes
+from holdfast.ops.http.openapi import openapi_document
 from holdfast.ops.http.problem import HttpResponse, ServerOverloaded, encode_json
 from holdfast.ops.http.routes import HttpApi, Route, RouteCall
 from holdfast.ops.http.task_batch import DeclaredTask
@@ -55,6 +58,7 @@ class ServedApi(HttpApi):
             *task_routes(self._resolve_tasks),
             metrics_route(server, metrics or MetricsPage(store)),
             Route("GET", ("v1", "universes"), self._list),
+            Route("GET", ("v1", "openapi.json"), self._openapi),
         )
         built = {
             (route.method, route.path): route
@@ -96,6 +100,9 @@ class ServedApi(HttpApi):
             tasks = self._tasks[universe] = TaskApi(self._server, self._store, universe, declared)
         return tasks
 
+    async def _openapi(self, call: RouteCall) -> HttpResponse:
+        return HttpResponse(200, await self._server.run_in_thread(_encoded_document))
+
     async def _list(self, call: RouteCall) -> HttpResponse:
         names = await self._server.run_in_thread(self._universes.names)
         items = [
@@ -103,6 +110,11 @@ class ServedApi(HttpApi):
             for name in names
         ]
         return HttpResponse(200, encode_json({"items": items, "next": None}))
+
+
+@cache
+def _encoded_document() -> bytes:
+    return encode_json(openapi_document())
 
 
 def _keyed_route(route: Route, keyed: Route | None) -> Route:
