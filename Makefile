@@ -20,13 +20,13 @@ setup: $(STAMP) system  ## create .venv from the lock (needs only Python 3.11+ a
 # The dispatcher types prompts into tmux panes, and shell workers use curl and jq. If these programs are missing
 # and cannot be installed, everything else works. The tests that need them print the install command.
 PROGRAMS := tmux curl jq
-# The tests also need a connection pooler, network namespaces, a JDBC driver and promtool.
-TEST_PROGRAMS := $(PROGRAMS) pgbouncer iproute2 libpostgresql-jdbc-java prometheus
+# The tests also need a connection pooler, network namespaces, a JDBC driver, promtool and systemd-analyze.
+TEST_PROGRAMS := $(PROGRAMS) pgbouncer iproute2 libpostgresql-jdbc-java prometheus systemd
 
 .PHONY: system test-system
 test-system: PROGRAMS := $(TEST_PROGRAMS)
 system test-system:
-	@( PATH="$$PATH:/usr/sbin"; for one in $(patsubst prometheus,promtool,$(PROGRAMS:iproute2=ip)); do \
+	@( PATH="$$PATH:/usr/sbin"; for one in $(patsubst systemd,systemd-analyze,$(patsubst prometheus,promtool,$(PROGRAMS:iproute2=ip))); do \
 	    [ $$one = libpostgresql-jdbc-java ] && one=/usr/share/java/postgresql.jar; \
 	    command -v $$one || [ -f $$one ] || exit 1; done ) >/dev/null 2>&1 || { \
 	    sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
