@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import holdfast as hf
@@ -82,6 +83,8 @@ SCHEDULES_MILLE = 250
 RELEASE_NS = S
 # The claims of effects are short, and their pools idle for a short time.
 POOL_POLICY = {"lease_ttl_ms": 2_600, "idle_sleep_max_ms": 500}
+# No operator resumes the world: it is not parked for lost leases.
+WORLD_POLICY = replace(POLICY, stuck_max=1_000)
 KEYS = keys_of(UNIVERSE)
 _CLIENT_APP = APPS[RELEASES[0]].app
 
@@ -107,7 +110,7 @@ def as_flow_settings(settings: SimulationSettings) -> SimulationSettings:
 def flow_actors(settings: SimulationSettings) -> list[Actor]:
     return [
         *(FlowClient(f"starter{n}") for n in range(min(settings.senders, 2))),
-        *(FlowWorkerProcess(f"flowworker{n}") for n in range(1 + settings.workers)),
+        *(FlowWorkerProcess(f"flowworker{n}") for n in range(2 + settings.workers)),
         *(FlowTimer(f"flowtimer{n}") for n in range(settings.operators)),
         EffectPoolProcess("flowpool0", _CLIENT_APP, PaymentService().effects, POOL_POLICY),
         FlowOperator("flowoperator0"),
@@ -119,7 +122,7 @@ def flow_actors(settings: SimulationSettings) -> list[Actor]:
 def _world_actors() -> list[Actor]:
     """A world that starts flows, and its client."""
     return [
-        WorldWorkerProcess("flowworld0", _CLIENT_APP, POLICY),
+        WorldWorkerProcess("flowworld0", _CLIENT_APP, WORLD_POLICY),
         OrchestratorProcess("flowleader0", _CLIENT_APP, LEADER_TTL_S),
         WorldClient("worldclient0"),
     ]
@@ -263,7 +266,7 @@ class FlowClient(Actor):
             except StoreReplaced:
                 incarnation.store.reopen()
                 self.repeated = None
-            incarnation.pause(ms=100)
+            incarnation.pause(ms=300 if incarnation.faults_stopped else 100)
 
     def _transact(self, incarnation: Incarnation, operation: Any, *args: Any) -> Any:
         self.repeated = (operation, *args)
@@ -275,13 +278,14 @@ class FlowClient(Actor):
 
     def _step(self, incarnation: Incarnation) -> None:
         tape = incarnation.tape
-        running: list[tuple[int, int]] = incarnation.store.read(open_flows)
+        stored: list[StoredFlow] = incarnation.store.read(stored_flows)
         if incarnation.faults_stopped:
-            self.idle = not running
-            for seq, generation in running:
-                self._send(incarnation, seq, generation, "Note")
-                self.idle = False
+            self.idle = all(one.state in ENDED for one in stored)
+            for one in stored:
+                if one.state == FlowState.WAITING and not one.is_child:
+                    self._send(incarnation, one.seq, one.generation, "Note")
             return
+        running = [(one.seq, one.generation) for one in stored if one.state not in ENDED]
         choice = tape.draw(10)
         if choice < 4 and self.started < FLOWS_MAX:
             self._start(incarnation)
@@ -306,11 +310,6 @@ class FlowClient(Actor):
         name, value = _CLIENT_APP.encode_event(event)
         mail = MailRow(name, value, key=f"{self.name}-{self.sent}")
         self._transact(incarnation, flows.send, UNIVERSE, seq, generation, mail)
-
-
-def open_flows(txn: Txn) -> list[tuple[int, int]]:
-    """The flows that have not ended: (seq, generation)."""
-    return [(one.seq, one.generation) for one in stored_flows(txn) if one.state not in ENDED]
 
 
 class StoredFlow(NamedTuple):
