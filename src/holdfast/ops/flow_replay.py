@@ -7,6 +7,9 @@ limit per flow. Code that hangs, ends its process or raises is a finding of its 
 `parks` of a finding: True if a worker with this code parks the flow when it runs it next. None if this depends on the
 result of a new step: the recorded steps behind that step were not asked for. Ended flows are never parked.
 
+A flow in progress is also replayed with each prefix of its records, as a worker runs it after a crash
+(`flows.record_prefixes`), in half of the time limit of the flow at most.
+
 Each flow is replayed under two hash seeds, so that code which depends on the order of a set is found.
 """
 
@@ -18,8 +21,9 @@ from typing import Any, NamedTuple
 
 from holdfast import codec
 from holdfast.app.app import App
-from holdfast.clock import SYSTEM
+from holdfast.clock import SYSTEM, S
 from holdfast.errors import Invalid, NotFound, Timeout
+from holdfast.flows import record_prefixes
 from holdfast.flows.execution import (
     Divergence,
     FlowExecution,
@@ -29,7 +33,7 @@ from holdfast.flows.execution import (
     reason_of,
 )
 from holdfast.flows.model import RECEIVE_NAME, FlowId, decode_mail, keys_of, pack_int
-from holdfast.flows.records import FlowEnded, StepCompleted
+from holdfast.flows.records import AnyRecord, FlowEnded, StepCompleted
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.ops.app_loader import load_app
 from holdfast.ops.replay_process import (
@@ -57,6 +61,8 @@ RESULT_CHANGED = "result_changed"
 
 SHARE_SIZE = 64
 LIMIT_S = 30.0
+# The part of the time limit of a flow for its prefixes, after the replay of all records.
+PREFIX_SHARE = 0.5
 # New steps without a value that one replay passes.
 ASSUMED_MAX = 1_000
 
@@ -140,7 +146,33 @@ def replay_flow(
         return finding._replace(code=TIME_LIMIT, text=text)
     finding = replay.judge(finding)
     if not finding.code and not finding.ended:
+        finding = _check_prefixes(app, target, loaded, finding, limit_s * PREFIX_SHARE)
+    if not finding.code and not finding.ended:
         finding = store.read(_check_inbox, app, target, finding)
+    return finding
+
+
+def _check_prefixes(
+    app: App, target: FlowTarget, loaded: LoadedFlow, finding: FlowFinding, limit_s: float
+) -> FlowFinding:
+    """Replay the flow with the first records only, as a worker does after a crash. It ends at the time limit."""
+    flow, records = app.flows[loaded.body.spec.name], loaded.records
+    deadline_ns = SYSTEM.mono_ns() + int(limit_s * S)
+    for length in record_prefixes.prefix_lengths(len(records)):
+        first = record_prefixes.prefix_of(records, length)
+        prefix = loaded._replace(records=first, open_steps={})
+        replay = _FlowReplay(flow.within(target.universe, app), prefix, target.seq)
+        left_s = (deadline_ns - SYSTEM.mono_ns()) / S
+        if left_s <= 0:
+            return finding
+        try:
+            asyncio.run(replay.run(left_s))
+        except TimeoutError:
+            return finding
+        step, why = replay.difference_to(records, length)
+        if step:
+            text = f"with its first {length} of {len(records)} records, {why}"
+            return finding._replace(code=DIVERGED, step=step, text=text, parks=None)
     return finding
 
 
@@ -181,6 +213,7 @@ class _FlowReplay:
         self._loaded = loaded
         self._seq = seq
         # New steps: all labels, and those whose value is not known.
+        self._new_steps: list[StepCall] = []
         self._inserted: list[str] = []
         self._pending: list[StepCall] = []
         self._assumed = 0
@@ -217,6 +250,7 @@ class _FlowReplay:
         replay continues."""
         execution = self._execution
         for call in execution.take_new_steps():
+            self._new_steps.append(call)
             if call.identity not in self._loaded.open_steps:
                 self._inserted.append(call.label)
                 self._pending.append(call)
@@ -230,6 +264,14 @@ class _FlowReplay:
             [StepCompleted(*call.identity, call.position, call.digest, none) for call in known]
         )
         return True
+
+    def difference_to(self, records: Sequence[AnyRecord], length: int) -> tuple[str, str]:
+        """The first step that differs from the records behind a prefix, and how. Two empty texts: none."""
+        divergence = self._execution.divergence
+        if divergence is not None:
+            return str(divergence.fields["step"]), str(divergence.fields["why"])
+        other = record_prefixes.find_other_arguments(self._new_steps, records, length)
+        return ("", "") if other is None else (other.label, "it is asked for with other arguments")
 
     def judge(self, finding: FlowFinding) -> FlowFinding:
         execution = self._execution

@@ -4,19 +4,25 @@
 - the code asks for no step and no value that the records do not have
 - the result of a completed flow is the same
 
+Then each flow runs again with every prefix of its records, as after a crash (`flows.record_prefixes`), and must ask for the
+next steps with their recorded arguments.
+
 The check detects flows that read a clock, randomness or anything else between steps. It names the
 flow and the step. It cannot detect an outside value that no step, value or result depends on.
 """
 
 from __future__ import annotations
 
+import datetime
 import heapq
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from holdfast import codec
 from holdfast.app.app import App
+from holdfast.flows import record_prefixes
 from holdfast.flows.execution import FlowExecution, FlowRunId
 from holdfast.flows.model import FlowId, keys_of
 from holdfast.flows.records import FlowEnded, FlowParked, StepCompleted, StepFailure
@@ -29,6 +35,12 @@ ReadFunction = Callable[..., Any]
 
 # Rounds of one replay: timers of the flow's own code, and code that computes for long.
 ROUNDS_MAX = 10_000
+# The values of a replay behind the recorded ones. No recorded step depends on them.
+VALUES = {
+    "hf.now": datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC),
+    "hf.uuid": uuid.UUID(int=0),
+    "hf.random": 0.0,
+}
 
 
 class FlowDisparity(AssertionError):
@@ -48,6 +60,7 @@ def check_flows(read: ReadFunction, app: App) -> None:
         loaded = read(load_flow, universe, seq)
         if loaded is not None and loaded.body.spec.name in app.flows:
             _check_flow(app, loaded, seq)
+            _check_prefixes(app, loaded, seq)
 
 
 class _Replay:
@@ -80,8 +93,18 @@ class _Replay:
                 return
 
 
+class _PrefixReplay(_Replay):
+    """A replay behind whose records the code may go on: a former worker made no values there."""
+
+    def _make_value(self, name: str) -> Any:
+        return VALUES[name]
+
+
 def _check_flow(app: App, loaded: LoadedFlow, seq: int) -> None:
-    replay = _Replay(app, loaded, seq)
+    is_settled = loaded.head.task == 0 or loaded.head.state in ENDED
+    is_settled = is_settled and loaded.head.state != FlowState.DEAD
+    # A worker that was lost may not have recorded what its code did last.
+    replay = (_Replay if is_settled else _PrefixReplay)(app, loaded, seq)
     execution, label = replay.execution, replay.label
     if loaded.head.state == FlowState.PARKED:
         parked = next(one for one in reversed(loaded.records) if isinstance(one, FlowParked))
@@ -91,13 +114,33 @@ def _check_flow(app: App, loaded: LoadedFlow, seq: int) -> None:
         if execution.divergence is not None:
             fields = execution.divergence.fields
             raise FlowDisparity(label, fields["step"], fields["why"])
-        is_quiet = loaded.head.task == 0 or loaded.head.state in ENDED
-        if is_quiet and loaded.head.state != FlowState.DEAD:
+        if is_settled:
             _check_steps(replay, loaded)
         if loaded.head.state == FlowState.COMPLETED:
             _check_result(replay, loaded)
     finally:
         execution.close()
+
+
+def _check_prefixes(app: App, loaded: LoadedFlow, seq: int) -> None:
+    """Run the flow's code with the first records only, as a worker does after a crash."""
+    records = loaded.records
+    for length in record_prefixes.prefix_lengths(len(records)):
+        prefix = loaded._replace(records=record_prefixes.prefix_of(records, length))
+        replay = _PrefixReplay(app, prefix, seq)
+        execution, after = replay.execution, f"with its first {length} of {len(records)} records"
+        try:
+            replay.run()
+            if execution.divergence is not None:
+                fields = execution.divergence.fields
+                raise FlowDisparity(replay.label, fields["step"], f"{after}, {fields['why']}")
+            calls = execution.take_new_steps()
+            other = record_prefixes.find_other_arguments(calls, records, length)
+            if other is not None:
+                what = f"{after}, the code asks for it with other arguments"
+                raise FlowDisparity(replay.label, other.label, what)
+        finally:
+            execution.close()
 
 
 def _check_steps(replay: _Replay, loaded: LoadedFlow) -> None:
