@@ -28,7 +28,7 @@ DEEP_ON_POSTGRESQL = ("tasks", "leadership", "dispatch")
 # `make test` runs a test that is parametrised over these stores on one of them, and `make chaos` on each other store: the
 # conformance suite proves the stores equal. Tests in `EVERY_STORE` and tests of a spec rule run on all of them.
 ROTATED_STORES = ("memory", "lmdb-local", "lmdb", "postgres")
-EVERY_STORE = ("conformance", "store", "spec", "sim", "spark", "process", "chaos")
+EVERY_STORE = ("conformance", "store", "spec", "sim", "spark", "process", "chaos", "aio")
 ROTATED_TESTS = "holdfast_rotated_tests"
 _rotated = pytest.StashKey[int]()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,10 @@ from tests.aio.shop import app
 from tests.postgres import RIG_STORES_DEEP, fresh_url
 
 
-@pytest.fixture(params=RIG_STORES_DEEP)
-def rt(request: pytest.FixtureRequest) -> Iterator[hf.Runtime]:
-    url = "memory:" if request.param == "memory" else fresh_url()
-    with app.open(url, queues=["default"]) as runtime:
+@pytest.fixture(params=["lmdb", *RIG_STORES_DEEP])
+def rt(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[hf.Runtime]:
+    urls = {"memory": lambda: "memory:", "lmdb": lambda: str(tmp_path), "postgres": fresh_url}
+    with app.open(urls[request.param](), queues=["default"]) as runtime:
         yield runtime
         runtime.check()
 

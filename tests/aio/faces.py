@@ -18,7 +18,16 @@ class Face(Protocol):
     def start(self, flow: Any, *args: Any, **kwargs: Any) -> hf.FlowHandle[Any]: ...
     def flow(self, id: Any, **options: Any) -> hf.FlowHandle[Any]: ...
     def result(self, handle: Any, timeout: float | None = LONG_S) -> Any: ...
-    def send(self, world: Any, event: Any, **options: Any) -> hf.Delivery: ...
+    def status(self, handle: Any) -> Any: ...
+    def done(self, handle: Any) -> bool: ...
+    def cancel(self, handle: Any) -> bool: ...
+    def steps(self, flow: Any, *args: Any, **options: Any) -> list[Any]: ...
+    def events(self, flow: Any) -> list[tuple[str, Any]]: ...
+    def published(self, flow: Any, *args: Any) -> Any: ...
+    def fork(self, flow: Any, key: str, **options: Any) -> hf.FlowHandle[Any]: ...
+    def resume(self, flow: Any) -> bool: ...
+    def redrive(self, flow: Any) -> hf.FlowHandle[Any]: ...
+    def send(self, to: Any, event: Any, **options: Any) -> Any: ...
     def ask(self, world: Any, event: Any, **options: Any) -> Any: ...
     def state(self, world: Any, at: int | None = None) -> Any: ...
     def wait_for(self, world: Any, condition: Callable[[Any], object], **options: Any) -> Any: ...
@@ -39,9 +48,42 @@ class BlockingFace:
     def result(self, handle: Any, timeout: float | None = LONG_S) -> Any:
         return handle.result(timeout)
 
-    def send(self, world: Any, event: Any, **options: Any) -> hf.Delivery:
-        delivery: hf.Delivery = world.send(event, **options)
-        return delivery
+    def status(self, handle: Any) -> Any:
+        return handle.status()
+
+    def done(self, handle: Any) -> bool:
+        done: bool = handle.done()
+        return done
+
+    def cancel(self, handle: Any) -> bool:
+        caused: bool = handle.cancel()
+        return caused
+
+    def steps(self, flow: Any, *args: Any, **options: Any) -> list[Any]:
+        steps: list[Any] = flow.steps(*args, **options)
+        return steps
+
+    def events(self, flow: Any) -> list[tuple[str, Any]]:
+        events: list[tuple[str, Any]] = flow.events()
+        return events
+
+    def published(self, flow: Any, *args: Any) -> Any:
+        return flow.published(*args)
+
+    def fork(self, flow: Any, key: str, **options: Any) -> hf.FlowHandle[Any]:
+        forked: hf.FlowHandle[Any] = flow.fork(key, **options)
+        return forked
+
+    def resume(self, flow: Any) -> bool:
+        resumed: bool = flow.resume()
+        return resumed
+
+    def redrive(self, flow: Any) -> hf.FlowHandle[Any]:
+        redriven: hf.FlowHandle[Any] = flow.redrive()
+        return redriven
+
+    def send(self, to: Any, event: Any, **options: Any) -> Any:
+        return to.send(event, **options)
 
     def ask(self, world: Any, event: Any, **options: Any) -> Any:
         return world.ask(event, **options)
@@ -87,8 +129,35 @@ class AsyncioFace:
     def result(self, handle: Any, timeout: float | None = LONG_S) -> Any:
         return self._run(self._aio.result(handle, timeout=timeout))
 
-    def send(self, world: Any, event: Any, **options: Any) -> Any:
-        return self._run(self._aio.send(world, event, **options))
+    def status(self, handle: Any) -> Any:
+        return self._run(self._aio.status(handle))
+
+    def done(self, handle: Any) -> Any:
+        return self._run(self._aio.done(handle))
+
+    def cancel(self, handle: Any) -> Any:
+        return self._run(self._aio.cancel(handle))
+
+    def steps(self, flow: Any, *args: Any, **options: Any) -> Any:
+        return self._run(self._aio.steps(flow, *args, **options))
+
+    def events(self, flow: Any) -> Any:
+        return self._run(self._aio.events(flow))
+
+    def published(self, flow: Any, *args: Any) -> Any:
+        return self._run(self._aio.published(flow, *args))
+
+    def fork(self, flow: Any, key: str, **options: Any) -> Any:
+        return self._run(self._aio.fork(flow, key, **options))
+
+    def resume(self, flow: Any) -> Any:
+        return self._run(self._aio.resume(flow))
+
+    def redrive(self, flow: Any) -> Any:
+        return self._run(self._aio.redrive(flow))
+
+    def send(self, to: Any, event: Any, **options: Any) -> Any:
+        return self._run(self._aio.send(to, event, **options))
 
     def ask(self, world: Any, event: Any, **options: Any) -> Any:
         return self._run(self._aio.ask(world, event, **options))

@@ -40,6 +40,14 @@ async def patient() -> int:
     return (await hf.receive(MoneyAdded)).amount
 
 
+@hf.flow
+async def collecting() -> None:
+    total = 0
+    while True:
+        total += (await hf.receive(MoneyAdded)).amount
+        hf.publish("total", total)
+
+
 @hf.effect("convert")
 def convert(call: hf.Call, amount: int, rate: int = 2, offset: int = 0) -> int:
     return amount * rate + offset
@@ -94,7 +102,7 @@ app = hf.App(
     "shop",
     worlds=[Wallet],
     effects=[convert],
-    events=[MoneyAdded],
+    events=[MoneyAdded, Converted],
     tasks=[add, greet, fail, unserved],
-    flows=[twice, broken, patient],
+    flows=[twice, broken, patient, collecting],
 )

@@ -94,6 +94,7 @@ def test_event_loop_runs_while_the_server_stands_still(cluster: PostgresCluster)
         assert await done == 2
         run = await aio.start(twice, 1)
         assert await run == 2
+        waiting = await aio.start(patient)
         frozen = cluster.primary.freeze()
         calls = [
             aio.submit(add, 1),
@@ -107,6 +108,17 @@ def test_event_loop_runs_while_the_server_stands_still(cluster: PostgresCluster)
             aio.ask(ada, Balance(), timeout=LONG_S),
             aio.state(ada),
             aio.wait_for(ada, lambda state: state.balance == 6, timeout=LONG_S),
+            aio.status(done),
+            aio.cancel(done),
+            aio.status(run),
+            aio.done(run),
+            aio.cancel(run),
+            aio.steps(run, limit=1),
+            aio.events(run),
+            aio.published(run),
+            aio.fork(run, "fork"),
+            aio.resume(run),
+            aio.send(waiting, MoneyAdded(7), key="k"),
         ]
         pending = [asyncio.ensure_future(call) for call in calls]
         try:
@@ -124,3 +136,4 @@ def test_event_loop_runs_while_the_server_stands_still(cluster: PostgresCluster)
     assert answers[5:7] == [2, 2]
     assert answers[8] == (6, "EUR")
     assert answers[10].balance == 6
+    assert answers[-1] == 1

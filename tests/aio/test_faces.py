@@ -8,12 +8,15 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import Invalid, KeyConflict, NoReply, NotFound
+from holdfast.flows.model import FlowEndedError, FlowId, parse_flow_id
 from tests.aio import shop
 from tests.aio.faces import LONG_S, Face
 from tests.aio.shop import Balance, Converted, MoneyAdded, Wallet, add, fail, greet, twice
+from tests.process.watch import until
 
 MODULES = (
     "holdfast.app.aio",
+    "holdfast.app.flow_handle",
     "holdfast.app.store_calls",
     "holdfast.app.submission",
     "holdfast.app.world_handle",
@@ -127,8 +130,111 @@ def test_result_of_a_waiting_flow_raises_timeout(face: Face) -> None:
         with pytest.raises(hf.Timeout) as caught:
             face.result(run, timeout)
         assert caught.value.fields == {"what": "flow", "flow": run.id, "waited_s": timeout}
-    run.send(MoneyAdded(3))
+    assert not face.done(run)
+    assert face.send(run, MoneyAdded(3)) == 1
     assert face.result(run) == 3
+    assert face.done(run)
+    with pytest.raises(FlowEndedError):
+        face.send(run, MoneyAdded(3))
+
+
+def test_flow_gets_an_event_once_per_key(face: Face) -> None:
+    run = face.start(shop.collecting.options(key="k"))
+    for _ in range(2):
+        assert face.send(run, MoneyAdded(3), key="first") == 1
+    with pytest.raises(KeyConflict):
+        face.send(run, MoneyAdded(4), key="first")
+    with pytest.raises(Invalid, match="unknown to the app"):
+        face.send(run, shop.Unknown())
+    until(lambda: face.published(run) == {"total": 3}, "the event")
+    assert face.published(run, "total") == 3
+    assert face.published(run, "other", "none") == "none"
+    assert face.send(run, Converted(7)) == 2
+    assert face.events(run) == [("Converted", {"amount": 7})]
+    status = face.status(run)
+    assert (status.id, status.name, status.key, status.run) == (run.id, "collecting", "k", 1)
+
+
+def test_flow_is_cancelled_once(face: Face) -> None:
+    run = face.start(shop.patient)
+    assert face.cancel(run)
+    with pytest.raises(hf.FlowFailed):
+        face.result(run)
+    assert not face.cancel(run)
+    assert face.status(run).state == "CANCELLED"
+
+
+def test_steps_of_a_flow_are_read_in_pages(face: Face) -> None:
+    run = face.start(shop.collecting)
+    face.send(run, MoneyAdded(3))
+    until(lambda: len(face.steps(run)) == 2, "two receives")
+    first, second = face.steps(run)
+    assert (first.state, second.state) == ("completed", "open")
+    assert face.steps(run, limit=1) == [first]
+    assert face.steps(run, after=first.position, limit=1) == [second]
+    assert face.steps(run, 1) == [first, second]
+    with pytest.raises(Invalid):
+        face.steps(run, limit=0)
+
+
+def test_fork_takes_over_the_steps_of_a_flow(face: Face) -> None:
+    run = face.start(shop.patient)
+    face.send(run, MoneyAdded(3))
+    assert face.result(run) == 3
+    whole = face.fork(run, "whole")
+    assert face.result(whole) == 3
+    before = face.fork(run, "before", at="hf.receive")
+    face.send(before, MoneyAdded(4))
+    assert face.result(before) == 4
+    with pytest.raises(NotFound):
+        face.fork(run, "none", at="absent")
+
+
+def test_failed_flow_is_redriven_and_a_waiting_one_is_not(face: Face) -> None:
+    run = face.start(shop.broken)
+    with pytest.raises(hf.FlowFailed):
+        face.result(run)
+    assert face.redrive(run).id == run.id
+    with pytest.raises(hf.FlowFailed):
+        face.result(run)
+    waiting = face.start(shop.patient)
+    assert not face.resume(waiting)
+    with pytest.raises(Invalid):
+        face.redrive(waiting)
+
+
+def test_calls_of_a_missing_flow_raise_not_found(face: Face, rt: hf.Runtime) -> None:
+    run = face.start(twice, 4)
+    missing = hf.FlowHandle(rt, FlowId(1, 999))
+    other = hf.FlowHandle(rt, FlowId(999, parse_flow_id(run.id).seq))
+    for flow in (missing, other):
+        for call in (
+            face.status,
+            face.done,
+            face.cancel,
+            face.steps,
+            face.events,
+            face.published,
+            face.resume,
+            face.redrive,
+        ):
+            with pytest.raises(NotFound):
+                call(flow)
+        with pytest.raises(NotFound):
+            face.send(flow, MoneyAdded(1))
+        with pytest.raises(NotFound):
+            face.fork(flow, "k")
+
+
+# -- tasks and flows -----------------------------------------------------------------------------
+
+
+def test_task_has_a_status_and_is_cancelled_once(face: Face) -> None:
+    handle = face.submit(shop.unserved)
+    assert (face.status(handle).state, face.done(handle)) == ("WAITING", False)
+    assert face.cancel(handle)
+    assert (face.status(handle).state, face.done(handle)) == ("DEAD", True)
+    assert not face.cancel(handle)
 
 
 # -- worlds --------------------------------------------------------------------------------------

@@ -173,6 +173,13 @@ async def async_calls(rt: hf.Runtime, ada: hf.WorldHandle[Purse]) -> None:
     assert_type(await rt.aio.start(order, "o-17", 1200), hf.FlowHandle[str])
     assert_type(await rt.aio.result(rt.submit(add, 1), timeout=3), int)
     assert_type(await rt.aio.result(rt.start(child, 1)), bytes)
+    run = await rt.aio.start(order, "o-17", 1200)
+    assert_type(await rt.aio.send(run, CoinAdded(1), key="k"), int)
+    assert_type(await rt.aio.send(ada, CoinAdded(1)), hf.Delivery)
+    assert_type(await rt.aio.cancel(run), bool)
+    assert_type((await rt.aio.status(run)).run, int)
+    assert_type((await rt.aio.status(rt.submit(add, 1))).attempt, int)
+    assert_type(await rt.aio.fork(run, "o-18", at="charge"), hf.FlowHandle[str])
     assert_type(await rt.aio.ask(ada, BalanceAsked()), int)
     assert_type(await rt.aio.state(ada), Purse)
     assert_type(await rt.aio.wait_for(ada, lambda state: state.balance > 1), Purse)
@@ -182,6 +189,8 @@ async def async_calls(rt: hf.Runtime, ada: hf.WorldHandle[Purse]) -> None:
     await rt.aio.submit_many(add, [("one", 2)])  # mistake
     await rt.aio.start(order, "o-17")  # mistake
     await rt.aio.ask(ada, CoinAdded("one"))  # mistake
+    await rt.aio.steps(rt.submit(add, 1))  # mistake
+    await rt.aio.fork(run, 18)  # mistake
     await rt.aio.wait_for(ada, lambda state: state.missing)  # mistake
     rt.aio.map(add, ["one"])  # mistake
     text: str = await rt.submit(add, 1)  # mistake

@@ -6,7 +6,7 @@
     async for path in rt.aio.map(resize, paths): ...
 
 No call blocks the event loop. Commits are futures of the store. Reads that may block run in the reader threads of
-`result_waiter`. The calls are those of `Runtime` and `WorldHandle`: both run the same code (`store_calls`,
+`result_waiter`. The calls are those of `Runtime` and of the handles: both run the same code (`store_calls`,
 `submission`, `flow_start`).
 """
 
@@ -25,16 +25,19 @@ from typing import (
 
 from holdfast.app import store_calls, submission
 from holdfast.app.definitions import Event, World
+from holdfast.app.flow_handle import FlowHandle
+from holdfast.app.task_handle import TaskHandle
 
 if TYPE_CHECKING:
     from holdfast.app.flow_definition import Flow, FlowCall
-    from holdfast.app.flow_handle import FlowHandle
+    from holdfast.app.flow_handle import FlowStatus
     from holdfast.app.runtime import Runtime
     from holdfast.app.store_calls import StoreCall
-    from holdfast.app.task_handle import TaskHandle
+    from holdfast.app.task_handle import TaskStatus
     from holdfast.app.tasks import AsyncTask, Task, TaskCall
     from holdfast.app.world_handle import Delivery, WorldHandle
     from holdfast.blockers.answer import WhyAnswer
+    from holdfast.flows.step_list import FlowStep
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -142,13 +145,75 @@ class AsyncRuntime:
         store, waiting = subject.runtime.store, subject.runtime.waiting
         return await store_calls.run_async(store, waiting, why_call(subject))
 
+    async def done(self, handle: TaskHandle[Any] | FlowHandle[Any]) -> bool:
+        """Whether a task or a flow has ended."""
+        return await _run(handle, handle.done_call())
+
+    @overload
+    async def status(self, handle: TaskHandle[Any]) -> TaskStatus: ...
+    @overload
+    async def status(self, handle: FlowHandle[Any]) -> FlowStatus: ...
+
+    async def status(self, handle: TaskHandle[Any] | FlowHandle[Any]) -> TaskStatus | FlowStatus:
+        if isinstance(handle, TaskHandle):
+            return await _run(handle, handle.status_call())
+        return await _run(handle, handle.status_call())
+
+    async def cancel(self, handle: TaskHandle[Any] | FlowHandle[Any]) -> bool:
+        """Cancel a task or a flow. Returns whether this call cancelled it."""
+        return await _run(handle, handle.cancel_call())
+
+    # -- flows ---------------------------------------------------------------------------------
+
+    async def steps(
+        self,
+        flow: FlowHandle[Any],
+        run: int | None = None,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+    ) -> list[FlowStep]:
+        """The recorded and open steps of a run, in the order of their positions, or a page of them."""
+        return await _run(flow, flow.steps_call(run, after, limit))
+
+    async def events(self, flow: FlowHandle[Any]) -> list[tuple[str, Any]]:
+        """The events that wait in the inbox of a flow: (type, value), oldest first."""
+        return await _run(flow, flow.events_call())
+
+    async def published(
+        self, flow: FlowHandle[Any], name: str | None = None, default: Any = None
+    ) -> Any:
+        """The last value that a flow published under a name, or all of them."""
+        return await _run(flow, flow.published_call(name, default))
+
+    async def fork(self, flow: FlowHandle[T], key: str, *, at: str | None = None) -> FlowHandle[T]:
+        """Start a new flow with the recorded steps of a flow before `at`, or with all of them."""
+        return await _run(flow, flow.fork_call(key, at))
+
+    async def resume(self, flow: FlowHandle[Any]) -> bool:
+        """Run a PARKED flow again. Returns whether it was parked."""
+        return await _run(flow, flow.resume_call())
+
+    async def redrive(self, flow: FlowHandle[T]) -> FlowHandle[T]:
+        """Run a FAILED or DEAD flow again."""
+        return await _run(flow, flow.redrive_call())
+
     # -- worlds --------------------------------------------------------------------------------
 
+    @overload
     async def send(
-        self, world: WorldHandle[Any], event: Any, *, key: str | None = None
-    ) -> Delivery:
-        """Deliver an event durably and return its inbox seq. An event is delivered once per key."""
-        return await _run(world, world.send_call(event, key))
+        self, to: WorldHandle[Any], event: Any, *, key: str | None = None
+    ) -> Delivery: ...
+    @overload
+    async def send(self, to: FlowHandle[Any], event: Any, *, key: str | None = None) -> int: ...
+
+    async def send(
+        self, to: WorldHandle[Any] | FlowHandle[Any], event: Any, *, key: str | None = None
+    ) -> int:
+        """Deliver an event durably to a world or a flow, once per key. Returns its number in the inbox."""
+        if isinstance(to, FlowHandle):
+            return await _run(to, to.send_call(event, key))
+        return await _run(to, to.send_call(event, key))
 
     @overload
     async def ask(
@@ -186,7 +251,9 @@ class AsyncRuntime:
         return await _run(world, world.wait_for_call(condition, timeout))
 
 
-async def _run(world: WorldHandle[Any], call: StoreCall[T]) -> T:
+async def _run(
+    handle: WorldHandle[Any] | FlowHandle[Any] | TaskHandle[Any], call: StoreCall[T]
+) -> T:
     # The handle of a world in another universe has its own runtime.
-    runtime = world.runtime
+    runtime = handle.runtime
     return await store_calls.run_async(runtime.store, runtime.waiting, call)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from holdfast import codec
+from holdfast.app import store_calls
 from holdfast.app.flow_definition import Flow
-from holdfast.app.store_calls import Read, StoreCall
+from holdfast.app.store_calls import Commit, Read, StoreCall
 from holdfast.app.task_handle import check_timeout
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound, Timeout
@@ -16,7 +17,7 @@ from holdfast.flows import fork, operations, queries, redrive, step_list
 from holdfast.flows.model import FlowFailed, FlowId, FlowNotFound, MailRow, StartedFlow, keys_of
 from holdfast.flows.queries import FlowDetails
 from holdfast.flows.states import ENDED, FlowState
-from holdfast.flows.step_list import FlowStep
+from holdfast.flows.step_list import FlowStep, StepPage
 from holdfast.store.api import Txn
 from holdfast.workers.tasks.attempt import waiting_for_tasks
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.blockers.answer import Blocker
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 class FlowStatus(NamedTuple):
@@ -61,24 +63,15 @@ class FlowHandle(Generic[T]):
     def __repr__(self) -> str:
         return f"<flow {self.id}>"
 
+    @property
+    def runtime(self) -> Runtime:
+        return self._runtime
+
     def status(self) -> FlowStatus:
-        details = self._details()
-        head = details.head
-        return FlowStatus(
-            id=self.id,
-            name=details.body.spec.name,
-            key=details.body.key,
-            state=FlowState(head.state).name,
-            run=head.run,
-            code=head.code,
-            step=head.step,
-            error_type=head.error_type,
-            error=head.error,
-            failures=head.failures,
-        )
+        return self._run(self.status_call())
 
     def done(self) -> bool:
-        return self._details().head.state in ENDED
+        return self._run(self.done_call())
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the flow and return its result. Raises FlowFailed, or Timeout after `timeout` seconds."""
@@ -121,69 +114,39 @@ class FlowHandle(Generic[T]):
 
     def send(self, event: Any, *, key: str | None = None) -> int:
         """Put an event into the flow's inbox. With a key the event is sent once. Returns its number."""
-        name, value = self._runtime.app.encode_event(event)
-        mail = MailRow(name, value, key=key or "")
-        number: int = self._runtime.store.transact(
-            operations.send, self._runtime.universe, self._id.seq, self._id.generation, mail
-        )
-        return number
+        return self._run(self.send_call(event, key))
 
     def cancel(self) -> bool:
         """Cancel the flow. Its compensations run. Returns whether this call caused the cancellation."""
-        caused: bool = self._runtime.store.transact(
-            operations.cancel, self._runtime.universe, self._id.seq, self._id.generation
-        )
-        return caused
+        return self._run(self.cancel_call())
 
     def steps(
         self, run: int | None = None, *, after: int = 0, limit: int | None = None
     ) -> list[FlowStep]:
         """The recorded and open steps of a run, in the order of their positions. `limit` ends the list at a position,
         and `after=steps[-1].position` continues it."""
-        self._details()
-        if limit is not None and limit < 1:
-            raise Invalid(what="limit", found=limit, min=1, max=step_list.PAGE_STEPS_MAX)
-        page = self._runtime.store.read(
-            step_list.list_steps, self._runtime.universe, self._id.seq, run, after, limit or 0
-        )
-        return page.steps
+        return self._run(self.steps_call(run, after, limit))
 
     def events(self) -> list[tuple[str, Any]]:
         """The events that wait in the inbox: (type, value), oldest first."""
-        self._details()
-        return self._runtime.store.read(queries.list_mail, self._runtime.universe, self._id.seq)
+        return self._run(self.events_call())
 
     def published(self, name: str | None = None, default: Any = None) -> Any:
         """The last value published under a name, or all of them."""
-        self._details()
-        values = self._runtime.store.read(
-            queries.published_values, self._runtime.universe, self._id.seq
-        )
-        return values if name is None else values.get(name, default)
+        return self._run(self.published_call(name, default))
 
     def fork(self, key: str, *, at: str | None = None) -> FlowHandle[T]:
         """Start a new flow with the recorded steps before `at`: "charge", or "charge#3" for the third. Without `at`
         all recorded steps are taken over."""
-        started: StartedFlow = self._runtime.store.transact(
-            fork.fork, self._runtime.universe, self._id.seq, self._id.generation, key, at or ""
-        )
-        return FlowHandle(self._runtime, FlowId(started.generation, started.seq), self._flow)
+        return self._run(self.fork_call(key, at))
 
     def resume(self) -> bool:
         """Run a PARKED flow again. Returns whether it was parked."""
-        self._details()
-        resumed: bool = self._runtime.store.transact(
-            operations.resume, self._runtime.universe, self._id.seq
-        )
-        return resumed
+        return self._run(self.resume_call())
 
     def redrive(self) -> FlowHandle[T]:
         """Run a FAILED or DEAD flow again."""
-        self._details()
-        started: StartedFlow = self._runtime.store.transact(
-            redrive.redrive, self._runtime.universe, self._id.seq
-        )
-        return FlowHandle(self._runtime, FlowId(started.generation, started.seq), self._flow)
+        return self._run(self.redrive_call())
 
     def why(self) -> list[Blocker]:
         """What the flow waits for: a list of blockers with code, text and action."""
@@ -191,12 +154,93 @@ class FlowHandle(Generic[T]):
 
         return self._runtime.store.read(list_blockers, self._runtime.universe, self._id.seq)
 
+    # -- calls that threads and coroutines share -----------------------------------------------
+
+    def status_call(self) -> StoreCall[FlowStatus]:
+        details: FlowDetails = yield Read(self._read)
+        head = details.head
+        return FlowStatus(
+            id=self.id,
+            name=details.body.spec.name,
+            key=details.body.key,
+            state=FlowState(head.state).name,
+            run=head.run,
+            code=head.code,
+            step=head.step,
+            error_type=head.error_type,
+            error=head.error,
+            failures=head.failures,
+        )
+
+    def done_call(self) -> StoreCall[bool]:
+        details: FlowDetails = yield Read(self._read)
+        return details.head.state in ENDED
+
+    def send_call(self, event: Any, key: str | None) -> StoreCall[int]:
+        name, value = self._runtime.app.encode_event(event)
+        mail = MailRow(name, value, key=key or "")
+        number: int = yield self._commit(operations.send, mail)
+        return number
+
+    def cancel_call(self) -> StoreCall[bool]:
+        caused: bool = yield self._commit(operations.cancel)
+        return caused
+
+    def steps_call(
+        self, run: int | None, after: int, limit: int | None
+    ) -> StoreCall[list[FlowStep]]:
+        if limit is not None and limit < 1:
+            raise Invalid(what="limit", found=limit, min=1, max=step_list.PAGE_STEPS_MAX)
+        page: StepPage = yield self._query(step_list.list_steps, run, after, limit or 0)
+        return page.steps
+
+    def events_call(self) -> StoreCall[list[tuple[str, Any]]]:
+        events: list[tuple[str, Any]] = yield self._query(queries.list_mail)
+        return events
+
+    def published_call(self, name: str | None, default: Any) -> StoreCall[Any]:
+        values: dict[str, Any] = yield self._query(queries.published_values)
+        return values if name is None else values.get(name, default)
+
+    def fork_call(self, key: str, at: str | None) -> StoreCall[FlowHandle[T]]:
+        started: StartedFlow = yield self._commit(fork.fork, key, at or "")
+        return self._of(started)
+
+    def resume_call(self) -> StoreCall[bool]:
+        yield Read(self._read)
+        resumed: bool = yield Commit(operations.resume, (self._runtime.universe, self._id.seq))
+        return resumed
+
+    def redrive_call(self) -> StoreCall[FlowHandle[T]]:
+        yield Read(self._read)
+        started: StartedFlow = yield Commit(redrive.redrive, (self._runtime.universe, self._id.seq))
+        return self._of(started)
+
     # -- inside ------------------------------------------------------------------------------------
 
     def exists_call(self) -> StoreCall[FlowHandle[T]]:
         """Return the handle. Raise NotFound if there is no such flow."""
         yield Read(self._read)
         return self
+
+    def _run(self, call: StoreCall[V]) -> V:
+        return store_calls.run(self._runtime.store, call)
+
+    def _commit(self, operation: Callable[..., Any], *args: Any) -> Commit:
+        """An operation that checks the generation of the flow."""
+        return Commit(operation, (self._runtime.universe, self._id.seq, self._id.generation, *args))
+
+    def _query(self, fn: Callable[..., Any], *args: Any) -> Read:
+        """A read of the flow. Raises NotFound if there is no such flow."""
+
+        def read(txn: Txn) -> Any:
+            self._read(txn)
+            return fn(txn, self._runtime.universe, self._id.seq, *args)
+
+        return Read(read)
+
+    def _of(self, started: StartedFlow) -> FlowHandle[T]:
+        return FlowHandle(self._runtime, FlowId(started.generation, started.seq), self._flow)
 
     def _details(self) -> FlowDetails:
         return self._runtime.store.read(self._read)

@@ -7,6 +7,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from holdfast import codec
+from holdfast.app import store_calls
+from holdfast.app.store_calls import Commit, Read, StoreCall
 from holdfast.app.tasks import Task
 from holdfast.clock import S
 from holdfast.config import TTL_NS_MAX
@@ -69,11 +71,15 @@ class TaskHandle(Generic[T]):
     def __repr__(self) -> str:
         return f"<task {self.id}>"
 
+    @property
+    def runtime(self) -> Runtime:
+        return self._runtime
+
     def status(self) -> TaskStatus:
-        return self._runtime.store.read(self._status)
+        return store_calls.run(self._runtime.store, self.status_call())
 
     def done(self) -> bool:
-        return self.status().state not in (TaskState.WAITING.name, TaskState.LEASED.name)
+        return store_calls.run(self._runtime.store, self.done_call())
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the task and return its result. Raises TaskFailedError with the task's error, Timeout, or
@@ -117,14 +123,25 @@ class TaskHandle(Generic[T]):
 
     def cancel(self) -> bool:
         """Cancel the task, even while it runs. Return whether this call cancelled it."""
-        return bool(self._runtime.store.transact(self._cancel)[0])
+        return store_calls.run(self._runtime.store, self.cancel_call())
+
+    # -- calls that threads and coroutines share -----------------------------------------------
+
+    def status_call(self) -> StoreCall[TaskStatus]:
+        status: TaskStatus = yield Read(self._status)
+        return status
+
+    def done_call(self) -> StoreCall[bool]:
+        status: TaskStatus = yield Read(self._status)
+        return status.state not in (TaskState.WAITING.name, TaskState.LEASED.name)
+
+    def cancel_call(self) -> StoreCall[bool]:
+        # Check the full id with its generation: after a restore another task may have the same seq.
+        yield Read(queries.get_task, (self._runtime.universe, self._id))
+        cancelled = yield Commit(operations.cancel, (self._runtime.universe, [self._id.seq]))
+        return bool(cancelled[0])
 
     # -- inside ------------------------------------------------------------------------------------
-
-    def _cancel(self, txn: Txn) -> Any:
-        # Check the full id with its generation: after a restore another task may have the same seq.
-        queries.get_task(txn, self._runtime.universe, self._id)
-        return operations.cancel(txn, self._runtime.universe, [self._id.seq])
 
     def _finished_details(self, txn: Txn) -> queries.TaskDetails | None:
         try:
