@@ -1,5 +1,7 @@
 """The endpoints of workers, the leader lease, readiness, the audit log, budgets and dispatches."""
 
+from typing import Any
+
 import pytest
 
 from holdfast.clock import S
@@ -9,6 +11,7 @@ from holdfast.effects import budget
 from holdfast.effects.budget import MONEY, TOKENS, Cost
 from holdfast.errors import IllegalTransition, Invalid, NotFound
 from holdfast.leadership import leader_lease, worker_registry
+from holdfast.ops import verify_report
 from holdfast.ops.api.call import NoIndex
 from tests.api.rig import ACTOR, ApiRig
 
@@ -19,6 +22,7 @@ MODULES = (
     "holdfast.ops.api.dispatches",
     "holdfast.ops.leadership_documents",
     "holdfast.ops.audit",
+    "holdfast.ops.verify_report",
 )
 
 
@@ -113,6 +117,19 @@ def test_audit_log_is_listed_newest_first_in_pages(rig: ApiRig) -> None:
     assert [entry["action"] for entry in found][1] == "undrain_worker"
     with pytest.raises(NoIndex):
         rig.get("/v1/audit", actor=ACTOR)
+
+
+def test_last_verify_report_is_shown(rig: ApiRig) -> None:
+    with pytest.raises(NotFound):
+        rig.get("/v1/verify")
+    document: dict[str, Any] = dict.fromkeys(
+        ("worlds", "steps", "compared", "not_compared", "flows"), 3
+    )
+    document |= {"sound": True, "findings": [], "differences": [], "flow_findings": [], "parks": []}
+    report = verify_report.make_report(document, 7, rig.universe, None)
+    rig.store.transact(verify_report.save, report)
+    shown = rig.get("/v1/verify")
+    assert (shown["at_ns"], shown["sound"], shown["worlds"]) == (7, True, 3)
 
 
 # -- budgets ---------------------------------------------------------------------------------------

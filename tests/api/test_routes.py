@@ -40,7 +40,7 @@ TABLE = [
     ("POST", "/v1/effects/00/redrive", OPERATE),
     *(("POST", f"/v1/workers/w/{verb}", OPERATE) for verb in ("drain", "undrain")),
     *(("POST", f"/v1/authority/{verb}", OPERATE) for verb in ("force-release", "mark-stale")),
-    *(("GET", path, READ) for path in ("/v1/jobs", "/v1/jobs/1")),
+    *(("GET", path, READ) for path in ("/v1/jobs", "/v1/jobs/1", "/v1/verify")),
     *(("POST", path, OPERATE) for path in ("/v1/jobs", "/v1/jobs/1/cancel", "/v1/jobs/1/pace")),
     *(("POST", f"/v1/operations/{name}", SUBMIT) for name in ("event_send", "enqueue_ingress")),
     *(

@@ -11,7 +11,7 @@ from holdfast.clock import S
 from holdfast.durable import item, journal, queue, snapshot
 from holdfast.durable import lease as leases
 from holdfast.leadership import leader_lease
-from holdfast.ops import verify
+from holdfast.ops import verify, verify_report
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.store.schema import Space
@@ -52,6 +52,40 @@ def test_verify_of_a_consistent_store_prints_sound(
 ) -> None:
     result = run("verify", "--store", path, *ONE_PROCESS)
     assert (result.code, result.out) == (0, "3 worlds: sound\n")
+
+
+def test_verify_save_stores_the_report_until_the_next_one(
+    run: RunCommand, path: Path, busy_rig: AccountRig
+) -> None:
+    store = busy_rig.store
+    with pytest.raises(verify_report.NoReport):
+        store.read(verify_report.find_last, UNIVERSE)
+    run("verify", "--store", path, *ONE_PROCESS)
+    with pytest.raises(verify_report.NoReport):
+        store.read(verify_report.find_last, UNIVERSE)
+    assert run("verify", "--save", "--store", path, *ONE_PROCESS).code == 0
+    first = store.read(verify_report.find_last, UNIVERSE)
+    assert (first.sound, first.worlds, first.universe, first.app) == (True, 3, None, None)
+    plant(store, (int(Space.QUEUE), "mail", "n"), codec.pack(item.QueueCounts(9)))
+    result = run("verify", "--save", "--universe", UNIVERSE, "--store", path, *ONE_PROCESS)
+    assert result.code == 1
+    last = store.read(verify_report.find_last, UNIVERSE)
+    assert (last.sound, last.universe) == (False, UNIVERSE)
+    assert last.differences_count == len(last.differences) == 4
+    assert {difference["where"] for difference in last.differences} == {"mail"}
+    assert store.read(verify_report.find_last, "other").sound
+
+
+def test_saved_verify_report_is_bounded() -> None:
+    finding = {"universe": "u", "text": "x" * 9_000}
+    many = [finding] * 500
+    document = {
+        **dict.fromkeys(("worlds", "steps", "compared", "not_compared", "flows"), 0),
+        "sound": False, "findings": many, "differences": many, "flow_findings": many, "parks": [],
+    }  # fmt: skip
+    report = verify_report.make_report(document, 1, None, "m:app")
+    assert (report.findings_count, len(report.findings)) == (500, verify_report.FINDINGS_KEPT)
+    assert len(codec.pack(report)) < 1_000_000
 
 
 def test_verify_with_the_app_replays_every_journal(

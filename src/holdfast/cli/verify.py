@@ -4,7 +4,7 @@ Hash chains and derived rows are always checked. With `--app` every kept journal
 different hash seeds, and compared. The output has the first difference of each world and all differences of
 derived rows. With `--app` every stored flow is replayed too: the output names the flows that a worker with this code
 would park, and the recorded steps that it no longer asks for. Exit code 1 means that there is a difference, or that a
-flow in flight needs attention.
+flow in flight needs attention. With `--save` the report is stored, and replaces the former one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import Any
 
 from holdfast.cli import EXIT_FAILED, EXIT_OK
 from holdfast.cli.app_argument import add_app_option, app_errors_are_usage
@@ -23,8 +24,9 @@ from holdfast.cli.store_option import (
     is_embedded,
     open_existing,
 )
+from holdfast.clock import SYSTEM
 from holdfast.durable.difference import Difference
-from holdfast.ops import catalog_queries, flow_replay, verify, world_replay
+from holdfast.ops import catalog_queries, flow_replay, verify, verify_report, world_replay
 from holdfast.ops.decode_errors import as_corrupt
 from holdfast.ops.flow_replay import FlowFinding, FlowTarget
 from holdfast.ops.world_replay import WorldFinding, WorldTarget
@@ -51,6 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=os.cpu_count() or 1,
         help="use N processes (default: one per core)",
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="save the report in the store, for GET /v1/verify"
     )
     add_options(parser, universe=EVERY_UNIVERSE)
 
@@ -79,11 +84,25 @@ def run(args: argparse.Namespace) -> int:
                 )
         with waiting("checking derived rows"), as_corrupt("row"):
             differences = store.read(verify.find_differences)
+        document = _document(findings, flows, differences)
+        if args.save:
+            report = verify_report.make_report(document, SYSTEM.wall_ns(), args.universe, args.app)
+            store.transact(verify_report.save, report)
     wrong = [finding for finding in findings if finding.code]
     reported = [flow for flow in flows if flow.code or flow.removed]
-    sound = not wrong and not differences and not any(flow.needs_attention for flow in flows)
-    document = {
-        "sound": sound,
+    text = _report_text(args, findings, wrong, differences)
+    emit(args, document, "\n".join([*_flow_lines(flows, reported), text]))
+    return EXIT_OK if document["sound"] else EXIT_FAILED
+
+
+def _document(
+    findings: list[WorldFinding], flows: list[FlowFinding], differences: list[Difference]
+) -> dict[str, Any]:
+    wrong = [finding for finding in findings if finding.code]
+    reported = [flow for flow in flows if flow.code or flow.removed]
+    attention = any(flow.needs_attention for flow in flows)
+    return {
+        "sound": not wrong and not differences and not attention,
         "worlds": len(findings),
         "steps": sum(finding.steps for finding in findings),
         "compared": sum(finding.compared for finding in findings),
@@ -94,9 +113,6 @@ def run(args: argparse.Namespace) -> int:
         "flow_findings": [flow._asdict() for flow in reported],
         "parks": [flow.flow for flow in flows if flow.parks],
     }
-    text = _report_text(args, findings, wrong, differences)
-    emit(args, document, "\n".join([*_flow_lines(flows, reported), text]))
-    return EXIT_OK if sound else EXIT_FAILED
 
 
 class VerifyProgress:

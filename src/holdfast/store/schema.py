@@ -115,7 +115,8 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "k" <key>                                the schedule of an idempotency key
     18 audit        <u> <n>                                      actions of operators
     19 statistic    <u> …                                        counters of ends, errors, tags and money
-    20 setting      <u> …                                        limits, saved reports, settings of operators
+    20 setting      <u> "limits"                                 load limits of operators
+                    <u> "verify"                                 the saved report of the last verification
     21 job          <u> "j" <number>                             an action on a selection, and its progress
                     <u> "o" <number>                             index: jobs that run
                     <u> "seq"                                    the number of the last job

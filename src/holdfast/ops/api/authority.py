@@ -1,4 +1,4 @@
-"""The endpoints of the leader lease of a universe, of its readiness, and of the audit log."""
+"""The endpoints of the leader lease of a universe, of its readiness, of the audit log, and of the last verification."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from holdfast.leadership import leader_lease
-from holdfast.ops import audit, leadership_documents
+from holdfast.ops import audit, leadership_documents, verify_report
 from holdfast.ops.api import cursors
 from holdfast.ops.api.call import ApiCall
 from holdfast.ops.api.endpoint import (
@@ -25,6 +25,7 @@ from holdfast.ops.leadership_documents import (
     LeaderLeaseDocument,
     require_universe,
 )
+from holdfast.ops.verify_report import VerifyReport
 from holdfast.store.api import Txn
 from holdfast.workers.readiness import ReadinessSnapshot
 from holdfast.workers.readiness_facts import read_readiness
@@ -102,6 +103,11 @@ def show_readiness(call: ApiCall) -> ReadinessSnapshot:
     return read_readiness(call.store, call.universe)
 
 
+def show_verify_report(call: ApiCall) -> VerifyReport:
+    report: VerifyReport = call.read(verify_report.find_last, call.universe)
+    return report
+
+
 def list_audit(call: ApiCall) -> Page[AuditDocument]:
     limit = cursors.page_limit(call.query)
     before = cursors.decode(call.query.cursor, int)
@@ -125,6 +131,8 @@ ENDPOINTS = (
              "Record the expiry of an expired leader lease", EndpointOptions(body=EmptyBody)),
     Endpoint("GET", "/v1/readiness", Scope.READ, show_readiness, ReadinessSnapshot,
              "Show whether the universe is ready, and each blocker"),
+    Endpoint("GET", "/v1/verify", Scope.READ, show_verify_report, VerifyReport,
+             "Show the report of the last `holdfast verify --save`"),
     Endpoint("GET", "/v1/audit", Scope.READ, list_audit, Page[AuditDocument],
              "List the actions of operators, newest first", EndpointOptions(query=PageQuery)),
 )  # fmt: skip
