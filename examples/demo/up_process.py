@@ -21,6 +21,8 @@ class UpProcess:
     ) -> None:
         self.name = name
         options = ["--store", str(path), "--worker", name, "--lease-s", str(LEASE_S)]
+        # The demo prints what happens itself.
+        options += ["--log-level", "error"]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "holdfast.cli", "up", app, *options],
             stdin=subprocess.DEVNULL,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import threading
 from typing import Any
@@ -77,6 +78,8 @@ def _write_event(event: str, **fields: Any) -> None:
 
 
 if __name__ == "__main__":
+    # The demo prints the dead letter and the lost claims itself.
+    logging.getLogger("holdfast").setLevel(logging.ERROR)
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", required=True)
     parser.add_argument("--name", required=True)
