@@ -30,11 +30,10 @@ from holdfast.sim.scheduler import ProcessKilled
 from holdfast.sim.sim_store import URL, SimStore
 from holdfast.store.api import unwrap
 from holdfast.store.futures import CommitFuture, CompletionBatch
-from holdfast.store.in_process import refuse_writes
 from holdfast.store.lmdb.protocol import build_request, resolve_deferred
 from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.store.subscription import Subscription
-from holdfast.store.txn import ClientTxn
+from holdfast.store.txn import ClientTxn, refuse_writes
 
 # Durations of a stall, in units of the longest lease of the run.
 STALL_FACTORS = (0.4, 1.1, 3.0)

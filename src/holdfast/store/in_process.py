@@ -26,7 +26,7 @@ from holdfast.store.subscription import (
     sleep_on_gate,
     wait_once,
 )
-from holdfast.store.txn import ClientTxn, check_topic
+from holdfast.store.txn import ClientTxn, checked_topics, refuse_writes
 
 
 class InProcessStore:
@@ -219,18 +219,3 @@ class InProcessParkedTransaction:
         if self.answer is None:
             self.answer = self._store.cancel_parked(self._no)
         return self.answer.error is not None and self.answer.error[0] == RequestCancelled.code
-
-
-def checked_topics(topic: object) -> tuple[str, ...]:
-    """Validate the topics of a wait and return them as a tuple."""
-    topics = (topic,) if isinstance(topic, str) else topic
-    if not isinstance(topics, list | tuple):
-        raise Invalid(what="topic", why="not a text or a list of texts", found=repr(topic)[:64])
-    for name in topics:
-        check_topic(name)
-    return tuple(topics)
-
-
-def refuse_writes(txn: ClientTxn) -> None:
-    if txn.needs_commit:
-        raise Invalid(what="read", why="a read does not write; use transact")

@@ -238,6 +238,22 @@ def check_topic(topic: object) -> None:
             raise Invalid(what="topic", why="it is not UTF-8", found=ascii(topic)[:64]) from None
 
 
+def checked_topics(topic: object) -> tuple[str, ...]:
+    """Validate the topics of a wait and return them as a tuple."""
+    topics = (topic,) if isinstance(topic, str) else topic
+    if not isinstance(topics, list | tuple):
+        raise Invalid(what="topic", why="not a text or a list of texts", found=repr(topic)[:64])
+    for name in topics:
+        check_topic(name)
+    return tuple(topics)
+
+
+def refuse_writes(txn: ClientTxn) -> None:
+    """Raise Invalid if a read transaction has written."""
+    if txn.needs_commit:
+        raise Invalid(what="read", why="a read does not write; use transact")
+
+
 def _bad_key(key: bytes) -> Invalid:
     if not key:
         return Invalid(what="key", why="an empty key")

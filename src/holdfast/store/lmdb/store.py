@@ -31,7 +31,6 @@ from holdfast.errors import (
 )
 from holdfast.store.api import Operation
 from holdfast.store.futures import CallbackThread, CommitFuture, complete_one
-from holdfast.store.in_process import checked_topics, refuse_writes
 from holdfast.store.lmdb import backup as backups
 from holdfast.store.lmdb import permissions
 from holdfast.store.lmdb.backend import LmdbBackend, prepare_directory, storage_error
@@ -39,7 +38,7 @@ from holdfast.store.lmdb.protocol import OperationCall, TransactionCall, as_park
 from holdfast.store.lmdb.writer_client import PendingCall, WriterClient
 from holdfast.store.requests import CommitAnswer
 from holdfast.store.subscription import Subscription
-from holdfast.store.txn import ClientTxn
+from holdfast.store.txn import ClientTxn, checked_topics, refuse_writes
 
 # A computing thread yields the interpreter only at this interval. With the default (5 ms) such a
 # program loses nine tenths of its commit rate.

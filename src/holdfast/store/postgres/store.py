@@ -29,7 +29,6 @@ from holdfast.config import (
 from holdfast.errors import Conflict, HoldfastError, Invalid, StoreClosed, StoreForked, to_wire
 from holdfast.store.api import unwrap
 from holdfast.store.futures import CallbackThread, CommitFuture, CompletionBatch, complete_one
-from holdfast.store.in_process import checked_topics, refuse_writes
 from holdfast.store.lmdb.protocol import build_request, resolve_deferred
 from holdfast.store.postgres import server
 from holdfast.store.postgres.cached_snapshot import CachedSnapshot, ScanTooLarge
@@ -45,7 +44,7 @@ from holdfast.store.postgres.server import READER_IDLE_S, PostgresUnreachable
 from holdfast.store.postgres.statements import CommitCounters
 from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.store.subscription import Subscription, wait_once
-from holdfast.store.txn import ClientTxn
+from holdfast.store.txn import ClientTxn, checked_topics, refuse_writes
 from holdfast.store.urls import redact
 
 # After this many tries on the cache a transaction runs on a server snapshot.

@@ -2,6 +2,7 @@
 
 The task's code reads its attempt with `current_task`: the id, the attempt number, the idempotency
 key shared by all attempts, and whether the attempt is cancelled. It can also report progress.
+The `AttemptObserver` logs failed attempts and calls the hooks of the app.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast import codec, forks
+from holdfast import codec, forks, logs
 from holdfast.clock import Clock
 from holdfast.config import ERROR_TEXT_CHARS_MAX, MESSAGE_BYTES_MAX
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.runner.error_policy import HandlerExited, Refused, code_of
+from holdfast.runner.counters import RunnerCounters
+from holdfast.runner.error_policy import OK_CODE, ErrorKind, HandlerExited, Refused, code_of
+from holdfast.runner.hooks import NO_HOOKS, AppHooks, LogEvent, LogKind, RecordedStep, StepKind
 from holdfast.tasks.operations import AttemptOutcome, TaskGrant, TaskReport
 
 
@@ -257,6 +260,68 @@ def error_text(error: Exception) -> str:
     full_text = text if isinstance(error, HoldfastError) else f"{type(error).__name__}: {text}"
     # A lone surrogate cannot be stored.
     return full_text[:ERROR_TEXT_CHARS_MAX].encode(errors="replace").decode()
+
+
+class AttemptObserver:
+    """Reports the finished attempts of a task worker: a log line for a failure, and calls of the hooks of the app."""
+
+    def __init__(self, universe: str, worker: str, hooks: AppHooks) -> None:
+        self._universe = universe
+        self._worker = worker
+        self._hooks = hooks
+        self._counters = RunnerCounters(hooks.metrics)
+
+    def observe(self, results: list[AttemptResult]) -> None:
+        for result in results:
+            if result.report.end and result.report.end != AttemptOutcome.RELEASED:
+                self._log_failure(result)
+        if self._hooks is not NO_HOOKS:
+            for result in results:
+                if result.report.end != AttemptOutcome.RELEASED:
+                    self._call_hooks(result)
+
+    def _log_failure(self, result: AttemptResult) -> None:
+        report, attempt = result.report, result.work
+        logs.warn("tasks", "attempt failed", universe=self._universe, task=attempt.id,
+                  name=attempt.grant.name, attempt=attempt.attempt, worker=self._worker,
+                  code=report.reason, error=report.error)  # fmt: skip
+
+    def _call_hooks(self, result: AttemptResult) -> None:
+        report, attempt = result.report, result.work
+        grant = attempt.grant
+        is_ok = report.end == AttemptOutcome.OK
+        status = OK_CODE if is_ok else report.reason
+        is_refused = report.end == AttemptOutcome.REFUSED
+        kind = ErrorKind.SUCCESS if is_ok else ErrorKind.REFUSED if is_refused else ErrorKind.TRANSIENT  # fmt: skip
+        self._counters.count_attempt(kind, result.latency_ns)
+        try:
+            if self._hooks.log is not None and not is_ok:
+                self._hooks.log(
+                    LogEvent(
+                        kind=LogKind.FATAL if is_refused else LogKind.RETRYABLE,
+                        worker=self._worker,
+                        seq=grant.seq,
+                        status=status,
+                        detail=attempt.attempt,
+                        queue=grant.name,
+                        error=report.error,
+                    )
+                )
+            if self._hooks.replay is not None:
+                self._hooks.replay(
+                    RecordedStep(
+                        kind=StepKind.INBOX_RESULT,
+                        worker=self._worker,
+                        seq=grant.seq,
+                        result=status,
+                        frame=grant.args,
+                        queue=grant.name,
+                        number=grant.lease,
+                        attempt=attempt.attempt,
+                    )
+                )
+        except Exception:
+            self._counters.add("sink_errors")
 
 
 RunAttempt = Callable[[TaskAttempt], AttemptResult]

@@ -16,8 +16,7 @@ from holdfast.runner.unknown_outcome import can_repeat
 from holdfast.store.api import Store
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.operations import AttemptOutcome, TaskReport
-from holdfast.workers.tasks.attempt import AttemptResult
-from holdfast.workers.tasks.attempt_observer import AttemptObserver
+from holdfast.workers.tasks.attempt import AttemptObserver, AttemptResult
 
 REPORTS_MAX = 2_000
 RETRY_PAUSE_S = 0.05

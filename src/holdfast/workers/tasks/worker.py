@@ -50,8 +50,7 @@ from holdfast.tasks.operations import (
     TaskReport,
 )
 from holdfast.tasks.queries import queues_with_work
-from holdfast.workers.tasks.attempt import TaskAttempt, TaskDefinition
-from holdfast.workers.tasks.attempt_observer import AttemptObserver
+from holdfast.workers.tasks.attempt import AttemptObserver, TaskAttempt, TaskDefinition
 from holdfast.workers.tasks.demand import LeaseCapacity, LeaseDemand, LeasePlan
 from holdfast.workers.tasks.executors import TaskExecutors
 from holdfast.workers.tasks.leader_handoff import LeaderHandoff, LocalRun
