@@ -26,11 +26,6 @@ def replayed(rig: Any, handle: Any) -> FlowFinding:
     return found
 
 
-@pytest.mark.spec(
-    "DESIGN",
-    "12",
-    "a replay of each prefix of the records finds code whose later runs ask for other arguments",
-)
 @pytest.mark.parametrize("differing_run", [3, 4, 5])
 @pytest.mark.parametrize("check", ["parity", "verify"])
 def test_replay_of_each_prefix_finds_a_later_run_that_differs(

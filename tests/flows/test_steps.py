@@ -256,3 +256,22 @@ def test_step_of_a_live_object_runs_on_it(make_rig: Any) -> None:
 
     rig = make_rig(app_of(order))
     assert rig.result(rig.start(order)) == 2
+
+
+@pytest.mark.parametrize("steps", [1, 5, 20])
+def test_flow_costs_one_commit_for_each_step_and_one_for_its_end(make_rig: Any, steps: int) -> None:
+    """Published values, compensations and recorded values are part of the commit of the next step."""
+
+    @hf.flow
+    async def order() -> int:
+        total = 0
+        for n in range(steps):
+            total += await hf.step(double, n) + hf.now().year
+            hf.publish("total", total)
+            hf.undo(double, n)
+        return total
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    rig.run(handle.done)
+    assert rig.crashing_store.operations.count("flows.commit") == steps + 1

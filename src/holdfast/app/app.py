@@ -20,6 +20,7 @@ from holdfast.app.definitions import (
     World,
     handlers_of,
     is_event,
+    reply_type,
 )
 from holdfast.app.history_limit import Keep, bounds_of
 from holdfast.app.schedule_options import schedules_of
@@ -318,6 +319,7 @@ class App:
         upcasts = self._upcasts.get(kind, {})
         try:
             check_fields("event", kind)
+            check_type("event", kind.__name__, "reply", reply_type(kind))
             reject_sets("event", kind)
             event_type = EventType(name, kind, 1 + len(upcasts), upcasts)
         except (TypeError, ValueError) as error:

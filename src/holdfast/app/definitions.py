@@ -66,7 +66,7 @@ class Event(msgspec.Struct, Generic[R], frozen=True):
 
 def decode_reply(event: type[Any], reply: bytes) -> Any:
     """Decode the reply to an event, as the type that the event names."""
-    hint = _reply_type(event)
+    hint = reply_type(event)
     value = codec.unpack(reply)
     if hint is Any:
         return value
@@ -76,7 +76,7 @@ def decode_reply(event: type[Any], reply: bytes) -> Any:
         raise Invalid(what="reply", event=event.__name__, why=str(error)) from None
 
 
-def _reply_type(event: Any) -> Any:
+def reply_type(event: Any) -> Any:
     """The type in `class BalanceAsked(hf.Event[int])`; Any if the class names none."""
     if event not in _reply_types:
         generics = [one for base in event.__mro__ for one in vars(base).get("__orig_bases__", ())]
