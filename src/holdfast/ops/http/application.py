@@ -12,6 +12,7 @@ import asyncio
 import os
 import sys
 import traceback
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute, Match, Router
@@ -32,8 +33,6 @@ from holdfast.ops.http.request_head import HttpRequest
 from holdfast.ops.http.routes import HttpApi, RouteCall, RouteTable
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-
     from starlette.types import Receive, Scope, Send
 
     from holdfast.ops.http.server import HttpServer
@@ -146,9 +145,13 @@ class ApiRoute(BaseRoute):
 
 
 async def _send(send: Send, response: HttpResponse, *, close: bool) -> None:
-    message: MutableMapping[str, Any]
-    for message in response_messages(response, close=close):
-        await send(message)
+    start, end = response_messages(response, close=close)
+    await send(start)
+    if response.stream is not None:
+        async with aclosing(response.stream) as parts:
+            async for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send(end)
 
 
 def log_error(error: BaseException) -> None:

@@ -62,6 +62,9 @@ SERVER_ROUTES = (
                     has_universe=False),
     DocumentedRoute(_GET, "/v1/universes", "list_universes", "List the universes of the store",
                     Scope.READ, answers.UniverseList, has_universe=False),
+    DocumentedRoute(_GET, "/v1/events", "events",
+                    "Stream the document of a subject each time that it changes", Scope.READ,
+                    query=EventsQuery, content_type=STREAM),
     DocumentedRoute(_POST, "/v1/tasks/lease", "lease_tasks",
                     "Lease tasks, and wait for them up to wait_s", Scope.WORK,
                     answers.LeaseAnswer, body=bodies.LeaseBody),
@@ -160,6 +163,8 @@ def _parameters(
         )
     if route.has_universe:
         parameters.append(_parameter("universe", "query", {"type": "string"}))
+    if route.content_type == STREAM:
+        parameters.append(_parameter("Last-Event-ID", "header", {"type": "string"}))
     if route.method == _POST and route.scope is not Scope.WORK:
         schema = {"type": "string", "maxLength": 255, "pattern": "^[ -~]*$"}
         parameters.append(_parameter("Idempotency-Key", "header", schema))

@@ -6,7 +6,7 @@ The body has the error's stable `code`, and `retryable`: whether the same reques
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -56,14 +56,17 @@ class HttpResponse(NamedTuple):
     content_type: str = "application/json"
     # Called if the response cannot be delivered to the client.
     undo: Callable[[], Awaitable[None]] | None = None
+    # The parts of a body without a length. `body` is empty then.
+    stream: AsyncGenerator[bytes, None] | None = None
 
     @property
     def all_headers(self) -> list[tuple[str, str]]:
         if self.status in (204, 304):
             return [("cache-control", "no-store"), *self.headers]
+        length = [("content-length", str(len(self.body)))] if self.stream is None else []
         return [
             ("content-type", self.content_type),
-            ("content-length", str(len(self.body))),
+            *length,
             ("cache-control", "no-store"),
             ("x-content-type-options", "nosniff"),
             *self.headers,

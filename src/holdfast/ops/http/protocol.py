@@ -389,6 +389,8 @@ class ResponseCycle(RequestResponseCycle):
         data, self._head = self._head + body, b""
         await self._write(data)
         if more:
+            # The client waits for the server now.
+            self._connection.client_wait_since_s = None
             return
         self.response_complete = True
         self.message_event.set()

@@ -4,6 +4,7 @@
     /metrics                                the metrics of the store and of this process
     /v1/tasks… /v1/queues                   the worker protocol (`task_routes`)
     /v1/universes                           the universes of the store
+    /v1/events                              changes of a subject, as server-sent events
     /v1/openapi.json                        every route with the types of its request and answer
     /v1/…                                   the endpoints (`ops.api.registry`)
 
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.ops.api.registry import endpoints
 from holdfast.ops.http.endpoint_routes import EndpointRoutes
+from holdfast.ops.http.events import EventStreams
 from holdfast.ops.http.openapi import openapi_document
 from holdfast.ops.http.problem import HttpResponse, ServerOverloaded, encode_json
 from holdfast.ops.http.routes import HttpApi, Route, RouteCall
@@ -54,11 +56,14 @@ class ServedApi(HttpApi):
         self._tasks: dict[str, TaskApi] = {}
         if universes.default:
             self._tasks_of(universes.default)
+        by_name = {endpoint.operation_id: endpoint for endpoint in endpoints()}
+        self._events = EventStreams(server, store, universes, by_name)
         fixed = (
             *task_routes(self._resolve_tasks),
             metrics_route(server, metrics or MetricsPage(store)),
             Route("GET", ("v1", "universes"), self._list),
             Route("GET", ("v1", "openapi.json"), self._openapi),
+            Route("GET", ("v1", "events"), self._events.serve),
         )
         built = {
             (route.method, route.path): route
@@ -72,6 +77,7 @@ class ServedApi(HttpApi):
         self._jobs.start()
 
     def close(self) -> None:
+        self._events.close()
         self._jobs.request_stop()
         self._jobs.join(JOBS_STOP_S)
         for tasks in self._tasks.values():
