@@ -26,7 +26,7 @@ ASLEEP_S = 86_400.0
 PARTS = 10
 WARM_UP_S = 0.5
 # Flows that wake are due this multiple of the duration of their start after it began. All of them sleep before.
-LEAD_MARGIN = 1.5
+LEAD_MARGIN = 2.5
 LEAD_S_MIN = 2.0
 
 

@@ -86,7 +86,7 @@ class FlowClient:
 
         def start_all(due_s: float) -> None:
             self.start_sleepers(count, due_s)
-            self._until(self._count, "waiting", waiting + count)
+            self._until(self._count, "waiting", waiting + count, within_s=due_s - time.time())
 
         def until_ended() -> float:
             return self._until(self._count, "completed", completed + count)
@@ -149,13 +149,20 @@ class FlowClient:
     def close(self) -> None:
         self._runtime.close()
 
-    def _until(self, counter: Callable[[str], int], state: str, count: int) -> float:
+    def _until(
+        self,
+        counter: Callable[[str], int],
+        state: str,
+        count: int,
+        *,
+        within_s: float = WITHIN_S,
+    ) -> float:
         """Wait until a counter has this value. Returns the time."""
         began = looked = time.perf_counter()
         while (current := counter(state)) < count:
             took = time.perf_counter() - looked
-            if looked - began > WITHIN_S:
-                raise TimeoutError(f"{current} of {count} are {state}")
+            if looked - began > within_s:
+                raise TimeoutError(f"{current} of {count} are {state} after {within_s:.1f} s")
             time.sleep(max(POLL_S, took / POLL_SHARE))
             looked = time.perf_counter()
         return time.time()

@@ -56,7 +56,7 @@ GOALS = (
 class FlowAmount:
     chain_s: float = 8.0
     steps: int = 500
-    waking: int = 10_000
+    waking: int = 5_000
     # Time between the start of the first sleeping flow and its due time. All of them sleep within it.
     lead_s: float = 10.0
 
