@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import history
+from bench.peers import processors
 from bench.peers.effect_workload import STEPS_PER_S
 from bench.peers.flow_app import STEPS
 from bench.peers.flow_turns import APP, rate_of, running
 from bench.peers.process import Load, Up
 from bench.peers.suite import percentile
-from bench.place import ROOT, FlowSizes, Place, Sizes, new_directory
+from bench.place import ROOT, FlowSizes, Place, Sizes, new_directory, writer_pid
 from bench.record import Record, Sample, Target, gather
 
 # A day: these flows do not wake during the run.
@@ -37,12 +38,14 @@ def flow_sleepers(place: Place) -> Record:
     with running(place, "sleepers") as (client, worker, path):
         # Warm-up: every module runs once before anything is timed.
         client.ask("chains", callers=64, seconds=WARM_UP_S, steps=STEPS)
-        rates, latencies = [], []
+        rates, latencies, costs_us = [], [], []
+        pids = [client.pid, worker.pid, writer_pid(path)]
         for at in range(PARTS):
-            began = time.perf_counter()
+            used_ns, began = processors.used_ns(pids), time.perf_counter()
             client.ask("start_sleepers", count=part, due_s=time.time() + ASLEEP_S)
             client.ask("until_counts", state="waiting", count=(at + 1) * part)
             rates.append(part / (time.perf_counter() - began))
+            costs_us.append((processors.used_ns(pids) - used_ns) / 1000 / part)
             worker.require_running()
             times = client.ask("steps", count=sizes.paced, per_s=STEPS_PER_S)
             latencies.append(percentile(times["whole"], 0.5))
@@ -56,6 +59,8 @@ def flow_sleepers(place: Place) -> Record:
         "flat": max(rates) / min(rates),
         "rate_max": max(rates),
         "rate_min": min(rates),
+        "cost_flat": max(costs_us) / min(costs_us),
+        "cost_us": max(costs_us),
         "latency_flat": max(latencies) / min(latencies),
         "latency_ms": max(latencies),
         "idle_mb": idle_mb,
@@ -65,6 +70,8 @@ def flow_sleepers(place: Place) -> Record:
         "flat": "×",
         "rate_max": "flows/s",
         "rate_min": "flows/s",
+        "cost_flat": "×",
+        "cost_us": "µs a flow",
         "latency_flat": "×",
         "latency_ms": "ms",
         "idle_mb": "MB",
@@ -79,7 +86,8 @@ def flow_sleepers(place: Place) -> Record:
     return Record(
         "flow_sleepers",
         f"{PARTS * part:,} sleeping flows, started in {PARTS} parts: the highest rate of a part over the lowest one, "
-        f"from the start until the flows sleep; the same of the median latency of a flow with two steps, "
+        "from the start until the flows sleep; the same of the processor time of client, worker and writer per flow, "
+        "which other processes on the machine disturb less; the same of the median latency of a flow with two steps, "
         f"{sizes.paced} flows after each part; memory of a worker that opens the store, and of the worker that ran "
         f"them; {sizes.waking:,} flows that wake at once over as many tasks with a delay, until the last one has "
         "ended durably (`wake_share`), and until its code has run (`run_share`)",
@@ -91,6 +99,7 @@ def flow_sleepers(place: Place) -> Record:
         ),
         {
             "rates": [round(rate) for rate in rates],
+            "costs_us": [round(cost, 1) for cost in costs_us],
             "latencies_ms": [round(latency, 3) for latency in latencies],
         },
     )
