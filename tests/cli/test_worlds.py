@@ -284,7 +284,9 @@ def test_worlds_list_and_show_print_code_missing_with_the_height(
     need = CodeRequirement("QuotedAccount", CODE, "2@0a")
     record = rig.store.read(catalog.get_record, UNIVERSE, rig.world_id())
     rig.store.transact(
-        lambda txn: unknown_events.mark_stopped(txn, record, need, 0, height=3, why="another state")
+        lambda txn: unknown_events.mark_stopped(
+            txn, record, need, seq=0, height=3, why="another state"
+        )
     )
     [row] = run("worlds", "list", "--store", path).out.splitlines()[1:]
     assert row.split()[:4] == ["QuotedAccount", "ada", "active", "(code_missing)"]

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import field
 
+from holdfast import codec
 from holdfast.app import store_calls
 from holdfast.app.world_handle import WorldHandle
 from holdfast.durable import journal
@@ -193,7 +194,11 @@ def show_world_state(call: ApiCall) -> StateDocument | ApiAnswer:
         record = find_world(txn, call.universe, call.path["type"], call.path["name"])
         subject = subject_of(record.universe, record.world_id)
         height = journal.head(txn, subject).height if at is None else at
-        etag = f'"{record.world_id}-{height}"'
+        # Other code may read the same entries as another state.
+        program = app.programs.get(record.type)
+        code = b"" if program is None else program.version.encode()
+        version = codec.digest(code).hex()[:12]
+        etag = f'"{record.world_id}-{height}-{version}"'
         if call.etag == etag and at is None:
             return ApiAnswer(None, 304, etag)
         fields = world_documents.read_state(txn, record, app, at)
