@@ -566,11 +566,11 @@ class _WorldReplay:
 
 def _fork_policies(event: HistoryEvent) -> tuple[str, bool]:
     """Return a fork's policy for effects, and whether it keeps timers."""
-    plan = event.args.get("cutting")
+    plan = event.args.get("plan")
     if plan is None:
         return event.args.get("effects", "drop"), event.args.get("timers") == "keep"
     # The plan holds the inherited timers, so an empty list means that none are kept.
-    return plan["policy"], bool(plan["wishes"]["timers"])
+    return plan["policy"], bool(plan["pending"]["timers"])
 
 
 def findings(history: History) -> list[Violation]:

@@ -190,7 +190,7 @@ def _inherited(name: str, *, again: bool = False) -> EventPredicate:
     return _applied(
         "fork.copy_to_child",
         lambda event: any(
-            not again or one["redrive_of"] is not None for one in event.args["wishes"][name]
+            not again or one["redrive_of"] is not None for one in event.args["pending"][name]
         ),
     )
 

@@ -396,8 +396,8 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
     "fork: copies the parent's inbox": (
         Edit(
             _create_fork,
-            "journal.start_at(txn, child, height, cutting.hash)",
-            'journal.start_at(txn, child, height, cutting.hash)\n    for item in __import__("holdfast.durable.inbox", fromlist=["inbox"]).read(txn, subject_of(universe, cutting.parent_id), 10):\n        __import__("holdfast.durable.inbox", fromlist=["inbox"]).put(txn, child, item.key, item.body)',
+            "journal.start_at(txn, child, height, plan.hash)",
+            'journal.start_at(txn, child, height, plan.hash)\n    for item in __import__("holdfast.durable.inbox", fromlist=["inbox"]).read(txn, subject_of(universe, plan.parent_id), 10):\n        __import__("holdfast.durable.inbox", fromlist=["inbox"]).put(txn, child, item.key, item.body)',
         ),
     ),
     "fork: copies the state of the parent's head": (
@@ -411,7 +411,7 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
         Edit(_create_fork, "catalog.save_record(txn, made)", "pass"),
     ),
     "fork: restarts the journal heights": (
-        Edit(_create_fork, "journal.start_at(txn, child, height, cutting.hash)", "pass"),
+        Edit(_create_fork, "journal.start_at(txn, child, height, plan.hash)", "pass"),
     ),
     # the leader lease
     "orchestrator: places worlds without a lease check": (

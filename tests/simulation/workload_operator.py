@@ -201,8 +201,8 @@ class WorldOperator(Actor):
         if incarnation.tape.draw(2):
             incarnation.store.transact(forks.fork, code, name, child_id, at=at, **policies)
         else:
-            cutting = incarnation.store.read(forks.plan_fork, code, at, **policies)
-            incarnation.store.transact(forks.create_fork, cutting, name, child_id)
+            plan = incarnation.store.read(forks.plan_fork, code, at, **policies)
+            incarnation.store.transact(forks.create_fork, plan, name, child_id)
 
     def _inject_receipt(self, incarnation: Incarnation) -> None:
         """Inject the receipt of an effect, at times twice, at times for another world."""

@@ -82,7 +82,7 @@ def submit_mail(
             if deadline.expired:
                 raise _timeout_error(server, timeout_s) from None
             raise _to_adapter_error(error, server, timeout_s, connected) from None
-    return {to: f"{code} {_response_text(said)}" for to, (code, said) in refused.items()}
+    return {to: f"{code} {_response_text(response)}" for to, (code, response) in refused.items()}
 
 
 # -- inside --------------------------------------------------------------------------------------

@@ -142,9 +142,9 @@ def _targets(app: App) -> list[_Target]:
 def _stub(effect: Effect[Any, Any], seed: int) -> Callable[..., Any]:
     def stub(call: Call, *args: Any) -> Any:
         random = Random(f"{seed} {effect.kind} {call.idempotency_key}")
-        fate = random.randrange(STUB_FAULT_ODDS)
-        lasting = fate == 0 and effect.attempts <= FAILED_ATTEMPTS_MAX
-        if lasting or (fate <= 1 and call.attempt == 1):
+        fault = random.randrange(STUB_FAULT_ODDS)
+        lasting = fault == 0 and effect.attempts <= FAILED_ATTEMPTS_MAX
+        if lasting or (fault <= 1 and call.attempt == 1):
             raise StubbedFailure(effect=effect.kind, attempt=call.attempt)
         return ValueGenerator(random, NAMES).value(
             effect.returns, f"result of effect {effect.kind}"

@@ -59,32 +59,32 @@ class EffectStubs:
     ) -> EffectFunction:
         fn = self._replacements.get(kind, original)
 
-        async def awaited(fate: int, result: Any, call: Call, args: tuple[Any, ...]) -> Any:
+        async def awaited(fault: int, result: Any, call: Call, args: tuple[Any, ...]) -> Any:
             answer = await result
-            if fate == TWICE:
+            if fault == TWICE:
                 answer = await fn(call, *args)
-            _crash_after(incarnation, kind, fate)
+            _crash_after(incarnation, kind, fault)
             return answer
 
         def call_it(call: Call, *args: Any) -> Any:
-            fate = (
+            fault = (
                 incarnation.tape.draw_fault(FAULT_ODDS, (BEFORE, AFTER, TWICE).__contains__)
                 if self._faults and not incarnation.faults_stopped
                 else 0
             )
-            if fate == BEFORE:
+            if fault == BEFORE:
                 _crash(incarnation, kind, "before the call")
-            if fate == TWICE:
+            if fault == TWICE:
                 incarnation.record("fault", kind="the call made twice", effect=kind)
             incarnation.record(
                 "effect.call", kind=kind, key=call.idempotency_key, attempt=call.attempt
             )
             result = fn(call, *args)
             if inspect.isawaitable(result):
-                return awaited(fate, result, call, args)
-            if fate == TWICE:
+                return awaited(fault, result, call, args)
+            if fault == TWICE:
                 result = fn(call, *args)
-            _crash_after(incarnation, kind, fate)
+            _crash_after(incarnation, kind, fault)
             return result
 
         return call_it

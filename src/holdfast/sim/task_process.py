@@ -56,12 +56,12 @@ class CallFaults:
             return 0
         return self._incarnation.tape.draw_fault(CALL_FAULT_ODDS, (BEFORE, AFTER).__contains__)
 
-    def before(self, fate: int, what: str) -> None:
-        if fate == BEFORE:
+    def before(self, fault: int, what: str) -> None:
+        if fault == BEFORE:
             self._crash("crash before the call", what)
 
-    def after(self, fate: int, what: str) -> None:
-        if fate == AFTER:
+    def after(self, fault: int, what: str) -> None:
+        if fault == AFTER:
             self._crash("crash after the call", what)
 
     def _crash(self, kind: str, what: str) -> None:
@@ -169,8 +169,8 @@ class SimulatedCalls:
         clock = self._incarnation.clock
         if attempt.grant.name.startswith(TASK_PREFIX):
             return await run_attempt_async(attempt, clock)
-        fate, what = self._faults.draw(), attempt.grant.name
-        self._faults.before(fate, what)
+        fault, what = self._faults.draw(), attempt.grant.name
+        self._faults.before(fault, what)
         self._incarnation.record(
             "task.call", name=what, key=attempt.idempotency_key, attempt=attempt.attempt
         )
@@ -178,21 +178,21 @@ class SimulatedCalls:
             result = await run_attempt_async(attempt, clock)
         else:
             result = run_attempt(attempt, clock)
-        self._faults.after(fate, what)
+        self._faults.after(fault, what)
         return result
 
     async def invoke_step(self, work: LocalWork, run: StepRun, threads: Executor) -> Any:
-        fate, what = self._faults.draw(), f"{run.name}#{run.occurrence}"
-        self._faults.before(fate, what)
+        fault, what = self._faults.draw(), f"{run.name}#{run.occurrence}"
+        self._faults.before(fault, what)
         self._incarnation.record(
             "step.call", flow=run.flow_id, step=what, key=run.idempotency_key, attempt=run.attempt
         )
         try:
             result = await invoke_step(self.stubs.step_work(work, run), run, threads)
         except Exception:
-            self._faults.after(fate, what)
+            self._faults.after(fault, what)
             raise
-        self._faults.after(fate, what)
+        self._faults.after(fault, what)
         return result
 
 

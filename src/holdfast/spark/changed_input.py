@@ -214,12 +214,14 @@ def _select_rows(store: Store, of: runs.RunRecord, other: runs.RunRecord, wanted
     )
     source = RunInput(store, of)
     tables = [_key_table(of, source, [], _NUMBERS)]
-    for lot in iter_keyed_rows(store, of, digest):
-        matches = cursor.find(lot) if cursor is not None else _no_matches(lot.rows)
+    for keyed_rows in iter_keyed_rows(store, of, digest):
+        matches = cursor.find(keyed_rows) if cursor is not None else _no_matches(keyed_rows.rows)
         rows = np.flatnonzero(wanted(matches))
         if len(rows):
-            keys = source.rows([(lot.lo, lot.lo + lot.rows)], list(of.key)).take(pa.array(rows))
-            tables.append(keys.append_column("_seq", pa.array(lot.lo + rows, pa.int64())))
+            keys = source.rows(
+                [(keyed_rows.lo, keyed_rows.lo + keyed_rows.rows)], list(of.key)
+            ).take(pa.array(rows))
+            tables.append(keys.append_column("_seq", pa.array(keyed_rows.lo + rows, pa.int64())))
     return pa.concat_tables(tables)
 
 
@@ -297,13 +299,13 @@ def compare_input(
     )
     before = ReuseSource(run_store, base, ingested)
     known = 0
-    for lot in adoption.iter_pages():
-        matches = before.find(lot)
-        page = adoption.adopt_rows(lot)
-        adopted = np.zeros(lot.rows, dtype=np.bool_)
+    for keyed_rows in adoption.iter_pages():
+        matches = before.find(keyed_rows)
+        page = adoption.adopt_rows(keyed_rows)
+        adopted = np.zeros(keyed_rows.rows, dtype=np.bool_)
         for _, ranges in page.adopted_ranges:
             for one in ranges:
-                adopted[one.lo - lot.lo : one.hi - lot.lo] = True
+                adopted[one.lo - keyed_rows.lo : one.hi - keyed_rows.lo] = True
         again = page.failed_before
         other = ~adopted & ~again & (matches.seqs >= 0) & ~matches.same
         counts["reused"] += int(adopted.sum())

@@ -341,13 +341,13 @@ class _AdoptedColumns:
     class.
     """
 
-    def __init__(self, lot: KeyedRows) -> None:
-        self.keyed_rows = lot
-        self.seqs = np.arange(lot.lo, lot.lo + lot.rows, dtype=np.int64)
-        self.run = np.full(lot.rows, -1, dtype=np.int64)
-        self.source_seq = np.full(lot.rows, -1, dtype=np.int64)
-        self.code = np.zeros(lot.rows, dtype=np.int64)
-        self.reason = np.zeros(lot.rows, dtype=np.int64)
+    def __init__(self, keyed_rows: KeyedRows) -> None:
+        self.keyed_rows = keyed_rows
+        self.seqs = np.arange(keyed_rows.lo, keyed_rows.lo + keyed_rows.rows, dtype=np.int64)
+        self.run = np.full(keyed_rows.rows, -1, dtype=np.int64)
+        self.source_seq = np.full(keyed_rows.rows, -1, dtype=np.int64)
+        self.code = np.zeros(keyed_rows.rows, dtype=np.int64)
+        self.reason = np.zeros(keyed_rows.rows, dtype=np.int64)
 
     @property
     def is_complete(self) -> bool:

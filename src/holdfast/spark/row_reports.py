@@ -113,7 +113,7 @@ def split_batch(outcome: BatchOutcome, bytes_max: int = REPORT_BYTES_MAX) -> lis
         return [outcome]
     parts = [slice_batch(outcome, at, min(at + step, rows)) for at in range(0, rows, step)]
     nothing = outcome.batch.slice(0, 0)
-    return parts + [BatchOutcome([], nothing, lot, 0.0, 0, 0) for lot in resultless]
+    return parts + [BatchOutcome([], nothing, group, 0.0, 0, 0) for group in resultless]
 
 
 def slice_batch(outcome: BatchOutcome, lo: int, hi: int) -> BatchOutcome:

@@ -197,9 +197,9 @@ def _remove_past_retention(unit: UnitOfWork, limit: int) -> int:
     removable: list[int] = []
     at, end = keys.retained, keys.retained + pack_int(unit.now_ns + 1)
     # A row holds the tasks that one operation ended: one, or thousands.
-    asked = min(ROWS_FIRST, limit)
+    page_rows = min(ROWS_FIRST, limit)
     while len(removable) < limit:
-        page = txn.scan(at, end, asked)
+        page = txn.scan(at, end, page_rows)
         for key, row in page:
             room = limit - len(removable)
             if not room:
@@ -211,9 +211,9 @@ def _remove_past_retention(unit: UnitOfWork, limit: int) -> int:
             if rest:
                 until = pack_int(decode_int_at(key, len(keys.retained)))
                 txn.put(keys.retained + until + pack_int(rest[0]), pack(rest))
-        if len(page) < asked:
+        if len(page) < page_rows:
             break
-        at, asked = page[-1][0] + b"\x00", limit - len(removable)
+        at, page_rows = page[-1][0] + b"\x00", limit - len(removable)
     packed = [pack_int(seq) for seq in removable]
     txn.prefetch(prefix + one for one in packed for prefix in (keys.bodies, keys.statuses))
     for packed_seq in packed:

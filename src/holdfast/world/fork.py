@@ -39,7 +39,7 @@ class ForkPlan(NamedTuple):
     state: bytes
     # The policy for pending effects, and the pending intents to inherit.
     policy: str = "drop"
-    wishes: PendingAtHeight = PendingAtHeight()
+    pending: PendingAtHeight = PendingAtHeight()
 
 
 def fork(
@@ -82,13 +82,13 @@ def plan_fork(
         raise below_floor_error(parent_id, height, head.floor)
     hash = journal.hash_at(txn, subject, height)
     state = _state_bytes(txn, parent, subject, height)
-    wishes = PendingAtHeight()
+    pending = PendingAtHeight()
     if (effects, timers) != ("drop", "drop"):
-        wishes = pending_after(txn, parent, height)
+        pending = pending_after(txn, parent, height)
     if effects == "drop":
-        wishes = wishes._replace(effects=(), answers=(), names=())
+        pending = pending._replace(effects=(), answers=(), names=())
     if timers == "drop":
-        wishes = wishes._replace(timers=())
+        pending = pending._replace(timers=())
     return ForkPlan(
         universe=universe,
         type=parent.definition.type,
@@ -97,27 +97,27 @@ def plan_fork(
         hash=hash,
         state=state,
         policy=effects,
-        wishes=wishes,
+        pending=pending,
     )
 
 
-def create_fork(txn: Txn, cutting: ForkPlan, name: str, child_id: str) -> WorldRecord:
+def create_fork(txn: Txn, plan: ForkPlan, name: str, child_id: str) -> WorldRecord:
     """Create the child world of a fork plan."""
-    universe, height = cutting.universe, cutting.height
-    _require_parent(txn, universe, cutting.parent_id)
-    known = catalog.find_id(txn, universe, cutting.type, name)
+    universe, height = plan.universe, plan.height
+    _require_parent(txn, universe, plan.parent_id)
+    known = catalog.find_id(txn, universe, plan.type, name)
     if known is not None:
         found = catalog.get_record(txn, universe, known)
-        return _require_same_fork(found, cutting.parent_id, height, name)
-    made = catalog.create(txn, universe, cutting.type, name, child_id)
+        return _require_same_fork(found, plan.parent_id, height, name)
+    made = catalog.create(txn, universe, plan.type, name, child_id)
     child = subject_of(universe, child_id)
-    hash = snapshot.save(txn, child, height, cutting.state)
+    hash = snapshot.save(txn, child, height, plan.state)
     snapshot.set_baseline(txn, child, height)
-    journal.start_at(txn, child, height, cutting.hash)
-    made = catalog.with_lineage(made, ForkLineage(cutting.parent_id, hash, height))
+    journal.start_at(txn, child, height, plan.hash)
+    made = catalog.with_lineage(made, ForkLineage(plan.parent_id, hash, height))
     catalog.save_record(txn, made)
-    if cutting.wishes != PendingAtHeight():
-        copy_to_child(txn, universe, child_id, name, cutting.policy, cutting.wishes)
+    if plan.pending != PendingAtHeight():
+        copy_to_child(txn, universe, child_id, name, plan.policy, plan.pending)
     return made
 
 

@@ -108,14 +108,14 @@ def pending_after(txn: Txn, world: WorldSpec, height: int) -> PendingAtHeight:
 
 @operation("fork.copy_to_child")
 def copy_to_child(
-    txn: Txn, universe: str, child_id: str, name: str, policy: str, wishes: PendingAtHeight
+    txn: Txn, universe: str, child_id: str, name: str, policy: str, pending: PendingAtHeight
 ) -> None:
     """Copy the inherited intents to the child, in the commit that creates it."""
     inherited: list[InheritedItem] = []
-    for intent in wishes.effects:
+    for intent in pending.effects:
         if policy == "reissue":
             reissued = _reissue(txn, intent, child_id, name)
-            known_as = [known for known, named in wishes.names if named == intent.intent_hash]
+            known_as = [known for known, named in pending.names if named == intent.intent_hash]
             known_as.append(intent.intent_hash)
             intents.dispatch(txn, reissued)
             intents.add_aliases(txn, reissued, known_as)
@@ -124,14 +124,14 @@ def copy_to_child(
             inherited.append(
                 InheritedItem(answer=synthetic_receipts.dropped_by_fork_receipt(intent))
             )
-    inherited += [InheritedItem(answer=answer) for answer in wishes.answers]
+    inherited += [InheritedItem(answer=answer) for answer in pending.answers]
     for one in inherited:
         if one.answer is not None:
             put_ingress(txn, universe, child_id, None, one.answer)
-    for intent in wishes.timers:
+    for intent in pending.timers:
         timer = codec.unpack_as(TimerSet, intent.params)
-        pending, due_ns, on_calendar = _current_schedule(txn, intent, timer)
-        reissued = _reissue(txn, pending, child_id, name)
+        current, due_ns, on_calendar = _current_schedule(txn, intent, timer)
+        reissued = _reissue(txn, current, child_id, name)
         slots.schedule(txn, reissued, timer.key, due_ns, on_calendar=on_calendar)
         # The delay counts from the time at which the parent set the timer.
         set_ns = due_ns - (timer.delay_ns or 0)

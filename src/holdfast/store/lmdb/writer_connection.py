@@ -245,7 +245,7 @@ class WriterConnection:
         if not oldest_ns:
             return
         # A writer that still sends anything is busy, not stuck.
-        owed_ns = SYSTEM.mono_ns() - max(oldest_ns, self._received_ns)
-        stopped = owed_ns > self._limits.stopped_s * S and is_stopped(self._pid)
-        if stopped or owed_ns > self._limits.hung_s * S:
+        unanswered_ns = SYSTEM.mono_ns() - max(oldest_ns, self._received_ns)
+        stopped = unanswered_ns > self._limits.stopped_s * S and is_stopped(self._pid)
+        if stopped or unanswered_ns > self._limits.hung_s * S:
             kill_verified(self._pid, self._start_time)

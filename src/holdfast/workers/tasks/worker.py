@@ -423,8 +423,13 @@ class TaskWorker:
             identity.task_names,
         )
         with self.store.batched():
-            rests = len(reports) == len(self._reports.pending) and not capacity.limit
-            if rests and not plan.due and not self._executors.busy and not self._stopping.is_set():
+            is_idle = len(reports) == len(self._reports.pending) and not capacity.limit
+            if (
+                is_idle
+                and not plan.due
+                and not self._executors.busy
+                and not self._stopping.is_set()
+            ):
                 # Park in the same message, so that new tasks are granted without another round
                 # trip.
                 self._park()

@@ -411,9 +411,9 @@ class FusedCommitter:
             store_error = self._worker.on_committed(world_id, cycle, outcome, now_ns) or store_error
         if batch is not None:
             batch.conflicted = any(isinstance(outcome, Conflict) for outcome in errors)
-            heard = zip(cycles, errors, strict=True)
+            results = zip(cycles, errors, strict=True)
             batch.delivered = sum(
-                len(cycle.carried) for (_, cycle), error in heard if error is None
+                len(cycle.carried) for (_, cycle), error in results if error is None
             )
             batch.answered.set()
         if store_error is not None:
