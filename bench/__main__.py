@@ -20,6 +20,7 @@ from bench import (
     memory,
     queues,
     table,
+    task_fairness,
     tasks,
     timers,
     wakeup_latency,
@@ -56,12 +57,13 @@ METRICS: dict[str, Callable[[Place], Record]] = {
         tasks.task_backlog,
         tasks.task_idle,
         tasks.task_cold,
+        task_fairness.task_fairness,
         memory.memory,
     )
 }
 # Each builds a large store or waits for timers. It takes longer than most other metrics together.
 LONG = {"memory", "effect_fairness", "effect_backlog", "timer_lateness", "pending_timers"}
-LONG |= {"task_backlog", "task_idle"}
+LONG |= {"task_backlog", "task_idle", "task_fairness"}
 LONG_BUDGET_S = 300.0
 # Slices of one second need about this budget. Other budgets scale the slice, between these bounds.
 USUAL_BUDGET_S = 120.0

@@ -14,6 +14,7 @@ from tests.limits import test_load_limits as limits
 from tests.limits import test_worlds_per_worker as placement
 from tests.simulation.mutants_limits import LIMITS
 from tests.simulation.source_edits import Mutant
+from tests.tasks import test_fair_turns as turns
 from tests.workers.rig import WorkerRig
 from tests.workers.shop import Buyer
 from tests.world.rig import WorldRig
@@ -69,6 +70,9 @@ KILLERS: dict[str, Callable[[], None]] = {
     "limit: keeps ended effects in the backlog": with_rig(limits.test_backlog_of_effects_refuses_events_until_effects_end),
     "limit: ignores the backlog of a kind of effects": with_rig(limits.test_backlog_of_one_kind_and_of_timers_refuse_events),
     "limit: ignores the backlog of timers": with_rig(limits.test_backlog_of_one_kind_and_of_timers_refuse_events),
+    "limit keys: take no turns": lambda: turns.test_flood_of_one_tenant_does_not_double_the_p95_wait_of_another(turns.make_fast_rig()),
+    "limit keys: do not advance the reached rank": lambda: turns.test_new_limit_keys_do_not_starve_an_older_one(turns.make_rig()),
+    "limit keys: keep the place of a throttled task": lambda: turns.test_throttled_tasks_return_in_order(turns.make_rig()),
     "limit: places one world too many on a worker": place_worlds,
 }  # fmt: skip
 

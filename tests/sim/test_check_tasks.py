@@ -155,8 +155,10 @@ def copy_body(txn: Txn) -> None:
 
 def throttle_task(txn: Txn) -> None:
     """Move the ready task back to the throttled rows."""
-    [(key, row)] = txn.scan(KEYS.ready, KEYS.ready + b"\xff", 1)
+    [(key, row)] = txn.scan(KEYS.fair, KEYS.fair + b"\xff", 1)
     txn.delete(key)
+    txn.delete(KEYS.fair_places + row)
+    txn.delete(KEYS.fair_counts + tuples.pack(("a",)))
     txn.put(KEYS.throttled + tuples.pack(("a", "l", "a", 0, 0, 2)), row)
 
 

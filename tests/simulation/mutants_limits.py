@@ -18,7 +18,9 @@ LIMITS: dict[str, tuple[Edit, ...]] = {
         Edit(_judge_tasks, "waiting > limits.tasks", "waiting > limits.tasks + 1"),
     ),
     "limit: refuses the repeat of an accepted submission": (
-        Edit(_create_tasks, "(unit.keys.seq_counter) > before", "(unit.keys.seq_counter) >= before"),
+        Edit(
+            _create_tasks, "(unit.keys.seq_counter) > before", "(unit.keys.seq_counter) >= before"
+        ),
     ),
     "limit: forgets the tasks that are accepted in the same commit": (
         Edit(_take, "taken.total() + 1", "1"),
@@ -88,4 +90,21 @@ LIMITS: dict[str, tuple[Edit, ...]] = {
             "loads.get(worker, 0) <= worlds_max",
         ),
     ),
-}  # fmt: skip
+    "limit keys: take no turns": (
+        Edit(
+            "tasks.fair_turns:add",
+            "keys.fair + lane + pack_int(rank)",
+            "keys.fair + lane + pack_int(1)",
+        ),
+    ),
+    "limit keys: do not advance the reached rank": (
+        Edit("tasks.fair_turns:grant", "if rank > txn.count(reached):", "if False:"),
+    ),
+    "limit keys: keep the place of a throttled task": (
+        Edit(
+            "tasks.unit_of_work:UnitOfWork.throttle",
+            "fair_turns.remove(txn, self.keys, spec, body.limit, packed_seq)",
+            "pass",
+        ),
+    ),
+}

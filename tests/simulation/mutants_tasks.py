@@ -28,6 +28,7 @@ _on_dependency_end = "tasks.dependents:_on_dependency_end"
 _cancel = "tasks.admin:cancel_within"
 _redrive = "tasks.admin:redrive"
 _checkpoint = "tasks.checkpoint"
+_throttle = "tasks.unit_of_work:UnitOfWork.throttle"
 
 _EXPIRE_ALL = Edit(
     _next_overdue, "expiries + pack_int(unit.now_ns + 1)", "expiries + pack_int(1 << 62)"
@@ -401,7 +402,12 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         Edit("tasks.unit_of_work:UnitOfWork.promote_due", "self.now_ns + 1", "1"),
     ),
     "throttle: leaves the task in its queue index": (
-        Edit("tasks.unit_of_work:UnitOfWork.throttle", "txn.delete(key)", "pass"),
+        Edit(_throttle, "txn.delete(key)", "pass"),
+        Edit(
+            _throttle,
+            "fair_turns.remove(txn, self.keys, spec, body.limit, packed_seq)",
+            "pass",
+        ),
     ),
     "counters: are not updated": (
         Edit(

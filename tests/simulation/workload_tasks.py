@@ -22,6 +22,7 @@ from holdfast.errors import (
 from holdfast.sim.actor import Actor, Incarnation
 from holdfast.sim.row_decoder_tasks import UNIVERSE
 from holdfast.sim.settings import LEASE_NS, SimulationSettings
+from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.tasks import checkpoint
 from holdfast.tasks import operations as tasks
@@ -302,12 +303,14 @@ class TaskOperator(Actor):
 
     def _next_ready(self, incarnation: Incarnation) -> list[int]:
         """Some tasks that are next in the ready index."""
-        ready: Any = incarnation.store.read(
-            lambda txn: txn.scan(_KEYS.ready, _KEYS.ready + b"\xff", 20)
+        rows: Any = incarnation.store.read(
+            lambda txn: [
+                *txn.scan(_KEYS.ready, _KEYS.ready + b"\xff", 20),
+                *txn.scan(_KEYS.fair, _KEYS.fair + b"\xff", 20),
+            ]
         )
-        found = [
-            seq for _, row in ready for seq in range(decode_range(row)[0], decode_range(row)[1] + 1)
-        ]
+        ready = sorted((tuples.unpack(key)[3:6], *decode_range(row)) for key, row in rows)
+        found = [seq for _, first, last in ready[:20] for seq in range(first, last + 1)]
         return sorted(seq for seq in found[:20] if incarnation.tape.chance(300))
 
     def _leased_tasks(self, incarnation: Incarnation) -> list[int]:

@@ -203,6 +203,22 @@ def rebuild_wait_states(txn: ApplyTxn, universe: str) -> None:
             else row_ranges.encode_range(first, last)
         )
         txn.put(expected[wait_state], row)
+    _rebuild_fair_places(txn, keys)
+
+
+def _rebuild_fair_places(txn: ApplyTxn, keys: task_rows.TaskKeys) -> None:
+    """Remove the places of tasks that are not in the index of fair turns. Count the remaining places by queue."""
+    counted: Counter[str] = Counter()
+    for key, row in list(iter_rows(txn, keys.fair_places)):
+        if txn.get(row) == key[len(keys.fair_places) :]:
+            counted[str(tuples.unpack(row)[3])] += 1
+        else:
+            txn.delete(key)
+    counts = {
+        keys.fair_counts + task_rows.pack_text(queue): schema.encode_int(number)
+        for queue, number in counted.items()
+    }
+    replace_rows(txn, keys.fair_counts, counts)
 
 
 def rebuild_keys(txn: ApplyTxn, universe: str) -> None:
@@ -263,7 +279,8 @@ def _group_ranges(
     for seq in seqs:
         first, last = ranges[-1] if ranges else (0, 0)
         if (
-            seq == last + 1
+            ranges
+            and seq == last + 1
             and seq - first < BATCH_MAX
             and tasks[seq].body.spec == tasks[first].body.spec
             and all(_can_join_range(txn, keys, tasks[member], member) for member in (last, seq))

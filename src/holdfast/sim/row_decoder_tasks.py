@@ -123,6 +123,12 @@ def _ready_range(tasks: Plain, path: tuple[Any, ...], value: bytes) -> None:
         tasks["runs"] += range(first, last + 1)
 
 
+def _fair_turn(tasks: Plain, path: tuple[Any, ...], value: bytes) -> None:
+    """Decode a ready task with a limit key. Its rank is not part of the place."""
+    queue, kind, priority, _, seq = path
+    tasks["ready"].append([queue, kind, priority, seq])
+
+
 def _range_lease(tasks: Plain, path: tuple[Any, ...], value: bytes) -> None:
     """Decode a range lease into the status that each of its tasks would have."""
     worker, expires_ns, granted_ns, runs, _, _ = _decode(value)
@@ -165,6 +171,7 @@ _ROWS: dict[str, Callable[[Plain, tuple[Any, ...], bytes], None]] = {
     "b": _set_record("bodies", BODY),
     "t": _set_record("statuses", STATUS),
     "w": _ready_range,
+    "f": _fair_turn,
     "l": _range_lease,
     "i": _range_lease_index,
     "y": _append_path("suspect"),

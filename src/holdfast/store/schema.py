@@ -73,6 +73,11 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "t" <seq>                                its status, if it has its own row
                     <u> "s" <hash>                               the common spec of similar tasks
                     <u> "w" <queue> <kind> <-priority> <seq>     ready, in order: a task or a row range
+                    <u> "f" <queue> <kind> <-priority> <rank> …  ready with a limit key, in fair turns
+                    <u> "fp" <seq>                               its key in that index
+                    <u> "fg" <queue> <kind> <-priority> <limit>  the rank of the last task of a limit key
+                    <u> "ft" <queue> <kind> <-priority>          the rank that grants have reached
+                    <u> "fn" <queue>                             number of tasks in that index
                     <u> "y" <queue> <kind> <-priority> <seq>     quarantined on its last lease
                     <u> "p" <queue> <limit> …                    throttled by its limit
                     <u> "u" <queue> <name> …                     unroutable: unknown to the worker

@@ -164,7 +164,7 @@ def _requeue_throttled(unit: UnitOfWork, queue: str) -> None:
         txn.delete(key)
         body, spec = unit.body_and_spec(packed_seq)
         unit.counts.add(queue, "parked", -1)
-        unit.enqueue(packed_seq, body, spec, unit.waiting_status(packed_seq))
+        unit.enqueue(packed_seq, body, spec, unit.waiting_status(packed_seq), returned=True)
 
 
 @operation("tasks.report_progress")

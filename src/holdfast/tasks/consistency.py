@@ -109,10 +109,11 @@ def expected_keys(txn: Txn, keys: TaskKeys, seq: int, task: StoredTask) -> dict[
         return {}
     not_before_ns = status.not_before_ns or body.not_before_ns
     suspect = is_quarantined(spec, status)
+    fair_key = txn.get(keys.fair_places + pack_int(seq)) if body.limit else None
     expected = (
         {"suspect": keys.quarantined + index_position}
         if suspect
-        else {"ready": keys.ready + index_position}
+        else {"ready": fair_key or keys.ready + index_position}
     )
     if not_before_ns:
         expected["delayed"] = keys.delayed + pack_int(not_before_ns) + pack_int(seq)
@@ -148,6 +149,20 @@ def _check_wait_states(
                 then = lane + index_key(task.spec, pack_int(seq))
                 if row != then:
                     yield task_difference(txn, keys, seq, 0, "place after its delay", row, then)
+    counted: Counter[str] = Counter()
+    for key, row in iter_rows(txn, keys.fair_places):
+        counted[str(tuples.unpack(row)[3])] += 1
+        if txn.get(row) != key[len(keys.fair_places) :]:
+            seq = unpack_seq(key[len(keys.fair_places) :])
+            yield task_difference(txn, keys, seq, 0, "fair turn", "no row", row)
+    for key, row in iter_rows(txn, keys.fair_counts):
+        queue, stored = str(tuples.unpack(key)[-1]), schema.decode_int(row)
+        if counted.pop(queue, 0) != stored:
+            yield task_difference(
+                txn, keys, 0, 0, f"tasks in fair turns of {queue}", stored, "another number"
+            )
+    for queue, number in counted.items():
+        yield task_difference(txn, keys, 0, 0, f"tasks in fair turns of {queue}", 0, number)
     for seq, found in rows_by_task.items():
         yield task_difference(
             txn, keys, seq, 0, "place", [place for place, _, _ in found], "no such task"
@@ -210,6 +225,7 @@ def _check_range_leases(
 def wait_state_prefixes(keys: TaskKeys) -> list[tuple[str, bytes]]:
     return [
         ("ready", keys.ready),
+        ("ready", keys.fair),
         ("suspect", keys.quarantined),
         ("parked", keys.throttled),
         ("stray", keys.unroutable),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import NamedTuple
 
 from holdfast import codec
 from holdfast.clock import S
@@ -25,7 +26,7 @@ from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid, NothingToDo
 from holdfast.store import tuples
 from holdfast.store.api import Row, Txn, operation
-from holdfast.tasks import dependents, status_fold
+from holdfast.tasks import dependents, fair_turns, status_fold
 from holdfast.tasks.events import LeasesExpired, LeasesExtended, TasksDead
 from holdfast.tasks.grants import LEASE_BYTES_MAX, GrantBuilder, TaskGrant
 from holdfast.tasks.model import (
@@ -38,9 +39,11 @@ from holdfast.tasks.model import (
     decode_body,
     decode_int_at,
     get_spec,
+    int_end,
     keys_of,
     pack_int,
     pack_text,
+    unpack_seq,
 )
 from holdfast.tasks.owner_callbacks import callbacks_of
 from holdfast.tasks.row_ranges import (
@@ -64,6 +67,8 @@ SKIPPED_MAX = 1_000
 # An index row may hold many tasks: the size of the first page of rows, and of a page of bodies.
 ROWS_FIRST = 16
 BODIES_PAGE = 250
+# Tasks with a limit key that are granted before the age of the other tasks is compared again.
+TURNS_MAX = 16
 # A parked request ignores due times later than this, because its worker polls more often.
 SOON_NS = 5 * S
 EXPIRIES_EXHAUSTED = "expiries_exhausted"
@@ -200,7 +205,7 @@ class _Granter:
         for queue in self._request.queues:
             for kind, room, first_only in self._split_capacity(queue):
                 granted_before = len(grants)
-                self._grant_from(queue, kind, room, quarantined=False, first_only=first_only)
+                self._grant_in_turn(queue, kind, room, first_only=first_only)
                 slots_left[kind] -= len(grants) - granted_before
 
     def _split_capacity(self, queue: str) -> Iterator[tuple[int, int, bool]]:
@@ -238,10 +243,44 @@ class _Granter:
                 ]:
                     del kinds[0]
 
+    def _grant_in_turn(self, queue: str, kind: int, room: int, *, first_only: bool) -> None:
+        """Grant ready tasks. Tasks with a limit key have fair turns. Priority and age decide between the task with
+        the next turn and the first task without a key."""
+        unit, grants = self._unit, self.grants
+        of_kind = pack_text(queue) + pack_int(kind)
+        while room > 0 and unit.skipped < SKIPPED_MAX:
+            turn = _first_in_turn(unit, queue, of_kind)
+            if turn is None:
+                self._grant_from(queue, kind, room, quarantined=False, first_only=first_only)
+                return
+            plain = _first_plain(unit, of_kind)
+            granted_before, skipped_before = len(grants), unit.skipped
+            if plain is None or turn < plain:
+                lane, limit = unit.keys.fair + of_kind + turn.priority, min(room, TURNS_MAX)
+            else:
+                lane, limit = unit.keys.ready + of_kind + plain.priority, room
+                if plain.priority == turn.priority:
+                    limit = min(room, unpack_seq(turn.packed_seq) - unpack_seq(plain.packed_seq))
+            limit = room if plain is None else limit
+            self._grant_from(
+                queue, kind, limit, quarantined=False, first_only=first_only, lane=lane
+            )
+            room -= len(grants) - granted_before
+            if first_only or (len(grants) == granted_before and unit.skipped == skipped_before):
+                return
+
     def _grant_from(
-        self, queue: str, kind: int, limit: int, *, quarantined: bool, first_only: bool = False
+        self,
+        queue: str,
+        kind: int,
+        limit: int,
+        *,
+        quarantined: bool,
+        first_only: bool = False,
+        lane: bytes = b"",
     ) -> None:
-        """Grant tasks from one queue index. With `first_only`, consider only its first task."""
+        """Grant tasks from one queue index, or from one priority of it (`lane`). With `first_only`,
+        consider only its first task."""
         unit, task_names = self._unit, self.task_names
         txn, keys = unit.txn, unit.keys
         limit = _queue_capacity(unit, queue, limit)
@@ -249,7 +288,7 @@ class _Granter:
             return
         per_key = unit.limits(queue).per_key
         wait_state = "suspect" if quarantined else "ready"
-        index_prefix = (
+        index_prefix = lane or (
             (keys.quarantined if quarantined else keys.ready) + pack_text(queue) + pack_int(kind)
         )
         builder = GrantBuilder(unit, self._request.worker, queue, wait_state, self.grants)
@@ -283,6 +322,8 @@ class _Granter:
                     skipped += 1
                 else:
                     _shrink_range(txn, key, row, first, last, len(bodies))
+                    if bodies[0].limit and not quarantined:
+                        fair_turns.grant(txn, keys, spec, bodies[0].limit, pack_int(first))
                     builder.add(first, bodies, spec, fresh=first < last)
             if more:
                 start, page_size = page[-1][0] + b"\x00", limit - builder.count
@@ -291,11 +332,41 @@ class _Granter:
         builder.save()
 
 
-def _head_position(unit: UnitOfWork, queue: str, kind: int) -> bytes:
-    """Return the sort key (priority, age) of the first ready task of a kind, or empty."""
-    prefix = unit.keys.ready + pack_text(queue) + pack_int(kind)
+class _Head(NamedTuple):
+    """The first task of an index: its packed priority and its packed seq, which sort by priority and age."""
+
+    priority: bytes
+    packed_seq: bytes
+
+
+def _head_position(unit: UnitOfWork, queue: str, kind: int) -> _Head | None:
+    """Return the first ready task of a kind, by priority and age, or None."""
+    of_kind = pack_text(queue) + pack_int(kind)
+    heads = (_first_plain(unit, of_kind), _first_in_turn(unit, queue, of_kind))
+    return min((head for head in heads if head is not None), default=None)
+
+
+def _first_plain(unit: UnitOfWork, of_kind: bytes) -> _Head | None:
+    """Return the first ready task without a limit key."""
+    prefix = unit.keys.ready + of_kind
     head = unit.txn.scan(prefix, tuples.prefix_end(prefix), 1)
-    return head[0][0][len(prefix) :] if head else b""
+    if not head:
+        return None
+    position = head[0][0][len(prefix) :]
+    end = int_end(position, 0)
+    return _Head(position[:end], position[end:])
+
+
+def _first_in_turn(unit: UnitOfWork, queue: str, of_kind: bytes) -> _Head | None:
+    """Return the task with a limit key that has the next turn."""
+    if not fair_turns.count_of(unit.txn, unit.keys, queue):
+        return None
+    prefix = unit.keys.fair + of_kind
+    head = unit.txn.scan(prefix, tuples.prefix_end(prefix), 1)
+    if not head:
+        return None
+    key, packed_seq = head[0]
+    return _Head(key[len(prefix) : int_end(key, len(prefix))], packed_seq)
 
 
 def _decode_ranges(

@@ -7,6 +7,7 @@ range lease has none either (`row_ranges`).
 A waiting task is in exactly one wait state. The left column is the stored name.
 
     ready     w <queue> <kind> <-priority> <seq>   can be granted; a row holds one task or a range
+              f …                                  the same for a task with a limit key (`fair_turns`)
     suspect   y <queue> <kind> <-priority> <seq>   quarantined: one more expiry makes it DEAD; granted alone
     parked    p <queue> <limit> …                  throttled: its limit has no free slot
     stray     u <queue> <name> …                   unroutable: the requesting worker does not define this name
@@ -173,6 +174,11 @@ class TaskKeys:
         self.statuses = space("t")
         self.specs = space("s")
         self.ready = space("w")
+        self.fair = space("f")
+        self.fair_places = space("fp")
+        self.fair_groups = space("fg")
+        self.fair_reached = space("ft")
+        self.fair_counts = space("fn")
         self.quarantined = space("y")
         self.throttled = space("p")
         self.unroutable = space("u")

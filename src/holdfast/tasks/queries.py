@@ -13,6 +13,7 @@ from holdfast.durable.validation import check_name
 from holdfast.errors import NotFound
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
+from holdfast.tasks import fair_turns
 from holdfast.tasks.ids import LeaseId, TaskId
 from holdfast.tasks.model import (
     EXECUTOR_KINDS,
@@ -199,7 +200,8 @@ def _has_work(
     if concurrency_max and counts.leased >= concurrency_max:
         return False
     queue = pack_text(name)
-    lanes = [keys.ready + queue + pack_int(kind) for kind in kinds] if counts.ready else []
+    spaces = (keys.ready, keys.fair) if counts.ready else ()
+    lanes = [space + queue + pack_int(kind) for space in spaces for kind in kinds]
     if counts.suspect or any(txn.scan(space, tuples.prefix_end(space), 1) for space in lanes):
         return True
     if not counts.stray:
@@ -267,6 +269,8 @@ def _wait_state_of(
 ) -> str:
     index_position = index_key(spec, packed_seq)
     if find_in(txn, keys.ready + queue_index(spec.queue, spec.kind, spec.priority), packed_seq):
+        return "ready"
+    if body.limit and fair_turns.has_place(txn, keys, packed_seq):
         return "ready"
     if txn.get(keys.quarantined + index_position) is not None:
         return "suspect"

@@ -105,11 +105,7 @@ def _iter_candidates(
         "stray": keys.unroutable,
     }
     if where == "ready":
-        space = keys.ready + (pack_text(queue) if queue else b"")
-        for key, row in _range_rows(txn, space, start):
-            for index_key, seq in iter_range(index_prefix_of(key, row), row):
-                if start is None or index_key > start.key:
-                    yield _CursorPosition(index_key, 0), pack_int(seq), 0
+        yield from _ready_candidates(txn, keys, queue, start)
     elif where in indexes:
         space = indexes[where] + (pack_text(queue) if queue else b"")
         for key, packed_seq in _scan_rows(txn, space, start):
@@ -128,6 +124,22 @@ def _iter_candidates(
     else:
         for key, _ in _scan_rows(txn, keys.bodies, start, newest_first=True):
             yield _CursorPosition(key, 0), key[len(keys.bodies) :], 0
+
+
+def _ready_candidates(
+    txn: Txn, keys: TaskKeys, queue: str, start: _CursorPosition | None
+) -> Iterator[tuple[_CursorPosition, bytes, int]]:
+    """Yield the ready tasks: those without a limit key, then those with one."""
+    of_queue = pack_text(queue) if queue else b""
+    fair = keys.fair + of_queue
+    if start is None or not start.key.startswith(fair):
+        for key, row in _range_rows(txn, keys.ready + of_queue, start):
+            for index_key, seq in iter_range(index_prefix_of(key, row), row):
+                if start is None or index_key > start.key:
+                    yield _CursorPosition(index_key, 0), pack_int(seq), 0
+        start = None
+    for key, packed_seq in _scan_rows(txn, fair, start):
+        yield _CursorPosition(key, 0), packed_seq, 0
 
 
 def _range_rows(

@@ -14,6 +14,7 @@ from holdfast.durable import load_limits
 from holdfast.durable.load_limits import LoadLimits
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
+from holdfast.tasks import fair_turns
 from holdfast.tasks.events import TaskLog
 from holdfast.tasks.model import (
     NEW_STATUS,
@@ -172,9 +173,15 @@ class UnitOfWork:
     # -- places --------------------------------------------------------------------------------
 
     def enqueue(
-        self, packed_seq: bytes, body: TaskBodyRow, spec: TaskSpec, status: TaskStatusRow
+        self,
+        packed_seq: bytes,
+        body: TaskBodyRow,
+        spec: TaskSpec,
+        status: TaskStatusRow,
+        *,
+        returned: bool = False,
     ) -> None:
-        """Add a waiting task to the index of its wait state."""
+        """Add a waiting task to the index of its wait state. `returned`: it was ready before."""
         place, key = self.wait_state(packed_seq, body, spec, status)
         self.counts.add(spec.queue, place)
         if place == "delayed":
@@ -183,8 +190,18 @@ class UnitOfWork:
             # A worker may be sleeping until a later due time.
             self.notify_queue(spec.queue)
         elif place != "blocked":
-            self.txn.put(key, packed_seq)
+            was_ready = returned or bool(status.attempt)
+            self._put_ready(packed_seq, body, spec, key, returned=was_ready)
             self.notify_queue(spec.queue)
+
+    def _put_ready(
+        self, packed_seq: bytes, body: TaskBodyRow, spec: TaskSpec, key: bytes, *, returned: bool
+    ) -> None:
+        """Add a task to the ready or quarantined index. A ready task with a limit key gets its fair turn."""
+        if body.limit and key.startswith(self.keys.ready):
+            fair_turns.add(self.txn, self.keys, spec, body.limit, packed_seq, returned=returned)
+        else:
+            self.txn.put(key, packed_seq)
 
     def wait_state(
         self, packed_seq: bytes, body: TaskBodyRow, spec: TaskSpec, status: TaskStatusRow
@@ -211,6 +228,9 @@ class UnitOfWork:
         if remove_from_range(
             txn, keys.ready + queue_index(spec.queue, spec.kind, spec.priority), packed_seq
         ):
+            self._count_dequeued(body, spec, "ready")
+            return
+        if body.limit and fair_turns.remove(txn, keys, spec, body.limit, packed_seq):
             self._count_dequeued(body, spec, "ready")
             return
         for place, key in (
@@ -244,8 +264,8 @@ class UnitOfWork:
         for key, ready_key in due:
             packed_seq = key[int_end(key, len(keys.delayed)) :]
             txn.delete(key)
-            txn.put(ready_key, packed_seq)
-            _, spec = self.body_and_spec(packed_seq)
+            body, spec = self.body_and_spec(packed_seq)
+            self._put_ready(packed_seq, body, spec, ready_key, returned=True)
             self.counts.add(spec.queue, "delayed", -1)
             suspect = ready_key.startswith(keys.quarantined)
             self.counts.add(spec.queue, "suspect" if suspect else "ready")
@@ -266,6 +286,7 @@ class UnitOfWork:
     ) -> None:
         """Move a task that the requesting worker does not define to the unroutable index."""
         self.skipped += 1
+        fair_turns.remove(self.txn, self.keys, spec, body.limit, packed_seq)
         self.txn.put(self.unroutable_key(spec, packed_seq), packed_seq)
         self.counts.add(spec.queue, place, -1)
         self.counts.add(spec.queue, "stray")
@@ -294,10 +315,11 @@ class UnitOfWork:
                 if not key.startswith(of_name):
                     break
                 txn.delete(key)
-                _, task_spec = self.body_and_spec(packed_seq)
+                body, task_spec = self.body_and_spec(packed_seq)
                 suspect = is_quarantined(task_spec, self.waiting_status(packed_seq))
                 target_prefix = keys.quarantined if suspect else keys.ready
-                txn.put(target_prefix + index_key(task_spec, packed_seq), packed_seq)
+                ready_key = target_prefix + index_key(task_spec, packed_seq)
+                self._put_ready(packed_seq, body, task_spec, ready_key, returned=True)
                 self.counts.add(queue, "stray", -1)
                 self.counts.add(queue, "suspect" if suspect else "ready")
                 limit -= 1
@@ -321,6 +343,7 @@ class UnitOfWork:
         self.skipped += 1
         txn = self.txn
         txn.delete(key)
+        fair_turns.remove(txn, self.keys, spec, body.limit, packed_seq)
         prefix = self.keys.throttled + _throttle_prefix(spec.queue, body.limit)
         txn.put(prefix + index_key(spec, packed_seq), packed_seq)
         self.counts.add(spec.queue, place, -1)
@@ -354,10 +377,11 @@ class UnitOfWork:
         room = max(slots_max - leased, 0) if slots_max else DEPENDENTS_MAX
         for throttled_key, packed_seq in txn.scan(prefix, tuples.prefix_end(prefix), room):
             txn.delete(throttled_key)
-            _, task_spec = self.body_and_spec(packed_seq)
+            body, task_spec = self.body_and_spec(packed_seq)
             suspect = is_quarantined(task_spec, self.waiting_status(packed_seq))
             target_prefix = self.keys.quarantined if suspect else self.keys.ready
-            txn.put(target_prefix + index_key(task_spec, packed_seq), packed_seq)
+            ready_key = target_prefix + index_key(task_spec, packed_seq)
+            self._put_ready(packed_seq, body, task_spec, ready_key, returned=True)
             self.counts.add(queue, "parked", -1)
             self.counts.add(queue, "suspect" if suspect else "ready")
             self.notify_queue(queue)
