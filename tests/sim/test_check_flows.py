@@ -39,6 +39,8 @@ class FlowHistory:
     def __init__(self) -> None:
         self.history = History()
         self.commits = 0
+        # The dead letters of failed compensations.
+        self.letters: list[Plain] = []
         self.start(1)
         self.committed(0, "tasks.lease", {"grants": [GRANT]})
 
@@ -62,6 +64,11 @@ class FlowHistory:
     def refused(self, at_ns: int) -> FlowHistory:
         arguments = {"universe": UNIVERSE, "work": work_of((), ())}
         self.history.add(at_ns, "flows.commit", arguments, result="fail", value={"code": "fenced"})
+        return self
+
+    def letter(self, step: str) -> FlowHistory:
+        payload = {"flow": "f1-1", "run": 1, "step": step, "occurrence": 1}
+        self.letters.append({"payload": msgspec.json.encode(payload)})
         return self
 
     def cancel(self, at_ns: int) -> FlowHistory:
@@ -97,7 +104,8 @@ class FlowHistory:
             flows["records"][f"{seq}/1"] = dict(enumerate(others, start=1))
         flows |= more
         tasks = {"bodies": {}, "statuses": {}}
-        rows = {"flows": {UNIVERSE: flows}, "tasks": {UNIVERSE: tasks}}
+        queues = {f"{UNIVERSE}/undo-failed": {"dead": dict(enumerate(self.letters))}}
+        rows = {"flows": {UNIVERSE: flows}, "tasks": {UNIVERSE: tasks}, "queues": queues}
         self.history.add(50, "audit", value=rows)
         return self
 
@@ -128,6 +136,7 @@ def cancelled_end(state: int, code: str) -> list[Plain]:
 UNDO_A, UNDO_B = record("undo", name="a", occurrence=1), record("undo", name="b", occurrence=1)
 STARTED = record("compensation", state=FAILED, code="raised")
 ENDED = record("ended", state=FAILED, code="raised")
+FAILED_UNDO = [UNDO_A, STARTED, outcome("undo:a", kind="failure", code="undo_failed"), ENDED]
 FORK = {"fork_of": 1}
 FORKED = record("forked", position=2)
 SLEEP = {"name": "hf.sleep", "occurrence": 1, "wait_ns": 30}
@@ -187,6 +196,14 @@ BAD: dict[str, tuple[str, FlowHistory | ScheduleHistory]] = {
     "compensations in order of registration": ("X2", FlowHistory().audit(*undone("a", "b"))),
     "compensation left out": ("X2", FlowHistory().audit(*undone("b"))),
     "failure without compensations": ("X2", FlowHistory().audit(UNDO_A, ENDED)),
+    "failed compensation without a letter": ("X2", FlowHistory().audit(*FAILED_UNDO)),
+    "failed compensation with two letters": (
+        "X2", FlowHistory().letter("undo:a").letter("undo:a").audit(*FAILED_UNDO),
+    ),
+    "letter of a redriven compensation": ("X2", FlowHistory().letter("undo:a").audit(
+        *FAILED_UNDO, record("undo_redriven", name="undo:a", occurrence=1), outcome("undo:a"), ENDED)),
+    "redriven compensation that does not run": ("X2", FlowHistory().audit(
+        *FAILED_UNDO, record("undo_redriven", name="undo:a", occurrence=1), ENDED)),
     "compensation before its start": ("X2", FlowHistory().audit(UNDO_A, outcome("undo:a"))),
     "sleep that ends early": (
         "X2", FlowHistory().work(1, opens=[SLEEP]).audit(outcome("hf.sleep", decided_ns=30)),
@@ -265,7 +282,11 @@ def test_checkers_of_flows_accept_a_valid_history() -> None:
         outcome("a"), UNDO_A, UNDO_B, outcome("hf.sleep", decided_ns=32), received(1), received(2),
         STARTED, outcome("undo:b"), outcome("undo:a"), ENDED,
     ]  # fmt: skip
+    redriven = record("undo_redriven", name="undo:a", occurrence=1)
+    again = FlowHistory().letter("undo:a").audit(*FAILED_UNDO, state=FAILED)
+    again.letters.clear()
+    again.audit(*FAILED_UNDO, redriven, outcome("undo:a"), ENDED, state=FAILED)
     flow.audit(*records, state=FAILED)
     schedule = ScheduleHistory().pause(6, True).audit(occurrence(3), occurrence(4))
-    for built in (flow, schedule):
+    for built in (flow, again, schedule):
         assert not find(built.history)

@@ -29,13 +29,16 @@ def identity_of(record: Plain) -> StepName:
 
 
 def outcomes_after_redrives(records: Iterable[Plain]) -> list[Plain]:
-    """The outcomes without the failures that a redrive repeats: the failed step, and the failures after it."""
+    """The outcomes without the failures that a redrive repeats: the failed step with the failures after it, or one
+    compensation."""
     found: list[Plain] = []
     for record in records:
         if is_outcome(record):
             found.append(record)
         elif record["kind"] == "redriven":
             found = _before_redrive(found, identity_of(record))
+        elif record["kind"] == "undo_redriven":
+            found = [one for one in found if identity_of(one) != identity_of(record)]
     return found
 
 
@@ -67,7 +70,7 @@ def check_outcomes(path: str, records: list[Plain]) -> Findings:
     """Each step has one outcome, except after a redrive, and nothing follows the end."""
     ended = False
     for record in records:
-        if record["kind"] == "redriven":
+        if record["kind"] in ("redriven", "undo_redriven"):
             ended = False
             continue
         if ended:
@@ -97,10 +100,12 @@ def check_compensations(path: str, records: list[Plain]) -> Findings:
             expected = list(reversed(registered))
         elif record["kind"] == "redriven":
             expected = None
+        elif record["kind"] == "undo_redriven":
+            expected = [*(expected or []), _compensated(record)]
         elif record["kind"] in ("parked", "resumed"):
             parked = record["kind"] == "parked"
         elif is_outcome(record) and record["name"].startswith(UNDO):
-            identity = (record["name"].removeprefix(UNDO), record["occurrence"])
+            identity = _compensated(record)
             if not expected or identity != expected[0]:
                 yield "X2", f"run {path} compensates {identity}, not {(expected or [None])[0]}"
             else:
@@ -110,6 +115,11 @@ def check_compensations(path: str, records: list[Plain]) -> Findings:
                 yield "X2", f"run {path} ends without its compensations"
             elif expected:
                 yield "X2", f"run {path} ends before its compensations {expected}"
+
+
+def _compensated(record: Plain) -> StepName:
+    """The registration of a compensation."""
+    return record["name"].removeprefix(UNDO), record["occurrence"]
 
 
 def check_cause(path: str, records: list[Plain], *, is_last: bool) -> Findings:

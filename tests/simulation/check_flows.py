@@ -8,6 +8,7 @@ a recorded outcome. The audits show the records of each run: their order, their 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ from tests.simulation.lease_events import expand
 from tests.simulation.violation import Violation
 
 SLEEP_NAME, RECEIVE_NAME, PAY_NAME = "hf.sleep", "hf.receive", "pay"
+UNDO_QUEUE = f"{UNIVERSE}/undo-failed"
+NO_LETTERS: Plain = {"dead": {}}
 FLOW_KIND = 4
 CONTINUE, END, AGAIN, RETRY = 0, 2, 3, 4
 ENDINGS = (END, AGAIN, RETRY)
@@ -204,6 +207,15 @@ class _FlowReplay:
                     failed.clear()
         return iter(())
 
+    def _on_undo_redrive(self, event: HistoryEvent) -> Findings:
+        for id in event.value:
+            flow = int(id.rpartition("-")[2])
+            for (seq, run), failed in self.failed.items():
+                if seq == flow:
+                    self.recorded[seq, run] -= failed
+                    failed.clear()
+        return iter(())
+
     def _check_call(self, event: HistoryEvent) -> Findings:
         """A worker with a live lease calls only steps without a recorded outcome, and none after a cancellation that it
         knows."""
@@ -240,6 +252,7 @@ class _FlowReplay:
         yield from _check_activations(flows, rows.get("tasks", {}).get(UNIVERSE))
         yield from _check_children(flows)
         yield from _check_results(flows)
+        yield from _check_letters(flows, rows.get("queues", {}).get(UNDO_QUEUE, NO_LETTERS)["dead"])
         yield from self.world_starts.check_audit(flows)
 
     def _check_flow(self, flows: Plain, flow: int, head: Plain) -> Findings:
@@ -403,6 +416,24 @@ def _check_children(flows: Plain) -> Findings:
             yield "X2", f"the child flow {flow} of the ended flow {parent['flow']} goes on"
 
 
+def _check_letters(flows: Plain, dead: Plain) -> Findings:
+    """Each compensation that failed has one dead letter until it is redriven."""
+    letters: Counter[tuple[str, int, str, int]] = Counter()
+    for letter in dead.values():
+        found = msgspec.json.decode(letter["payload"])
+        letters[found["flow"], found["run"], found["step"], found["occurrence"]] += 1
+    expected: Counter[tuple[str, int, str, int]] = Counter()
+    for path, numbered in flows["records"].items():
+        flow, run = map(int, path.split("/"))
+        generation = flows["bodies"][flow]["generation"]
+        outcomes = rules.outcomes_after_redrives(numbered[n] for n in sorted(numbered))
+        for record in outcomes:
+            if record["kind"] == "failure" and record["name"].startswith(UNDO):
+                expected[f"f{generation}-{flow}", run, *identity_of(record)] += 1
+    if letters != expected:
+        yield "X2", f"the dead letters of compensations are {letters}, expected {expected}"
+
+
 def _check_results(flows: Plain) -> Findings:
     """The outcome of a step that is a flow is the result of a child of this step, in this run. A flow whose steps have
     other arguments in the other release completes with the outcomes of one release."""
@@ -432,6 +463,7 @@ _STEPS: dict[str, Any] = {
     "tasks.apply_reports": _FlowReplay._on_reports,
     "flows.start": _FlowReplay._on_start,
     "flows.redrive": _FlowReplay._on_redrive,
+    "flows.redrive_undo": _FlowReplay._on_undo_redrive,
     "flows.commit": _FlowReplay._on_commit,
     "flows.send": _FlowReplay._on_send,
     "flows.cancel": _FlowReplay._on_cancel,

@@ -21,6 +21,8 @@ from tests.simulation.lease_events import expand
 from tests.simulation.model_worlds import FAILED_EVENTS_QUEUE
 from tests.simulation.violation import Violation
 
+FAILED_COMPENSATIONS_QUEUE = "/undo-failed"
+
 Plain = dict[str, Any]
 
 # Timers that wait for a wall clock time, not for store time: see check_intents.
@@ -448,8 +450,9 @@ def _is_world_queue(queue: str) -> bool:
 
 
 def _is_failure_queue(queue: str) -> bool:
-    """Whether it is the queue of events whose reducer raised: see check_worlds."""
-    return queue.endswith(FAILED_EVENTS_QUEUE)
+    """Whether it is the queue of events whose reducer raised (see check_worlds), or of failed compensations (see
+    check_flows)."""
+    return queue.endswith((FAILED_EVENTS_QUEUE, FAILED_COMPENSATIONS_QUEUE))
 
 
 _STEPS: dict[str, Callable[[_QueueReplay, HistoryEvent], None]] = {

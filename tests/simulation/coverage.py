@@ -499,6 +499,8 @@ _FLOW_POINTS: dict[str, EventPredicate] = {
     "flow: received an event": _flow_record("completed", "hf.receive"),
     "flow: receive timed out": _flow_record("failure", "hf.receive"),
     "flow: compensated": _flow_record("completed", "undo:"),
+    "flow: compensation failed": _flow_record("failure", "undo:"),
+    "flow: compensation redriven": _flow_record("undo_redriven"),
     "flow: timed out": _flow_record("timed_out"),
     "flow: redriven": _flow_record("redriven"),
     "flow: redriven from the top": _flow_rows("bodies", lambda body: bool(body.get("redrive_of"))),

@@ -7,7 +7,7 @@
     paid       effects, at once and with a failure
     family     children that end with their parent, and children that do not
     stubborn   continues after its cancellation
-    limited    a timeout of the flow
+    limited    a timeout of the flow, and a compensation that may fail
     race       a receive that the code cancels
     report     the flow of a schedule
 
@@ -37,6 +37,8 @@ LIMIT_S = 0.8
 RELEASES = (1, 2)
 # What runs at the start of each step function of this process.
 STEP_CALL: ContextVar[Callable[[], Awaitable[None]]] = ContextVar("step_call")
+# Whether a compensation fails at present, by its idempotency key.
+UNDO_FAILS: ContextVar[Callable[[str], bool]] = ContextVar("undo_fails")
 
 
 # Less than the time after which an activation listens for the commits of others.
@@ -70,6 +72,15 @@ async def work(n: int) -> int:
 
 async def undo_work(n: int) -> None:
     await STEP_CALL.get()()
+
+
+async def try_undo(n: int) -> None:
+    """A compensation that fails in all of its attempts, or in none."""
+    step = hf.current_step()
+    if step.attempt == 1:
+        await STEP_CALL.get()()
+    if UNDO_FAILS.get()(step.idempotency_key):
+        raise OSError("the bank is down")
 
 
 async def refuse() -> None:
@@ -190,7 +201,7 @@ async def stubborn(n: int) -> int:
 async def limited(n: int) -> int:
     first = await hf.step(work, n)
     hf.undo(undo_work, first)
-    hf.undo(hf.options(undo_work, name="undo_later"), first)
+    hf.undo(hf.options(try_undo, name="undo_later", backoff_s=0.001), first)
     await hf.receive(Coupon)
     return await hf.step(work, n)
 

@@ -47,6 +47,23 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
             "flows.execution:FlowExecution._compensate", "reversed(undos)", "reversed(undos[:-1])"
         ),
     ),
+    "compensation: its failure has no dead letter": (
+        Edit(
+            "flows.compensation_dead_letters:add_if_compensation_failed",
+            "not record.name.startswith(UNDO_PREFIX)",
+            "True",
+        ),
+    ),
+    "compensation: a redrive keeps its dead letter": (
+        Edit(
+            "flows.compensation_redrive:redrive_compensations",
+            "dead_letters.discard_dead.fn(txn, compensation_dead_letters.queue_of(universe), letters)",
+            "pass",
+        ),
+    ),
+    "compensation: a redrive does not run it again": (
+        Edit("flows.execution:RecordQueue._forget_undo", "self.outcomes.pop(failed, None)", "pass"),
+    ),
     "send: ignores its key": (
         Edit("flows.operations:send", "if key and (row", "if False and (row"),
     ),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import holdfast as hf
 from holdfast import codec
 from holdfast.clock import S
+from holdfast.durable.queue import list_dead
 from holdfast.errors import (
     CommitUnknown,
     Conflict,
@@ -25,8 +26,9 @@ from holdfast.errors import (
     StoreFull,
     StoreReplaced,
 )
-from holdfast.flows import fork, parked_flows, redrive
+from holdfast.flows import compensation_dead_letters, fork, parked_flows, redrive
 from holdfast.flows import operations as flows
+from holdfast.flows.compensation_redrive import redrive_compensations
 from holdfast.flows.model import MailRow, decode_head, get_body, keys_of, parse_flow_id
 from holdfast.flows.operations import NewFlow
 from holdfast.flows.states import ENDED, FlowState
@@ -52,6 +54,7 @@ from tests.simulation.flow_app import (
     RELEASES,
     STARTS,
     STEP_CALL,
+    UNDO_FAILS,
     Begun,
     Coupon,
     Note,
@@ -70,6 +73,8 @@ SCHEDULES = ("bills", "sums", "reports")
 GRANTS_MAX = 3
 FLOWS_MAX = 10
 FORKS_MAX = 3
+UNDO_FAILS_MILLE = 500
+UNDO_QUEUE = compensation_dead_letters.queue_of(UNIVERSE)
 # In the seeds with this number of accounts, a world starts flows.
 ACCOUNTS_WITH_WORLD = 1
 BEGUN_MAX = 8
@@ -108,12 +113,13 @@ def as_flow_settings(settings: SimulationSettings) -> SimulationSettings:
 
 
 def flow_actors(settings: SimulationSettings) -> list[Actor]:
+    undo_faults = UndoFaults()
     return [
         *(FlowClient(f"starter{n}") for n in range(min(settings.senders, 2))),
-        *(FlowWorkerProcess(f"flowworker{n}") for n in range(2 + settings.workers)),
+        *(FlowWorkerProcess(f"flowworker{n}", undo_faults) for n in range(2 + settings.workers)),
         *(FlowTimer(f"flowtimer{n}") for n in range(settings.operators)),
         EffectPoolProcess("flowpool0", _CLIENT_APP, PaymentService().effects, POOL_POLICY),
-        FlowOperator("flowoperator0"),
+        FlowOperator("flowoperator0", undo_faults),
         ScheduleOperator("scheduler0"),
         *(_world_actors() if settings.accounts == ACCOUNTS_WITH_WORLD else []),
     ]
@@ -133,13 +139,34 @@ def schedule_wall_ns(incarnation: Incarnation) -> int:
     return WALL_START_NS + incarnation.store.now_ns() % (86_400 * S) * WALL_FACTOR
 
 
+class UndoFaults:
+    """The compensations of one run that fail, until an operator mends their cause."""
+
+    def __init__(self) -> None:
+        self._fails: dict[str, bool] = {}
+
+    def fails(self, incarnation: Incarnation, key: str) -> bool:
+        if incarnation.faults_stopped:
+            return False
+        if key not in self._fails:
+            self._fails[key] = incarnation.tape.chance(UNDO_FAILS_MILLE)
+        return self._fails[key]
+
+    def mend(self) -> None:
+        self._fails.clear()
+
+
 class FlowWorkerProcess(Actor):
     """Leases activations and tasks, and runs them. It extends no lease: a long step loses it."""
+
+    def __init__(self, name: str, undo_faults: UndoFaults) -> None:
+        super().__init__(name)
+        self.undo_faults = undo_faults
 
     def run_process(self, incarnation: Incarnation) -> None:
         me = f"{self.name}/{incarnation.incarnation_id}"
         threads = ThreadPoolExecutor(1)
-        process = _WorkerRun(incarnation)
+        process = _WorkerRun(incarnation, self.undo_faults)
         store: Any = FlowStore(incarnation)
         clock: Any = incarnation.clock
         environment = FlowEnvironment(store, UNIVERSE, threads, RecordedValues(clock))
@@ -167,8 +194,9 @@ class FlowWorkerProcess(Actor):
 class _WorkerRun:
     """The runs of one worker process."""
 
-    def __init__(self, incarnation: Incarnation) -> None:
+    def __init__(self, incarnation: Incarnation, undo_faults: UndoFaults) -> None:
         self.incarnation = incarnation
+        self.undo_faults = undo_faults
         # The release that the process runs. It resumes the flows that the other release parked.
         self.release = 0
         # The grant of each flow that runs here.
@@ -187,6 +215,7 @@ class _WorkerRun:
 
     def run(self, environment: FlowEnvironment, grants: list[TaskGrant]) -> list[TaskReport]:
         STEP_CALL.set(self._call)
+        UNDO_FAILS.set(lambda key: self.undo_faults.fails(self.incarnation, key))
         loop = SimulatedEventLoop(self.incarnation)
         try:
             return list(loop.run(self._run_all(environment, grants)))
@@ -330,11 +359,12 @@ def stored_flows(txn: Txn) -> list[StoredFlow]:
 
 
 class FlowOperator(Actor):
-    """Redrives failed and dead flows, forks flows and resumes parked ones."""
+    """Redrives failed and dead flows and failed compensations, forks flows and resumes parked ones."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, undo_faults: UndoFaults) -> None:
         super().__init__(name)
         self.forks = 0
+        self.undo_faults = undo_faults
 
     def run_process(self, incarnation: Incarnation) -> None:
         while True:
@@ -359,22 +389,28 @@ class FlowOperator(Actor):
             if one.state in (FlowState.FAILED, FlowState.DEAD) and not one.is_child
         ]
         parked = [one for one in stored if one.state == FlowState.PARKED]
-        choice = tape.draw(4)
-        if choice == 0 and broken:
+        letters = store.read(list_dead, UNDO_QUEUE)
+        possible = {
+            "redrive": bool(broken),
+            "resume": bool(parked),
+            "compensation": bool(letters),
+            "fork": bool(stored) and self.forks < FORKS_MAX,
+        }
+        chosen = [name for name, is_possible in possible.items() if is_possible]
+        action = tape.pick(chosen) if chosen else ""
+        if action == "redrive":
             store.transact(redrive.redrive, UNIVERSE, tape.pick(broken).seq)
-        elif choice == 1 and parked:
+        elif action == "resume":
             store.transact(flows.resume, UNIVERSE, tape.pick(parked).seq)
-        elif choice == 2 and stored and self.forks < FORKS_MAX:
+        elif action == "compensation":
+            if tape.chance(500):
+                self.undo_faults.mend()
+            store.transact(redrive_compensations, UNIVERSE, [tape.pick(letters).seq])
+        elif action == "fork":
             self.forks += 1
-            chosen = tape.pick(stored)
-            store.transact(
-                fork.fork,
-                UNIVERSE,
-                chosen.seq,
-                chosen.generation,
-                f"{self.name}-{self.forks}",
-                tape.pick(FORK_PLACES),
-            )
+            flow = tape.pick(stored)
+            key, place = f"{self.name}-{self.forks}", tape.pick(FORK_PLACES)
+            store.transact(fork.fork, UNIVERSE, flow.seq, flow.generation, key, place)
 
 
 class WorldClient(Actor):
