@@ -1,4 +1,5 @@
-"""docs/http-api.md: its `sh` blocks are run in order, in one shell, and their output is compared."""
+"""docs/http-api.md and docs/world-operations.md: their `sh` blocks are run in order, in one shell for each page, and
+their output is compared."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, scrip
 from tests.process.watch import assert_no_client_left
 from tests.processes import ROOT, Proc, require_programs
 
-PAGE = ROOT / "docs" / "http-api.md"
+PAGES = [ROOT / "docs" / name for name in ("http-api.md", "world-operations.md")]
 PAGE_S = 100
 
 
-def test_every_block_of_the_http_api_page_is_executed() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_the_http_api_page_is_executed(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     blocks = blocks_of(text)
     assert len(blocks) == text.count("```") // 2
     assert {block.kind for block in blocks} == {"python", "sh", "text"}
@@ -30,9 +32,10 @@ def test_every_block_of_the_http_api_page_is_executed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(PAGE_S + 20)
-def test_http_api_page_examples_print_the_documented_output(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_http_api_page_examples_print_the_documented_output(page: Path, tmp_path: Path) -> None:
     require_programs("curl", "jq")
-    text = PAGE.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     for port in ("8787", "8788"):
         text = text.replace(port, str(free_port()))
     blocks = blocks_of(text)
