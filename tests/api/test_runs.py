@@ -8,7 +8,7 @@ from holdfast.ops.api.call import NoIndex
 from tests.api.rig import ApiRig
 from tests.cli.stage_runs import StageRun
 
-MODULES = ("holdfast.ops.api.runs", "holdfast.ops.run_documents")
+MODULES = ("holdfast.ops.api.runs", "holdfast.ops.run_documents", "holdfast.ops.run_retention")
 FAILING = {
     3: (ErrorClass.INPUT, "ValueError: not a document"),
     17: (ErrorClass.TRANSIENT, "TimeoutError: slow"),
@@ -64,6 +64,24 @@ def test_open_run_is_cancelled(rig: ApiRig) -> None:
     assert first["cancel_requested_ns"] > 0
     again = rig.post(f"/v1/runs/{run.name}/cancel")
     assert again["cancel_requested_ns"] == first["cancel_requested_ns"]
+
+
+def test_old_runs_are_pruned(rig: ApiRig) -> None:
+    name = f"{rig.universe}-labels"
+    for number in (1, 2, 3):
+        StageRun(rig.store, name, 10, {}, number=number).finish()
+    dry = rig.post("/v1/runs/prune", {"name": name, "keep": 1, "dry_run": True})
+    assert (dry["deleted"], len(dry["runs"])) == (0, 3)
+    pruned = rig.post("/v1/runs/prune", {"name": name, "keep": 1})
+    assert pruned["deleted"] == 2
+    assert [run["why"] == "" for run in pruned["runs"]].count(False) == 1
+    assert rig.post("/v1/runs/prune", {"name": name, "keep": 1})["deleted"] == 0
+    for bad in ({"keep": 0}, {"older_than_days": -1}):
+        with pytest.raises(Invalid):
+            rig.post("/v1/runs/prune", {"name": name, **bad})
+    with pytest.raises(NotFound):
+        rig.post("/v1/runs/prune", {"name": "unheard"})
+    assert [entry.action for entry in rig.audit_entries()] == ["prune_runs"]
 
 
 def test_unknown_run_is_not_found(rig: ApiRig) -> None:

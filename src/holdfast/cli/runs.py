@@ -14,19 +14,17 @@ import msgspec
 
 from holdfast.cli.output import emit, field_lines, printable, table, time_text
 from holdfast.cli.store_option import UNIVERSE_OF_STORE, add_options, open_existing, url_of
-from holdfast.clock import S
-from holdfast.errors import Invalid
 from holdfast.ledger import failures, run_deletion, runs, summary
 from holdfast.ledger.runs import RunRecord
 from holdfast.ops import run_documents
-from holdfast.ops.run_documents import CLASSES, NoRun, RunView, class_name, find_run, rate_of
+from holdfast.ops.run_documents import CLASSES, RunView, class_name, find_run, rate_of
+from holdfast.ops.run_retention import RunPolicyRequest, prune_runs
 from holdfast.store.api import Store
 from holdfast.store.urls import redact
 
 LIST_MAX = 100
 ERRORS_MAX = 5
 ERROR_CHARS_MAX = 100
-DAY_NS = 86_400 * S
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -225,65 +223,23 @@ def _cancel(store: Store, args: argparse.Namespace) -> None:
 
 
 def _prune(store: Store, args: argparse.Namespace) -> None:
-    if args.keep < 1 or (args.days is not None and not args.days >= 0):
-        raise Invalid(what="prune", why="--keep must be at least 1, --older-than at least 0")
-    records = [
-        run_record
-        for run_record in run_deletion.all_records(store)
-        if args.name in (None, run_record.name)
-    ]
-    if args.name is not None and not records:
-        raise NoRun(what="run", name=args.name)
-    names = sorted({record.name for record in records})
-    before_ns = None if args.days is None else store.now_ns() - int(args.days * DAY_NS)
-    live = frozenset(
-        name
-        for at in range(0, len(names), LIST_MAX)
-        for name in store.read(run_deletion.live_names, names[at : at + LIST_MAX])
-    )
-    verdicts = run_deletion.plan_retention(records, keep=args.keep, before_ns=before_ns, live=live)
-    to_delete = [verdict.record for verdict in verdicts if verdict.is_deletable]
-    outcomes: dict[str, str] = {}
-    objects = _spool_objects(records)
-    for name in names:
-        run_ids = [record.run_id for record in to_delete if record.name == name]
-        if run_ids and not args.dry_run:
-            stayed = run_deletion.delete_or_drop_input(store, name, run_ids, objects)
-            outcomes |= {run_id: printable(why) for run_id, why in stayed.items()}
-    if objects is not None and not args.dry_run:
-        deleted_ids = {record.run_id for record in to_delete} - outcomes.keys()
-        objects.sweep(
-            store, [run_record for run_record in records if run_record.run_id not in deleted_ids]
-        )
-    rows = [
-        {
-            "name": record.name,
-            "run_id": record.run_id,
-            "status": record.status.value,
-            "deleted": not reason and not args.dry_run and not outcomes.get(record.run_id),
-            "why": reason or outcomes.get(record.run_id, ""),
-        }
-        for record, reason in verdicts
+    request = RunPolicyRequest(args.name, args.keep, args.days, args.dry_run)
+    verdicts = [
+        msgspec.structs.replace(verdict, why=printable(verdict.why))
+        for verdict in prune_runs(store, request)
     ]
     verb = "would be deleted" if args.dry_run else "deleted"
     cells = [
-        (row["name"], row["run_id"], row["status"], f"kept: {row['why']}" if row["why"] else verb)
-        for row in rows
+        (one.name, one.run_id, one.status, f"kept: {one.why}" if one.why else verb)
+        for one in verdicts
     ]
     text = table(("name", "run", "status", ""), cells) if cells else "no runs"
-    count = sum(not row["why"] for row in rows)
-    emit(args, {"runs": rows, "deleted": 0 if args.dry_run else count}, f"{text}\n{count} {verb}")
-
-
-def _spool_objects(records: list[RunRecord]) -> run_deletion.RunObjects | None:
-    """Return the deleter of spool objects; None if no run has a spool, or its library is not installed."""
-    if not any(record.spool for record in records):
-        return None
-    try:
-        from holdfast.spark.spool_maintenance import SpoolDeletion
-    except ImportError:
-        return None
-    return SpoolDeletion()
+    count = sum(not one.why for one in verdicts)
+    document = {
+        "runs": msgspec.to_builtins(verdicts),
+        "deleted": 0 if args.dry_run else count,
+    }
+    emit(args, document, f"{text}\n{count} {verb}")
 
 
 # -- inside --------------------------------------------------------------------------------------

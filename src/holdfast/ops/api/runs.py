@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.errors import Invalid
-from holdfast.ledger import failures, summary
+from holdfast.ledger import failures, run_deletion, summary
 from holdfast.ledger.runs import RunRecord
-from holdfast.ops import run_documents
+from holdfast.ops import run_documents, run_retention
 from holdfast.ops.api import cursors
 from holdfast.ops.api.call import ApiCall, NoIndex
 from holdfast.ops.api.endpoint import (
@@ -16,9 +16,11 @@ from holdfast.ops.api.endpoint import (
     EndpointOptions,
     Page,
     PageQuery,
+    RequestModel,
     Scope,
 )
 from holdfast.ops.run_documents import FailedRowDocument, RunDocument, find_run
+from holdfast.ops.run_retention import PruneDocument, RunPolicyRequest
 
 
 class RunTallyDocument(msgspec.Struct, frozen=True):
@@ -30,6 +32,20 @@ class RunTallyDocument(msgspec.Struct, frozen=True):
     cancelled: int
     in_flight: int
     committed: int
+
+
+class PruneBody(RequestModel):
+    """Keep the newest `keep` runs of each stage. With `older_than_days`, delete only runs that ended before."""
+
+    name: str | None = None
+    keep: int = run_deletion.KEEP_DEFAULT
+    older_than_days: float | None = None
+    dry_run: bool = False
+
+
+class PrunedRuns(msgspec.Struct, frozen=True):
+    runs: list[PruneDocument]
+    deleted: int
 
 
 class RunDetails(RunDocument, frozen=True, kw_only=True):
@@ -97,12 +113,22 @@ def cancel_run(call: ApiCall) -> RunDocument:
     return run_documents.run_document(call.read(find_run, record.run_id))
 
 
+def prune_runs(call: ApiCall) -> PrunedRuns:
+    body: PruneBody = call.body
+    request = RunPolicyRequest(body.name, body.keep, body.older_than_days, body.dry_run)
+    subject = f"run/{body.name or '*'}"
+    verdicts = run_retention.prune_runs(call.recording_store(subject, f"keep {body.keep}"), request)
+    return PrunedRuns(verdicts, sum(one.deleted for one in verdicts))
+
+
 _RUN = "/v1/runs/{run}"
 _EMPTY = EndpointOptions(body=EmptyBody, problems=(Invalid,))
 
 ENDPOINTS = (
     Endpoint("GET", "/v1/runs", Scope.READ, list_runs, Page[RunDocument],
              "List the latest run of each stage", EndpointOptions(query=PageQuery)),
+    Endpoint("POST", "/v1/runs/prune", Scope.OPERATE, prune_runs, PrunedRuns,
+             "Delete old runs from the store; outputs stay", EndpointOptions(body=PruneBody)),
     Endpoint("GET", _RUN, Scope.READ, show_run, RunDetails,
              "Show counts, calls, errors, output and the next steps of a run"),
     Endpoint("GET", f"{_RUN}/failed", Scope.READ, list_failed_rows, Page[FailedRowDocument],
