@@ -15,6 +15,7 @@ from holdfast.ops.api.endpoint import Scope
 from holdfast.ops.api.universes import UniverseChoice
 from holdfast.ops.http.auth import RequestGuard, parse_address
 from holdfast.ops.http.limits import ConnectionLimits
+from holdfast.ops.http.request_rate import RequestRate
 from holdfast.ops.http.served_api import ServedApi
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.tls import CertificateFiles
@@ -52,6 +53,7 @@ class ServedRig:
         default: str = "",
         tls: CertificateFiles | None = None,
         limits: ConnectionLimits | None = None,
+        rate_per_s: float = 0.0,
     ) -> HttpServer:
         universes = UniverseChoice(self.store, {} if apps is None else apps, default)
         address = parse_address("127.0.0.1:0")
@@ -61,6 +63,7 @@ class ServedRig:
             guard=RequestGuard(address, tokens),
             tls=tls,
             limits=limits,
+            rate=RequestRate(rate_per_s),
         )
         return self._open.enter_context(server)
 

@@ -18,6 +18,7 @@ from holdfast.ops.http.auth import (
     RequestGuard,
     parse_address,
 )
+from holdfast.ops.http.request_rate import RequestRate
 from holdfast.ops.http.tls import CertificateFiles
 from holdfast.ops.http.tokens import TokenFile
 from holdfast.store.api import Store
@@ -53,6 +54,13 @@ def add_http(parser: argparse.ArgumentParser) -> None:
         "--http-key",
         metavar="FILE",
         help="private key of the certificate (PEM; default: in the file of the certificate)",
+    )
+    parser.add_argument(
+        "--http-rate",
+        metavar="N",
+        type=float,
+        default=0.0,
+        help="answer 429 above N requests a second of one token (default: no limit)",
     )
     parser.add_argument(
         "--http-name",
@@ -111,6 +119,7 @@ def http_server(
         address=parse_address(args.http),
         guard=guard,
         tls=build_tls(args),
+        rate=RequestRate(args.http_rate),
     )
 
 

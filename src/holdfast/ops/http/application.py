@@ -82,6 +82,7 @@ class ApiRoute(BaseRoute):
         token = server.guard.find_token(request)
         if not route.open:
             server.guard.require_scope(request, token, route.scope)
+            server.rate.take("" if token is None else token.name, server.loop.time())
         if request.length and route.method == "GET":
             # Some GET routes are open to clients without a token, whose bytes must not use memory.
             raise BadRequest(what="body", why="this route takes no body", bytes=request.length)

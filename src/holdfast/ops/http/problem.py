@@ -34,6 +34,7 @@ from holdfast.errors import (
 )
 from holdfast.ops.api.call import NeedsApp, NoIndex
 from holdfast.ops.api.universes import UniverseRequired
+from holdfast.ops.http.request_rate import RateExceeded
 
 RETRY_AFTER_S = 1
 # The reason phrases of RFC 9110. Python adopted them in 3.13; responses must not depend on the version.
@@ -165,6 +166,7 @@ _STATUS: tuple[tuple[type[HoldfastError], HTTPStatus], ...] = (
     (NotFound, HTTPStatus.NOT_FOUND),
     (RequestTooSlow, HTTPStatus.REQUEST_TIMEOUT),
     (Timeout, HTTPStatus.SERVICE_UNAVAILABLE),
+    (RateExceeded, HTTPStatus.TOO_MANY_REQUESTS),
     (Busy, HTTPStatus.SERVICE_UNAVAILABLE),
     (CommitUnknown, HTTPStatus.SERVICE_UNAVAILABLE),
     (StoreFull, HTTPStatus.INSUFFICIENT_STORAGE),

@@ -30,6 +30,7 @@ from holdfast.ops.http.application import HttpApplication
 from holdfast.ops.http.auth import ListenAddress, RequestGuard
 from holdfast.ops.http.limits import ConnectionLimits
 from holdfast.ops.http.protocol import HttpConnection
+from holdfast.ops.http.request_rate import RequestRate
 from holdfast.ops.http.routes import HttpApi, Route
 from holdfast.ops.http.threads import HttpThreads
 from holdfast.ops.http.tls import CertificateFiles
@@ -57,11 +58,13 @@ class HttpServer:
         guard: RequestGuard,
         limits: ConnectionLimits | None = None,
         tls: CertificateFiles | None = None,
+        rate: RequestRate | None = None,
     ) -> None:
         """Bind the socket. `make_api` is called in the event loop when it runs."""
         self._make_api = make_api
         self.guard = guard
         self._tls = tls
+        self.rate = rate or RequestRate(0)
         self.limits = limits or ConnectionLimits()
         self.connections_max = min(self.limits.connections_max, _open_files_max() // 2)
         self.rounds = 0
