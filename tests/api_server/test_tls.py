@@ -14,6 +14,7 @@ import pytest
 import trustme
 
 from holdfast.errors import Invalid, NotFound
+from holdfast.ops.http.limits import ConnectionLimits
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.tls import CertificateFiles
 from tests.api_server.served_rig import ServedRig, rig
@@ -67,9 +68,11 @@ def get(server: HttpServer, context: ssl.SSLContext, path: str) -> tuple[int, An
         connection.close()
 
 
-def serve(rig: ServedRig, certificates: Certificates) -> HttpServer:
+def serve(
+    rig: ServedRig, certificates: Certificates, limits: ConnectionLimits | None = None
+) -> HttpServer:
     files = CertificateFiles(str(certificates.certificate), str(certificates.key))
-    return rig.serve(tls=files, default="shop")
+    return rig.serve(tls=files, default="shop", limits=limits)
 
 
 def test_server_with_a_certificate_serves_tls_only(
@@ -90,6 +93,15 @@ def test_client_that_does_not_trust_the_certificate_fails(
     server = serve(rig, certificates)
     with pytest.raises(ssl.SSLCertVerificationError):
         get(server, ssl.create_default_context(), "/healthz")
+    assert get(server, certificates.client_context(), "/healthz")[0] == 200
+
+
+def test_client_that_never_finishes_its_handshake_is_disconnected_after_head_s(
+    rig: ServedRig, certificates: Certificates
+) -> None:
+    server = serve(rig, certificates, ConnectionLimits(head_s=0.2))
+    raw = rig.raw(server)
+    assert raw.read_until_closed() == b""
     assert get(server, certificates.client_context(), "/healthz")[0] == 200
 
 

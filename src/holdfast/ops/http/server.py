@@ -20,7 +20,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import uvicorn
@@ -214,8 +213,7 @@ class HttpServer:
         tls = self._tls
         config = uvicorn.Config(
             HttpApplication(self, api),
-            # Any callable with the arguments of a protocol class is accepted.
-            http=partial(HttpConnection, self),  # type: ignore[arg-type]
+            http=HttpConnection,
             loop="none",
             ws="none",
             lifespan="off",
@@ -285,6 +283,32 @@ class UvicornServer(uvicorn.Server):
     def __init__(self, http_server: HttpServer, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._http_server = http_server
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. uvicorn itself would let a TLS handshake take a minute."""
+        config, limits = self.config, self._http_server.limits
+        loop = asyncio.get_running_loop()
+
+        def new_protocol() -> asyncio.Protocol:
+            return HttpConnection(
+                self._http_server,
+                config=config,
+                server_state=self.server_state,
+                app_state={},
+                _loop=loop,
+            )
+
+        self.servers = [
+            await loop.create_server(
+                new_protocol,
+                sock=listener,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=limits.head_s if config.ssl else None,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""
