@@ -1,4 +1,4 @@
-"""Consistency check of schedules: the due index, the queue of occurrences and the idempotency keys.
+"""Consistency check of schedules: due index, queue of occurrences, last occurrence, changes and idempotency keys.
 
 It reads all schedules and occurrences. Only `holdfast verify` and tests use it.
 """
@@ -13,6 +13,7 @@ from holdfast.flows.model import decode_head
 from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.flows.states import ENDED
 from holdfast.schedules.model import (
+    CHANGES_MAX,
     OccurrenceRow,
     ScheduleKeys,
     ScheduleRow,
@@ -45,6 +46,9 @@ def find_differences(txn: Txn, universe: str) -> Iterator[Difference]:
         expected = "a due row" if (due_ns, name) in expected_due else None
         yield Difference("schedule", f"{universe}/{name}", f"due at {due_ns}", stored, expected)
     yield from _check_occurrences(txn, keys, schedules)
+    for schedule in schedules.values():
+        yield from _check_last_occurrence(txn, keys, schedule)
+        yield from _check_changes(txn, keys, schedule)
     yield from _check_keys(txn, keys, schedules)
 
 
@@ -96,6 +100,32 @@ def _will_end(txn: Txn, universe: str, schedule: ScheduleRow) -> bool:
     prefix = task_keys.dependents + packed_seq
     has_listener = bool(txn.scan(prefix, tuples.prefix_end(prefix), 1))
     return get_body(txn, task_keys, packed_seq) is not None and has_listener
+
+
+def _check_last_occurrence(
+    txn: Txn, keys: ScheduleKeys, schedule: ScheduleRow
+) -> Iterator[Difference]:
+    """The row of the last started occurrence exists until its retention is over, and names the task or flow."""
+    name, last_ns = schedule.definition.name, schedule.last_ns
+    if last_ns <= schedule.floor_ns:
+        return
+    packed = txn.get(keys.occurrence(name, last_ns))
+    row = None if packed is None else decode_occurrence(packed)
+    found = None if row is None else (row.seq, row.generation, row.is_flow)
+    expected = (schedule.last_seq, schedule.last_generation, schedule.last_is_flow)
+    if found != expected:
+        what = f"last occurrence {time_text(last_ns)}"
+        yield Difference("schedule", f"{keys.universe}/{name}", what, found, expected)
+
+
+def _check_changes(txn: Txn, keys: ScheduleKeys, schedule: ScheduleRow) -> Iterator[Difference]:
+    """The last changes have their rows."""
+    name, last = schedule.definition.name, schedule.changes
+    for number in range(max(last - CHANGES_MAX, 0) + 1, last + 1):
+        if txn.get(keys.changes + tuples.pack((name, number))) is None:
+            yield Difference(
+                "schedule", f"{keys.universe}/{name}", f"change {number}", None, "a row"
+            )
 
 
 def _check_keys(
