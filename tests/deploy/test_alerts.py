@@ -76,7 +76,6 @@ CASES = [
     case("HoldfastInboxOld", "holdfast_inbox_oldest_seconds", "310x40", "290x40"),
     case("HoldfastTimersLate", "holdfast_timer_lateness_seconds", "61x40", "59x40"),
     case("HoldfastSchedulesLate", "holdfast_schedule_lateness_seconds", "61x40", "59x40"),
-    case("HoldfastScheduleStopped", "holdfast_schedules", "1x40", "0x40", state="stopped"),
     AlertCase(
         "HoldfastTasksWaiting",
         {
@@ -256,7 +255,9 @@ def test_rules_name_only_existing_metrics() -> None:
         assert not unknown, rule
 
 
-def test_every_alert_has_a_severity_and_a_summary() -> None:
+def test_every_alert_has_a_severity_a_summary_and_a_runbook() -> None:
     for name, rule in alerts().items():
         assert rule["labels"]["severity"] in ("critical", "warning", "info"), name
+        words = re.sub(r"(?<!^)(?=[A-Z])", "-", name.removeprefix("Holdfast")).lower()
+        assert rule["annotations"]["runbook"] == f"docs/runbooks/{words}.md"
         assert rule["annotations"]["summary"]

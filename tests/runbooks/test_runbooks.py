@@ -1,0 +1,105 @@
+"""docs/runbooks: for each page the fault is caused, its commands run in their order, and the fault is gone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.test_alerts import alerts
+from tests.postgres import fresh_url
+from tests.process.test_tutorial import blocks_of, pattern_of, without_times
+from tests.process.watch import until
+from tests.processes import ROOT
+from tests.runbooks.alert_faults import EMBEDDED, FAULTS, STAYS
+from tests.runbooks.fault_scene import FaultScene
+
+PAGES = ROOT / "docs" / "runbooks"
+INDEX = PAGES / "README.md"
+SECTIONS = ["You see", "It means", "Type", "It worked"]
+
+
+def page_names() -> set[str]:
+    return {path.stem for path in PAGES.glob("*.md")} - {INDEX.stem}
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultScene]:
+    yield from open_scene(tmp_path, monkeypatch, str(tmp_path / "store"))
+
+
+@pytest.fixture
+def scene_on_postgres(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultScene]:
+    yield from open_scene(tmp_path, monkeypatch, fresh_url())
+
+
+def open_scene(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, store: str
+) -> Iterator[FaultScene]:
+    monkeypatch.chdir(directory)
+    monkeypatch.setenv("HOLDFAST_STORE", store)
+    with FaultScene(directory, store) as opened:
+        yield opened
+
+
+def test_every_alert_has_a_page_and_every_page_an_alert() -> None:
+    runbooks = {rule["annotations"]["runbook"]: name for name, rule in alerts().items()}
+    assert runbooks.keys() == {f"docs/runbooks/{name}.md" for name in page_names()}
+    for path, alert in runbooks.items():
+        assert (ROOT / path).read_text().startswith(f"# {alert}\n")
+
+
+def test_every_page_has_a_fault() -> None:
+    assert page_names() == FAULTS.keys()
+
+
+def test_index_lists_every_page() -> None:
+    listed = re.findall(r"^\| `(\w+)` \| \[([a-z-]+)\.md\]\(\2\.md\) \|$", INDEX.read_text(), re.M)
+    names = {
+        name: Path(rule["annotations"]["runbook"]).stem for name, rule in sorted(alerts().items())
+    }
+    assert listed == list(names.items())
+
+
+@pytest.mark.parametrize("name", sorted(page_names()))
+def test_page_has_its_sections_and_commands(name: str) -> None:
+    parts = re.split(r"^## (.*)$", (PAGES / f"{name}.md").read_text(), flags=re.M)
+    assert parts[1::2] == SECTIONS
+    for section, text in zip(parts[1::2], parts[2::2], strict=True):
+        kinds = {block.kind for block in blocks_of(text)}
+        assert ("sh" in kinds) == (section in ("Type", "It worked")), section
+        assert kinds <= {"sh", "text"}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_commands_of_a_page_mend_its_fault(name: str, scene: FaultScene) -> None:
+    run_page(name, scene)
+
+
+@pytest.mark.deep
+@pytest.mark.postgresql
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", sorted(FAULTS.keys() - EMBEDDED))
+def test_commands_of_a_page_mend_its_fault_on_postgresql(
+    name: str, scene_on_postgres: FaultScene
+) -> None:
+    run_page(name, scene_on_postgres)
+
+
+def run_page(name: str, scene: FaultScene) -> None:
+    exists = FAULTS[name](scene)
+    until(exists, "the fault")
+    output = ""
+    for block in blocks_of((PAGES / f"{name}.md").read_text()):
+        if block.kind == "sh":
+            output = scene.run_block(block.text)
+        else:
+            pattern = pattern_of(block.text)
+            assert re.fullmatch(pattern, without_times(output), re.DOTALL), output
+    if name in STAYS:
+        assert exists()
+    else:
+        until(lambda: not exists(), "the fault ends")
