@@ -128,7 +128,8 @@ class FaultScene:
         return "" if code else output or "\n"
 
     def _run(self, line: str) -> tuple[int, str]:
-        if line.startswith("holdfast ") and not set(line) & set("|><;"):
+        # A command with an app runs in its own process, because this process imports another module `shop`.
+        if line.startswith("holdfast ") and not set(line) & set("|><;") and "--app" not in line:
             out = io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
                 code = main(self._words(line)[1:])
