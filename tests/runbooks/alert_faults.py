@@ -6,8 +6,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+import holdfast as hf
+from holdfast.cli import main
 from holdfast.effects import budget
 from holdfast.effects.budget import Cost
+from holdfast.leadership import leader_lease
+from holdfast.workers.readiness import ReadinessReason
+from holdfast.workers.readiness_facts import read_readiness
 from tests.process.watch import until
 from tests.runbooks.fault_scene import FaultScene, kill, small_disk
 from tests.runbooks.shelf_app import (
@@ -67,6 +72,33 @@ def killed_leader(scene: FaultScene) -> Exists:
     kill(scene.up("shop:app", *SHORT_LEASE))
     rt = scene.client()
     return lambda: scene.metric(rt, "holdfast_leader_lease_seconds") == 0
+
+
+def stale_leader(scene: FaultScene) -> Exists:
+    kill(scene.up("shop:app", *SHORT_LEASE))
+    rt = scene.client()
+    until(lambda: rt.store.transact(leader_lease.mark_stale, "shop"), "the end of the lease")
+    return lambda: has_blocker(rt, ReadinessReason.AUTHORITY_STALE)
+
+
+def restored_leader(scene: FaultScene) -> Exists:
+    """A backup that has the lease of a leader, restored at the place of the store."""
+    worker = scene.up("shop:app")
+    backup = scene.directory / "backup"
+    assert main(["backup", str(backup)]) == 0
+    kill(worker)
+    scene.move_store(scene.directory / "restored")
+    assert main(["restore", str(backup)]) == 0
+    rt = scene.client()
+    return lambda: has_blocker(rt, ReadinessReason.AUTHORITY_RESTORED)
+
+
+def has_blocker(rt: hf.Runtime, reason: ReadinessReason) -> bool:
+    return any(one.reason is reason for one in read_readiness(rt.store, "shop").reasons)
+
+
+# Further faults of a page.
+VARIANTS = {"leader-missing": (stale_leader, restored_leader)}
 
 
 @fault("no-live-worker")

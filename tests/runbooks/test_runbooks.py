@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.workers.readiness import ReadinessReason
 from tests.deploy.test_alerts import alerts
 from tests.postgres import fresh_url
 from tests.process.test_tutorial import blocks_of, pattern_of, without_times
 from tests.process.watch import until
 from tests.processes import ROOT
-from tests.runbooks.alert_faults import EMBEDDED, FAULTS, STAYS, Fault
+from tests.runbooks.alert_faults import EMBEDDED, FAULTS, STAYS, VARIANTS, Fault
 from tests.runbooks.fault_scene import FaultScene
 from tests.runbooks.procedures import PROCEDURES
 
@@ -59,13 +60,22 @@ def test_every_page_has_a_fault() -> None:
 
 
 def test_index_lists_every_page() -> None:
-    listed = re.findall(r"^\| `(\w+)` \| \[([a-z-]+)\.md\]\(\2\.md\) \|$", INDEX.read_text(), re.M)
+    listed = re.findall(
+        r"^\| `(Holdfast\w+)` \| \[([a-z-]+)\.md\]\(\2\.md\) \|$", INDEX.read_text(), re.M
+    )
     names = {
         name: Path(rule["annotations"]["runbook"]).stem for name, rule in sorted(alerts().items())
     }
     assert listed == list(names.items())
     procedures = re.findall(r"^- \[([a-z-]+)\.md\]\(\1\.md\): ", INDEX.read_text(), re.M)
     assert procedures == list(PROCEDURES)
+
+
+def test_index_has_every_code_of_readiness() -> None:
+    rows = re.findall(r"^\| `([a-z_]+)` \| \[", INDEX.read_text(), re.M)
+    assert sorted(rows) == sorted(reason.value for reason in ReadinessReason)
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", INDEX.read_text())
+    assert [link for link in links if not (PAGES / link).exists()] == []
 
 
 @pytest.mark.parametrize("name", sorted(page_names()))
@@ -82,6 +92,21 @@ def test_page_has_its_sections_and_commands(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_commands_of_a_page_mend_its_fault(name: str, scene: FaultScene) -> None:
     run_page(name, FAULTS[name], scene)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        pytest.param(name, variant, id=variant.__name__)
+        for name, variants in VARIANTS.items()
+        for variant in variants
+    ],
+)
+def test_commands_of_a_page_mend_another_fault(
+    name: str, variant: Fault, scene: FaultScene
+) -> None:
+    run_page(name, variant, scene)
 
 
 @pytest.mark.timeout(120)
