@@ -130,6 +130,10 @@ docs: setup  ## regenerate docs/traceability.md, docs/states.md and docs/spark-o
 	$(BIN)/python tools/states.py
 	$(BIN)/python tools/odd_inputs.py
 
+.PHONY: site
+site: setup  ## build the site of docs/ in build/site, with a check of its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 sizes: setup  ## lines per module, the largest last
 	$(BIN)/python tools/sizes.py
 
