@@ -138,6 +138,7 @@ CASES = [
         )
         for name, labels in (
             ("holdfast_effects", {"kind": "card", "state": "dead"}),
+            ("holdfast_failed_events", {}),
             ("holdfast_timers", {"clock": "store", "state": "dead"}),
             ("holdfast_tasks", {"queue": "q", "state": "failed"}),
             ("holdfast_tasks", {"queue": "q", "state": "dead"}),
