@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast import failpoints
+from holdfast.errors import CommitUnknown
+from holdfast.flows.operations import FlowCommit
+from holdfast.flows.records import CompensationStarted
 from holdfast.ops.verify import find_differences
 from tests.flows.test_steps import app_of, double, failure
 
@@ -30,6 +34,38 @@ def test_cancel_is_true_once_and_seen_as_cancelled_error(make_rig: Any) -> None:
     assert (error.state, error.code) == ("CANCELLED", "cancelled")
     assert seen == [True]
     assert handle.cancel() is False
+
+
+def test_unknown_outcome_of_the_first_commit_of_compensations_is_not_repeated(
+    make_rig: Any,
+) -> None:
+    """A new activation reads whether the commit was applied."""
+    undone: list[int] = []
+    starts: list[FlowCommit] = []
+
+    def undo_reserve() -> None:
+        undone.append(1)
+
+    @hf.flow
+    async def order() -> None:
+        hf.undo(undo_reserve)
+        with contextlib.suppress(asyncio.CancelledError):
+            await hf.sleep(3600)
+
+    def lose_the_answer(work: FlowCommit) -> None:
+        if any(isinstance(record, CompensationStarted) for record in work.records):
+            starts.append(work)
+            raise CommitUnknown(why="the answer was lost")
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    rig.run_one()
+    handle.cancel()
+    with failpoints.on("flows.committed", calls=lose_the_answer):
+        error = failure(rig, handle)
+    assert (error.state, error.code) == ("CANCELLED", "cancelled")
+    assert len(starts) == 1
+    assert undone == [1]
 
 
 def test_cancelled_flow_that_asks_for_steps_in_a_loop_ends(make_rig: Any) -> None:

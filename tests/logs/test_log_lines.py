@@ -213,6 +213,18 @@ def test_text_lines_cannot_be_forged_by_values(text: str) -> None:
     assert (document["message"], document["error"]) == (text, text)
 
 
+def test_traceback_cannot_look_like_another_line() -> None:
+    forged = "2026-01-01T00:00:00.000Z WARNING holdfast.worlds world parked: world=Bell/big"
+    try:
+        raise ValueError(f"x\n{forged}\r{forged}")
+    except ValueError:
+        record = logging.LogRecord("user", logging.ERROR, "", 0, "failed", (), sys.exc_info())
+    first, *rest = log_format.TextFormatter({}).format(record).split("\n")
+    assert first.endswith("ERROR user failed")
+    assert len(rest) > 3
+    assert all(line.startswith("    ") and line.isprintable() for line in rest)
+
+
 def test_long_values_are_cut(lines: ReadLines) -> None:
     logs.warn("worlds", "event failed", error="x" * 10_000)
     assert len(lines()[0]["error"]) == logs.TEXT_CHARS_MAX + 1

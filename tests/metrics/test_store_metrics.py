@@ -19,7 +19,7 @@ from holdfast.effects import budget
 from holdfast.ops.metrics.exposition import MetricsPage
 from holdfast.ops.metrics.families import FAMILIES, STORE_FAMILIES, MetricScope, MetricType
 from holdfast.ops.metrics.runner_metrics import RunnerReading
-from holdfast.ops.metrics.store_samples import OTHER, VALUES_MAX, read_samples
+from holdfast.ops.metrics.store_samples import OTHER, UNIVERSES_MAX, VALUES_MAX, read_samples
 from holdfast.runner.counters import RunnerCounters
 from holdfast.runner.error_policy import ErrorKind
 from holdfast.store.api import Store
@@ -173,6 +173,26 @@ def test_series_are_bounded_and_their_sums_complete(store: Store, tmp_path: Path
         assert sum(ready) == 1_000
         assert values["holdfast_metrics_truncated", (family,)] == 1
     assert values["holdfast_worlds", ("shop", "active")] == 10_000
+
+
+def test_name_of_the_rest_makes_no_second_series(store: Store) -> None:
+    store.transact(catalog.create, "shop", "MeteredWorld", "ada", "w1")
+    for kind in (OTHER, "charge"):
+        store.transact(queue.put, f"shop/effects/{kind}", b"")
+    values = values_of(store)
+    assert values["holdfast_effects", ("shop", OTHER, "ready")] == 1
+    assert values["holdfast_effects", ("shop", "charge", "ready")] == 1
+
+
+def test_universes_beyond_the_bound_are_reported_as_left_out(store: Store) -> None:
+    for number in range(UNIVERSES_MAX + 5):
+        store.transact(catalog.create, f"u{number:02}", "MeteredWorld", "ada", f"w{number}")
+    values = values_of(store)
+    assert values["holdfast_universes", ()] == UNIVERSES_MAX + 5
+    exported = {labels[0] for family, labels in values if family == "holdfast_worlds"}
+    assert exported == {f"u{number:02}" for number in range(UNIVERSES_MAX)}
+    left_out = {labels[0] for family, labels in values if family == "holdfast_metrics_truncated"}
+    assert left_out == {one.name for one in STORE_FAMILIES if "universe" in one.labels}
 
 
 def test_page_has_every_family_with_its_type_and_is_valid_for_prometheus(

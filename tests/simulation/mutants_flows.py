@@ -35,6 +35,14 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
     "compensation: runs in the order of registration": (
         Edit("flows.execution:FlowExecution._compensate", "reversed(undos)", "undos"),
     ),
+    "end: repeats a commit whose outcome is unknown": (
+        Edit(
+            "workers.flows.activation:Activation._end",
+            "if is_stopped:\n            return await self._fail(self._stopped())",
+            "if is_stopped:\n            try:\n                return await self._fail(self._stopped())\n"
+            "            except Exception:\n                return await self._fail(self._stopped())",
+        ),
+    ),
     "compensation: is skipped at a failure": (
         Edit(
             "workers.flows.activation:Activation._fail",

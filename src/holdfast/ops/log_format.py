@@ -58,7 +58,9 @@ class TextFormatter(_IdsFormatter):
         message = logs.line_text(_one_line(_message(record)), self.ids_of(record))
         text = f"{_time_text(record)} {record.levelname} {record.name} {message}"
         if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+            # Indented, so that the text of an error cannot look like another log line.
+            lines = self.formatException(record.exc_info).splitlines()
+            text += "".join(f"\n    {_one_line(line)}" for line in lines)
         return text
 
 

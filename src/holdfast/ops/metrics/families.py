@@ -56,6 +56,7 @@ STORE_FAMILIES = (
     _gauge("holdfast_store_disk_bytes", "", "Space of the store on the disk."),
     _gauge("holdfast_store_limit_bytes", "", "Size that an embedded store may reach."),
     _gauge("holdfast_store_disk_free_bytes", "", "Free space of the disk of an embedded store."),
+    _gauge("holdfast_universes", "", "Universes of the store."),
     _gauge("holdfast_ready", "universe", "1 if the universe is ready, else 0."),
     _gauge("holdfast_readiness_blockers", "universe code", "Readiness blockers by reason."),
     _gauge("holdfast_leader_epoch", "universe", "Epoch of the leader lease."),

@@ -21,7 +21,7 @@ from holdfast.flows import flow_list
 from holdfast.leadership import leader_lease, worker_registry
 from holdfast.ledger import runs, summary
 from holdfast.ops import catalog_queries, pending_work
-from holdfast.ops.metrics.families import BY_NAME, MetricSample
+from holdfast.ops.metrics.families import BY_NAME, STORE_FAMILIES, MetricSample
 from holdfast.schedules import queries as schedule_queries
 from holdfast.store import tuples
 from holdfast.store.api import Txn
@@ -52,8 +52,11 @@ def read_samples(txn: Txn, wall_ns: int) -> list[MetricSample]:
         for read in (_read_roles, _read_worlds, _read_effects, _read_timers, _read_tasks, _read_flows,
                      _read_schedules, _read_budgets, _read_dispatch):  # fmt: skip
             read(txn, universe, samples)
+    samples.add("holdfast_universes", (), len(names))
     if len(names) > UNIVERSES_MAX:
-        samples.truncated("holdfast_ready")
+        for family in STORE_FAMILIES:
+            if "universe" in family.labels:
+                samples.truncated(family.name)
     _read_stages(txn, samples)
     return samples.items
 
@@ -81,7 +84,7 @@ class _Samples:
         named = islice(rows, READ_MAX)
         for number, (name, counts) in enumerate(named):
             for state in states:
-                if number < VALUES_MAX:
+                if number < VALUES_MAX and name != OTHER:
                     self.add(family, (universe, name, state), getattr(counts, state))
                 else:
                     other[state] += getattr(counts, state)
@@ -152,8 +155,9 @@ def _read_worlds(txn: Txn, universe: str, samples: _Samples) -> None:
 def _read_effects(txn: Txn, universe: str, samples: _Samples) -> None:
     rows = [(row.kind, row.counts) for row in pending_work.kinds(txn, universe)]
     samples.add_by_state("holdfast_effects", universe, rows, EFFECT_STATES)
-    for kind, counts in rows[:VALUES_MAX]:
-        samples.add("holdfast_effects_done_total", (universe, kind), counts.done)
+    done = {kind: counts.done for kind, counts in rows[:VALUES_MAX] if kind != OTHER}
+    for kind, count in done.items():
+        samples.add("holdfast_effects_done_total", (universe, kind), count)
 
 
 def _read_timers(txn: Txn, universe: str, samples: _Samples) -> None:
@@ -179,7 +183,8 @@ def _read_tasks(txn: Txn, universe: str, samples: _Samples) -> None:
     states = rows[0].counts.__struct_fields__ if rows else ()
     samples.add_by_state("holdfast_tasks", universe, ((row.queue, row.counts) for row in rows), states)  # fmt: skip
     for row in rows[:VALUES_MAX]:
-        samples.add("holdfast_task_limit", (universe, row.queue), row.limits.concurrency)
+        if row.queue != OTHER:
+            samples.add("holdfast_task_limit", (universe, row.queue), row.limits.concurrency)
 
 
 def _read_flows(txn: Txn, universe: str, samples: _Samples) -> None:

@@ -414,26 +414,30 @@ class Activation:
         if execution.compensation is not None:
             ended = _ended_by(execution.compensation)
             return (await self._commit([ended], operations.END)).applied
+        is_stopped = execution.cancelled or execution.timed_out
+        value, packed, failure = None, b"", None
         try:
             value = execution.result()
-            if execution.cancelled or execution.timed_out:
-                return await self._fail(self._stopped())
-            if isinstance(value, NextRun):
-                answer = await self._commit([], operations.AGAIN, result=value.packed_args)
-                return answer.applied
-            packed = self._code.dump(value)
-        except asyncio.CancelledError as error:
-            if execution.cancelled or execution.timed_out:
-                return await self._fail(self._stopped())
-            return await self._on_own_error(error)
-        except Exception as error:
-            if execution.cancelled or execution.timed_out:
-                return await self._fail(self._stopped())
-            if (step_error := _step_error(error)) is not None:
-                return await self._fail(_failed_by_step(step_error))
-            return await self._on_own_error(error)
+            if not (is_stopped or isinstance(value, NextRun)):
+                packed = self._code.dump(value)
+        except (Exception, asyncio.CancelledError) as error:
+            failure = error
+        # Outside of the `try`: an error of a commit is no error of the flow's code.
+        if is_stopped:
+            return await self._fail(self._stopped())
+        if failure is not None:
+            return await self._end_failed(failure)
+        if isinstance(value, NextRun):
+            answer = await self._commit([], operations.AGAIN, result=value.packed_args)
+            return answer.applied
         ended = FlowEnded(FlowState.COMPLETED, digest=codec.digest(packed)[:16])
         return (await self._commit([ended], operations.END, result=packed)).applied
+
+    async def _end_failed(self, failure: BaseException) -> bool:
+        step_error = _step_error(failure) if isinstance(failure, Exception) else None
+        if step_error is not None:
+            return await self._fail(_failed_by_step(step_error))
+        return await self._on_own_error(failure)
 
     def _stopped(self) -> CompensationStarted:
         if self._execution.cancelled:
