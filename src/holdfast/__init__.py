@@ -59,12 +59,12 @@ if TYPE_CHECKING:
     from holdfast.app.world_handle import Delivery as Delivery
     from holdfast.app.world_handle import WorldHandle as WorldHandle
     from holdfast.app.world_reference import world as world
+    from holdfast.app_hooks import AppHooks as AppHooks
     from holdfast.errors import Overloaded as Overloaded
     from holdfast.errors import Timeout as Timeout
     from holdfast.flows.execution import StepFailed as StepFailed
     from holdfast.flows.model import FlowFailed as FlowFailed
     from holdfast.runner.error_policy import Refused as Refused
-    from holdfast.runner.hooks import AppHooks as AppHooks
     from holdfast.workers.flows.step_runs import current_step as current_step
     from holdfast.workers.tasks.attempt import TaskRun as TaskRun
     from holdfast.workers.tasks.attempt import current_task as current_task
@@ -92,7 +92,7 @@ _HOMES = {
     "uuid": "holdfast.app.flows",
     "world": "holdfast.app.world_reference",
     "App": "holdfast.app.app",
-    "AppHooks": "holdfast.runner.hooks",
+    "AppHooks": "holdfast.app_hooks",
     "Call": "holdfast.app.definitions",
     "Costed": "holdfast.app.definitions",
     "Context": "holdfast.world.context",

@@ -12,6 +12,10 @@ BLOB_THRESHOLD_BYTES = 4096
 # Grace period before an unreferenced blob is deleted: a reader with its hash may still fetch it.
 BLOB_GRACE_NS = 60 * S
 
+# The file with the stores of universes and the load limits, and the variable that names another file.
+CONFIG_FILE = "holdfast.toml"
+CONFIG_VARIABLE = "HOLDFAST_CONFIG"
+
 # Maximum rows that one call reads, claims or deletes. A larger request is Invalid.
 BATCH_MAX = 10_000
 # Names of queues, resources, owners, subjects. A key contains up to two names and some numbers.

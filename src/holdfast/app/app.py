@@ -26,6 +26,7 @@ from holdfast.app.history_limit import Keep, bounds_of
 from holdfast.app.schedule_options import schedules_of
 from holdfast.app.storable_types import check_fields, check_type, model_types
 from holdfast.app.tasks import Queue, Task, queues_of
+from holdfast.app_hooks import NO_HOOKS, AppHooks
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.flows.model import TASK_PREFIX
 from holdfast.messages import (
@@ -38,7 +39,6 @@ from holdfast.messages import (
     WorldName,
 )
 from holdfast.messages import IntentReceipt as StoredReceipt
-from holdfast.runner.hooks import NO_HOOKS, AppHooks
 from holdfast.world.catalog import check_text, check_universe
 from holdfast.world.definition import Cause, EventType, Handler, Upcast, WorldDefinition
 from holdfast.world.history import HistoryBound

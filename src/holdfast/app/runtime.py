@@ -19,6 +19,7 @@ from holdfast.app.task_handle import TaskHandle
 from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.app.tasks import to_limits as declared_limits
 from holdfast.clock import SYSTEM, Clock
+from holdfast.config import CONFIG_FILE, CONFIG_VARIABLE
 from holdfast.durable import load_limits
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.flows import parked_flows
@@ -405,6 +406,8 @@ class Runtime:
 
     def _declare_load_limits(self) -> None:
         """Store the load limits that `holdfast.toml` declares, if they changed."""
+        if not (os.environ.get(CONFIG_VARIABLE) or os.path.exists(CONFIG_FILE)):
+            return
         from holdfast.workers import limit_settings
 
         declared = limit_settings.load_declared(self.universe)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from holdfast.store.admin.routing import CONFIG_FILE, CONFIG_VARIABLE, STORE_VARIABLE
+from holdfast.config import CONFIG_FILE, CONFIG_VARIABLE
+from holdfast.store.admin.routing import STORE_VARIABLE
 from holdfast.store.urls import REDACTED, redact
 
 LOG_BYTES_READ = 64 * 1024

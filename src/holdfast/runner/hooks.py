@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from holdfast import logs
+from holdfast.app_hooks import AppHooks
 from holdfast.codec import Record
 from holdfast.runner.counters import RunnerCounters
-from holdfast.runner.counters import Sink as MetricsSink
 from holdfast.runner.error_policy import OK_CODE, ErrorKind, code_of
 from holdfast.runner.work import WorkItem, WorkOutcome
 
@@ -74,20 +74,9 @@ LogSink = Callable[[LogEvent], object]
 ReplayHook = Callable[[RecordedStep], object]
 
 
-class AppHooks(NamedTuple):
-    """The hooks that an app installs for every runner and task worker of a process. An error of a hook is counted and
-    dropped. A hook must not wait: the runner calls it."""
-
-    log: LogSink | None = None
-    metrics: MetricsSink | None = None
-    replay: ReplayHook | None = None
-
-    def runner_options(self) -> dict[str, Any]:
-        """Return the options of a runner with these hooks."""
-        return {"log": self.log, "replay": self.replay, "counters": RunnerCounters(self.metrics)}
-
-
-NO_HOOKS = AppHooks()
+def runner_options(hooks: AppHooks) -> dict[str, Any]:
+    """Return the options of a runner with the hooks of an app."""
+    return {"log": hooks.log, "replay": hooks.replay, "counters": RunnerCounters(hooks.metrics)}
 
 
 class Hooks:

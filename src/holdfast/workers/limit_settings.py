@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from holdfast import codec
+from holdfast.config import CONFIG_FILE, CONFIG_VARIABLE
 from holdfast.durable import item, load_limits
 from holdfast.durable.load_limits import COUNTED, EFFECTS, NO_LIMITS, TASKS, LoadLimits
 from holdfast.durable.validation import check_name
 from holdfast.errors import Invalid
 from holdfast.store import schema
-from holdfast.store.admin.routing import CONFIG_FILE, CONFIG_VARIABLE
 from holdfast.store.api import Txn, operation
 from holdfast.store.prefix_scan import iter_names
 from holdfast.tasks.model import get_counts, keys_of

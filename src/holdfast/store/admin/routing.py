@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from holdfast.config import UNIVERSE_BYTES_MAX
+from holdfast.config import CONFIG_FILE, CONFIG_VARIABLE, UNIVERSE_BYTES_MAX
 from holdfast.errors import BadUrl, Invalid, NotFound
 from holdfast.store import urls
 
-CONFIG_VARIABLE = "HOLDFAST_CONFIG"
-CONFIG_FILE = "holdfast.toml"
 STORE_VARIABLE = "HOLDFAST_STORE"
 STORE_DEFAULT = "./data"
 # A host, or several hosts with commas, which are not split here.

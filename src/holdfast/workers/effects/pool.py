@@ -24,6 +24,7 @@ from concurrent.futures import wait
 from typing import Any
 
 from holdfast import codec
+from holdfast.app_hooks import NO_HOOKS, AppHooks
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.config import BATCH_MAX
 from holdfast.durable import queue
@@ -35,7 +36,7 @@ from holdfast.runner import Runner, RunnerPolicy, WorkItem
 from holdfast.runner.claim_supervisor import Throttle
 from holdfast.runner.commit_handoff import CommitOwner
 from holdfast.runner.error_policy import ErrorPolicy
-from holdfast.runner.hooks import NO_HOOKS, AppHooks
+from holdfast.runner.hooks import runner_options
 from holdfast.runner.isolation import SUSPECT_EXPIRIES, IsolationLock
 from holdfast.store.api import Store
 from holdfast.workers.effects import admission
@@ -180,7 +181,7 @@ class EffectWorkerPool(RunnerService):
             throttle=self._throttle(adapter, name),
             admission=lambda: self._admission(adapter),
             clock=self._clock,
-            **self._hooks.runner_options(),
+            **runner_options(self._hooks),
         )
 
     def _policy_of(self, adapter: EffectAdapter) -> RunnerPolicy:

@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast import codec
+from holdfast.app_hooks import NO_HOOKS, AppHooks
 from holdfast.clock import SYSTEM, Clock
 from holdfast.config import ROUTE_ANNOUNCE_INTERVAL_NS, ROUTE_LOOKUP_PAUSE_NS_MAX
 from holdfast.durable import queue
@@ -32,7 +33,7 @@ from holdfast.errors import HoldfastError, Invalid, Overloaded
 from holdfast.messages import FABRIC_SEND, Intent
 from holdfast.retry import Backoff, jitter
 from holdfast.runner import Runner, WorkItem
-from holdfast.runner.hooks import NO_HOOKS, AppHooks
+from holdfast.runner.hooks import runner_options
 from holdfast.runner.tick import TickStats
 from holdfast.runner.unknown_outcome import can_repeat_claim
 from holdfast.store.api import Store, Txn
@@ -109,7 +110,7 @@ class MailDelivery:
                     idle_sleep_max_ms=MAIL_IDLE_MS,
                 ),
                 clock=clock,
-                **hooks.runner_options(),
+                **runner_options(hooks),
             ),
             *(self._new_peer_runner(peer) for peer in peers or ()),
         ]
@@ -157,7 +158,7 @@ class MailDelivery:
                 idle_sleep_max_ms=MAIL_IDLE_MS,
             ),
             clock=self._clock,
-            **self._hooks.runner_options(),
+            **runner_options(self._hooks),
         )
 
     def _new_local_runner(self, peer: str, number: int) -> Runner:
@@ -170,7 +171,7 @@ class MailDelivery:
             worker=f"{self._worker}/{FABRIC_SEND}<{number}",
             policy=never_dead_letter(max_batch=BATCH),
             clock=self._clock,
-            **self._hooks.runner_options(),
+            **runner_options(self._hooks),
         )
 
     def close(self) -> None:

@@ -16,12 +16,13 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast import codec, forks, logs
+from holdfast.app_hooks import NO_HOOKS, AppHooks
 from holdfast.clock import Clock
 from holdfast.config import ERROR_TEXT_CHARS_MAX, MESSAGE_BYTES_MAX
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.runner.counters import RunnerCounters
 from holdfast.runner.error_policy import OK_CODE, ErrorKind, HandlerExited, Refused, code_of
-from holdfast.runner.hooks import NO_HOOKS, AppHooks, LogEvent, LogKind, RecordedStep, StepKind
+from holdfast.runner.hooks import LogEvent, LogKind, RecordedStep, StepKind
 from holdfast.tasks.operations import AttemptOutcome, TaskGrant, TaskReport
 
 

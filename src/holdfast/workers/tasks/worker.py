@@ -29,13 +29,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from holdfast import failpoints, gc_control
+from holdfast.app_hooks import NO_HOOKS, AppHooks
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.config import CONCURRENCY_MAX
 from holdfast.durable.validation import check_name
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreClosed
 from holdfast.runner.drain import Drain, DrainPhase
 from holdfast.runner.executor import ExecutorExhausted
-from holdfast.runner.hooks import NO_HOOKS, AppHooks
 from holdfast.runner.unknown_outcome import can_repeat, orphaned_leases
 from holdfast.runner.wakeup import Wakeup
 from holdfast.store.api import Store, Txn, read_stale
