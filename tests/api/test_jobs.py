@@ -1,5 +1,6 @@
 """Jobs: actions on a selection, in bounded commits, with progress, pace and cancel."""
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -7,17 +8,32 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import failpoints
+from holdfast import store as stores
 from holdfast.clock import SYSTEM, S, SimClock
+from holdfast.config import DEDUPE_RETENTION_NS
+from holdfast.durable import dedupe
 from holdfast.durable import lease as leases
 from holdfast.durable.lease import Lease
-from holdfast.errors import Fenced, IllegalTransition, Invalid, NotFound
+from holdfast.errors import (
+    CommitUnknown,
+    Fenced,
+    HoldfastError,
+    IllegalTransition,
+    Invalid,
+    NotFound,
+    StoreFull,
+    WriterLost,
+)
 from holdfast.ops.jobs import model, steps
 from holdfast.ops.jobs.model import TooManyJobs
-from holdfast.ops.jobs.runner import JobRunner
+from holdfast.ops.jobs.runner import KEY_EXPIRY_NS, KEYS_PER_COMMIT, RENEW_NS, JobRunner
 from holdfast.ops.jobs.states import JOB_TRANSITIONS, JobEvent, JobState
-from holdfast.store.api import Txn
+from holdfast.store import schema, tuples
+from holdfast.store.api import Store, Txn
+from holdfast.store.schema import Space
 from holdfast.world.redrive import failed_events_queue
 from tests.api.rig import ACTOR, TICKS_MAX, ApiRig
+from tests.process.watch import until
 
 MODULES = (
     "holdfast.ops.api.jobs",
@@ -96,6 +112,10 @@ def test_repeated_creation_is_the_same_job(rig: ApiRig) -> None:
         {"action": "worlds.pause", "selection": {}},
         {"rate_per_s": 0},
         {"rate_per_s": 1e9},
+        {"rate_per_s": 1e-310},
+        {"rate_per_s": model.RATE_PER_S_MIN / 2},
+        {"rate_per_s": float("inf")},
+        {"rate_per_s": float("nan")},
         {"limit": -1},
         {"more": 1},
     ],
@@ -365,3 +385,207 @@ def test_job_with_an_unknown_action_fails(rig: ApiRig) -> None:
     shown = rig.get("/v1/jobs/1")
     assert shown["state"] == "failed"
     assert "tasks.explode" in shown["error"]
+
+
+@pytest.mark.parametrize("rate_per_s", [1e-310, 0, float("inf"), float("nan"), -1])
+def test_pace_outside_its_bounds_is_refused(rig: ApiRig, rate_per_s: float) -> None:
+    create(rig)
+    with pytest.raises(Invalid):
+        rig.post("/v1/jobs/1/pace", {"rate_per_s": rate_per_s})
+    assert rig.get("/v1/jobs/1")["rate_per_s"] == model.RATE_PER_S
+    rig.post("/v1/jobs/1/cancel")
+
+
+def test_changed_pace_applies_to_the_wait_for_the_next_page(rig: ApiRig) -> None:
+    submit(rig, 6)
+    create(rig, rate_per_s=model.RATE_PER_S_MIN)
+    clock = SimClock()
+    runner = JobRunner(rig.store, clock)
+    runner.tick()
+    clock.advance(S)
+    runner.tick()
+    assert rig.get("/v1/jobs/1")["processed"] == 1
+    rig.post("/v1/jobs/1/pace", {"rate_per_s": 100})
+    runner.tick()
+    assert rig.get("/v1/jobs/1")["state"] == "done"
+    runner.shut_down()
+
+
+def test_second_runner_does_not_speed_up_a_slow_job() -> None:
+    """The first runner keeps its lease while the job waits for its pace."""
+    clock = SimClock()
+    with stores.open("memory:", clock=clock) as store, ApiRig(store, "slow") as slow:
+        submit(slow, 3)
+        create(slow, rate_per_s=model.RATE_PER_S_MIN)
+        first, second = JobRunner(store, clock), JobRunner(store, clock)
+        for _ in range(30):
+            first.tick()
+            assert 0 < first.sleep_s() <= RENEW_NS / S
+            second.tick()
+            clock.advance(S)
+        assert slow.get("/v1/jobs/1")["processed"] == 1
+
+
+# -- errors of one job -----------------------------------------------------------------------------
+
+
+def store_rate(rig: ApiRig, number: int, rate_per_s: float) -> None:
+    """Store a pace that requests cannot have, as an older version did."""
+    job = rig.store.read(model.get, rig.universe, number)
+    rig.store.transact(model.save, job._replace(row=replace(job.row, rate_per_s=rate_per_s)))
+
+
+@pytest.mark.parametrize("rate_per_s", [1e-310, float("nan"), -1.0])
+def test_stored_pace_of_another_version_does_not_stop_the_jobs(
+    rig: ApiRig, rate_per_s: float
+) -> None:
+    submit(rig, 2, "slow")
+    ids = submit(rig, 3, "fast")
+    create(rig, selection={**READY, "queue": "slow"})
+    create(rig, selection={**READY, "queue": "fast"})
+    store_rate(rig, 1, rate_per_s)
+    runner = JobRunner(rig.store)
+    runner.start()
+    try:
+        assert wait_for(rig, "2")["processed"] == 3
+        assert runner.running
+    finally:
+        rig.post("/v1/jobs/1/cancel")
+        runner.request_stop()
+        runner.join(30)
+    assert runner.failure is None
+    assert states(rig, ids) == ["DEAD"] * 3
+
+
+def in_first_job(error: Exception) -> Callable[[model.Job], None]:
+    def raise_in(job: model.Job) -> None:
+        if job.number == 1:
+            raise error
+
+    return raise_in
+
+
+def test_error_in_one_job_fails_this_job_only(
+    rig: ApiRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    submit(rig, 2)
+    create(rig)
+    create(rig)
+    runner = JobRunner(rig.store)
+    with failpoints.on("jobs.page", calls=in_first_job(OverflowError("too far"))):
+        runner.tick()
+    runner.shut_down()
+    failed, done = rig.get("/v1/jobs/1"), rig.get("/v1/jobs/2")
+    assert (failed["state"], failed["error"]) == ("failed", "OverflowError: too far")
+    assert (done["state"], done["processed"]) == ("done", 2)
+    assert "job failed: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error", [StoreFull(what="disk"), WriterLost(what="writer"), CommitUnknown(what="commit")]
+)
+def test_error_of_the_store_postpones_the_job_and_no_other(
+    rig: ApiRig, error: HoldfastError
+) -> None:
+    submit(rig, 2)
+    create(rig, limit=1)
+    create(rig, limit=1)
+    clock = SimClock()
+    runner = JobRunner(rig.store, clock)
+    with failpoints.on("jobs.page", calls=in_first_job(error)):
+        runner.tick()
+    found = [rig.get(f"/v1/jobs/{id}")["state"] for id in (1, 2)]
+    assert found == ["running", "done"]
+    assert 0 < runner.sleep_s() <= 1
+    clock.advance(S)
+    runner.tick()
+    runner.shut_down()
+    assert rig.get("/v1/jobs/1")["state"] == "done"
+
+
+def test_lost_lease_of_a_job_that_fails_does_not_stop_the_runner(rig: ApiRig) -> None:
+    submit(rig, 2)
+    create(rig)
+    create(rig)
+
+    def take_lease_and_fail(job: model.Job) -> None:
+        if job.number == 1:
+            rig.store.transact(leases.force_release, job.resource, "taken by the test")
+            raise Invalid(what="page")
+
+    runner = JobRunner(rig.store)
+    with failpoints.on("jobs.page", calls=take_lease_and_fail):
+        runner.tick()
+    found = [rig.get(f"/v1/jobs/{id}")["state"] for id in (1, 2)]
+    assert found == ["running", "done"]
+    runner.tick()
+    runner.shut_down()
+    assert rig.get("/v1/jobs/1")["state"] == "done"
+
+
+def test_failed_runner_is_logged_and_starts_again(caplog: pytest.LogCaptureFixture) -> None:
+    with stores.open("memory:") as store, ApiRig(store, "shop") as rig:
+        create(rig)
+        job = store.read(model.get, "shop", 1)
+        key = schema.key_prefix(Space.JOB, "shop", "j", 1)
+        store.transact(lambda txn: txn.put(key, b"\xff"))
+        runner = JobRunner(store)
+        runner.start()
+        try:
+            until(lambda: "job runner failed: " in caplog.text, "the line")
+            store.transact(model.save, job)
+            assert wait_for(rig, "1")["state"] == "done"
+        finally:
+            runner.request_stop()
+            runner.join(30)
+    assert runner.failure is None
+
+
+def test_stop_request_ends_a_failed_runner_without_a_restart() -> None:
+    with stores.open("memory:") as store, ApiRig(store, "shop") as rig:
+        create(rig)
+        key = schema.key_prefix(Space.JOB, "shop", "j", 1)
+        store.transact(lambda txn: txn.put(key, b"\xff"))
+        runner = JobRunner(store)
+        runner.start()
+        until(lambda: runner.failure is not None, "the failure")
+        runner.request_stop()
+        runner.join(30)
+        assert not runner.running
+
+
+# -- idempotency keys ------------------------------------------------------------------------------
+
+
+def test_runner_removes_expired_idempotency_keys_of_every_universe() -> None:
+    clock = SimClock()
+    with stores.open("memory:", clock=clock) as store:
+        scopes = [dedupe.request_scope(name) for name in ("a", "b")]
+        for scope in scopes:
+            remember_keys(store, scope, KEYS_PER_COMMIT + 1)
+        remember_keys(store, "a/effects", 1)
+        runner = JobRunner(store, clock)
+        clock.advance(DEDUPE_RETENTION_NS)
+        remember_keys(store, scopes[0], 1, "new")
+        assert runner.tick() is False
+        assert count_keys(store, scopes[0]) == KEYS_PER_COMMIT + 2
+        clock.advance(KEY_EXPIRY_NS)
+        assert runner.sleep_s() <= KEY_EXPIRY_NS / S
+        assert runner.tick() is True
+        assert [count_keys(store, scope) for scope in scopes] == [2, 1]
+        assert runner.tick() is False
+        assert [count_keys(store, scope) for scope in scopes] == [1, 0]
+        assert count_keys(store, "a/effects") == 1
+
+
+def remember_keys(store: Store, scope: str, count: int, prefix: str = "k") -> None:
+    def remember(txn: Txn) -> None:
+        for number in range(count):
+            dedupe.remember(txn, scope, f"{prefix}{number}", b"h", b"v")
+
+    store.transact(remember)
+
+
+def count_keys(store: Store, scope: str) -> int:
+    prefix = schema.key_prefix(Space.DEDUPE, scope, "k")
+    return len(store.read(lambda txn: txn.scan(prefix, tuples.prefix_end(prefix))))

@@ -20,6 +20,9 @@ from holdfast.durable.validation import check_limit, check_name, check_time
 from holdfast.errors import Invalid, KeyConflict, KeyExpired
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
+from holdfast.store.prefix_scan import iter_names
+
+_REQUESTS = "/api"
 
 
 class DedupeRecord(Record, frozen=True):
@@ -86,7 +89,19 @@ def expire(txn: Txn, scope: str, older_than_ns: int, limit: int) -> int:
 
 def request_scope(universe: str) -> str:
     """The scope of the idempotency keys that requests to the API have."""
-    return f"{universe}/api"
+    return f"{universe}{_REQUESTS}"
+
+
+def list_expired_scopes(txn: Txn, older_than_ns: int) -> list[str]:
+    """Return the scopes of requests that have a record older than this."""
+    due_ns = txn.now_ns - older_than_ns
+    scopes = iter_names(txn, (int(schema.Space.DEDUPE),))
+    return [
+        scope
+        for scope in scopes
+        if scope.endswith(_REQUESTS)
+        and txn.scan(_keys(scope).times, _keys(scope).times + tuples.pack_int(due_ns), 1)
+    ]
 
 
 def has_records(txn: Txn, scope: str) -> bool:

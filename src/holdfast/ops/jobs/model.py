@@ -28,6 +28,8 @@ from holdfast.store.schema import Space
 JOBS_KEPT = 1_000
 RUNNING_MAX = 100
 RATE_PER_S = 100.0
+# One subject in 1,000 seconds.
+RATE_PER_S_MIN = 0.001
 # The topic of new and changed jobs.
 TOPIC = "jobs"
 
@@ -153,8 +155,9 @@ def save(txn: Txn, job: Job) -> Job:
 
 
 def check_rate(rate_per_s: float) -> None:
-    if not 0 < rate_per_s <= BATCH_MAX:
-        raise Invalid(what="rate_per_s", found=rate_per_s, min=0, max=BATCH_MAX)
+    """Refuse a pace outside its bounds. NaN is outside, too."""
+    if not RATE_PER_S_MIN <= rate_per_s <= BATCH_MAX:
+        raise Invalid(what="rate_per_s", found=rate_per_s, min=RATE_PER_S_MIN, max=BATCH_MAX)
 
 
 def selection_text(selection: Mapping[str, str]) -> str:

@@ -53,16 +53,21 @@ def step(store: Store, job: Job, lease: Lease) -> int:
     return len(page.subjects)
 
 
-def fail(store: Store, job: Job, lease: Lease, error: HoldfastError) -> None:
+def fail(store: Store, job: Job, lease: Lease, error: Exception) -> None:
     """End a job that cannot continue."""
 
     def end(txn: Txn) -> None:
         txn.require_live(lease)
         current = model.get(txn, job.universe, job.number)
         if current.row.is_running:
-            _end(txn, current, JobEvent.FAIL, str(error)[:REASON_CHARS_MAX])
+            _end(txn, current, JobEvent.FAIL, error_text(error))
 
     store.transact(end)
+
+
+def error_text(error: Exception) -> str:
+    text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+    return text[:REASON_CHARS_MAX]
 
 
 # -- inside ----------------------------------------------------------------------------------------
