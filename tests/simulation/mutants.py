@@ -180,7 +180,7 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
     "delayed item: is never promoted": (Edit("durable.queue:_promote_due", "txn.now_ns + 1", "0"),),
     # inbox and keys
     "inbox put: ignores a known key": (
-        Edit("durable.inbox:put", "first_seq is not None", "False"),
+        Edit("durable.inbox:put_with_limits", "first_seq is not None", "False"),
     ),
     "dedupe: does not store the key": (
         Edit("durable.dedupe:remember", "txn.put(keys.records + packed", "(keys.records + packed"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from tests.simulation.source_edits import Edit
 
 _judge_tasks = "tasks.unit_of_work:UnitOfWork.judge_new_tasks"
-_create_tasks = "tasks.submit:_create_tasks"
+_create_judged = "tasks.submit:_create_judged"
 _take = "tasks.submit:_Rooms.take"
 _judge_event = "world.load_admission:judge_event"
-_put_ingress = "world.ingress:put_ingress"
+_put_ingress = "world.ingress:put_with_limits"
 
 LIMITS: dict[str, tuple[Edit, ...]] = {
     "limit: accepts one task too many in a queue": (
@@ -19,7 +19,7 @@ LIMITS: dict[str, tuple[Edit, ...]] = {
     ),
     "limit: refuses the repeat of an accepted submission": (
         Edit(
-            _create_tasks, "(unit.keys.seq_counter) > before", "(unit.keys.seq_counter) >= before"
+            _create_judged, "(unit.keys.seq_counter) > before", "(unit.keys.seq_counter) >= before"
         ),
     ),
     "limit: forgets the tasks that are accepted in the same commit": (

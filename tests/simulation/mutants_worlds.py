@@ -303,12 +303,12 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
     ),
     # ingress and mail
     "ingress: drops the key": (
-        Edit("world.ingress:put_ingress", "subject, key, body", "subject, None, body"),
+        Edit("world.ingress:put_with_limits", "subject, key, body", "subject, None, body"),
     ),
     "ingress: sets no runnable mark": (
         Edit(
-            "world.ingress:put_ingress",
-            "    catalog.mark_runnable(txn, universe, world_id)\n",
+            "world.ingress:put_with_limits",
+            "    catalog.mark_runnable_with(txn, universe, world_id, assignment)\n",
             "    pass\n",
         ),
     ),

@@ -22,6 +22,7 @@ from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES, INBOX_READ_BYTES_MAX, SCAN_PAGE
 from holdfast.durable import dedupe, load_limits
+from holdfast.durable.load_limits import LoadLimits
 from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid, NotFound, StoreCorrupt
 from holdfast.store import blobs, schema, tuples
@@ -69,6 +70,20 @@ def put(
 
     `key_digest` is compared on reuse of the key, in place of the hash of the whole body.
     """
+    limits = load_limits.find_at(txn, _keys(world).limits)
+    return put_with_limits(txn, world, key, body, issued_ns, key_digest, limits)
+
+
+def put_with_limits(
+    txn: Txn,
+    world: str,
+    key: str | None,
+    body: bytes,
+    issued_ns: int | None,
+    key_digest: bytes,
+    limits: LoadLimits | None,
+) -> PutResult:
+    """`put` for a caller that has read the load limits of the universe in this transaction."""
     keys = _keys(world)
     body_hash = key_digest or (sha256(body).digest() if key is not None else b"")
     if key is not None:
@@ -83,7 +98,6 @@ def put(
         key, txn.now_ns, inline_body, blob, _checksum(key, txn.now_ns, inline_body, blob)
     )
     seq = txn.append(keys.entries, codec.pack(inbox_row)).value
-    limits = load_limits.find(txn, keys.universe)
     if limits is not None and limits.bytes_in_flight:
         load_limits.add_to(txn, keys.universe, load_limits.BYTES, len(body))
     if key is not None:
@@ -164,7 +178,7 @@ def advance(txn: Txn, world: str, to_seq: int, inline_count: int = 0) -> None:
                 what="inbox", why="other ingress arrived first", world=world, to_seq=to_seq
             )
         txn.put(keys.last_seq, schema.encode_int(to_seq))
-    old_cursor = cursor(txn, world)
+    old_cursor = txn.count(keys.cursor)
     if not old_cursor <= to_seq <= old_cursor + BATCH_MAX:
         raise Invalid(
             what="inbox cursor",
@@ -179,7 +193,8 @@ def advance(txn: Txn, world: str, to_seq: int, inline_count: int = 0) -> None:
         keys.entries + tuples.pack_int(seq)
         for seq in range(old_cursor + 1, to_seq - inline_count + 1)
     )
-    limits = load_limits.find(txn, keys.universe) if to_seq > old_cursor + inline_count else None
+    has_rows = to_seq > old_cursor + inline_count
+    since_ns = load_limits.find_bytes_since(txn, keys.limits) if has_rows else None
     size = 0
     for seq in range(old_cursor + 1, to_seq - inline_count + 1):
         key = keys.entries + tuples.pack_int(seq)
@@ -188,15 +203,12 @@ def advance(txn: Txn, world: str, to_seq: int, inline_count: int = 0) -> None:
             raise NotFound(what="ingress", world=world, seq=seq, cursor=old_cursor)
         txn.delete(key)
         read_row = _decode_row(row)
-        if (
-            limits is not None
-            and limits.bytes_in_flight
-            and read_row.at_ns >= limits.bytes_since_ns
-        ):
+        if since_ns is not None and read_row.at_ns >= since_ns:
             size += _body_size(txn, read_row)
         if read_row.blob:
             blobs.release(txn, read_row.blob)
-    load_limits.add_to(txn, keys.universe, load_limits.BYTES, -size)
+    if size:
+        load_limits.add_to(txn, keys.universe, load_limits.BYTES, -size)
     if to_seq > old_cursor:
         txn.put(keys.cursor, schema.encode_int(to_seq))
 
@@ -245,12 +257,12 @@ def erase(txn: Txn, world: str, limit: int) -> bool:
     check_limit(limit)
     keys = _keys(world)
     rows = txn.scan(keys.entries, tuples.prefix_end(keys.entries), limit)
-    limits = load_limits.find(txn, keys.universe) if rows else None
+    since_ns = load_limits.find_bytes_since(txn, keys.limits) if rows else None
     size = 0
     for key, row in rows:
         txn.delete(key)
         unread = _decode_row(row)
-        if limits is not None and limits.bytes_in_flight and unread.at_ns >= limits.bytes_since_ns:
+        if since_ns is not None and unread.at_ns >= since_ns:
             size += _body_size(txn, unread)
         if unread.blob:
             blobs.erase(txn, unread.blob)
@@ -272,7 +284,7 @@ def topic(world: str) -> str:
 
 
 class _InboxKeys:
-    __slots__ = ("cursor", "entries", "last_seq", "topic", "universe")
+    __slots__ = ("cursor", "entries", "last_seq", "limits", "topic", "universe")
 
     def __init__(self, world: str) -> None:
         check_name("world", world)
@@ -281,6 +293,7 @@ class _InboxKeys:
         self.last_seq = schema.sequence_key(self.entries)
         self.topic = topic(world)
         self.universe = world.partition("/")[0]
+        self.limits = load_limits.limits_key(self.universe)
 
 
 _keys = lru_cache(maxsize=65536)(_InboxKeys)

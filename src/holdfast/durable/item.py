@@ -255,7 +255,9 @@ class QueueCounterDelta:
             return
         current = counts_of(txn, keys)
         if keys.limited_universe:
-            self._count_open(txn, keys.limited_universe)
+            limits = load_limits.find(txn, keys.limited_universe)
+            if limits is not None and limits.effects:
+                self._count_open(txn, keys.limited_universe)
         txn.put(
             keys.counts,
             pack(
@@ -270,12 +272,10 @@ class QueueCounterDelta:
         )
 
     def _count_open(self, txn: Txn, universe: str) -> None:
-        """Add the change of the number of open items to the counter of the universe, while it is limited."""
+        """Add the change of the number of open items to the counter of the universe."""
         opened = sum(self._changes.get(state, 0) for state in _OPEN_STATES)
         if opened:
-            limits = load_limits.find(txn, universe)
-            if limits is not None and limits.effects:
-                load_limits.add_to(txn, universe, load_limits.EFFECTS, opened)
+            load_limits.add_to(txn, universe, load_limits.EFFECTS, opened)
 
 
 def counts_of(txn: Txn, keys: QueueKeys) -> QueueCounts:

@@ -56,8 +56,19 @@ NO_LIMITS = LoadLimits()
 
 def find(txn: Txn, universe: str) -> LoadLimits | None:
     """Return the limits of a universe; None if it has none."""
-    row = txn.get(limits_key(universe))
+    return find_at(txn, limits_key(universe))
+
+
+def find_at(txn: Txn, key: bytes) -> LoadLimits | None:
+    """`find` for a caller that keeps the `limits_key` of its universe."""
+    row = txn.get(key)
     return None if row is None else _decode(row)
+
+
+def find_bytes_since(txn: Txn, key: bytes) -> int | None:
+    """Return the time since which accepted work counts towards `bytes_in_flight`; None without this limit."""
+    limits = find_at(txn, key)
+    return limits.bytes_since_ns if limits is not None and limits.bytes_in_flight else None
 
 
 def counted(txn: Txn, universe: str, name: str) -> int:

@@ -109,9 +109,9 @@ def start(txn: Txn, universe: str, new: list[NewFlow]) -> list[StartedFlow]:
 
 def judge_start(unit: FlowUnit, queues: Collection[str], count: int = 0) -> None:
     """Refuse new flows if a load limit is exceeded. `count` activations are submitted after this."""
-    unit.tasks.judge_new_tasks(queues, count)
-    limits = unit.tasks.load_limits()
+    limits = unit.tasks.load_limits
     if limits is not None:
+        unit.tasks.judge_new_tasks(queues, count)
         load_admission.judge_emissions(unit.txn, unit.universe, limits)
 
 

@@ -202,13 +202,16 @@ class _Granter:
 
     def grant_ready(self) -> None:
         slots_left, grants = self._slots_left, self.grants
+        unit = self._unit
         for queue in self._request.queues:
-            for kind, room, first_only in self._split_capacity(queue):
+            # Grants add no task to the turns, so the count is read once.
+            has_turns = fair_turns.count_of(unit.txn, unit.keys, queue) > 0
+            for kind, room, first_only in self._split_capacity(queue, has_turns):
                 granted_before = len(grants)
-                self._grant_in_turn(queue, kind, room, first_only=first_only)
+                self._grant_in_turn(queue, kind, room, has_turns, first_only=first_only)
                 slots_left[kind] -= len(grants) - granted_before
 
-    def _split_capacity(self, queue: str) -> Iterator[tuple[int, int, bool]]:
+    def _split_capacity(self, queue: str, has_turns: bool) -> Iterator[tuple[int, int, bool]]:
         """Yield (executor kind, number of tasks, only the first task) in grant order.
 
         Kinds are independent while the capacity covers all free slots. Otherwise priority and age
@@ -228,7 +231,11 @@ class _Granter:
                     if count(queue, "ready"):
                         yield kind, min(room, slots_left[kind]), False
                 return
-            firsts = {kind: first for kind in kinds if (first := _head_position(unit, queue, kind))}
+            firsts = {
+                kind: first
+                for kind in kinds
+                if (first := _head_position(unit, queue, kind, has_turns))
+            }
             kinds = sorted(firsts, key=lambda kind: firsts[kind])
             if len(kinds) > 1:
                 granted_before, skipped = len(grants), unit.skipped
@@ -243,13 +250,15 @@ class _Granter:
                 ]:
                     del kinds[0]
 
-    def _grant_in_turn(self, queue: str, kind: int, room: int, *, first_only: bool) -> None:
+    def _grant_in_turn(
+        self, queue: str, kind: int, room: int, has_turns: bool, *, first_only: bool
+    ) -> None:
         """Grant ready tasks. Tasks with a limit key have fair turns. Priority and age decide between the task with
         the next turn and the first task without a key."""
         unit, grants = self._unit, self.grants
         of_kind = pack_text(queue) + pack_int(kind)
         while room > 0 and unit.skipped < SKIPPED_MAX:
-            turn = _first_in_turn(unit, queue, of_kind)
+            turn = _first_in_turn(unit, of_kind) if has_turns else None
             if turn is None:
                 self._grant_from(queue, kind, room, quarantined=False, first_only=first_only)
                 return
@@ -339,10 +348,13 @@ class _Head(NamedTuple):
     packed_seq: bytes
 
 
-def _head_position(unit: UnitOfWork, queue: str, kind: int) -> _Head | None:
+def _head_position(unit: UnitOfWork, queue: str, kind: int, has_turns: bool) -> _Head | None:
     """Return the first ready task of a kind, by priority and age, or None."""
     of_kind = pack_text(queue) + pack_int(kind)
-    heads = (_first_plain(unit, of_kind), _first_in_turn(unit, queue, of_kind))
+    plain = _first_plain(unit, of_kind)
+    if not has_turns:
+        return plain
+    heads = (plain, _first_in_turn(unit, of_kind))
     return min((head for head in heads if head is not None), default=None)
 
 
@@ -357,10 +369,8 @@ def _first_plain(unit: UnitOfWork, of_kind: bytes) -> _Head | None:
     return _Head(position[:end], position[end:])
 
 
-def _first_in_turn(unit: UnitOfWork, queue: str, of_kind: bytes) -> _Head | None:
+def _first_in_turn(unit: UnitOfWork, of_kind: bytes) -> _Head | None:
     """Return the task with a limit key that has the next turn."""
-    if not fair_turns.count_of(unit.txn, unit.keys, queue):
-        return None
     prefix = unit.keys.fair + of_kind
     head = unit.txn.scan(prefix, tuples.prefix_end(prefix), 1)
     if not head:

@@ -27,6 +27,7 @@ import msgspec
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.codec import Record
+from holdfast.durable import load_limits
 from holdfast.errors import StoreCorrupt
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
@@ -168,6 +169,7 @@ class TaskKeys:
             return schema.key_prefix(schema.Space.TASK, universe, *path)
 
         self.universe = universe
+        self.load_limits = load_limits.limits_key(universe)
         self.seq_counter = space("seq")
         self.lease_counter = space("lease")
         self.bodies = space("b")

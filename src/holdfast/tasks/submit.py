@@ -112,7 +112,7 @@ def submit_each(
     keys = keys_of(universe)
     refused: dict[int, HoldfastError] = {}
     unit = UnitOfWork(txn, universe)
-    rooms = None if unit.load_limits() is None else _Rooms(unit)
+    rooms = None if unit.load_limits is None else _Rooms(unit)
     for index, (spec_no, new_task) in enumerate(zip(spec_of_each, new, strict=True)):
         try:
             _spec_row(keys, specs[spec_no])
@@ -163,12 +163,23 @@ def _create_tasks(
     txn: Txn, universe: str, specs: list[TaskSpec], spec_of_each: list[int], new: list[TaskToSubmit]
 ) -> list[int]:
     unit = UnitOfWork(txn, universe)
+    if unit.load_limits is None:
+        seqs = _create_within(unit, specs, spec_of_each, new)
+    else:
+        seqs = _create_judged(unit, specs, spec_of_each, new)
+    unit.close()
+    return seqs
+
+
+def _create_judged(
+    unit: UnitOfWork, specs: list[TaskSpec], spec_of_each: list[int], new: list[TaskToSubmit]
+) -> list[int]:
+    """Create tasks, or raise Overloaded if they exceed a load limit."""
     before = unit.txn.count(unit.keys.seq_counter)
     seqs = _create_within(unit, specs, spec_of_each, new)
     # A known key creates nothing, so the repeat of an accepted call is never refused.
     if unit.txn.count(unit.keys.seq_counter) > before:
         unit.judge_new_tasks({specs[spec_no].queue for spec_no in spec_of_each})
-    unit.close()
     return seqs
 
 
@@ -183,7 +194,7 @@ class _Rooms:
     def take(self, queue: str, size: int) -> None:
         """Take a place for a task, or raise Overloaded."""
         unit = self._unit
-        limits = unit.load_limits()
+        limits = unit.load_limits
         if limits is None:
             return
         universe, taken = unit.keys.universe, self._taken
@@ -336,7 +347,8 @@ class _TaskBatch:
         if self._created:
             self._put(unit.keys.seq_counter, encode_int(self._seq))
             unit.log.append(TasksCreated(self._created, digest_rows(self._rows)))
-            unit.count_created(self._rows)
+            if unit.load_limits is not None:
+                unit.count_created(self._rows)
         for dead, spec in self._dead_on_arrival:
             unit.log.append(TasksDead([dead], dependents.DEPENDENCY_FAILED))
             unit.finish(dead, spec, "dead", awaited=False)

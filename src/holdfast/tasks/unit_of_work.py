@@ -59,21 +59,22 @@ class UnitOfWork:
         # Limits that may have free capacity now.
         self._freed_limits: set[tuple[str, str]] = set()
         self._limits: dict[str, QueueLimits] = {}
-        # The load limits of the universe, read once.
-        self._load_limits: LoadLimits | None = None
-        self._load_limits_read = False
+        # The load limits of the universe; None if it has none.
+        self.load_limits: LoadLimits | None = load_limits.find_at(txn, self.keys.load_limits)
         # Tasks skipped because the requesting worker may not run them now.
         self.skipped = 0
 
     def close(self) -> None:
         txn, keys = self.txn, self.keys
-        self.unthrottle()
+        if self._freed_limits:
+            self.unthrottle()
         for retain_ns, seqs in self._ended_by_retention.items():
             until = pack_int(self.now_ns + retain_ns)
             txn.put(keys.retained + until + pack_int(seqs[0]), pack(seqs))
         self.leases.save()
         self.log.save(txn, keys)
-        self._save_backlog()
+        if self.load_limits is not None:
+            self._save_backlog(self.load_limits)
         self.counts.save()
         for queue in self._queues_to_notify:
             txn.notify(keys.queue_topic(queue))
@@ -112,16 +113,9 @@ class UnitOfWork:
 
     # -- load limits -----------------------------------------------------------------------------
 
-    def load_limits(self) -> LoadLimits | None:
-        """The load limits of the universe; None if it has none."""
-        if not self._load_limits_read:
-            self._load_limits = load_limits.find(self.txn, self.keys.universe)
-            self._load_limits_read = True
-        return self._load_limits
-
     def judge_new_tasks(self, queues: Collection[str], count: int = 0) -> None:
         """Refuse new tasks in these queues if a limit is exceeded. `count` further tasks are created after this."""
-        limits = self.load_limits()
+        limits = self.load_limits
         if limits is None:
             return
         universe = self.keys.universe
@@ -144,22 +138,21 @@ class UnitOfWork:
         stored = load_limits.counted(self.txn, self.keys.universe, load_limits.TASKS)
         return stored + self.counts.waiting_delta()
 
-    def _save_backlog(self) -> None:
+    def _save_backlog(self, limits: LoadLimits) -> None:
         """Add the change of the number of waiting tasks to the counter of the universe, while it is limited."""
-        limits = self.load_limits()
-        if limits is not None and limits.tasks:
+        if limits.tasks:
             change = self.counts.waiting_delta()
             load_limits.add_to(self.txn, self.keys.universe, load_limits.TASKS, change)
 
     def count_created(self, rows: Iterable[bytes]) -> None:
         """Count the arguments of new tasks towards the bytes of the universe, while they are limited."""
-        limits = self.load_limits()
+        limits = self.load_limits
         if limits is not None and limits.bytes_in_flight:
             size = sum(arguments_size(self.txn, decode_body(row)) for row in rows)
             load_limits.add_to(self.txn, self.keys.universe, load_limits.BYTES, size)
 
     def _count_ended(self, seqs: list[int]) -> None:
-        limits = self.load_limits()
+        limits = self.load_limits
         if limits is None or not limits.bytes_in_flight:
             return
         bodies = [self.body(pack_int(seq)) for seq in seqs]
@@ -399,7 +392,8 @@ class UnitOfWork:
     def finish_many(self, seqs: list[int], spec: TaskSpec, place: str) -> None:
         """Record the end of tasks: counters, retention and notifications."""
         self.counts.add(spec.queue, place, len(seqs))
-        self._count_ended(seqs)
+        if self.load_limits is not None:
+            self._count_ended(seqs)
         retained = self._ended_by_retention.get(spec.retain_ns)
         if retained is None:
             retained = self._ended_by_retention[spec.retain_ns] = []

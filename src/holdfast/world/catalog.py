@@ -440,7 +440,11 @@ def changes_topic(universe: str) -> str:
 
 def mark_runnable(txn: Txn, universe: str, world_id: str) -> None:
     """Mark a world as runnable for its assigned worker."""
-    found = find_assignment(txn, universe, world_id)
+    mark_runnable_with(txn, universe, world_id, find_assignment(txn, universe, world_id))
+
+
+def mark_runnable_with(txn: Txn, universe: str, world_id: str, found: Assignment | None) -> None:
+    """`mark_runnable` for a caller that has read the assignment in this transaction."""
     if found is None:
         row = txn.get(_keys(universe).records + tuples.pack((world_id,)))
         if row is not None and _decode_record(row).stopped:

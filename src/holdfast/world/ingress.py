@@ -10,7 +10,8 @@ from __future__ import annotations
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import INBOX_DEPTH_MAX, MESSAGE_BYTES_MAX
-from holdfast.durable import inbox
+from holdfast.durable import inbox, load_limits
+from holdfast.durable.load_limits import LoadLimits
 from holdfast.durable.validation import check_limit
 from holdfast.errors import NotFound, Overloaded, ValueTooLarge
 from holdfast.messages import Ingress, IngressKind
@@ -50,12 +51,18 @@ def user_key(key: str | None) -> str | None:
 @operation("ingress.deliver")
 def deliver(txn: Txn, to: WorldAddress, key: str | None, ingress: Ingress) -> IngressResult:
     """Accept one ingress. It is durable and ordered when this returns."""
+    return _deliver(txn, to, key, ingress, load_limits.find(txn, to.universe))
+
+
+def _deliver(
+    txn: Txn, to: WorldAddress, key: str | None, ingress: Ingress, limits: LoadLimits | None
+) -> IngressResult:
     world_id = catalog.find_id(txn, to.universe, to.type, to.name)
     if world_id is None:
         if to.mint is None:
             raise NotFound(what="world", universe=to.universe, type=to.type, name=to.name)
         world_id = catalog.create(txn, to.universe, to.type, to.name, to.mint).world_id
-    return put_ingress(txn, to.universe, world_id, key, ingress)
+    return put_with_limits(txn, to.universe, world_id, key, ingress, limits)
 
 
 @operation("ingress.deliver_many")
@@ -64,7 +71,12 @@ def deliver_many(
 ) -> list[IngressResult]:
     """Accept many ingresses in order, all or none."""
     check_limit(len(items), "items")
-    return [deliver.fn(txn, to, key, ingress) for to, key, ingress in items]
+    # A delivery does not change the limits, so a batch reads them once.
+    limits_of = {
+        universe: load_limits.find(txn, universe)
+        for universe in dict.fromkeys(to.universe for to, _, _ in items)
+    }
+    return [_deliver(txn, to, key, ingress, limits_of[to.universe]) for to, key, ingress in items]
 
 
 @operation("ingress.deliver_by_id")
@@ -79,10 +91,23 @@ def put_ingress(
     txn: Txn, universe: str, world_id: str, key: str | None, ingress: Ingress
 ) -> IngressResult:
     """Put one ingress into the inbox of a world and mark the world runnable."""
+    limits = load_limits.find(txn, universe)
+    return put_with_limits(txn, universe, world_id, key, ingress, limits)
+
+
+def put_with_limits(
+    txn: Txn,
+    universe: str,
+    world_id: str,
+    key: str | None,
+    ingress: Ingress,
+    limits: LoadLimits | None,
+) -> IngressResult:
+    """`put_ingress` for a caller that has read the load limits of the universe in this transaction."""
     # A deleted world has no assignment, so an assigned world needs no lookup of its record.
-    is_assigned = catalog.find_assignment(txn, universe, world_id) is not None
+    assignment = catalog.find_assignment(txn, universe, world_id)
     if (
-        not is_assigned
+        assignment is None
         and catalog.get_record(txn, universe, world_id).status is catalog.WorldStatus.DELETED
     ):
         raise NotFound(what="world", universe=universe, world_id=world_id, why="it is deleted")
@@ -94,14 +119,15 @@ def put_ingress(
     body = codec.pack(ingress)
     if len(body) > MESSAGE_BYTES_MAX + _ENVELOPE_BYTES_MAX:
         raise ValueTooLarge(what="ingress", bytes=len(body), bytes_max=MESSAGE_BYTES_MAX)
-    # The repeat of an accepted event is never refused.
-    is_new = key is None or not inbox.is_delivered(txn, subject, key)
-    if ingress.kind is IngressKind.EVENT and is_new:
-        load_admission.judge_event(txn, universe, world_id, len(body))
-    put = inbox.put.fn(txn, subject, key, body)
+    if limits is not None:
+        # The repeat of an accepted event is never refused.
+        is_new = key is None or not inbox.is_delivered(txn, subject, key)
+        if ingress.kind is IngressKind.EVENT and is_new:
+            load_admission.judge_event(txn, universe, world_id, len(body), limits)
+    put = inbox.put_with_limits(txn, subject, key, body, None, b"", limits)
     if put.already:
         return IngressResult(
             world_id, put.seq, True, unknown_events.item_status(txn, universe, world_id, put.seq)
         )
-    catalog.mark_runnable(txn, universe, world_id)
+    catalog.mark_runnable_with(txn, universe, world_id, assignment)
     return IngressResult(world_id, put.seq, False)

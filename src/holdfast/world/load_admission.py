@@ -15,17 +15,13 @@ from holdfast.world import timers
 from holdfast.world.catalog import subject_of
 
 
-def inbox_max(txn: Txn, universe: str) -> int:
+def inbox_max(limits: LoadLimits | None) -> int:
     """Return the depth at which an inbox refuses events and mail."""
-    limits = load_limits.find(txn, universe)
     return INBOX_DEPTH_MAX if limits is None else limits.inbox or INBOX_DEPTH_MAX
 
 
-def judge_event(txn: Txn, universe: str, world_id: str, size: int) -> None:
+def judge_event(txn: Txn, universe: str, world_id: str, size: int, limits: LoadLimits) -> None:
     """Refuse a new event with Overloaded if it would exceed a limit."""
-    limits = load_limits.find(txn, universe)
-    if limits is None:
-        return
     if limits.inbox:
         depth = inbox.depth(txn, subject_of(universe, world_id)) + 1
         if depth > limits.inbox:

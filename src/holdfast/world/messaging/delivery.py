@@ -21,7 +21,7 @@ from typing import Literal
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import HEADERS_BYTES_MAX, MESSAGE_ID_BYTES_MAX
-from holdfast.durable import inbox
+from holdfast.durable import inbox, load_limits
 from holdfast.durable.validation import check_limit
 from holdfast.errors import HoldfastError, Invalid, NotFound
 from holdfast.messages import (
@@ -184,7 +184,8 @@ def _accept(
         if catalog.get_record(txn, universe, to).status is catalog.WorldStatus.DELETED:
             raise NotFound(what="world", universe=universe, world_id=to, why="it is deleted")
     subject = catalog.subject_of(universe, world_id)
-    full = inbox.depth(txn, subject) >= load_admission.inbox_max(txn, universe)
+    limits = load_limits.find(txn, universe)
+    full = inbox.depth(txn, subject) >= load_admission.inbox_max(limits)
     if full or existing_id is None:
         first = inbox.seq_of_key(txn, subject, key, meaning, issued_ns)
         if first is not None:
@@ -194,7 +195,7 @@ def _accept(
     if isinstance(to, WorldName) and existing_id is None:
         catalog.create(txn, universe, to.type, to.name, world_id)
     body = codec.pack(_ingress(intent, mail, universe))
-    put = inbox.put.fn(txn, subject, key, body, issued_ns, meaning)
+    put = inbox.put_with_limits(txn, subject, key, body, issued_ns, meaning, limits)
     if put.already:
         return _duplicate_result(txn, universe, world_id, put.seq)
     catalog.mark_runnable(txn, universe, world_id)
