@@ -1,12 +1,15 @@
 """The endpoints of schedules."""
 
-from typing import Any
+from collections import Counter
+from typing import Any, cast
 
 import pytest
 
-from holdfast.errors import Invalid, NotFound
+from holdfast.errors import Invalid, KeyConflict, NotFound, Overloaded
 from holdfast.ops.api.call import NeedsApp
 from holdfast.schedules.model import ScheduleExists
+from holdfast.store.api import Store
+from holdfast.workers.limit_settings import change_limits
 from tests.api.rig import ApiRig
 
 MODULES = ("holdfast.ops.api.schedules", "holdfast.ops.schedule_documents")
@@ -95,6 +98,69 @@ def test_backfill_starts_each_past_occurrence_once(rig: ApiRig) -> None:
     for bad in ({"from": "x", "to": "2026-01-03"}, {"from": "2026-01-03", "to": "2026-01-01"}, {}):
         with pytest.raises(Invalid):
             rig.post("/v1/schedules/nightly/backfill", bad)
+
+
+SPAN = {"from": "2026-01-01T00:00", "to": "2026-01-01T18:00"}
+BACKFILL = "/v1/schedules/nightly/backfill"
+
+
+def set_limit(rig: ApiRig, tasks: int) -> None:
+    rig.store.transact(change_limits, rig.universe, {"tasks": tasks})
+
+
+def test_refused_backfill_changes_nothing_and_its_key_works_later(rig: ApiRig) -> None:
+    create(rig, every="* * * * *", overlap="allow")
+    set_limit(rig, 600)
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            rig.post(BACKFILL, SPAN, key="k")
+    shown = rig.get("/v1/schedules/nightly")
+    assert (shown["occurrences"], len(shown["changes"])) == ([], 1)
+    assert len(rig.audit_entries()) == 0
+    set_limit(rig, 0)
+    made = rig.post(BACKFILL, SPAN, key="k")
+    assert Counter(one["state"] for one in made["occurrences"]) == {"started": 18 * 60}
+    assert rig.post(BACKFILL, SPAN, key="k") == made
+    assert len(rig.audit_entries()) == 1
+
+
+class DyingStore:
+    """A store of a server that dies before its commit of this number."""
+
+    def __init__(self, store: Store, dies_at: int) -> None:
+        self.store, self.left = store, dies_at
+
+    def transact(self, fn: Any, *args: Any) -> Any:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return self.store.transact(fn, *args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize(("dies_at", "started"), [(1, 0), (2, 500), (3, 1000), (4, 1080)])
+def test_repeat_with_the_key_continues_an_unfinished_backfill(
+    rig: ApiRig, dies_at: int, started: int
+) -> None:
+    """The backfill has three commits, and its answer a fourth one. No limit refuses the rest of an accepted backfill."""
+    create(rig, every="* * * * *", overlap="allow")
+    store = rig.store
+    rig.store = cast(Store, DyingStore(store, dies_at))
+    with pytest.raises(KeyboardInterrupt):
+        rig.post(BACKFILL, SPAN, key="k")
+    rig.store = store
+    if started:
+        set_limit(rig, 1)
+        with pytest.raises(KeyConflict):
+            rig.post(BACKFILL, {**SPAN, "to": "2026-01-01T17:00"}, key="k")
+    made = rig.post(BACKFILL, SPAN, key="k")
+    states = Counter(one["state"] for one in made["occurrences"])
+    assert states == +Counter({"exists": started, "started": 1080 - started})
+    assert len({one["target"] for one in made["occurrences"]}) == 1080
+    assert rig.post(BACKFILL, SPAN, key="k") == made
+    assert len(rig.audit_entries()) == 1
 
 
 def test_deleted_schedule_is_gone(rig: ApiRig) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -19,7 +21,9 @@ from holdfast.durable.load_limits import BYTES, EFFECTS, TASKS
 from holdfast.errors import Invalid, Overloaded
 from holdfast.ops import limit_check, verify
 from holdfast.ops.http.problem import problem_response
+from holdfast.schedules import backfills
 from holdfast.schedules import operations as schedule_operations
+from holdfast.schedules.policies import QUEUED_MAX
 from holdfast.store.api import Store
 from holdfast.tasks import operations
 from holdfast.tasks.model import TaskSpec, pack_int
@@ -193,6 +197,85 @@ def test_refused_occurrence_is_recorded_and_can_be_backfilled() -> None:
     rig.run_tasks()
     rig.pass_until("2026-11-13T09:30:30")
     assert rig.uses("s")[-1] == "09:30 started"
+
+
+def backfill_rig(every: str = "* * * * *", **options: Any) -> ScheduleRig:
+    """A rig whose schedule `s` has an occurrence in each minute, and a wall clock at 09:00:30."""
+
+    @hf.task
+    def report() -> None: ...
+
+    @hf.flow
+    async def tidy() -> None: ...
+
+    clock = SimClock()
+    app = hf.App("flows", tasks=[report], flows=[tidy])
+    rig = ScheduleRig(stores.open("memory:", clock=clock), clock, app)
+    options = {"overlap": "allow", "target": "task"} | options
+    target = tidy if options.pop("target") == "flow" else report
+    rig.create("s", target, every, **options)
+    return rig
+
+
+def backfill(
+    rig: ScheduleRig, hours: int, store: Any = None, start: str = "2026-11-05T00:00"
+) -> Counter[str]:
+    """Backfill some hours from a time on. Return the number of occurrences in each state."""
+    first = datetime.fromisoformat(start)
+    made = backfills.run(
+        store or rig.store, rig.universe, "s", first, first + timedelta(hours=hours),
+        wall_ns=rig.clock.wall_ns(),
+    )  # fmt: skip
+    return Counter(one.state for one in made)
+
+
+@pytest.mark.parametrize("target", ["task", "flow"])
+def test_backfill_of_several_commits_is_refused_as_a_whole(target: str) -> None:
+    rig = backfill_rig(target=target)
+    limit(rig.store, "flows", tasks=600)
+    error = assert_refused(rig.store, lambda: backfill(rig, 18), "tasks")
+    assert (error.found, error.limit_max) == (18 * 60, 600)
+    assert backfill(rig, 10) == {"started": 600}
+    limit(rig.store, "flows", tasks=18 * 60)
+    assert backfill(rig, 18) == {"exists": 600, "started": 480}, "only new occurrences count"
+    assert rig.store.read(verify.find_differences) == []
+
+
+def test_accepted_backfill_continues_at_a_limit() -> None:
+    rig = backfill_rig()
+    limit(rig.store, "flows", tasks=18 * 60)
+
+    class LimitingStore:
+        """Another process lowers the limit after the first commit."""
+
+        def transact(self, fn: Any, *args: Any) -> Any:
+            done = rig.store.transact(fn, *args)
+            limit(rig.store, "flows", tasks=1)
+            return done
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(rig.store, name)
+
+    assert backfill(rig, 18, LimitingStore()) == {"started": 18 * 60}
+    new_task = (operations.submit, "flows", TaskSpec("report"), [TaskToSubmit(b"")])
+    assert_refused(rig.store, lambda: rig.store.transact(*new_task), "tasks")
+
+
+def test_backfill_that_waits_in_the_queue_of_its_schedule_needs_room_for_one_task() -> None:
+    rig = backfill_rig(overlap="queue")
+    limit(rig.store, "flows", tasks=1)
+    assert backfill(rig, 18) == {"started": 1, "queued": 18 * 60 - 1}
+
+
+def test_backfill_beyond_the_queue_of_its_schedule_is_refused_as_a_whole() -> None:
+    rig = backfill_rig(overlap="queue")
+    assert backfill(rig, 160)["queued"] == 160 * 60 - 1
+    before = rig.store.read(lambda txn: txn.scan(b"\x15\x02", b"\xff\xff"))
+    # The queue has room for 401 occurrences.
+    with pytest.raises(Invalid) as refused:
+        backfill(rig, 18, start="2026-11-01T00:00")
+    assert refused.value.max == QUEUED_MAX
+    assert rig.store.read(lambda txn: txn.scan(b"\x15\x02", b"\xff\xff")) == before
 
 
 # -- worlds ----------------------------------------------------------------------------------------

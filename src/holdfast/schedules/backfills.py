@@ -1,7 +1,7 @@
 """Backfills and deletions: several commits of bounded size, for Python and the command line.
 
 A backfill uses the keys of the occurrences, so an occurrence that has run does not run again, and an interrupted
-backfill is repeated safely.
+backfill is repeated safely. The first commit judges the load limits for the whole backfill.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 from holdfast.errors import Invalid
 from holdfast.schedules import operations, queries
-from holdfast.schedules.model import ScheduleDefinition, ScheduleRow, get_schedule, time_text
+from holdfast.schedules.model import (
+    ScheduleDefinition,
+    ScheduleRow,
+    get_schedule,
+    is_unused,
+    time_text,
+)
 from holdfast.schedules.operations import UsedOccurrence
 from holdfast.schedules.policies import occurrences_between
 from holdfast.schedules.states import OccurrenceState
@@ -34,15 +40,27 @@ class Backfilled(NamedTuple):
 
 
 def run(
-    store: Store, universe: str, name: str, start: datetime, end: datetime, *, wall_ns: int
+    store: Store,
+    universe: str,
+    name: str,
+    start: datetime,
+    end: datetime,
+    *,
+    wall_ns: int,
+    accepted: bool = False,
 ) -> list[Backfilled]:
-    """Start or queue the occurrences from `start` on and before `end` that have not run."""
+    """Start or queue the occurrences from `start` on and before `end` that have not run. `accepted` continues a
+    backfill whose first commit has succeeded."""
     occurrences = _select(store, universe, name, start, end, wall_ns)
+    rows = store.read(queries.used_occurrences, universe, name, occurrences[COMMIT_MAX:])
+    later = sum(map(is_unused, rows))
     made: list[Backfilled] = []
     for at in range(0, len(occurrences), COMMIT_MAX):
+        part = occurrences[at : at + COMMIT_MAX]
         used: list[UsedOccurrence] = store.transact(
-            operations.backfill, universe, name, occurrences[at : at + COMMIT_MAX], wall_ns
+            operations.backfill, universe, name, part, wall_ns, later, accepted
         )
+        accepted = True
         for one in used:
             state = OccurrenceState(one.row.state).name.lower() if one.is_new else "exists"
             made.append(Backfilled(one.occurrence_ns, state, one.row.target_id))
@@ -57,7 +75,7 @@ def dry_run(
     rows = store.read(queries.used_occurrences, universe, name, occurrences)
     return [
         Backfilled(occurrence_ns, "new", "")
-        if row is None or row.state == OccurrenceState.SKIPPED
+        if row is None or is_unused(row)
         else Backfilled(occurrence_ns, "exists", row.target_id)
         for occurrence_ns, row in zip(occurrences, rows, strict=True)
     ]

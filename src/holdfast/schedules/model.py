@@ -116,6 +116,11 @@ class OccurrenceRow(Record, frozen=True):
         return str((FlowId if self.is_flow else TaskId)(self.generation, self.seq))
 
 
+def is_unused(row: OccurrenceRow | None) -> bool:
+    """Whether a backfill may start this occurrence."""
+    return row is None or row.state == OccurrenceState.SKIPPED
+
+
 class ChangeRow(Record, frozen=True):
     """A change of a schedule, for audits."""
 

@@ -24,11 +24,12 @@ from holdfast.schedules.model import (
     ScheduleExists,
     ScheduleRow,
     check_definition,
+    is_unused,
     keys_of,
     time_text,
 )
-from holdfast.schedules.states import OccurrenceEvent, OccurrenceState
-from holdfast.schedules.unit_of_work import OpenSchedule, ScheduleUnit
+from holdfast.schedules.states import OccurrenceEvent
+from holdfast.schedules.unit_of_work import OpenSchedule, ScheduleUnit, queue_full
 from holdfast.store import tuples
 from holdfast.store.api import Txn, operation
 
@@ -210,9 +211,18 @@ def run_now(txn: Txn, universe: str, name: str, wall_ns: int) -> UsedOccurrence:
 
 @operation("schedules.backfill")
 def backfill(
-    txn: Txn, universe: str, name: str, occurrences: list[int], wall_ns: int
+    txn: Txn,
+    universe: str,
+    name: str,
+    occurrences: list[int],
+    wall_ns: int,
+    later: int = 0,
+    accepted: bool = False,
 ) -> list[UsedOccurrence]:
-    """Start or queue past occurrences that have not run, in the given order. A started or queued one is not repeated."""
+    """Start or queue past occurrences that have not run, in the given order. A started or queued one is not repeated.
+
+    A backfill of several commits is judged in its first one, with the number of new occurrences that follow in `later`
+    commits. They are accepted work then: no limit refuses them."""
     check_limit(len(occurrences), "occurrences")
     unit = ScheduleUnit(txn, universe)
     schedule = unit.load(name)
@@ -226,20 +236,17 @@ def backfill(
             raise KeyExpired(
                 what="occurrence", schedule=name, removed_until=time_text(row.floor_ns)
             )
+    if not accepted:
+        found = [unit.occurrence(name, occurrence_ns) for occurrence_ns in set(occurrences)]
+        unit.judge_backfill(schedule, sum(map(is_unused, found)) + later)
     answers: list[UsedOccurrence] = []
     for occurrence_ns in occurrences:
         used = unit.occurrence(name, occurrence_ns)
-        is_new = used is None or used.state == OccurrenceState.SKIPPED
+        is_new = is_unused(used)
         if used is None or is_new:
             if schedule.row.queued >= policies.QUEUED_MAX:
-                raise Invalid(
-                    what="backfill",
-                    schedule=name,
-                    queued=schedule.row.queued,
-                    max=policies.QUEUED_MAX,
-                    why="too many occurrences wait; repeat the command later",
-                )
-            used = unit.use(schedule, occurrence_ns, policies.BACKFILL)
+                raise queue_full(name, schedule.row.queued)
+            used = unit.use(schedule, occurrence_ns, policies.BACKFILL, accepted=accepted)
         answers.append(UsedOccurrence(occurrence_ns, used, is_new))
     if any(answer.is_new for answer in answers):
         started = sum(answer.is_new for answer in answers)

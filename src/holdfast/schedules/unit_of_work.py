@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from holdfast import codec
-from holdfast.errors import NotFound, Overloaded
+from holdfast.errors import Invalid, NotFound, Overloaded
 from holdfast.flows.model import Parent
 from holdfast.flows.operations import NewFlow, judge_start, start_within
 from holdfast.flows.states import ENDED
@@ -102,8 +102,10 @@ class ScheduleUnit:
         row = self.txn.get(self.keys.occurrence(name, occurrence_ns))
         return None if row is None else decode_occurrence(row)
 
-    def use(self, schedule: OpenSchedule, occurrence_ns: int, cause: str) -> OccurrenceRow:
-        """Start, queue or skip an occurrence, as the overlap policy decides."""
+    def use(
+        self, schedule: OpenSchedule, occurrence_ns: int, cause: str, *, accepted: bool = False
+    ) -> OccurrenceRow:
+        """Start, queue or skip an occurrence, as the overlap policy decides. No load limit refuses an accepted one."""
         row = schedule.row
         decision = policies.judge_overlap(
             row.definition.overlap,
@@ -111,7 +113,7 @@ class ScheduleUnit:
             last_is_open=self.is_last_open(row),
             queued=row.queued,
         )
-        if decision.event is OccurrenceEvent.START:
+        if decision.event is OccurrenceEvent.START and not accepted:
             try:
                 self._judge_start(schedule)
             except Overloaded:
@@ -120,9 +122,20 @@ class ScheduleUnit:
                 decision = policies.OverlapDecision(OccurrenceEvent.SKIP, policies.OVERLOADED)
         return self.apply(schedule, occurrence_ns, cause, decision.event, decision.reason)
 
-    def _judge_start(self, schedule: OpenSchedule) -> None:
-        """Refuse an occurrence if a load limit is exceeded."""
-        definition, count = schedule.row.definition, self.flows.activation_count() + 1
+    def judge_backfill(self, schedule: OpenSchedule, count: int) -> None:
+        """Refuse a backfill of this many new occurrences if they exceed a load limit or the queue of the schedule."""
+        row = schedule.row
+        if row.definition.overlap == "allow":
+            if count:
+                self._judge_start(schedule, count)
+            return
+        starts = 0 if row.queued or self.is_last_open(row) else 1
+        if row.queued + count - starts > policies.QUEUED_MAX:
+            raise queue_full(schedule.name, row.queued, count)
+
+    def _judge_start(self, schedule: OpenSchedule, starts: int = 1) -> None:
+        """Refuse occurrences that start if a load limit is exceeded."""
+        definition, count = schedule.row.definition, self.flows.activation_count() + starts
         if definition.task is not None:
             self.flows.tasks.judge_new_tasks([definition.task.queue], count)
         elif definition.flow is not None:
@@ -280,3 +293,15 @@ class ScheduleUnit:
         if row.key:
             self.txn.delete(self.keys.keys + tuples.pack((row.key,)))
         del self._schedules[name]
+
+
+def queue_full(name: str, queued: int, new: int = 1) -> Invalid:
+    """Make the error of a backfill with more occurrences than may wait."""
+    return Invalid(
+        what="backfill",
+        schedule=name,
+        queued=queued,
+        new=new,
+        max=policies.QUEUED_MAX,
+        why="too many occurrences wait; repeat the command later",
+    )

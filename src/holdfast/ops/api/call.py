@@ -19,7 +19,7 @@ from holdfast.errors import Invalid
 from holdfast.ops import audit
 from holdfast.ops.api import idempotency
 from holdfast.ops.api.endpoint import ApiAnswer, Endpoint, PageQuery
-from holdfast.ops.api.idempotency import RequestKey
+from holdfast.ops.api.idempotency import AnswerPending, RequestKey
 from holdfast.store.api import Store, Txn
 
 if TYPE_CHECKING:
@@ -130,12 +130,19 @@ class RecordingStore:
 
 
 def run(call: ApiCall) -> ApiAnswer:
-    """Run the handler of a call. A repeat of an idempotency key returns the first answer and changes nothing."""
+    """Run the handler of a call. A repeat of an idempotency key returns the first answer and changes nothing. An endpoint
+    that `continues` finishes a request whose first commit has recorded the key."""
     if call.endpoint.options.needs_app:
         call.require_app()
     if not call.has_key:
         return _as_answer(call, call.endpoint.handler(call))
-    first = call.store.read(idempotency.find_answer, call.request_key)
+    first = None
+    try:
+        first = call.store.read(idempotency.find_answer, call.request_key)
+    except AnswerPending:
+        if not call.endpoint.options.continues:
+            raise
+        call.marks.audited, call.marks.claimed = True, True
     if first is not None:
         return first
     answer = _as_answer(call, call.endpoint.handler(call))

@@ -82,6 +82,8 @@ class EndpointOptions:
     problems: tuple[type[HoldfastError], ...] = ()
     # Answers 409 `needs_app` when the server has no app.
     needs_app: bool = False
+    # The repeat of an unfinished request with its idempotency key continues it: the handler skips the finished part.
+    continues: bool = False
     # The handler may wait for seconds. The server runs it in one of a bounded number of threads.
     waits: bool = False
 

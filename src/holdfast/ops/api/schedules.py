@@ -164,9 +164,15 @@ def backfill_schedule(call: ApiCall) -> BackfillAnswer:
     body: BackfillBody = call.body
     name = call.path["name"]
     start, end = parse_time("from", body.start), parse_time("to", body.end)
-    run = backfills.dry_run if body.dry_run else backfills.run
-    store = call.recording_store(f"schedule/{name}", f"{body.start} to {body.end}")
-    made = run(store, call.universe, name, start, end, wall_ns=SYSTEM.wall_ns())
+    store, wall_ns = call.store, SYSTEM.wall_ns()
+    if body.dry_run:
+        made = backfills.dry_run(store, call.universe, name, start, end, wall_ns=wall_ns)
+    else:
+        store = call.recording_store(f"schedule/{name}", f"{body.start} to {body.end}")
+        accepted = call.marks.claimed
+        made = backfills.run(
+            store, call.universe, name, start, end, wall_ns=wall_ns, accepted=accepted
+        )
     documents = [schedule_documents.backfilled_document(one) for one in made]
     return BackfillAnswer(dry_run=body.dry_run, occurrences=documents)
 
@@ -197,7 +203,7 @@ ENDPOINTS = (
              "Start an extra occurrence of a schedule now", _EMPTY),
     Endpoint("POST", f"{_SCHEDULE}/backfill", Scope.OPERATE, backfill_schedule, BackfillAnswer,
              "Start the past occurrences of a range that have not run",
-             EndpointOptions(body=BackfillBody)),
+             EndpointOptions(body=BackfillBody, continues=True)),
     Endpoint("POST", f"{_SCHEDULE}/delete", Scope.OPERATE, delete_schedule, DeletedSchedule,
              "Delete a schedule; its tasks and flows continue", _EMPTY),
 )  # fmt: skip
