@@ -67,6 +67,8 @@ def test_head_of_an_endpoint_has_the_headers_without_the_body(client: JsonClient
         ("GET", f"{WORLDS}?limit=1001", None, 422, "invalid"),
         ("GET", f"{WORLDS}?cursor=%25", None, 422, "invalid"),
         ("GET", f"{WORLDS}?color=red", None, 400, "no_index"),
+        ("GET", "/v1/tasks?color=red", None, 400, "no_index"),
+        ("GET", "/v1/queues?color=red", None, 400, "no_index"),
         ("GET", f"{WORLDS}/QuotedAccount/none", None, 404, "not_found"),
         ("GET", f"{WORLDS}?universe=none", None, 404, "not_found"),
         ("DELETE", WORLDS, {}, 405, "method_not_allowed"),
@@ -113,6 +115,18 @@ def test_key_with_another_request_is_a_key_conflict(client: JsonClient) -> None:
     for response in (other_body, other_path):
         assert (response.status, response.document["code"]) == (409, "key_conflict")
     assert len(client.get(WORLDS).document["items"]) == 1
+
+
+def test_order_of_the_members_of_a_repeated_request_has_no_meaning(client: JsonClient) -> None:
+    job = {"action": "tasks.cancel", "selection": {"state": "ready", "queue": "paper"}}
+    reordered = {"selection": {"queue": "paper", "state": "ready"}, "action": "tasks.cancel"}
+    first = client.post("/v1/jobs", job, headers=key_header("k-1"))
+    again = client.post("/v1/jobs", reordered, headers=key_header("k-1"))
+    assert first.status == 202, first.document
+    assert again.document == first.document
+    other = {**job, "selection": {"state": "parked", "queue": "paper"}}
+    refused = client.post("/v1/jobs", other, headers=key_header("k-1"))
+    assert refused.document["code"] == "key_conflict"
 
 
 def test_key_of_a_refused_request_is_free(client: JsonClient) -> None:

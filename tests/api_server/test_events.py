@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -175,6 +176,30 @@ def test_streams_are_bounded_and_free_their_place_when_they_end(
         refused = client.get("/v1/events?subject=counts")
         assert (refused.status, refused.document["code"]) == (503, "too_many")
     until(lambda: server.busy == 0, "the client's disconnect is noticed")
+    with streaming(server, "counts") as stream:
+        assert stream.next() is not None
+
+
+def test_streams_that_begin_at_once_are_bounded(
+    rig: ServedRig, server: HttpServer, client: JsonClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "STREAMS_MAX", 3)
+    request = b"GET /v1/events?subject=counts HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    raws = [rig.raw(server) for _ in range(12)]
+    for raw in raws:
+        raw.send(request)
+    status_lines = [raw.socket.recv(12) for raw in raws]
+    assert Counter(status_lines) == {b"HTTP/1.1 200": 3, b"HTTP/1.1 503": 9}
+
+
+def test_refused_stream_and_a_head_request_free_their_place(
+    server: HttpServer, client: JsonClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "STREAMS_MAX", 1)
+    for _ in range(2):
+        assert client.get("/v1/events?subject=task/1-99").status == 404
+        assert client.get("/v1/events?subject=counts&universe=none").status == 404
+        assert client.call("HEAD", "/v1/events?subject=counts").status == 200
     with streaming(server, "counts") as stream:
         assert stream.next() is not None
 

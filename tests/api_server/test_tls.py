@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
 import os
+import socket
 import ssl
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import trustme
 
+from holdfast import store as stores
 from holdfast.errors import Invalid, NotFound
 from holdfast.ops.http.limits import ConnectionLimits
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.tls import CertificateFiles
+from holdfast.ops.world_operations import world_create
 from tests.api_server.served_rig import ServedRig, rig
 from tests.process.watch import until
+from tests.processes import Proc
 
 __all__ = ["rig"]
 
@@ -105,6 +111,75 @@ def test_client_that_never_finishes_its_handshake_is_disconnected_after_head_s(
     assert get(server, certificates.client_context(), "/healthz")[0] == 200
 
 
+def test_silent_connections_are_evicted_oldest_first_during_their_handshake(
+    rig: ServedRig, certificates: Certificates
+) -> None:
+    server = serve(rig, certificates, ConnectionLimits(connections_max=8, rejected_max=2))
+    context = certificates.client_context()
+    silent = [rig.raw(server) for _ in range(20)]
+    for raw in silent[:12]:
+        assert raw.read_until_closed() == b""
+    assert get(server, context, "/v1/queues")[0] == 200
+    # The newest ones are still open.
+    silent[-1].socket.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        silent[-1].socket.recv(1)
+
+
+def test_established_connections_are_not_evicted_for_handshakes(
+    rig: ServedRig, certificates: Certificates
+) -> None:
+    server = serve(rig, certificates, ConnectionLimits(connections_max=4, rejected_max=2))
+    context = certificates.client_context()
+    clients = [
+        http.client.HTTPSConnection(*server.address, timeout=20, context=context) for _ in range(4)
+    ]
+    for client in clients:
+        client.request("GET", "/healthz")
+        assert client.getresponse().read()
+    silent = [rig.raw(server) for _ in range(20)]
+    for raw in silent[:18]:
+        assert raw.read_until_closed() == b""
+    for client in clients:
+        client.request("GET", "/v1/queues")
+        assert client.getresponse().status == 200
+        client.close()
+
+
+def test_stop_of_the_server_ends_unfinished_handshakes(
+    rig: ServedRig, certificates: Certificates
+) -> None:
+    server = serve(rig, certificates)
+    raw = rig.raw(server)
+    assert get(server, certificates.client_context(), "/healthz")[0] == 200
+    server.request_stop()
+    assert raw.read_until_closed() == b""
+    server.join(5)
+    assert not server.running
+
+
+def test_tls_server_with_few_open_files_serves_beside_silent_connections(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    with stores.open(tmp_path / "data") as store:
+        world_create(store, "bank", "Account", "ada")
+    options = "--http 127.0.0.1:0 --http-cert cert.pem --http-key key.pem --store data"
+    command = f"ulimit -n 128; exec {sys.executable} -m holdfast.cli serve {options}"
+    with Proc.spawn(["sh", "-c", command], ready="ready", cwd=tmp_path) as proc:
+        port = int(proc.lines[0].rpartition(":")[2])
+        with contextlib.ExitStack() as opened:
+            for _ in range(140):
+                opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            for _ in range(3):
+                client = http.client.HTTPSConnection(
+                    "127.0.0.1", port, timeout=5, context=certificates.client_context()
+                )
+                client.request("GET", "/v1/worlds")
+                assert client.getresponse().status == 200
+                client.close()
+        assert proc.errors == []
+
+
 def test_renewed_certificate_applies_without_a_restart(
     rig: ServedRig, certificates: Certificates
 ) -> None:
@@ -112,6 +187,19 @@ def test_renewed_certificate_applies_without_a_restart(
     *_, former = get(server, context, "/healthz")
     certificates.renew()
     until(lambda: get(server, context, "/healthz")[2] != former, "the new certificate is served")
+
+
+def test_fifo_in_place_of_a_certificate_file_keeps_the_former_certificate(
+    rig: ServedRig, certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, context = serve(rig, certificates), certificates.client_context()
+    with caplog.at_level(logging.WARNING, "holdfast.http"):
+        other = certificates.key.with_suffix(".new")
+        os.mkfifo(other)
+        os.replace(other, certificates.key)
+        until(lambda: bool(caplog.records), "the warning is logged")
+    assert "the former certificate stays in force" in caplog.text
+    assert get(server, context, "/healthz")[0] == 200
 
 
 def test_broken_renewal_keeps_the_former_certificate_and_warns(

@@ -38,6 +38,34 @@ def test_one_word_is_a_bare_token_with_all_scopes() -> None:
     assert TokenSet([token]).find(b"a-bare-token-0123456780") is None
 
 
+def test_comments_and_blank_lines_around_a_bare_token_are_skipped(tmp_path: Path) -> None:
+    text = "# rotated in May\n\na-bare-token-0123456789\n"
+    (tmp_path / "token").write_text(text)
+    for tokens in (TokenSet(parse_tokens(text)), TokenFile(str(tmp_path / "token")).tokens):
+        assert tokens.find(b"a-bare-token-0123456789") is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#" * 20,
+        "billing-service-production",
+        "# name\nBILLING_SERVICE_PRODUCTION\n",
+        "0123456789012345",
+        "ops operate",
+    ],
+)
+def test_token_file_of_a_comment_or_a_lone_name_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "token").write_text(text)
+    with pytest.raises(Invalid):
+        TokenFile(str(tmp_path / "token"))
+
+
+def test_comment_in_the_variable_is_not_a_token() -> None:
+    with pytest.raises(Invalid):
+        parse_tokens("#" * 20)
+
+
 def test_lines_are_tokens_with_names_and_scopes() -> None:
     first, second = parse_tokens(
         f"# clients\n\n{token_lines(press='submit,work')}\n{token_lines(ops='operate')}\n"
@@ -105,7 +133,9 @@ def test_changed_token_file_applies_without_a_restart(rig: ServedRig, tmp_path: 
     assert old.get("/v1/queues").status == 401
 
 
-@pytest.mark.parametrize("text", ["", "not a token file"])
+@pytest.mark.parametrize(
+    "text", ["", "not a token file", "#" * 20, token_of("other"), f"# other\n{token_of('other')}\n"]
+)
 def test_unreadable_token_file_keeps_the_former_tokens_and_warns(
     rig: ServedRig, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
@@ -116,6 +146,31 @@ def test_unreadable_token_file_keeps_the_former_tokens_and_warns(
         replace_file(path, text)
         until(lambda: bool(caplog.records), "the warning is logged")
     assert "the former tokens stay in force" in caplog.text
+    assert token_of("other") not in caplog.text
+    assert client.get("/v1/queues").status == 200
+
+
+def test_bare_token_of_a_file_may_be_replaced_by_another(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(token_of("old"))
+    file = TokenFile(str(path))
+    replace_file(path, token_of("new"))
+    file.refresh()
+    assert file.tokens.find(token_of("old").encode()) is None
+    assert file.tokens.find(token_of("new").encode()) is not None
+
+
+def test_fifo_in_place_of_the_token_file_keeps_the_former_tokens(
+    rig: ServedRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(token_lines(old="read"))
+    client = rig.client(rig.serve(TokenFile(str(path)), default="shop"), token_of("old"))
+    with caplog.at_level(logging.WARNING, "holdfast.http"):
+        os.mkfifo(path.with_suffix(".new"))
+        os.replace(path.with_suffix(".new"), path)
+        until(lambda: bool(caplog.records), "the warning is logged")
+    assert "not a regular file" in caplog.text
     assert client.get("/v1/queues").status == 200
 
 
@@ -177,6 +232,16 @@ def test_readyz_shows_its_reasons_only_with_the_scope_read(rig: ServedRig) -> No
         document = rig.client(server, token_of(held)).get("/readyz").document
         assert ("reasons" in document) is shows
     assert set(rig.client(server).get("/readyz").document) == {"ready"}
+
+
+def test_readyz_without_a_token_does_not_name_the_universes(rig: ServedRig) -> None:
+    for universe in ("east", "west"):
+        create(rig.client(rig.serve(default=universe)), "ada")
+    server = rig.serve(ONE_SCOPE_EACH)
+    for token, names in (("", False), (token_of("read"), True)):
+        response = rig.client(server, token).get("/readyz")
+        assert (response.status, response.document["code"]) == (400, "universe_required")
+        assert ("east" in response.document["detail"]) is names
 
 
 # -- audit -----------------------------------------------------------------------------------------

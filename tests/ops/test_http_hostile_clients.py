@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import socket
 from contextlib import suppress
@@ -78,6 +79,28 @@ def test_connections_max_is_half_of_the_open_file_limit(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 1_000))
     assert rig.serve().connections_max == 50
+
+
+def test_accept_without_a_free_file_warns_once_and_continues(
+    rig: HttpRig,
+    server: HttpServer,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as waiting, caplog.at_level(logging.WARNING):
+        waiting.settimeout(20)
+        try:
+            # No number of a file is free below this limit.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            waiting.connect((server.address.host, server.address.port))
+            until(lambda: bool(caplog.records), "the warning is logged")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        waiting.sendall(GET)
+        assert waiting.recv(12) == b"HTTP/1.1 200"
+    assert caplog.messages == ["cannot accept connections: [Errno 24] Too many open files"]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def connect_with_unread_response(rig: HttpRig, server: HttpServer) -> RawHttpConnection:

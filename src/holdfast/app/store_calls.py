@@ -7,7 +7,8 @@
             yield Sleep(left_s)
         return …
 
-`run` answers the requests with blocking calls of the store. `run_async` answers them without blocking the event
+`run` answers the requests with blocking calls of the store. `run_cancellable` does, too, and another thread can end
+its wait. `run_async` answers them without blocking the event
 loop. A request that fails ends the call with its error.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from holdfast.errors import Timeout
 from holdfast.store.api import Store
 
 if TYPE_CHECKING:
@@ -52,6 +54,30 @@ class Sleep(NamedTuple):
     seconds: float
 
 
+class Cancellation:
+    """Ends the wait of a call that runs in another thread."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._subscription: Subscription | None = None
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        # After the flag: `watch` uses the opposite order.
+        if self._subscription is not None:
+            self._subscription.cancel()
+
+    def watch(self, subscription: Subscription) -> None:
+        """Use the subscription on which the call sleeps."""
+        self._subscription = subscription
+        self.check()
+
+    def check(self) -> None:
+        """Raise Timeout after `cancel`."""
+        if self.is_cancelled:
+            raise Timeout(what="call", why="the caller has cancelled its wait")
+
+
 StoreCall = Generator[Commit | Read | Listen | Sleep, Any, T]
 
 
@@ -76,6 +102,34 @@ def run(store: Store, call: StoreCall[T]) -> T:
             since = store.wait(topic, 0, 0.0)
         else:
             since = store.wait(topic, since, request.seconds)
+
+
+def run_cancellable(store: Store, call: StoreCall[T], cancellation: Cancellation) -> T:
+    """Run a call in this thread. Another thread may end its wait: that raises Timeout. A commit is not undone."""
+    subscription: Subscription | None = None
+    answer: Any = None
+    try:
+        while True:
+            try:
+                request = call.send(answer)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            answer = None
+            if isinstance(request, Commit):
+                answer = store.transact(request.operation, *request.args)
+            elif isinstance(request, Read):
+                answer = store.read(request.fn, *request.args)
+            elif isinstance(request, Listen):
+                subscription = store.subscribe(request.topic)
+                cancellation.watch(subscription)
+            else:
+                assert subscription is not None, "a call listens before it sleeps"
+                subscription.wait(request.seconds)
+                cancellation.check()
+    finally:
+        if subscription is not None:
+            subscription.cancel()
 
 
 async def run_async(store: Store, reader: ResultWaiter, call: StoreCall[T]) -> T:

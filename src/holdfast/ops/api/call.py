@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 
 from holdfast import codec
+from holdfast.app.store_calls import Cancellation
 from holdfast.errors import Invalid
 from holdfast.ops import audit
 from holdfast.ops.api import idempotency
@@ -65,6 +66,8 @@ class ApiCall:
     # The header If-None-Match, or "".
     etag: str = ""
     marks: CommitMarks = field(default_factory=CommitMarks)
+    # Cancelled when the client disconnects.
+    cancellation: Cancellation = field(default_factory=Cancellation)
 
     def read(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Read on a snapshot."""
@@ -107,7 +110,9 @@ class ApiCall:
     def request_key(self) -> RequestKey:
         """The idempotency key with the digest of the request."""
         request = [self.endpoint.operation_id, dict(self.path), self.query, self.body]
-        return RequestKey(self.universe, self.key, codec.digest(msgspec.json.encode(request)))
+        # Sorted keys: the order of the members of a JSON object has no meaning.
+        encoded = msgspec.json.encode(request, order="deterministic")
+        return RequestKey(self.universe, self.key, codec.digest(encoded))
 
     def require_app(self) -> App:
         if self.app is None:

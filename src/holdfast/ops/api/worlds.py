@@ -14,7 +14,7 @@ from holdfast import codec
 from holdfast.app import store_calls
 from holdfast.app.world_handle import WorldHandle
 from holdfast.durable import journal
-from holdfast.errors import IllegalTransition, Invalid, NotFound, UnknownEvent
+from holdfast.errors import IllegalTransition, Invalid, NoReply, NotFound, UnknownEvent
 from holdfast.messages import event_ingress
 from holdfast.ops import catalog_queries, erasure, world_documents, world_operations
 from holdfast.ops.api import cursors
@@ -30,6 +30,7 @@ from holdfast.ops.api.endpoint import (
     RequestModel,
     Scope,
 )
+from holdfast.ops.api.exception_text import exception_text
 from holdfast.ops.world_documents import (
     AncestorDocument,
     EntryDocument,
@@ -308,7 +309,12 @@ def ask_world(call: ApiCall) -> ReplyDocument:
     event = world_operations.event_of(runtime.app, body.type, body.event)
     handle: WorldHandle[Any] = WorldHandle(runtime, kind, name)
     asking = handle.ask_call(event, body.timeout_s, body.key or call.key or None)
-    reply = store_calls.run(call.store, asking)
+    try:
+        reply = store_calls.run_cancellable(call.store, asking, call.cancellation)
+    except NoReply as error:
+        # The dead letter and the journal have the traceback. A client that may only submit must not see source paths.
+        fields = {**error.fields, "error": exception_text(error.fields["error"])}
+        raise NoReply(**fields) from None
     return ReplyDocument(world_documents.json_types(reply))
 
 

@@ -1,17 +1,20 @@
 """The routes of the endpoints that are declared as data (`ops.api`).
 
 A handler runs in a thread. Handlers that wait run in another thread pool with a bound. A request above this bound gets
-503 `too_many`, so that waiting requests never delay other requests.
+503 `too_many`, so that waiting requests never delay other requests. The disconnect of a client ends its wait and frees
+the thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.app.store_calls import Cancellation
 from holdfast.ops.api.call import ApiCall, decode_query, run
 from holdfast.ops.api.endpoint import Endpoint
 from holdfast.ops.http.json_values import decode
@@ -44,9 +47,6 @@ class EndpointRoutes:
 
     def _handler(self, endpoint: Endpoint) -> RouteHandler:
         server = self._server
-        in_thread: Callable[..., Awaitable[Any]] = (
-            server.threads.wait if endpoint.options.waits else server.threads.handle
-        )
         names = [part[1:-1] for part in endpoint.segments if part.startswith("{")]
 
         async def handle(call: RouteCall) -> HttpResponse:
@@ -69,8 +69,17 @@ class EndpointRoutes:
                 key=request.headers.get("idempotency-key", ""),
                 etag=request.headers.get("if-none-match", ""),
             )
-            response: HttpResponse = await in_thread(self._run, make_call, universe)
-            return response
+            if not endpoint.options.waits:
+                return await server.threads.handle(self._run, make_call, universe)
+            cancellation = Cancellation()
+            disconnected: asyncio.Future[None] = server.loop.create_future()
+            disconnected.add_done_callback(lambda _: cancellation.cancel())
+            call.disconnect.watch(disconnected)
+            try:
+                waiting = partial(make_call, cancellation=cancellation)
+                return await server.threads.wait(self._run, waiting, universe)
+            finally:
+                disconnected.cancel()
 
         return handle
 

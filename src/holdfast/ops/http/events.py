@@ -111,14 +111,20 @@ class EventStreams:
         operations, path = parse_subject(subject)
         if self._streams >= STREAMS_MAX:
             raise ServerOverloaded(what="event streams", max=STREAMS_MAX)
-        name = await self._server.run_in_thread(self._universes.resolve, universe)
-        read = self._reader_of(name, operations, path)
-        # A missing subject is a problem, and not a stream.
-        first = await self._server.threads.handle(read)
-        last_id = call.request.headers.get("last-event-id", "")
+        # Before the first await: other requests must see the reserved place. The stream frees it at its end.
+        self._streams += 1
         stream = None
-        if call.request.method != "HEAD":
-            stream = self._stream((name, subject), read, first, last_id, call.disconnect)
+        try:
+            name = await self._server.run_in_thread(self._universes.resolve, universe)
+            read = self._reader_of(name, operations, path)
+            # A missing subject is a problem, and not a stream.
+            first = await self._server.threads.handle(read)
+            last_id = call.request.headers.get("last-event-id", "")
+            if call.request.method != "HEAD":
+                stream = self._stream((name, subject), read, first, last_id, call.disconnect)
+        finally:
+            if stream is None:
+                self._streams -= 1
         return HttpResponse(200, b"", (("X-Accel-Buffering", "no"),), CONTENT_TYPE, stream=stream)
 
     def close(self) -> None:
@@ -140,7 +146,6 @@ class EventStreams:
         until_s = loop.time() + STREAM_S
         feed = self._feeds.setdefault(key, SubjectFeed())
         feed.members += 1
-        self._streams += 1
         try:
             feed.publish(first)
             if feed.reader is None:

@@ -18,6 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from holdfast.ops.api.registry import endpoints
+from holdfast.ops.api.universes import UniverseRequired
 from holdfast.ops.http.endpoint_routes import EndpointRoutes
 from holdfast.ops.http.events import EventStreams
 from holdfast.ops.http.openapi import openapi_document
@@ -92,7 +93,13 @@ class ServedApi(HttpApi):
         if self._universes.is_cached(name):
             universe = self._universes.resolve(name)
         else:
-            universe = await self._server.run_in_thread(self._universes.resolve, name)
+            try:
+                universe = await self._server.run_in_thread(self._universes.resolve, name)
+            except UniverseRequired:
+                if call.token is not None:
+                    raise
+                # An open route: a client without a token must not learn the names of the universes.
+                raise UniverseRequired(what="universe") from None
         return self._tasks_of(universe), call
 
     def _tasks_of(self, universe: str) -> TaskApi:

@@ -28,6 +28,13 @@ from holdfast.errors import Invalid
 from holdfast.ops.http.application import HttpApplication
 from holdfast.ops.http.auth import ListenAddress, RequestGuard
 from holdfast.ops.http.limits import ConnectionLimits
+from holdfast.ops.http.listener import (
+    ACCEPT_QUEUE,
+    AcceptErrors,
+    TlsHandshakes,
+    TlsProtocol,
+    accepts_per_tick,
+)
 from holdfast.ops.http.protocol import HttpConnection
 from holdfast.ops.http.request_rate import RequestRate
 from holdfast.ops.http.routes import HttpApi, Route
@@ -37,7 +44,6 @@ from holdfast.ops.http.tls import CertificateFiles
 STOP_S = 5.0
 # The interval of looks at the files of tokens and certificates, in ticks of 0.1 s.
 REFRESH_TICKS = 10
-BACKLOG = 128
 
 T = TypeVar("T")
 
@@ -112,6 +118,16 @@ class HttpServer:
     def connections(self) -> int:
         return len(self._connections)
 
+    @property
+    def rejected_max(self) -> int:
+        """The most connections that are being rejected; also of TLS handshakes beside full connections."""
+        return max(min(self.limits.rejected_max, _open_files_max() // 8), 1)
+
+    @property
+    def handshakes_max(self) -> int:
+        """The most unfinished TLS handshakes: the places that are free, and a few beside full connections."""
+        return max(self.connections_max - self.connections, self.rejected_max)
+
     def start(self) -> None:
         """Start the thread and return when the server accepts connections."""
         assert self._thread is None, "a server starts once"
@@ -166,10 +182,12 @@ class HttpServer:
 
     def add_connection(self, connection: HttpConnection) -> bool:
         """Register a new connection; return False if it is above the connection limit."""
+        if self._uvicorn is not None and self._uvicorn.handshakes is not None:
+            self._uvicorn.handshakes.remove(connection)
         if self._make_room(connection.peer):
             self._connections[id(connection)] = connection
             return True
-        if len(self._rejected) >= self.limits.rejected_max:
+        if len(self._rejected) >= self.rejected_max:
             oldest = next(iter(self._rejected))
             self._rejected.pop(oldest).abort()
         self._rejected[id(connection)] = connection
@@ -210,7 +228,6 @@ class HttpServer:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         api = self._api = self._make_api(self)
-        tls = self._tls
         config = uvicorn.Config(
             HttpApplication(self, api),
             http=HttpConnection,
@@ -220,17 +237,17 @@ class HttpServer:
             interface="asgi3",
             log_config=None,
             proxy_headers=False,
-            backlog=BACKLOG,
             timeout_graceful_shutdown=int(STOP_S),
-            ssl_context_factory=None if tls is None else lambda *_: tls.context,
         )
-        self._uvicorn = UvicornServer(self, config)
+        self._loop.set_exception_handler(AcceptErrors().handle)
+        self._uvicorn = UvicornServer(self, config, self._tls)
         if self.stopping:
             self._begin_stop()
         try:
             await self._uvicorn.serve(sockets=[self._socket])
         finally:
             api.close()
+            self._uvicorn.abort_handshakes()
             for connection in (*self._connections.values(), *self._rejected.values()):
                 connection.abort()
 
@@ -238,6 +255,7 @@ class HttpServer:
         """End all long polls, and let uvicorn stop."""
         if self._api is not None and self._uvicorn is not None:
             self._api.close()
+            self._uvicorn.abort_handshakes()
             self._uvicorn.should_exit = True
 
     def _make_room(self, peer: str) -> bool:
@@ -280,35 +298,50 @@ class HttpServer:
 class UvicornServer(uvicorn.Server):
     """uvicorn's server with the timeouts of our connections."""
 
-    def __init__(self, http_server: HttpServer, config: uvicorn.Config) -> None:
+    def __init__(
+        self, http_server: HttpServer, config: uvicorn.Config, tls: CertificateFiles | None
+    ) -> None:
         super().__init__(config)
         self._http_server = http_server
+        self.handshakes: TlsHandshakes | None = None
+        if tls is not None:
+            self.handshakes = TlsHandshakes(
+                tls.context,
+                timeout_s=http_server.limits.head_s,
+                limit=lambda: http_server.handshakes_max,
+            )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. uvicorn itself would let a TLS handshake take a minute."""
-        config, limits = self.config, self._http_server.limits
+        """Listen. uvicorn itself would let a TLS handshake take a minute, and count it only after its end."""
+        config, handshakes = self.config, self.handshakes
         loop = asyncio.get_running_loop()
 
-        def new_protocol() -> asyncio.Protocol:
-            return HttpConnection(
+        def new_protocol() -> asyncio.BaseProtocol:
+            connection = HttpConnection(
                 self._http_server,
                 config=config,
                 server_state=self.server_state,
                 app_state={},
                 _loop=loop,
             )
+            return connection if handshakes is None else TlsProtocol(handshakes, connection)
 
         self.servers = [
             await loop.create_server(
                 new_protocol,
                 sock=listener,
-                ssl=config.ssl,
-                backlog=config.backlog,
-                ssl_handshake_timeout=limits.head_s if config.ssl else None,
+                # Also the number of sockets that one tick accepts.
+                backlog=accepts_per_tick(self._http_server.connections_max),
             )
             for listener in sockets or ()
         ]
+        for listener in sockets or ():
+            listener.listen(ACCEPT_QUEUE)
         self.started = True
+
+    def abort_handshakes(self) -> None:
+        if self.handshakes is not None:
+            self.handshakes.abort()
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""

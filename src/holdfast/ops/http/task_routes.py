@@ -28,6 +28,7 @@ from msgspec import UNSET
 
 from holdfast.clock import S
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.ops.api.call import NoIndex
 from holdfast.ops.api.endpoint import Scope
 from holdfast.ops.http.json_values import decode
 from holdfast.ops.http.problem import HttpResponse, encode_json
@@ -147,7 +148,7 @@ class TaskApi(HttpApi):
         return HttpResponse(200, encode_json(task_details(report)))
 
     async def list_tasks(self, call: RouteCall) -> HttpResponse:
-        _check_query(call, ("state", "queue", "name", "cursor", "limit"))
+        _check_filters(call, ("state", "queue", "name", "cursor", "limit"))
         query = call.request.query
         limit = query.get("limit", "100")
         if not (limit.isascii() and limit.isdigit() and int(limit) <= LIST_MAX):
@@ -172,7 +173,7 @@ class TaskApi(HttpApi):
         return HttpResponse(200, encode_json(document))
 
     async def queues(self, call: RouteCall) -> HttpResponse:
-        _check_query(call, ())
+        _check_filters(call, ())
         rows = await self._server.run_in_thread(
             self._store.read, queries.list_queues, self._universe
         )
@@ -270,6 +271,13 @@ def _check_query(call: RouteCall, accepted: Sequence[str]) -> None:
     unknown = sorted(set(call.request.query) - set(accepted))
     if unknown:
         raise Invalid(what="query", found=unknown[0][:64], expected=list(accepted))
+
+
+def _check_filters(call: RouteCall, indexed: Sequence[str]) -> None:
+    """Refuse the filters of a list that no index answers."""
+    unknown = sorted(set(call.request.query) - set(indexed))
+    if unknown:
+        raise NoIndex(what="filter", found=unknown[0][:64], indexed=sorted(indexed))
 
 
 def _lease(api: TaskApi, call: RouteCall) -> Awaitable[HttpResponse]:

@@ -44,6 +44,10 @@ class CertificateFiles:
 
     def _load(self, context: ssl.SSLContext) -> None:
         certificate, key = self._files[0], self._files[-1]
+        for path in (certificate, key):
+            if not path.is_file():
+                # OpenSSL would wait for the writer of a FIFO.
+                raise OSError(f"{path} is not a regular file")
         # Without a password, OpenSSL would ask for that of an encrypted key on the terminal.
         context.load_cert_chain(certificate, key, password=b"")
 
