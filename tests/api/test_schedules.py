@@ -72,7 +72,7 @@ def test_schedule_is_paused_and_resumed(rig: ApiRig) -> None:
     assert rig.post("/v1/schedules/nightly/pause")["changed"] is False
     resumed = rig.post("/v1/schedules/nightly/resume")
     assert (resumed["state"], resumed["changed"]) == ("active", True)
-    assert [entry.subject for entry in rig.audit_entries()] == ["schedule/nightly"] * 3
+    assert [entry.subject for entry in rig.audit_entries()] == ["schedule/nightly"] * 4
 
 
 def test_extra_occurrence_starts_a_task(rig: ApiRig) -> None:
@@ -116,12 +116,13 @@ def test_refused_backfill_changes_nothing_and_its_key_works_later(rig: ApiRig) -
             rig.post(BACKFILL, SPAN, key="k")
     shown = rig.get("/v1/schedules/nightly")
     assert (shown["occurrences"], len(shown["changes"])) == ([], 1)
-    assert len(rig.audit_entries()) == 0
+    assert [entry.action for entry in rig.audit_entries()] == ["create_schedule"]
     set_limit(rig, 0)
     made = rig.post(BACKFILL, SPAN, key="k")
     assert Counter(one["state"] for one in made["occurrences"]) == {"started": 18 * 60}
     assert rig.post(BACKFILL, SPAN, key="k") == made
-    assert len(rig.audit_entries()) == 1
+    actions = [entry.action for entry in rig.audit_entries()]
+    assert actions == ["create_schedule", "backfill_schedule"]
 
 
 class DyingStore:
@@ -160,7 +161,8 @@ def test_repeat_with_the_key_continues_an_unfinished_backfill(
     assert states == +Counter({"exists": started, "started": 1080 - started})
     assert len({one["target"] for one in made["occurrences"]}) == 1080
     assert rig.post(BACKFILL, SPAN, key="k") == made
-    assert len(rig.audit_entries()) == 1
+    actions = [entry.action for entry in rig.audit_entries()]
+    assert actions == ["create_schedule", "backfill_schedule"]
 
 
 def test_deleted_schedule_is_gone(rig: ApiRig) -> None:

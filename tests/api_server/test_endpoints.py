@@ -29,10 +29,10 @@ def key_header(key: str) -> dict[str, str]:
 
 
 def test_every_declared_endpoint_is_served_with_its_scope(rig: ServedRig) -> None:
-    served = {(route.method, route.path): route.scope for route in rig.bank().routes}
+    served = {(route.method, route.path): route.scopes for route in rig.bank().routes}
     assert endpoints()
     for endpoint in endpoints():
-        assert served[endpoint.method, route_path(endpoint)] is endpoint.scope
+        assert served[endpoint.method, route_path(endpoint)] == endpoint.scopes
 
 
 def test_world_is_created_listed_and_shown(client: JsonClient) -> None:

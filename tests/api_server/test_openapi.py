@@ -29,14 +29,19 @@ def nodes(value: Any) -> Iterator[dict[str, Any]]:
 
 def test_document_has_every_route_of_the_server_with_its_scope(rig: ServedRig) -> None:
     served = {
-        (route.method, route.path): None if route.open else route.scope.value
+        (route.method, route.path): ()
+        if route.open
+        else tuple(scope.value for scope in route.scopes)
         for route in rig.bank().routes
     }
     documented = {}
     for path, operations in openapi_document()["paths"].items():
         parts = tuple("*" if part.startswith("{") else part for part in path[1:].split("/"))
         for method, operation in operations.items():
-            documented[method.upper(), parts] = operation.get("x-scope")
+            scopes = [operation["x-scope"]] if "x-scope" in operation else []
+            if "x-body-scope" in operation:
+                scopes.append(operation["x-body-scope"]["scope"])
+            documented[method.upper(), parts] = tuple(scopes)
     assert documented == served
 
 

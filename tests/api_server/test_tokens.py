@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ from tests.api_server.served_rig import (
     token_lines,
     token_of,
 )
+from tests.ops.app import QuotedDeposit, app
 from tests.process.watch import until
 
 __all__ = ["rig"]
@@ -242,6 +245,83 @@ def test_readyz_without_a_token_does_not_name_the_universes(rig: ServedRig) -> N
         response = rig.client(server, token).get("/readyz")
         assert (response.status, response.document["code"]) == (400, "universe_required")
         assert ("east" in response.document["detail"]) is names
+
+
+WORLD = "/v1/worlds/QuotedAccount/ada"
+EVENT_ITEM = {"kind": "event", "type": "QuotedDeposit", "value": {"amount": 1}}
+PACKED = base64.b64encode(app.encode_event(QuotedDeposit(amount=1))[1]).decode()
+
+
+def ingress(item: dict[str, Any]) -> dict[str, Any]:
+    return {"world": "QuotedAccount/ada", "key": "k", "item": item}
+
+
+def test_submit_enqueues_events_of_clients_without_an_audit_entry(rig: ServedRig) -> None:
+    server = rig.bank(ONE_SCOPE_EACH)
+    submitter, operator = (rig.client(server, token_of(name)) for name in ("submit", "operate"))
+    create(submitter, "ada")
+    sent = submitter.post("/v1/operations/enqueue_ingress", ingress(EVENT_ITEM))
+    assert (sent.status, sent.document["seq"]) == (200, 1)
+    refused = operator.post("/v1/operations/enqueue_ingress", ingress(EVENT_ITEM))
+    assert (refused.status, refused.document["code"]) == (403, "scope")
+    assert "missing='submit'" in refused.document["detail"]
+    assert operator.get("/v1/audit").document["items"] == []
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        *(
+            {"kind": kind, "type": "QuotedDeposit", "value_base64": PACKED}
+            for kind in ("timer", "fabric", "inbox", "receipt", "unknown")
+        ),
+        {**EVENT_ITEM, "intent_hash": "00"},
+        {**EVENT_ITEM, "from_world": "a" * 32},
+        {**EVENT_ITEM, "from_height": 1},
+    ],
+)
+def test_input_that_only_the_runtime_produces_needs_operate(
+    rig: ServedRig, item: dict[str, Any]
+) -> None:
+    server = rig.bank(ONE_SCOPE_EACH)
+    submitter, operator = (rig.client(server, token_of(name)) for name in ("submit", "operate"))
+    create(submitter, "ada")
+    refused = submitter.post("/v1/operations/enqueue_ingress", ingress(item))
+    assert (refused.status, refused.document["code"]) == (403, "scope")
+    assert "missing='operate'" in refused.document["detail"]
+    assert operator.get(WORLD).document["depth"] == 0
+    sent = operator.post("/v1/operations/enqueue_ingress", ingress(item))
+    entries = operator.get("/v1/audit").document["items"]
+    found = [(entry["actor"], entry["action"], entry["subject"]) for entry in entries]
+    accepted = sent.status == 200
+    # The application has no inbox of this name.
+    assert accepted is (item["kind"] not in ("receipt", "inbox", "unknown")), sent.document
+    audited = [("operate", "enqueue_ingress", "world/QuotedAccount/ada")]
+    assert found == (audited if accepted else [])
+
+
+def test_creation_of_a_schedule_or_from_a_seed_needs_operate_and_is_audited(rig: ServedRig) -> None:
+    server = rig.bank(ONE_SCOPE_EACH)
+    submitter, operator = (rig.client(server, token_of(name)) for name in ("submit", "operate"))
+    source = create(submitter, "ada")["world_id"]
+    operator.post(f"{WORLD}/fork", {"name": "fork", "at": 0})
+    fork = operator.get("/v1/worlds/QuotedAccount/fork").document["world_id"]
+    seeded = {"type": "QuotedAccount", "name": "b", "seed": {"world_id": fork, "height": 0}}
+    schedule = {"name": "nightly", "target": "none", "every": "0 3 * * *"}
+    for path, body in (("/v1/worlds", seeded), ("/v1/schedules", schedule)):
+        refused = submitter.post(path, body)
+        assert (refused.status, refused.document["code"]) == (403, "scope"), path
+        assert "missing='operate'" in refused.document["detail"]
+    assert submitter.post("/v1/worlds", {**seeded, "seed": None}).status == 201
+    seeded["name"] = "c"
+    made = operator.post("/v1/worlds", seeded)
+    assert made.status == 201, made.document
+    newest = operator.get("/v1/audit").document["items"][0]
+    assert (newest["actor"], newest["action"]) == ("operate", "create_world")
+    assert (newest["subject"], newest["detail"]) == ("world/QuotedAccount/c", fork)
+    assert source != fork
+    # The schedule is refused for its target, not for the token.
+    assert operator.post("/v1/schedules", schedule).status == 422
 
 
 # -- audit -----------------------------------------------------------------------------------------

@@ -19,9 +19,10 @@ from holdfast.app.store_calls import Cancellation
 from holdfast.errors import Invalid
 from holdfast.ops import audit
 from holdfast.ops.api import idempotency
-from holdfast.ops.api.endpoint import ApiAnswer, Endpoint, PageQuery
+from holdfast.ops.api.endpoint import ApiAnswer, Endpoint, PageQuery, Scope
 from holdfast.ops.api.idempotency import AnswerPending, RequestKey
-from holdfast.store.api import Store, Txn
+from holdfast.store.api import Store, Txn, unwrap
+from holdfast.store.txn import ApplyTxn
 
 if TYPE_CHECKING:
     from holdfast.app.app import App
@@ -44,10 +45,11 @@ class NoIndex(Invalid):
 
 @dataclass
 class CommitMarks:
-    """What the commits of a call have recorded so far."""
+    """What the commits of a call have recorded so far. `repeats`: an earlier request with this key has committed."""
 
     audited: bool = False
     claimed: bool = False
+    repeats: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +79,14 @@ class ApiCall:
         self, fn: Callable[..., Any], *args: Any, subject: str = "", detail: str = ""
     ) -> Any:
         """Commit `fn(txn, *args)`. The first commit of a call also records its idempotency key, and its audit entry
-        if the endpoint is audited. `subject` is `kind/id`, such as `world/Account/ada`."""
+        if the request is audited. `subject` is `kind/id`, such as `world/Account/ada`.
+
+        The call of a repeat commits nothing: `fn` runs on a snapshot and returns the result of the first request.
+        """
         marks = self.marks
-        audits = self.endpoint.is_audited and not marks.audited
+        if marks.repeats:
+            return self._find_result(fn, *args)
+        audits = self.is_audited and not marks.audited
         claims = self.has_key and not marks.claimed
         if not audits and not claims:
             return self.store.transact(fn, *args)
@@ -94,13 +101,38 @@ class ApiCall:
                 )
             return done
 
-        done = self.store.transact(recorded)
+        try:
+            done = self.store.transact(recorded)
+        except AnswerPending:
+            # A simultaneous request with this key has committed first.
+            if not self.endpoint.options.finds_repeat:
+                raise
+            marks.repeats = True
+            return self._find_result(fn, *args)
         marks.audited, marks.claimed = True, True
         return done
+
+    def _find_result(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Return the result of an operation that recognizes its key. Raise AnswerPending if it would write."""
+
+        def find(txn: Txn) -> Any:
+            buffer = ApplyTxn(txn, now_ns=txn.now_ns, generation=txn.generation)
+            result = unwrap(fn(buffer, *args))
+            if buffer.writes:
+                raise AnswerPending(key=self.key)
+            return result
+
+        return self.store.read(find)
 
     def recording_store(self, subject: str = "", detail: str = "") -> Store:
         """Return a store for functions that call `Store.transact`: its commits go through `ApiCall.transact`."""
         return cast(Store, RecordingStore(self, subject, detail))
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether the request needs the scope `operate`."""
+        endpoint = self.endpoint
+        return endpoint.method != "GET" and endpoint.scope_of(self.body) is Scope.OPERATE
 
     @property
     def has_key(self) -> bool:
@@ -141,17 +173,25 @@ def run(call: ApiCall) -> ApiAnswer:
         call.require_app()
     if not call.has_key:
         return _as_answer(call, call.endpoint.handler(call))
-    first = None
-    try:
-        first = call.store.read(idempotency.find_answer, call.request_key)
-    except AnswerPending:
-        if not call.endpoint.options.continues:
-            raise
-        call.marks.audited, call.marks.claimed = True, True
+    first = call.store.read(idempotency.find_answer, call.request_key)
     if first is not None:
         return first
+    if call.store.read(idempotency.is_claimed, call.request_key):
+        _prepare_repeat(call)
     answer = _as_answer(call, call.endpoint.handler(call))
     return cast(ApiAnswer, call.store.transact(idempotency.save_answer, call.request_key, answer))
+
+
+def _prepare_repeat(call: ApiCall) -> None:
+    """Prepare the repeat of a request that has committed and has no stored answer. Raise AnswerPending if its handler
+    cannot run again."""
+    options, marks = call.endpoint.options, call.marks
+    if options.continues:
+        marks.audited, marks.claimed = True, True
+    elif options.finds_repeat:
+        marks.repeats = True
+    else:
+        raise AnswerPending(key=call.key)
 
 
 def invoke(

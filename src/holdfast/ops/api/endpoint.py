@@ -72,6 +72,16 @@ class ApiAnswer:
     headers: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True)
+class BodyScope:
+    """The scope of the requests whose bodies match, in place of the scope of their endpoint."""
+
+    scope: Scope
+    applies: Callable[[Any], bool]
+    # The condition in words, for the OpenAPI document.
+    when: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class EndpointOptions:
     query: type[msgspec.Struct] = NoQuery
@@ -86,6 +96,10 @@ class EndpointOptions:
     continues: bool = False
     # The handler may wait for seconds. The server runs it in one of a bounded number of threads.
     waits: bool = False
+    body_scope: BodyScope | None = None
+    # The operation of the handler recognizes the idempotency key itself. A repeat whose answer is not stored runs the
+    # handler again, and its operation may write nothing.
+    finds_repeat: bool = False
 
 
 _DEFAULT = EndpointOptions()
@@ -112,8 +126,14 @@ class Endpoint:
         return self.handler.__name__
 
     @property
-    def is_audited(self) -> bool:
-        return self.method != "GET" and self.scope is Scope.OPERATE
+    def scopes(self) -> tuple[Scope, ...]:
+        """The scopes that a request may need. Its body determines which one."""
+        other = self.options.body_scope
+        return (self.scope,) if other is None else (self.scope, other.scope)
+
+    def scope_of(self, body: Any) -> Scope:
+        other = self.options.body_scope
+        return other.scope if other is not None and other.applies(body) else self.scope
 
 
 def match_path(endpoint: Endpoint, parts: Sequence[str]) -> dict[str, str] | None:

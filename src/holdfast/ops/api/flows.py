@@ -248,7 +248,7 @@ def start_flow(call: ApiCall) -> ApiAnswer:
     chosen = flow.options(**options)
     packed = flow.pack(tuple(body.args), body.kwargs)
     new = operations.NewFlow(chosen.spec, packed, chosen.key)
-    [started] = call.store.transact(operations.start, call.universe, [new])
+    [started] = call.transact(operations.start, call.universe, [new])
     id = FlowId(started.generation, started.seq)
     return ApiAnswer(
         StartedFlowDocument(str(id), body.name, chosen.key or None),
@@ -262,9 +262,7 @@ def send_flow_event(call: ApiCall) -> SentMail:
     event = world_operations.event_of(app, body.type, body.event)
     name, value = app.encode_event(event)
     mail = MailRow(name, value, key=body.key or call.key)
-    number: int = call.store.transact(
-        operations.send, call.universe, row.seq, row.body.generation, mail
-    )
+    number: int = call.transact(operations.send, call.universe, row.seq, row.body.generation, mail)
     return SentMail(str(row.id), name, number)
 
 
@@ -321,7 +319,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/flows/counts", Scope.READ, count_flows, Page[FlowCountsDocument],
              "Count flows by name and state", EndpointOptions(query=NoQuery)),
     Endpoint("POST", "/v1/flows", Scope.SUBMIT, start_flow, StartedFlowDocument, "Start a flow",
-             EndpointOptions(body=StartFlowBody, status=201, needs_app=True,
+             EndpointOptions(body=StartFlowBody, status=201, needs_app=True, finds_repeat=True,
                              problems=(KeyConflict,))),
     Endpoint("GET", _FLOW, Scope.READ, show_flow, FlowDetailsDocument,
              "Show a flow: its state with the reason, its arguments, its result or error"),
@@ -329,7 +327,8 @@ ENDPOINTS = (
              "List the steps of a flow with their outcomes", EndpointOptions(query=StepQuery)),
     Endpoint("POST", f"{_FLOW}/send", Scope.SUBMIT, send_flow_event, SentMail,
              "Send an event to a flow",
-             EndpointOptions(body=FlowEventBody, needs_app=True, problems=(KeyConflict,))),
+             EndpointOptions(body=FlowEventBody, needs_app=True, finds_repeat=True,
+                             problems=(KeyConflict,))),
     Endpoint("POST", f"{_FLOW}/cancel", Scope.OPERATE, cancel_flow, CancelledFlow,
              "Cancel a flow; its compensations run", _EMPTY),
     Endpoint("POST", f"{_FLOW}/resume", Scope.OPERATE, resume_flow, ResumedFlow,

@@ -1,8 +1,9 @@
 """Idempotency keys of requests: a repeated request gets the first answer and changes nothing.
 
 - The first commit of a request claims its key together with the change. The answer is saved in a second commit.
-- The same key with another request is `KeyConflict`.
-- A process that ends between the two commits loses the answer, not the change. A repeat then raises `AnswerPending`.
+- The same key with another request is `KeyConflict`. The commit checks this again, so it refuses the change too.
+- A process that ends between the two commits loses the answer, not the change. A repeat then raises `AnswerPending`,
+  or repeats an operation that recognizes the key and writes nothing.
 - Keys expire by the retention of idempotency keys, and count as new after that.
 """
 
@@ -53,21 +54,25 @@ class StoredAnswer(Record, frozen=True):
 def claim(txn: Txn, request: RequestKey) -> None:
     """Record that this request commits now. Raise AnswerPending if another one with the same key has committed."""
     _check(request)
-    if dedupe.check(txn, request.scope, _CLAIM + request.key, request.digest) is not None:
+    if is_claimed(txn, request):
         raise AnswerPending(key=request.key)
     dedupe.remember(txn, request.scope, _CLAIM + request.key, request.digest, b"")
 
 
+def is_claimed(txn: Txn, request: RequestKey) -> bool:
+    """Whether this request has committed. Raise KeyConflict if another request has the key."""
+    _check(request)
+    return dedupe.check(txn, request.scope, _CLAIM + request.key, request.digest) is not None
+
+
 def find_answer(txn: Txn, request: RequestKey) -> ApiAnswer | None:
-    """Return the stored answer of the first request with this key; None for a new key."""
+    """Return the stored answer of the first request with this key; None without one."""
     _check(request)
     row = dedupe.check(txn, request.scope, _ANSWER + request.key, request.digest)
     if row is not None:
         stored = codec.unpack_as(StoredAnswer, row)
         headers = tuple((name, value) for name, value in stored.headers)
         return ApiAnswer(msgspec.Raw(stored.json), stored.status, stored.etag, headers)
-    if dedupe.check(txn, request.scope, _CLAIM + request.key, request.digest) is not None:
-        raise AnswerPending(key=request.key)
     return None
 
 

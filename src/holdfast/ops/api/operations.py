@@ -24,6 +24,7 @@ from holdfast.ops.api import worlds
 from holdfast.ops.api.call import ApiCall, NeedsApp
 from holdfast.ops.api.endpoint import (
     LIMIT_MAX,
+    BodyScope,
     Endpoint,
     EndpointOptions,
     RequestModel,
@@ -272,7 +273,7 @@ def enqueue_ingress(call: ApiCall) -> SentEvent:
     body: EnqueueIngressBody = call.body
     record = _world(call, body.world)
     delivered = world_operations.enqueue_ingress(
-        call.store,
+        call.recording_store(subject_text(record), f"{body.item.kind} {body.item.type}"),
         record.universe,
         record.world_id,
         _ingress(call, body.item),
@@ -280,6 +281,14 @@ def enqueue_ingress(call: ApiCall) -> SentEvent:
         app=call.app,
     )
     return worlds.sent_event(delivered)
+
+
+def is_internal_ingress(body: EnqueueIngressBody) -> bool:
+    """Whether only the runtime produces such an input: a receipt, a timer, mail of a world, or an answer to an intent."""
+    item = body.item
+    return item.kind != IngressKind.EVENT.value or any(
+        value is not None for value in (item.intent_hash, item.from_world, item.from_height)
+    )
 
 
 def event_send(call: ApiCall) -> SentEvent:
@@ -291,7 +300,7 @@ def event_send(call: ApiCall) -> SentEvent:
         type, name = record.type, record.name
     event = world_operations.event_of(app, body.type, body.event)
     delivered = world_operations.event_send(
-        call.store,
+        call.recording_store(),
         app,
         type,
         name,
@@ -454,7 +463,11 @@ ENDPOINTS = (
              EndpointOptions(body=ReleaseLeaseBody, problems=_LEASE_PROBLEMS)),
     Endpoint("POST", f"{_PATH}/enqueue_ingress", Scope.SUBMIT, enqueue_ingress, SentEvent,
              "Put an input into the inbox of a world, once per key",
-             EndpointOptions(body=EnqueueIngressBody, problems=(KeyConflict, NeedsApp))),
+             EndpointOptions(body=EnqueueIngressBody, finds_repeat=True,
+                             problems=(KeyConflict, NeedsApp), body_scope=BodyScope(
+                                 Scope.OPERATE, is_internal_ingress,
+                                 "the item is not an event, or has intent_hash, from_world or "
+                                 "from_height"))),
     Endpoint("POST", f"{_PATH}/list_worker_worlds", Scope.WORK, list_worker_worlds, WorkerWorlds,
              "List the worlds that are assigned to a worker",
              EndpointOptions(body=ListWorkerWorldsBody)),
@@ -466,7 +479,8 @@ ENDPOINTS = (
              EndpointOptions(body=CreateFromSeedBody)),
     Endpoint("POST", f"{_PATH}/event_send", Scope.SUBMIT, event_send, SentEvent,
              "Send an event to a world, once per key",
-             EndpointOptions(body=EventSendBody, needs_app=True, problems=(KeyConflict,))),
+             EndpointOptions(body=EventSendBody, needs_app=True, finds_repeat=True,
+                             problems=(KeyConflict,))),
     Endpoint("POST", f"{_PATH}/receipt_inject", Scope.OPERATE, receipt_inject, SentEvent,
              "Give a world the receipt of one of its intents; it is final",
              EndpointOptions(body=ReceiptInjectBody, problems=(KeyConflict, IllegalTransition))),

@@ -189,7 +189,7 @@ _EMPTY = EndpointOptions(body=EmptyBody)
 ENDPOINTS = (
     Endpoint("GET", "/v1/schedules", Scope.READ, list_schedules, Page[ScheduleDocument],
              "List schedules by name", EndpointOptions(query=PageQuery)),
-    Endpoint("POST", "/v1/schedules", Scope.SUBMIT, create_schedule, ScheduleDocument,
+    Endpoint("POST", "/v1/schedules", Scope.OPERATE, create_schedule, ScheduleDocument,
              "Create a schedule for a task or flow of the app",
              EndpointOptions(body=ScheduleBody, status=201, needs_app=True,
                              problems=(ScheduleExists, KeyConflict))),

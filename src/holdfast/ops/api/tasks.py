@@ -213,8 +213,7 @@ def _submit(call: ApiCall, new_tasks: list[NewTaskBody]) -> list[TaskId]:
     batch = build_batch(new_tasks, {} if call.app is None else call.app.tasks)
     if batch.dependencies:
         call.read(require_tasks, call.universe, batch.dependencies)
-    commit = call.store.transact if batch.has_keys and len(new_tasks) == 1 else call.transact
-    seqs: list[int] = commit(
+    seqs: list[int] = call.transact(
         operations.submit_all, call.universe, batch.specs, batch.spec_indexes, batch.new
     )
     found: list[TaskId] = call.read(queries.task_ids, call.universe, seqs)
@@ -296,7 +295,8 @@ ENDPOINTS = (
              "List tasks by state, queue and name", EndpointOptions(query=TaskListQuery)),
     Endpoint("POST", "/v1/tasks", Scope.SUBMIT, submit_tasks, SubmittedTasks,
              "Submit a task, or several in one commit",
-             EndpointOptions(body=SubmissionBody, status=201, problems=(KeyConflict,))),
+             EndpointOptions(body=SubmissionBody, status=201, finds_repeat=True,
+                             problems=(KeyConflict,))),
     Endpoint("GET", _TASK, Scope.READ, show_task, TaskDetailsDocument,
              "Show a task, and optionally wait for its end", EndpointOptions(query=WaitQuery)),
     Endpoint("POST", f"{_TASK}/cancel", Scope.OPERATE, cancel_task, CancelledTask,

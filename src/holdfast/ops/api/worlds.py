@@ -22,6 +22,7 @@ from holdfast.ops.api.call import ApiCall, NeedsApp
 from holdfast.ops.api.client import client_runtime
 from holdfast.ops.api.endpoint import (
     ApiAnswer,
+    BodyScope,
     EmptyBody,
     Endpoint,
     EndpointOptions,
@@ -248,7 +249,8 @@ def create_world(call: ApiCall) -> ApiAnswer:
         )
     catalog.check_address(call.universe, body.type, body.name)
     known = call.read(catalog.find_id, call.universe, body.type, body.name)
-    store = call.recording_store()
+    seeded_from = "" if body.seed is None else body.seed.world_id
+    store = call.recording_store(f"world/{body.type}/{body.name}", seeded_from)
     if body.seed is None:
         record = world_operations.world_create(store, call.universe, body.type, body.name)
     else:
@@ -281,7 +283,7 @@ def send_world_event(call: ApiCall) -> SentEvent:
     key = ingress.user_key(body.key or call.key or None)
     to = WorldAddress(call.universe, type, name, world_operations.new_world_id())
     message = event_ingress(event_type, value, correlation_id=body.correlation_id)
-    return sent_event(call.store.transact(ingress.deliver, to, key, message))
+    return sent_event(call.transact(ingress.deliver, to, key, message))
 
 
 def sent_event(delivered: IngressResult) -> SentEvent:
@@ -310,7 +312,7 @@ def ask_world(call: ApiCall) -> ReplyDocument:
     handle: WorldHandle[Any] = WorldHandle(runtime, kind, name)
     asking = handle.ask_call(event, body.timeout_s, body.key or call.key or None)
     try:
-        reply = store_calls.run_cancellable(call.store, asking, call.cancellation)
+        reply = store_calls.run_cancellable(call.recording_store(), asking, call.cancellation)
     except NoReply as error:
         # The dead letter and the journal have the traceback. A client that may only submit must not see source paths.
         fields = {**error.fields, "error": exception_text(error.fields["error"])}
@@ -422,7 +424,8 @@ ENDPOINTS = (
              "List worlds by type and name", EndpointOptions(query=WorldListQuery)),
     Endpoint("POST", "/v1/worlds", Scope.SUBMIT, create_world, WorldWithLineage,
              "Create a world, optionally from a snapshot of another world",
-             EndpointOptions(body=WorldBody, status=201)),
+             EndpointOptions(body=WorldBody, status=201, body_scope=BodyScope(
+                 Scope.OPERATE, lambda body: body.seed is not None, "the body has a seed"))),
     Endpoint("GET", _WORLD, Scope.READ, show_world, WorldWithLineage,
              "Show status, blocker, height, lease and lineage of a world"),
     Endpoint("GET", f"{_WORLD}/state", Scope.READ, show_world_state, StateDocument,
@@ -434,10 +437,12 @@ ENDPOINTS = (
              "List the worlds from which a world was forked, the direct parent first"),
     Endpoint("POST", f"{_WORLD}/send", Scope.SUBMIT, send_world_event, SentEvent,
              "Send an event to a world, which is created if it does not exist",
-             EndpointOptions(body=EventBody, needs_app=True, problems=(UnknownEvent,))),
+             EndpointOptions(body=EventBody, needs_app=True, finds_repeat=True,
+                             problems=(UnknownEvent,))),
     Endpoint("POST", f"{_WORLD}/ask", Scope.SUBMIT, ask_world, ReplyDocument,
              "Send an event to a world and wait for the reply of its handler",
-             EndpointOptions(body=AskBody, needs_app=True, waits=True, problems=(UnknownEvent,))),
+             EndpointOptions(body=AskBody, needs_app=True, waits=True, finds_repeat=True,
+                             problems=(UnknownEvent,))),
     Endpoint("POST", f"{_WORLD}/fork", Scope.OPERATE, fork_world, WorldWithLineage,
              "Create a world with the state of another world after one of its entries",
              EndpointOptions(body=WorldForkBody, status=201)),

@@ -81,7 +81,7 @@ class ApiRoute(BaseRoute):
         route, names = self._table.find(request)
         token = server.guard.find_token(request)
         if not route.open:
-            server.guard.require_scope(request, token, route.scope)
+            server.guard.require_scope(request, token, *route.scopes)
             server.rate.take("" if token is None else token.name, server.loop.time())
         if request.length and route.method == "GET":
             # Some GET routes are open to clients without a token, whose bytes must not use memory.

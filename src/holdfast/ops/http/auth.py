@@ -107,13 +107,14 @@ class RequestGuard:
             return None
         return self._tokens.find(credentials.strip().encode("latin-1"))
 
-    def require_scope(self, request: HttpRequest, token: Token | None, scope: Scope) -> None:
+    def require_scope(self, request: HttpRequest, token: Token | None, *scopes: Scope) -> None:
+        """Raise ScopeMissing unless the token permits one of the scopes."""
         if token is None:
             has_header = "authorization" in request.headers
             raise Unauthorized(what="token", why="wrong" if has_header else "missing")
-        if not token.permits(scope):
+        if not any(map(token.permits, scopes)):
             raise ScopeMissing(
-                missing=scope.value,
+                missing=scopes[0].value,
                 token=token.name,
                 scopes=sorted(scope.value for scope in token.scopes),
             )

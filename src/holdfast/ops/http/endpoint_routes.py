@@ -40,7 +40,7 @@ class EndpointRoutes:
                 endpoint.method,
                 route_path(endpoint),
                 self._handler(endpoint),
-                endpoint.scope,
+                endpoint.scopes,
             )
             for endpoint in endpoints
         ]
@@ -58,6 +58,7 @@ class EndpointRoutes:
                 body = await server.parse(len(call.body), decode, options.body, call.body or b"{}")
             elif call.body:
                 await server.parse(len(call.body), decode, dict[str, Any], call.body)
+            server.guard.require_scope(request, call.token, endpoint.scope_of(body))
             make_call = partial(
                 ApiCall,
                 endpoint=endpoint,

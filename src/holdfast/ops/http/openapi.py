@@ -10,7 +10,7 @@ import msgspec
 from holdfast import __version__
 from holdfast.errors import HoldfastError, KeyConflict
 from holdfast.ops.api.call import NeedsApp
-from holdfast.ops.api.endpoint import Endpoint, NoQuery, RequestModel, Scope
+from holdfast.ops.api.endpoint import BodyScope, Endpoint, NoQuery, RequestModel, Scope
 from holdfast.ops.api.registry import endpoints
 from holdfast.ops.api.universes import UniverseRequired
 from holdfast.ops.http import answer_schemas as answers
@@ -44,6 +44,7 @@ class DocumentedRoute(NamedTuple):
     problems: tuple[type[HoldfastError], ...] = ()
     # Whether `?universe=` applies.
     has_universe: bool = True
+    body_scope: BodyScope | None = None
 
 
 class EventsQuery(RequestModel):
@@ -96,6 +97,7 @@ def _of_endpoint(endpoint: Endpoint) -> DocumentedRoute:
         body=options.body,
         status=options.status,
         problems=problems,
+        body_scope=options.body_scope,
     )
 
 
@@ -138,6 +140,10 @@ def _operation(
     }
     if route.scope is not None:
         operation["x-scope"] = route.scope.value
+    if route.body_scope is not None:
+        scope = route.body_scope.scope.value
+        operation["x-body-scope"] = {"scope": scope, "when": route.body_scope.when}
+        operation["description"] = f"Needs the scope `{scope}` if {route.body_scope.when}."
     if route.body is not None:
         schema = schema_of[_type_key(route.body)]
         operation["requestBody"] = {

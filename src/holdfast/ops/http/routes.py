@@ -58,7 +58,8 @@ class Route(NamedTuple):
     method: str
     path: tuple[str, ...]
     handler: RouteHandler
-    scope: Scope = Scope.READ
+    # The token needs at least one of them.
+    scopes: tuple[Scope, ...] = (Scope.READ,)
     # Accessible without a token.
     open: bool = False
     # Served even above the connection limit. Its handler must not wait, and it has no body.

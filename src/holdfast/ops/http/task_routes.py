@@ -231,12 +231,12 @@ def task_routes(api_of: ApiOfCall) -> tuple[Route, ...]:
     return (
         Route(get, ("healthz",), healthz, open=True, always=True),
         Route(get, ("readyz",), using(TaskApi.readyz), open=True),
-        Route(post, ("v1", "tasks"), using(TaskApi.submit), submit),
+        Route(post, ("v1", "tasks"), using(TaskApi.submit), (submit,)),
         Route(get, ("v1", "tasks"), using(TaskApi.list_tasks)),
-        Route(post, ("v1", "tasks", "lease"), using(_lease), work),
-        Route(post, ("v1", "tasks", "heartbeat"), using(_heartbeat), work),
-        Route(post, ("v1", "tasks", "complete"), using(_complete), work),
-        Route(post, ("v1", "tasks", "fail"), using(_fail), work),
+        Route(post, ("v1", "tasks", "lease"), using(_lease), (work,)),
+        Route(post, ("v1", "tasks", "heartbeat"), using(_heartbeat), (work,)),
+        Route(post, ("v1", "tasks", "complete"), using(_complete), (work,)),
+        Route(post, ("v1", "tasks", "fail"), using(_fail), (work,)),
         Route(get, ("v1", "tasks", "*"), using(TaskApi.show)),
         Route(get, ("v1", "queues"), using(TaskApi.queues)),
     )
