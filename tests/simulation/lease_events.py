@@ -96,6 +96,14 @@ def _expand_shutdown(event: HistoryEvent) -> Iterator[HistoryEvent]:
             yield _derived_event(event, "lease.leave", {"lease": lease})
 
 
+def _expand_flow_commits(event: HistoryEvent) -> Iterator[HistoryEvent]:
+    """Expand a commit of several flows. A refused one applies nothing, and its commits follow one by one."""
+    if event.applied:
+        for work, answer in zip(event.args["works"], event.value, strict=True):
+            args = {"universe": event.args["universe"], "work": work}
+            yield _derived_event(event, "flows.commit", args, value=answer)
+
+
 def _expand_stop(event: HistoryEvent) -> Iterator[HistoryEvent]:
     """Expand a stop: a world released at an event type that its host does not know."""
     if event.applied:
@@ -170,6 +178,7 @@ _EXPANSIONS: dict[str, Callable[[HistoryEvent], Iterator[HistoryEvent]]] = {
     "cycle.commit_and_release": _expand_shutdown,
     "cycle.stop_and_release": _expand_stop,
     "claims.settle_and_claim": _expand_settle_and_claim,
+    "flows.commit_many": _expand_flow_commits,
     "hosting_lease.acquire": _expand_acquire,
     "hosting_lease.park": _expand_change,
     "catalog.change_status": _expand_change,

@@ -27,7 +27,7 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
     ),
     "end: ignores a cancellation that the code has not seen": (
         Edit(
-            "flows.operations:commit",
+            "flows.operations:commit_within",
             "bool(unseen) and _ends(work) and _has_cause(unit, flow, work.known, unseen)",
             "False",
         ),
@@ -86,7 +86,11 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "inbox: drops the unseen events of a run that ends": (
-        Edit("flows.operations:commit", "_return_unseen(unit, flow, work.known, unseen)", "pass"),
+        Edit(
+            "flows.operations:commit_within",
+            "_return_unseen(unit, flow, work.known, unseen)",
+            "pass",
+        ),
     ),
     "inbox: drops the event of a cancelled receive": (
         Edit("flows.operations:_return_received", "if not receives:", "if True:"),
@@ -183,7 +187,7 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
         Edit("flows.operations:finish", "children.notify_parent(unit, flow)", "pass"),
     ),
     "suspend: ignores unseen records": (
-        Edit("flows.operations:commit", "not (unseen or resolved)", "True"),
+        Edit("flows.operations:commit_within", "not (unseen or resolved)", "True"),
     ),
     "wake: submits no activation": (
         Edit("flows.unit_of_work:FlowUnit.wake", "self.activate(flow)", "pass"),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Coroutine
 from contextvars import ContextVar
 from enum import Enum, auto
@@ -150,7 +150,7 @@ class RecordQueue:
         self.published: Counter[str] = Counter()
         # The arguments of the steps that were started elsewhere and have no outcome yet.
         self.open_digests: dict[tuple[str, int], bytes] = {}
-        self.undelivered: list[AnyRecord] = []
+        self.undelivered: deque[AnyRecord] = deque()
         # Objects made by upcasts of recorded values. As arguments of a step they count as they were recorded.
         self.upcast: UpcastObjects = {}
         # A fork does not compensate the steps before this position.
@@ -184,7 +184,7 @@ class RecordQueue:
         for record in self.undelivered:
             if isinstance(record, StepFailure) and id(record) not in kept_ids:
                 self.outcomes.pop((record.name, record.occurrence), None)
-        self.undelivered = kept
+        self.undelivered = deque(kept)
 
     def _forget_undo(self, redriven: UndoRedriven) -> None:
         """Drop the failure of a compensation and the end of the flow: the compensation runs again."""
@@ -196,7 +196,7 @@ class RecordQueue:
                 return (record.name, record.occurrence) == failed
             return isinstance(record, FlowEnded)
 
-        self.undelivered = [record for record in self.undelivered if not is_dropped(record)]
+        self.undelivered = deque(record for record in self.undelivered if not is_dropped(record))
 
     def take_next(self, requested: Container[tuple[str, int]], *, wait: bool) -> AnyRecord | None:
         """Remove and return the first record that can be delivered now. The outcome of a step that was not requested
@@ -447,7 +447,8 @@ class FlowExecution:
                 call.future.cancel()
                 return call.future
         self.requested[call.identity] = call
-        self._new_steps.append(call)
+        if call.identity not in self.records.outcomes:
+            self._new_steps.append(call)
         if self.records.open_digests.get(call.identity, call.digest) != call.digest:
             self._diverge(call, OTHER_ARGUMENTS)
         return call.future

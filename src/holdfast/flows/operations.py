@@ -7,7 +7,7 @@
     fire_due   sleeps, timeouts and retries that are due
     resume     a PARKED flow runs again
 
-`redrive.py` and `fork.py` have two more operations.
+`commit_batch.py`, `redrive.py` and `fork.py` have more operations.
 
 Each operation runs where commits are applied, so two of them never conflict. An outcome from outside (an event, a
 timer, the end of a child) is its own record. It wakes the flow in the same commit: the commit also submits
@@ -214,6 +214,13 @@ class FlowAnswer(Record, frozen=True):
 def commit(txn: Txn, universe: str, generation: int, work: FlowCommit) -> FlowAnswer:
     """Append records and start steps, under the live lease of the flow's activation. A stale worker is fenced."""
     unit = FlowUnit(txn, universe)
+    applied, suspended = commit_within(unit, generation, work)
+    unit.close()
+    return answer_of(unit, work, applied, suspended)
+
+
+def commit_within(unit: FlowUnit, generation: int, work: FlowCommit) -> tuple[bool, bool]:
+    """Apply a commit. Returns whether its action was applied, and whether the flow was suspended instead."""
     flow = _require_lease(unit, generation, work)
     unseen = flow.head.records - work.known
     # A cancellation or a timeout came first: the code has to see it before the flow ends.
@@ -229,23 +236,28 @@ def commit(txn: Txn, universe: str, generation: int, work: FlowCommit) -> FlowAn
     before = flow.head.records
     for request in work.opens:
         _open(unit, flow, request)
-    action = work.action
     resolved = flow.head.records > before
-    applied = not stopped and (action != SUSPEND or not (unseen or resolved))
-    answer_run = flow.head.run
+    applied = not stopped and (work.action != SUSPEND or not (unseen or resolved))
     suspended = waits and not unseen
     if suspended:
         unit.suspend(flow)
     elif applied:
-        if action == AGAIN:
+        if work.action == AGAIN:
             # The receives of this run are closed before its unseen events return to the inbox.
             _cancel_all_open(unit, flow)
             _return_received(unit, flow, answered)
             _return_unseen(unit, flow, work.known, unseen)
         _apply_action(unit, flow, work)
-    unit.close()
-    records, more = _records_after(txn, universe, work.flow, answer_run, work.known)
-    return FlowAnswer(records, applied, more, suspended)
+    return applied, suspended
+
+
+def answer_of(unit: FlowUnit, work: FlowCommit, applied: bool, suspended: bool) -> FlowAnswer:
+    """The records after the known ones, in pages. Call it after the unit of work is closed."""
+    prefix = unit.keys.records_of(work.flow, work.run)
+    start, end = prefix + pack_int(work.known + 1), tuples.prefix_end(prefix)
+    rows = unit.txn.scan(start, end, RECORDS_PAGE)
+    records = [_with_value(unit.txn, decode_record(row).record) for _, row in rows]
+    return FlowAnswer(records, applied, len(rows) == RECORDS_PAGE, suspended)
 
 
 def _cancel_steps(unit: FlowUnit, flow: OpenFlow, work: FlowCommit, fails: bool) -> bool:
@@ -427,15 +439,6 @@ def _start_next_run(unit: FlowUnit, flow: OpenFlow, args: bytes) -> None:
     )
     unit.put_timeout(flow)
     unit.activate(flow)
-
-
-def _records_after(
-    txn: Txn, universe: str, seq: int, run: int, known: int
-) -> tuple[list[AnyRecord], bool]:
-    prefix = keys_of(universe).records_of(seq, run)
-    rows = txn.scan(prefix + pack_int(known + 1), tuples.prefix_end(prefix), RECORDS_PAGE)
-    found = [_with_value(txn, decode_record(row).record) for _, row in rows]
-    return found, len(rows) == RECORDS_PAGE
 
 
 def _with_value(txn: Txn, record: AnyRecord) -> AnyRecord:

@@ -6,6 +6,7 @@ order of their records. `decided_ns` is the store time of the commit.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import msgspec
@@ -153,7 +154,7 @@ AnyRecord: TypeAlias = (
 StepOutcome: TypeAlias = StepCompleted | StepFailure
 
 
-def without_end(records: list[AnyRecord], redriven: FlowRedriven) -> list[AnyRecord]:
+def without_end(records: Iterable[AnyRecord], redriven: FlowRedriven) -> list[AnyRecord]:
     """The records of a flow after a redrive: without its end, the failure that caused it, and the failures after that
     one, which its code has not seen. These steps run again."""
     failed = (redriven.name, redriven.occurrence)

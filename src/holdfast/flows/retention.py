@@ -21,15 +21,28 @@ REMOVING = b"r"
 
 def next_due_ns(txn: Txn, universe: str) -> int | None:
     """Return the store time of the next sleep, timeout or removal, or None."""
+    times = (next_sleep_ns(txn, universe), next_removal_ns(txn, universe))
+    return min((time for time in times if time is not None), default=None)
+
+
+def next_sleep_ns(txn: Txn, universe: str) -> int | None:
+    """Return the store time at which the next sleep, timeout or retry is due, or None."""
+    return _first_time(txn, keys_of(universe).due)
+
+
+def next_removal_ns(txn: Txn, universe: str) -> int | None:
+    """Return the store time at which the next flow or former run is removed, or None."""
     keys = keys_of(universe)
-    times: list[int] = []
-    for prefix in (keys.due, keys.retained, keys.retained_runs):
-        for key, _ in txn.scan(prefix, tuples.prefix_end(prefix), 1):
-            elements = tuples.unpack(key)
-            at = elements[3]
-            assert isinstance(at, int)
-            times.append(at)
-    return min(times, default=None)
+    times = (_first_time(txn, keys.retained), _first_time(txn, keys.retained_runs))
+    return min((time for time in times if time is not None), default=None)
+
+
+def _first_time(txn: Txn, prefix: bytes) -> int | None:
+    for key, _ in txn.scan(prefix, tuples.prefix_end(prefix), 1):
+        time = tuples.unpack(key)[3]
+        assert isinstance(time, int)
+        return time
+    return None
 
 
 @operation("flows.remove_ended")

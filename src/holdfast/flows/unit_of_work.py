@@ -65,7 +65,8 @@ class FlowUnit:
         self._owns_tasks = tasks is None
         self.tasks = UnitOfWork(txn, universe) if tasks is None else tasks
         self._flows: dict[int, OpenFlow] = {}
-        self._wakes: list[OpenFlow] = []
+        # By seq, in the order of the activations.
+        self._wakes: dict[int, OpenFlow] = {}
         self._count_deltas: dict[str, dict[str, int]] = {}
 
     # -- flows ---------------------------------------------------------------------------------
@@ -106,10 +107,9 @@ class FlowUnit:
             self.activate(flow)
 
     def activate(self, flow: OpenFlow) -> None:
-        if flow not in self._wakes:
-            self._wakes.append(flow)
-            # Replaced by the seq of the task in `close`.
-            flow.head = replace(flow.head, task=-1)
+        self._wakes[flow.seq] = flow
+        # Replaced by the seq of the task in `close`.
+        flow.head = replace(flow.head, task=-1)
 
     def activation_count(self) -> int:
         """The number of activations that `close` submits."""
@@ -191,7 +191,7 @@ class FlowUnit:
             self.tasks.close()
 
     def _submit_activations(self) -> None:
-        for flow in self._wakes:
+        for flow in self._wakes.values():
             if flow.head.task != -1:
                 continue
             args = codec.pack([flow.seq, flow.head.run])

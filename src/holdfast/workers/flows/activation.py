@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -61,6 +62,7 @@ from holdfast.retry import Backoff, jitter
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Store, Txn, reads_block
 from holdfast.value_versions import UnreadableValue, UpcastObjects
+from holdfast.workers.flows.commit_queue import CommitQueue
 from holdfast.workers.flows.step_runs import StepInvoker, StepRun, invoke_step, run_step
 from holdfast.workers.tasks.attempt import TaskAttempt, error_text
 
@@ -161,7 +163,8 @@ class _LocalStep(NamedTuple):
             self.task.cancel()
 
 
-class FlowEnvironment(NamedTuple):
+@dataclass
+class FlowEnvironment:
     """The objects that all activations of one worker share."""
 
     store: Store
@@ -172,6 +175,9 @@ class FlowEnvironment(NamedTuple):
     invoke: StepInvoker = invoke_step
     # The name of the worker in the worker registry, and its incarnation.
     worker: tuple[str, str] = ("", "")
+
+    def __post_init__(self) -> None:
+        self.commits = CommitQueue(self.store, self.universe)
 
 
 class Activation:
@@ -355,9 +361,7 @@ class Activation:
         """Commit, and repeat it while the store is busy and the lease is live."""
         while True:
             try:
-                answer: FlowAnswer = await self._store.submit(
-                    operations.commit, self._environment.universe, self._store.generation, work
-                )
+                answer = await self._environment.commits.commit(work)
                 if failpoints.armed:
                     failpoints.hit("flows.committed", work)
                 return answer

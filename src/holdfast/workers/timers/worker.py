@@ -45,10 +45,12 @@ NEVER = float("inf")
 
 
 class DueTimes(NamedTuple):
-    """The time until the next timer, sleep or timeout of a flow, and occurrence of a schedule. `NEVER` if none."""
+    """The time until the next timer, sleep or timeout of a flow, removal of a flow, and occurrence of a schedule.
+    `NEVER` if none."""
 
     timers_in_ns: float
     flows_in_ns: float
+    removals_in_ns: float
     schedules_in_ns: float
 
 
@@ -104,6 +106,7 @@ class TimerWorker(TickService):
         fired = 0
         if dues.flows_in_ns <= 0:
             fired += self.store.transact(flow_operations.fire_due, self._universe, BATCH_MAX)
+        if dues.removals_in_ns <= 0:
             fired += self.store.transact(retention.remove_ended, self._universe, BATCH_MAX)
         if dues.schedules_in_ns <= 0:
             wall_ns = self.clock.wall_ns()
@@ -177,10 +180,12 @@ class TimerWorker(TickService):
             queue.next_due_ns(txn, self._delays),
             queue.next_due_ns(txn, self._calendar, ahead_ns),
         )
-        flow_ns = retention.next_due_ns(txn, self._universe)
+        sleep_ns = retention.next_sleep_ns(txn, self._universe)
+        removal_ns = retention.next_removal_ns(txn, self._universe)
         occurrence_ns = schedule_operations.next_due_ns(txn, self._universe)
         return DueTimes(
             min((due_ns - now_ns for due_ns in timers if due_ns is not None), default=NEVER),
-            NEVER if flow_ns is None else flow_ns - now_ns,
+            NEVER if sleep_ns is None else sleep_ns - now_ns,
+            NEVER if removal_ns is None else removal_ns - now_ns,
             NEVER if occurrence_ns is None else occurrence_ns - now_ns - ahead_ns,
         )
