@@ -38,7 +38,6 @@ from holdfast.errors import Invalid
 from holdfast.flows.execution import (
     CURRENT_FLOW,
     FlowExecution,
-    FlowSuspended,
     NextRun,
     StepCall,
     StepCallKind,
@@ -310,7 +309,8 @@ def _execution(what: str) -> FlowExecution:
             raise Invalid(what=what, why="called inside a step; call it in the code of the flow")
         raise Invalid(what=what, why="called outside a flow; start the flow with rt.start")
     if execution.closed:
-        raise FlowSuspended
+        execution.refuse_call()
+        return execution
     if not execution.loop.is_current():
         raise Invalid(what=what, why="called in another thread; call it in the code of the flow")
     return execution

@@ -51,6 +51,8 @@ OTHER_ARGUMENTS = "it is recorded with other arguments"
 # Steps that are refused to the code of a cancelled flow before it is stopped: a loop that catches every CancelledError
 # never gives the thread back to the worker.
 REFUSED_STEPS_MAX = 1_000
+# Calls of `hf` that are refused to the code of a suspended flow. A loop with a bare `except:` catches every refusal.
+REFUSED_CALLS_MAX = 1_000
 
 
 class StepFailed(HoldfastError):
@@ -348,10 +350,18 @@ class FlowExecution:
     def has_undos(self) -> bool:
         return bool(self._undos)
 
-    def close(self) -> None:
-        """Drop the flow's code. Its `finally` blocks run, and their calls of `hf` raise FlowSuspended."""
+    def close(self) -> int:
+        """Drop the flow's code. Its `finally` blocks run, and their calls of `hf` raise FlowSuspended. Returns the number
+        of coroutines that did not end."""
         self.closed = True
-        self.loop.close()
+        return self.loop.close()
+
+    def refuse_call(self) -> None:
+        """Refuse a call of `hf` to closed code. Beyond the limit calls are accepted, but they record nothing and no step
+        gets an outcome: code that awaits one gives the thread back."""
+        self._occurrences["hf.refused_call"] += 1
+        if self._occurrences["hf.refused_call"] <= REFUSED_CALLS_MAX:
+            raise FlowSuspended
 
     # -- delivery --------------------------------------------------------------------------------
 
@@ -439,6 +449,8 @@ class FlowExecution:
         self._number(call)
         call.future = self.loop.create_future()
         call.future.add_done_callback(partial(self._on_settled, call))
+        if self.closed:
+            return call.future
         if (self.cancelled or self.timed_out) and self.compensation is None:
             if call.identity not in self.records.outcomes:
                 self._occurrences["hf.refused"] += 1

@@ -15,6 +15,7 @@ import contextvars
 from asyncio import events
 from collections import deque
 from collections.abc import Callable
+from types import CoroutineType, GeneratorType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -22,6 +23,8 @@ from holdfast.errors import Invalid
 
 # Callbacks that run before the worker's loop gets the thread back.
 CALLBACKS_MAX = 10_000
+# How often a coroutine is closed that waits again instead of ending.
+CLOSES_MAX = 16
 
 
 class LoopHost(Protocol):
@@ -181,14 +184,17 @@ class FlowLoop(_Base):  # type: ignore[misc]
     def is_closed(self) -> bool:
         return self._closed
 
-    def close(self) -> None:
-        """Close the coroutines that still wait. Python runs their `finally` blocks at this point."""
+    def close(self) -> int:
+        """Close the coroutines that still wait. Python runs their `finally` blocks at this point. Returns the number of
+        coroutines that did not end: they catch GeneratorExit and wait again."""
         self._closed = True
         self._ready.clear()
+        abandoned = 0
         for task, context in list(self._tasks.items()):
             if not task.done():
-                _close_coroutine(task, context)
+                abandoned += not _close_coroutine(task, context)
         self._ready.clear()
+        return abandoned
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -202,15 +208,43 @@ class FlowLoop(_Base):  # type: ignore[misc]
         return None
 
 
-def _close_coroutine(task: asyncio.Task[Any], context: contextvars.Context) -> None:
+def _close_coroutine(task: asyncio.Task[Any], context: contextvars.Context) -> bool:
+    """Close the coroutine of a task. Returns False if it is abandoned."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     coroutine: Any = task.get_coro()
-    try:
-        context.run(coroutine.close)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:
-        return  # the flow's code raised or awaited in its clean-up: it continues in the next activation
+    unfinished = _chain_of(coroutine) or [coroutine]
+    for _ in range(CLOSES_MAX):
+        try:
+            context.run(unfinished[0].close)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
+            pass  # the flow's code raised or awaited in its clean-up: it continues in the next activation
+        # A coroutine that waits again has lost its caller. It is closed again, with the coroutines that it awaits now.
+        chains = [_chain_of(awaitable) for awaitable in unfinished]
+        unfinished = list({id(one): one for chain in chains for one in chain}.values())
+        if not unfinished:
+            return True
+    import ctypes
+
+    # Python closes a coroutine again before it frees its memory, also at exit, in any thread and outside of the flow.
+    # There the loop of the flow's code may have no end. So these coroutines are never freed.
+    for awaitable in unfinished:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(awaitable))
+    return False
+
+
+def _chain_of(awaitable: Any) -> list[Any]:
+    """The coroutine or generator and the chain of its awaited coroutines, without finished ones."""
+    chain = []
+    while awaitable is not None:
+        prefix = {CoroutineType: "cr", GeneratorType: "gi"}.get(type(awaitable))
+        if prefix is None:
+            break
+        if getattr(awaitable, f"{prefix}_frame") is not None:
+            chain.append(awaitable)
+        awaitable = getattr(awaitable, "cr_await" if prefix == "cr" else "gi_yieldfrom")
+    return chain
 
 
 def _refuse(name: str) -> Callable[..., Any]:

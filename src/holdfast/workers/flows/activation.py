@@ -227,7 +227,8 @@ class Activation:
                 self._listener.cancel()
             for step in self._local.values():
                 step.cancel()
-            self._execution.close()
+            if self._execution.close():
+                logs.warn("flows", "flow code abandoned", flow=self._id, name=self._code.name)
 
     async def _round(self) -> bool:
         """Advance the flow by one commit, or wait for a step. Returns whether the activation is over."""

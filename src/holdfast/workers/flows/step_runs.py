@@ -172,26 +172,62 @@ async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
     context.run(CURRENT_STEP.set, run)
     context.run(CURRENT_FLOW.set, None)
     loop = asyncio.get_running_loop()
-    thread: Future[Any] | None = None
+    deadline = None if work.timeout_s is None else loop.time() + work.timeout_s
     # A callable object is asynchronous if its method is.
     method = getattr(type(work.fn), "__call__", None)  # noqa: B004
     if inspect.iscoroutinefunction(work.fn) or inspect.iscoroutinefunction(method):
-        started: asyncio.Future[Any] = loop.create_task(
-            _await(work.fn(*work.args, **work.kwargs)), context=context
-        )
+        result = work.fn(*work.args, **work.kwargs)
     else:
         thread = threads.submit(context.run, _call_plain, work)
-        started = asyncio.wrap_future(thread, loop=loop)
-    if isinstance(started, asyncio.Task) and work.timeout_s is None:
-        # A cancellation reaches the step's code, and its cleanup ends before its flow continues.
-        return await _settle(await started, context)
+        result = await _end_in_thread(thread, run, work, deadline)
+    # A plain function may return an awaitable, as a wrapper of an `async def` does.
+    while inspect.isawaitable(result):
+        task = loop.create_task(_await(result), context=context)
+        result = await _end_of_task(task, run, work, deadline)
+    return result
+
+
+def _left_s(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
+
+
+async def _end_of_task(
+    task: asyncio.Task[Any], run: StepRun, work: LocalWork, deadline: float | None
+) -> Any:
+    """Return the result of a coroutine. After the deadline, or if the step is cancelled, the coroutine is cancelled,
+    and its clean-up ends before its flow continues."""
+    if deadline is None:
+        return await task
     try:
-        done, _ = await asyncio.wait({started}, timeout=work.timeout_s)
+        done, _ = await asyncio.wait({task}, timeout=_left_s(deadline))
+        if not done:
+            run.cancel_requested = True
+            task.cancel()
+            await asyncio.wait({task})
+    except asyncio.CancelledError:
+        if not run.cancel_requested:
+            run.cancel_requested = True
+            task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # its outcome is dropped
+        raise
+    if done:
+        return task.result()
+    if not task.cancelled():
+        task.exception()  # its outcome is dropped
+    raise StepTimeout(step=run.name, timeout_s=work.timeout_s)
+
+
+async def _end_in_thread(
+    thread: Future[Any], run: StepRun, work: LocalWork, deadline: float | None
+) -> Any:
+    """Return the result of a function in a thread. A thread cannot be interrupted: after the deadline it is left."""
+    started = asyncio.wrap_future(thread)
+    try:
+        done, _ = await asyncio.wait({started}, timeout=_left_s(deadline))
     except asyncio.CancelledError:
         run.cancel_requested = True
-        if isinstance(started, asyncio.Task):
-            started.cancel()
-        # The step's code ends before its flow continues. A thread cannot be interrupted.
         await asyncio.wait({started})
         if not started.cancelled():
             started.exception()  # its outcome is dropped
@@ -199,17 +235,10 @@ async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
     if not done:
         run.cancel_requested = True
         started.cancel()
-        if thread is not None and not thread.cancel() and not thread.done():
+        if not thread.cancel() and not thread.done():
             run.thread = thread
         raise StepTimeout(step=run.name, timeout_s=work.timeout_s)
-    return await _settle(started.result(), context)
-
-
-async def _settle(result: Any, context: contextvars.Context) -> Any:
-    """Await the result of a plain function that returned an awaitable."""
-    if inspect.isawaitable(result):
-        return await asyncio.get_running_loop().create_task(_await(result), context=context)
-    return result
+    return started.result()
 
 
 async def _await(awaitable: Any) -> Any:
