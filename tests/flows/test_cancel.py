@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -320,3 +321,52 @@ def test_child_task_failure_is_a_step_failure(make_rig: Any) -> None:
 
     rig = make_rig(app_of(order, tasks=[invoice]))
     assert rig.result(rig.start(order)) == ["invoice#1", "ValueError"]
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_other_tasks_of_the_flow_get_no_step_while_it_compensates(
+    make_rig: Any, cancels: bool
+) -> None:
+    log: list[str] = []
+
+    async def refund() -> None:
+        log.append("refund begins")
+        await asyncio.sleep(0.3)
+        log.append("refund ends")
+
+    def note(text: str) -> None:
+        log.append(text)
+
+    @hf.flow
+    async def order() -> None:
+        hf.undo(refund)
+
+        async def charge_later() -> None:
+            try:
+                while True:
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.sleep(0.05)
+                        await hf.step(note, "charge")
+            finally:
+                await hf.step(note, "clean up")
+
+        async def charge_at_event() -> None:
+            await asyncio.to_thread(time.sleep, 0.1)
+            await hf.step(note, "charge after a thread")
+
+        others = [asyncio.create_task(charge_later()), asyncio.create_task(charge_at_event())]
+        await asyncio.sleep(0)
+        if cancels:
+            await hf.sleep(3600)
+        raise hf.StepFailed(
+            step="x", code="failed", error_type="E", error="e", attempts=len(others)
+        )
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    if cancels:
+        handle.cancel()
+    error = failure(rig, handle)
+    assert error.state == ("CANCELLED" if cancels else "FAILED")
+    assert log[-2:] == ["refund begins", "refund ends"]
+    assert "clean up" not in log

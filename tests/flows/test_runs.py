@@ -193,6 +193,66 @@ def test_again_starts_the_next_run_under_the_same_id(make_rig: Any) -> None:
     assert rig.store.read(find_differences) == []
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_again_in_a_task_group_starts_the_next_run(make_rig: Any, depth: int) -> None:
+    """At depth 0 the body of the group calls it, else a task of the group or of a group inside it."""
+
+    async def call_again(n: int, depth: int) -> None:
+        if depth == 0:
+            hf.again(n + 1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(call_again(n, depth - 1))
+            group.create_task(hf_sleep())
+
+    async def hf_sleep() -> None:
+        await hf.sleep(3600)
+
+    @hf.flow
+    async def order(n: int) -> int:
+        await hf.step(double, n)
+        if n < 3:
+            async with asyncio.TaskGroup() as group:
+                if depth == 0:
+                    hf.again(n + 1)
+                group.create_task(call_again(n, depth - 1))
+        return n
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order, 1)
+    assert rig.result(handle) == 3
+    assert handle.status().run == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (hf.StepFailed(step="x", code="failed", error_type="E", error="e", attempts=1), "E"),
+        (ValueError("no"), "ExceptionGroup"),
+        (SystemExit(1), "FlowExited"),
+    ],
+)
+def test_error_beside_again_in_a_task_group_fails_the_flow(
+    make_rig: Any, error: BaseException, expected: str
+) -> None:
+    async def fail() -> None:
+        raise error
+
+    async def call_again() -> None:
+        hf.again()
+
+    @hf.flow
+    async def order() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(call_again())
+            group.create_task(fail())
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    failed = failure(rig, handle)
+    assert (failed.state, failed.error_type) == ("FAILED", expected)
+    assert handle.status().run == 1
+
+
 def test_again_keeps_the_inbox_and_drops_compensations(make_rig: Any) -> None:
     undone: list[int] = []
 

@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from enum import Enum, auto
 from functools import partial
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from holdfast.errors import HoldfastError, Invalid, Timeout
 from holdfast.flows.loop import FlowLoop, LoopHost
@@ -70,7 +71,8 @@ class NextRun(BaseException):
 
 class FlowSuspended(BaseException):
     """Raised by every call of `hf` in a `finally` block that Python runs while the worker drops a waiting flow from
-    memory. Nothing is recorded. The block runs again when the flow has reached it."""
+    memory. Nothing is recorded. The block runs again when the flow has reached it. Also raised in the tasks that are
+    closed before the compensations of their flow."""
 
 
 class FlowStopped(BaseException):
@@ -234,7 +236,7 @@ class FlowExecution:
         self._body = body
         self.code = code
         self.id = id
-        self.loop = FlowLoop(host, on_ready)
+        self.loop = FlowLoop(host, on_ready, id.seq)
         self._make_value = values
         self._main: asyncio.Task[Any] | None = None
         self._undos: list[tuple[UndoRegistered, StepCall]] = []
@@ -249,6 +251,7 @@ class FlowExecution:
         self._dropped: list[tuple[str, int]] = []
         self._buffer: list[AnyRecord] = []
         self.divergence: Divergence | None = None
+        # Whether every call of `hf` by the flow's code is refused.
         self.closed = False
         self.cancelled = self.timed_out = False
         self.compensation: CompensationStarted | None = None
@@ -417,9 +420,15 @@ class FlowExecution:
     # -- compensation ----------------------------------------------------------------------------
 
     def _start_compensation(self, record: CompensationStarted) -> None:
-        """Replace the flow's code by its compensations, in the reverse order of their registration."""
+        """Replace the flow's code by its compensations, in the reverse order of their registration. The other tasks of the
+        code are closed with their loop, so none of them and none of their timers and threads continues it."""
+        buffer, undo_count = list(self._buffer), len(self._undos)
+        self.close()
+        # Closed code may have called `hf` until its calls were accepted. They record nothing.
+        self._buffer = buffer
+        del self._undos[undo_count:]
         self.compensation = record
-        self.loop._ready.clear()
+        self.loop = self.loop.make_next()
         self.requested.clear()
         self._new_steps.clear()
         self._dropped.clear()
@@ -447,9 +456,10 @@ class FlowExecution:
         """Give a call its position and occurrence, and return the future of its outcome."""
         self._check_name(call, code)
         self._number(call)
-        call.future = self.loop.create_future()
+        # Not counted: a step that other code inserts does not change the order of a set of steps.
+        call.future = self.loop.create_future(crc32(call.label.encode()))
         call.future.add_done_callback(partial(self._on_settled, call))
-        if self.closed:
+        if self.closed and self.compensation is None:
             return call.future
         if (self.cancelled or self.timed_out) and self.compensation is None:
             if call.identity not in self.records.outcomes:
@@ -536,8 +546,30 @@ async def _guard(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         raise asyncio.CancelledError from None
     except (Exception, asyncio.CancelledError, GeneratorExit, FlowSuspended):
         raise
+    except BaseExceptionGroup as group:
+        return _next_run_of(group)
     except BaseException as error:
         raise FlowExited(raised=type(error).__name__) from None
+
+
+def _next_run_of(group: BaseExceptionGroup[BaseException]) -> NextRun:
+    """Return the `hf.again` of a task in a TaskGroup. Errors of other tasks in the group are raised instead."""
+    if group.subgroup(FlowStopped) is not None:
+        raise asyncio.CancelledError from None
+    found, errors = group.split(NextRun)
+    if isinstance(errors, Exception):
+        raise errors
+    if errors is not None or found is None:
+        raise FlowExited(raised=type(_first_of(errors or group)).__name__) from None
+    first = _first_of(found)
+    assert isinstance(first, NextRun)
+    return first
+
+
+def _first_of(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def reason_of(error: Exception) -> str:

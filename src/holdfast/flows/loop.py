@@ -6,15 +6,20 @@ are delivered only then, so a replay interleaves the branches of a flow in the s
 
 Timers and executor calls of the flow's own code (`asyncio.sleep`, `asyncio.to_thread`) go to the host loop and are
 counted as foreign waits. Sockets are refused: a step does I/O.
+
+asyncio iterates sets of futures and tasks, and Python orders a set by the hashes of its members. So the hash of a task or
+a future of this loop is a number that a replay finds again, not an address.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 from asyncio import events
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, KeysView, Sequence, ValuesView
+from itertools import count
 from types import CoroutineType, GeneratorType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -25,6 +30,10 @@ from holdfast.errors import Invalid
 CALLBACKS_MAX = 10_000
 # How often a coroutine is closed that waits again instead of ending.
 CLOSES_MAX = 16
+# The low bits of the hash of a task are its number in the loop.
+TASK_NUMBER_BITS = 40
+# Where asyncio makes tasks of the set of its arguments, up to Python 3.12 and from 3.13 on.
+AS_COMPLETED = ("as_completed", "_AsCompletedIterator.__init__")
 
 
 class LoopHost(Protocol):
@@ -36,13 +45,33 @@ class LoopHost(Protocol):
     def run_in_executor(self, executor: Any, fn: Callable[..., Any], *args: Any) -> Any: ...
 
 
+class FlowFuture(asyncio.Future[Any]):
+    def __init__(self, number: int, *, loop: Any) -> None:
+        self.number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class FlowTask(asyncio.Task[Any]):
+    def __init__(self, number: int, coro: Any, **options: Any) -> None:
+        # Before the call: asyncio puts the new task into a set.
+        self.number = number
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
 # The typed interface has 50 methods; `_refuse` defines the ones for I/O.
 _Base: Any = asyncio.AbstractEventLoop
 
 
 class FlowLoop(_Base):  # type: ignore[misc]
-    def __init__(self, host: LoopHost, on_ready: Callable[[], None]) -> None:
-        """`on_ready` is called when a callback is scheduled from outside of `run_ready`."""
+    def __init__(self, host: LoopHost, on_ready: Callable[[], None], hash_base: int = 0) -> None:
+        """`on_ready` is called when a callback is scheduled from outside of `run_ready`. `hash_base` differs between the
+        flows of a process: asyncio has one set of all tasks, and equal hashes would make it slow."""
         self._host = host
         self._on_ready = on_ready
         self._ready: deque[asyncio.Handle] = deque()
@@ -53,6 +82,14 @@ class FlowLoop(_Base):  # type: ignore[misc]
         self._timers: set[int] = set()
         self.unhandled: list[BaseException] = []
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], contextvars.Context] = WeakKeyDictionary()
+        self._hash_base = (hash_base & 0xFFFFF) << TASK_NUMBER_BITS
+        self._future_numbers, self._task_numbers = count(1), count(1)
+        # Tasks of `as_completed` that it has not asked for yet, by the id of their coroutine.
+        self._early_tasks: dict[int, FlowTask] = {}
+
+    def make_next(self) -> FlowLoop:
+        """Return an empty loop of the same flow."""
+        return FlowLoop(self._host, self._on_ready, self._hash_base >> TASK_NUMBER_BITS)
 
     def run_ready(self) -> bool:
         """Run callbacks until none is left. Returns False if the bound was reached first."""
@@ -166,14 +203,38 @@ class FlowLoop(_Base):  # type: ignore[misc]
     def time(self) -> float:
         return self._host.time()
 
-    def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+    def create_future(self, number: int | None = None) -> asyncio.Future[Any]:
+        return FlowFuture(next(self._future_numbers) if number is None else number, loop=self)
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
+        awaitables = _arguments_of_as_completed()
+        if awaitables is None:
+            return self._create_task(coro, name, context)
+        if id(coro) not in self._early_tasks:
+            self._create_early_tasks(coro, awaitables)
+        return self._early_tasks.pop(id(coro))
+
+    def _create_task(self, coro: Any, name: Any = None, context: Any = None) -> FlowTask:
         context = contextvars.copy_context() if context is None else context
-        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        number = next(self._task_numbers)
+        name = f"Task-{number}" if name is None else name
+        task = FlowTask(self._hash_base | number, coro, loop=self, name=name, context=context)
         self._tasks[task] = context
         return task
+
+    def _create_early_tasks(self, coro: Any, awaitables: Iterable[Any]) -> None:
+        """Start the coroutines in the order of the call: asyncio has put them into a set, in the order of addresses."""
+        ordered = isinstance(awaitables, Sequence | KeysView | ValuesView)
+        coroutines = {id(c): c for c in awaitables if asyncio.iscoroutine(c)} if ordered else {}
+        if id(coro) not in coroutines:
+            coro.close()
+            raise Invalid(
+                what="flow",
+                why="a replay cannot find the order of these coroutines again; give as_completed a list of coroutines or tasks",
+                call="as_completed",
+            )
+        for key, coroutine in coroutines.items():
+            self._early_tasks[key] = self._create_task(coroutine)
 
     def get_debug(self) -> bool:
         return False
@@ -206,6 +267,18 @@ class FlowLoop(_Base):  # type: ignore[misc]
 
     def get_task_factory(self) -> Any:
         return None
+
+
+def _arguments_of_as_completed() -> Iterable[Any] | None:
+    """Return the arguments of `asyncio.as_completed` if it creates the task."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals is vars(asyncio.tasks):
+        if frame.f_code.co_qualname in AS_COMPLETED:
+            variables = frame.f_locals
+            found: Iterable[Any] = variables["fs"] if "fs" in variables else variables["aws"]
+            return found
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def _close_coroutine(task: asyncio.Task[Any], context: contextvars.Context) -> bool:
