@@ -39,6 +39,8 @@ TABLE = [
     *(("POST", f"{LETTER}/{verb}", OPERATE) for verb in ("redrive", "drop")),
     *(("POST", f"{RUN}/{verb}", OPERATE) for verb in ("retry", "cancel")),
     ("POST", "/v1/runs/prune", OPERATE),
+    ("GET", "/v1/limits", READ),
+    ("POST", "/v1/limits", OPERATE),
     ("POST", "/v1/effects/00/redrive", OPERATE),
     *(("POST", f"/v1/workers/w/{verb}", OPERATE) for verb in ("drain", "undrain")),
     *(("POST", f"/v1/authority/{verb}", OPERATE) for verb in ("force-release", "mark-stale")),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+import msgspec
+
 from holdfast.cli import EXIT_OK
 from holdfast.cli.output import emit, table
 from holdfast.cli.store_option import add_options, open_existing
 from holdfast.cli.why import universe_of
 from holdfast.errors import Invalid
-from holdfast.ops import audit
+from holdfast.ops import audit, limit_documents
 from holdfast.store.api import Store, Txn
 from holdfast.workers import limit_settings
 
@@ -53,8 +55,7 @@ def _change(txn: Txn, universe: str, changes: dict[str, int], detail: str) -> No
 
 
 def _show(store: Store, universe: str, args: argparse.Namespace) -> None:
-    figures = store.read(limit_settings.list_figures, universe)
-    cells = [(one.name, one.limit, one.used) for one in figures]
+    document = store.read(limit_documents.read_limits, universe)
+    cells = [(one.limit, one.limit_max, one.now) for one in document.limits]
     text = table(("limit", "at most", "now"), cells) if cells else "no limits"
-    documents = [{"limit": one.name, "limit_max": one.limit, "now": one.used} for one in figures]
-    emit(args, {"universe": universe, "limits": documents}, text)
+    emit(args, msgspec.to_builtins(document), text)
