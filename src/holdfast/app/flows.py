@@ -28,9 +28,10 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from holdfast import codec, value_versions
-from holdfast.app.argument_digest import as_stored, digest_of
+from holdfast.app.argument_digest import as_stored, digest_of, equal_digests
 from holdfast.app.definitions import Effect, EffectWithOptions, Event
 from holdfast.app.flow_definition import Flow, FlowCall, checked_int, decoder, ns, ns_or_zero
+from holdfast.app.function_state import encode_state
 from holdfast.app.tasks import Task, TaskCall
 from holdfast.app.world_reference import AskMethod, WorldReference, reference_of, with_step_key
 from holdfast.clock import S
@@ -323,8 +324,8 @@ def _step_call(
     if type(fn) is FunctionType:
         facts = _facts_of(fn)
         work = LocalWork(fn, args, kwargs)
-        digest = digest_of(args, kwargs, execution.records.upcast)
-        call = StepCall(StepCallKind.LOCAL, facts.name, digest, work, facts.decode)
+        call = StepCall(StepCallKind.LOCAL, facts.name, b"", work, facts.decode)
+        _set_digest(execution, call, fn, args, kwargs)
         call.returns_none = facts.returns_none
         call.versions = encode_versions(facts.returns)
         return call, facts.code
@@ -355,11 +356,29 @@ def _step_call(
         inner = inner.func
     name = name or _name_of(inner)
     returns = _return_type(inner)
-    digest = digest_of(args, kwargs, execution.records.upcast)
-    call = StepCall(StepCallKind.LOCAL, name, digest, work, decoder(returns))
+    call = StepCall(StepCallKind.LOCAL, name, b"", work, decoder(returns))
+    _set_digest(execution, call, inner, args, kwargs)
     call.returns_none = returns is NoneType
     call.versions = encode_versions(returns)
     return call, getattr(inspect.unwrap(inner), "__code__", None)
+
+
+def _set_digest(
+    execution: FlowExecution,
+    call: StepCall,
+    fn: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    state: bytes | None = None,
+) -> StepCall:
+    """Set the digest of a call's arguments, and the digests of an equal call that a record may have."""
+    upcast = execution.records.upcast
+    state = encode_state(fn, upcast) if state is None else state
+    digest = digest_of(args, kwargs, upcast, state)
+    call.digest, call.former_digest = digest
+    call.equal_digests = functools.partial(equal_digests, fn, args, kwargs, upcast, state)
+    return call
 
 
 def _check_declared(execution: FlowExecution, what: str, name: str) -> None:
@@ -410,7 +429,7 @@ def _world_call(
     """The call of a world's method. The name of the world belongs to its arguments."""
     method = work.fn.__name__
     name = name or f"{reference.kind.__name__}.{method}"
-    digest = digest_of((reference.name, *work.args), work.kwargs, execution.records.upcast)
+    digest = digest_of((reference.name, *work.args), work.kwargs, execution.records.upcast).stored
     work = msgspec.structs.replace(work, fn=with_step_key(work.fn))
     returns = reference.kind if method == "state" else int if method == "send" else Any
     return StepCall(StepCallKind.LOCAL, name, digest, work, decoder(returns))
@@ -423,13 +442,14 @@ def _task_call(
     if call.key or call.after or call.delay_ns:
         raise Invalid(what="task option", why="a step takes queue, priority and limit_key only")
     packed = call.task.pack(args, kwargs)
-    return StepCall(
+    step_call = StepCall(
         StepCallKind.OPEN,
         call.task.name,
-        digest_of(args, kwargs, execution.records.upcast),
+        b"",
         lambda step: _request(step, TASK, task=call.spec, args=packed, limit=call.limit),
         call.task.value,
     )
+    return _set_digest(execution, step_call, call.task.fn, args, kwargs, state=b"")
 
 
 def _flow_call(
@@ -441,15 +461,16 @@ def _flow_call(
             what="key", why="a child flow takes no key; its key is the idempotency key of its step"
         )
     packed = call.flow.pack(args, kwargs)
-    return StepCall(
+    step_call = StepCall(
         StepCallKind.OPEN,
         call.flow.name,
-        digest_of(args, kwargs, execution.records.upcast),
+        b"",
         lambda step: _request(
             step, FLOW, flow=call.spec, args=packed, cancels_child=call.cancels_child
         ),
         call.flow.value,
     )
+    return _set_digest(execution, step_call, call.flow.fn, args, kwargs, state=b"")
 
 
 def _effect_call(

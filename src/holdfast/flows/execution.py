@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Container, Coroutine
+from collections.abc import Callable, Container, Coroutine, Iterable
 from contextvars import ContextVar
 from enum import Enum, auto
 from functools import partial
@@ -95,8 +95,8 @@ class StepCall:
     """One call of `hf.step`, `hf.sleep` or `hf.receive`."""
 
     __slots__ = (
-        "decode", "digest", "future", "idempotency_key", "kind", "name", "occurrence", "position", "returns_none",
-        "versions", "work",
+        "decode", "digest", "equal_digests", "former_digest", "future", "idempotency_key", "kind", "name",
+        "occurrence", "position", "returns_none", "versions", "work",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +111,10 @@ class StepCall:
         self.kind = kind
         self.name = name
         self.digest = digest
+        # The digest of this call in records of former releases.
+        self.former_digest = digest
+        # Makes the digests of the other ways to write this call.
+        self.equal_digests: Callable[[], Iterable[bytes]] = tuple
         self.work = work
         self.decode = decode
         self.occurrence = self.position = 0
@@ -124,6 +128,10 @@ class StepCall:
     @property
     def identity(self) -> tuple[str, int]:
         return self.name, self.occurrence
+
+    def accepts(self, digest: bytes) -> bool:
+        """Whether a recorded digest is that of this call."""
+        return digest in (self.digest, self.former_digest) or digest in self.equal_digests()
 
     @property
     def label(self) -> str:
@@ -391,7 +399,7 @@ class FlowExecution:
 
     def _deliver_outcome(self, record: StepOutcome) -> None:
         call = self.requested[record.name, record.occurrence]
-        if record.digest != call.digest:
+        if not call.accepts(record.digest):
             self._diverge(call, OTHER_ARGUMENTS)
             return
         del self.requested[call.identity]
@@ -443,6 +451,7 @@ class FlowExecution:
         for undo in reversed(undos):
             name = UNDO_PREFIX + undo.name
             call = StepCall(undo.kind, name, undo.digest, undo.work, undo.decode)
+            call.former_digest, call.equal_digests = undo.former_digest, undo.equal_digests
             # The number of its registration, which does not depend on the other compensations.
             self._occurrences[name] = undo.occurrence - 1
             try:
@@ -471,7 +480,7 @@ class FlowExecution:
         self.requested[call.identity] = call
         if call.identity not in self.records.outcomes:
             self._new_steps.append(call)
-        if self.records.open_digests.get(call.identity, call.digest) != call.digest:
+        if not call.accepts(self.records.open_digests.get(call.identity, call.digest)):
             self._diverge(call, OTHER_ARGUMENTS)
         return call.future
 

@@ -45,6 +45,6 @@ def find_other_arguments(
         if isinstance(record, StepCompleted | StepFailure)
     }
     for call in calls:
-        if digests.get(call.identity, call.digest) != call.digest:
+        if not call.accepts(digests.get(call.identity, call.digest)):
             return call
     return None
