@@ -46,6 +46,7 @@ class FuzzedApi:
         # Worlds that the server has acknowledged, and those with an acknowledged purge or delete.
         self.created: set[tuple[str, str]] = set()
         self.purged: set[tuple[str, str]] = set()
+        self._name_of: dict[str, tuple[str, str]] = {}
 
     def run(self, requests_of_each: int) -> None:
         schema = schemathesis.openapi.from_dict(openapi_document())
@@ -98,10 +99,13 @@ class FuzzedApi:
     def _note(self, operation_id: str, document: Any) -> None:
         if operation_id in ("create_world", "fork_world"):
             self.created.add((document["type"], document["name"]))
+            self._name_of[document["world_id"]] = (document["type"], document["name"])
         elif operation_id == "delete_world":
             self.purged.add((document["type"], document["name"]))
         elif operation_id == "purge_world":
-            # The answer has the id only. Generated requests purge the worlds of `names`.
+            # The answer has the id only. Generated requests purge the worlds of `names`, and worlds that they created.
+            if document["world_id"] in self._name_of:
+                self.purged.add(self._name_of[document["world_id"]])
             self.purged.update(("QuotedAccount", name) for name in self._names["name"])
 
     def run_sequences(self, count: int) -> None:
