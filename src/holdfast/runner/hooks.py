@@ -17,6 +17,7 @@ from typing import Any
 from holdfast import logs
 from holdfast.app_hooks import AppHooks
 from holdfast.codec import Record
+from holdfast.errors import StoreClosed, StoreGone, StoreReplaced
 from holdfast.runner.counters import RunnerCounters
 from holdfast.runner.error_policy import OK_CODE, ErrorKind, code_of
 from holdfast.runner.work import WorkItem, WorkOutcome
@@ -137,7 +138,10 @@ class Hooks:
     def loop_error(self, error: BaseException) -> None:
         self.counters.add("loop_errors")
         status = code_of(error) if isinstance(error, Exception) else type(error).__name__
-        logs.warn("runner", "runner failed", worker=self.worker, code=status, error=str(error))
+        # The process reports a store that is gone, in one line for all runners.
+        is_reported = isinstance(error, StoreClosed | StoreGone | StoreReplaced)
+        log = logs.inform if is_reported else logs.warn
+        log("runner", "runner failed", worker=self.worker, code=status, error=str(error))
         self._call_sink(
             self.log,
             LogEvent,

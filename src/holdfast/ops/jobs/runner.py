@@ -25,6 +25,8 @@ from holdfast.errors import (
     StoreClosed,
     StoreCorrupt,
     StoreError,
+    StoreGone,
+    StoreReplaced,
 )
 from holdfast.ops.jobs import model, steps
 from holdfast.ops.jobs.model import RATE_PER_S_MIN, Job
@@ -80,6 +82,8 @@ class JobRunner(TickService):
         super().run()
         while self.failure is not None and not self._stopping.is_set():
             error = self.failure
+            if isinstance(error, StoreClosed | StoreGone | StoreReplaced):
+                return  # the process reports it
             logs.warn("jobs", "job runner failed", error=f"{type(error).__name__}: {error}",
                       restart_s=pause_s)  # fmt: skip
             if self._stopping.wait(pause_s):
