@@ -44,7 +44,7 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup  ## run the demo
 	$(BIN)/python -m holdfast.cli demo
 
-test: setup test-system  ## run every test on six worker processes, with the time of each part
+test: setup test-system  ## run every test on four worker processes, with the time of each part
 	$(BIN)/python tools/suites.py
 
 check: setup  ## format, lint, types, layers, generated docs (first step of CI)

@@ -31,7 +31,7 @@ OWN_PROCESS_FILES = frozenset(
 # The other files of Spark share local sessions, each in one worker.
 LOCAL_SESSIONS = ("local session 1", "local session 2")
 # Files without Spark that come between the first and the second file with Spark: one for each other worker.
-OTHERS_FIRST = 5
+OTHERS_FIRST = 3
 UNKNOWN_S = 1_000.0
 
 

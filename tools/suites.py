@@ -1,4 +1,4 @@
-"""Run the tests in one pytest session on six worker processes; print the time of each part and one line for all.
+"""Run the tests in one pytest session on four worker processes; print the time of each part and one line for all.
 
     python tools/suites.py                   every test of `make test`
     python tools/suites.py simulator spark   the tests of the named parts
@@ -39,9 +39,9 @@ FAILED = "HOLDFAST_SUITE_FAILED"
 RETRIED = "retried "
 
 SELECTED = ["-m", "not bench and not deep"]
-# Many tests wait, for a lease or for a process: six workers keep two cores busy.
+# Many tests wait, for a lease or for a process: four workers keep two cores busy.
 # A worker that crashes is replaced, and its test fails.
-WORKERS = ["-n", "6", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "2"]
+WORKERS = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "2"]
 PLUGINS = ["-p", "tools.suite_progress", "-p", "tools.file_order"]
 
 # The parts of the report: directories below tests/. The part "unit" has all other tests.
