@@ -66,6 +66,16 @@ def test_serve_answers_for_a_store_without_roles_and_stops_on_sigterm(run: Run) 
     assert proc.errors == []
 
 
+def test_serve_exits_with_one_line_when_the_store_directory_is_gone(
+    run: Run, tmp_path: Path
+) -> None:
+    proc = run("serve", "--http", "127.0.0.1:0")
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert proc.wait() == 1
+    [line] = proc.errors
+    assert line.startswith("holdfast: store_gone: ")
+
+
 def test_serve_with_an_app_answers_requests_that_need_its_code(run: Run) -> None:
     proc = run("serve", "--app", "bank:app", "--http", "127.0.0.1:0", "--json", ready='{"ready"')
     document = json.loads(proc.lines[0])

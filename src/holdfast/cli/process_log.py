@@ -55,7 +55,10 @@ class SpaceWatch:
         if now_ns < self._check_at_ns:
             return
         self._check_at_ns = now_ns + self._interval_ns
-        space = self._read_space(self._store)
+        try:
+            space = self._read_space(self._store)
+        except FileNotFoundError:
+            return  # the check of the store reports it
         if space is None:
             return
         disk_part = 1 - space.disk_free_bytes / space.disk_bytes

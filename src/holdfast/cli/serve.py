@@ -17,7 +17,7 @@ from holdfast.cli.app_argument import app_errors_are_usage
 from holdfast.cli.http import DEFAULT, add_http, build_guard, http_server
 from holdfast.cli.process_log import SpaceWatch, add_log, configure_log
 from holdfast.cli.stop_signal import StopSignal
-from holdfast.cli.store_option import add_options, open_existing
+from holdfast.cli.store_option import add_options, check_store, open_existing
 from holdfast.errors import Invalid
 from holdfast.ops.api.universes import UniverseChoice
 from holdfast.ops.app_loader import load_app
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
             while not stop_signal.wait(WATCH_S):
                 if http.failure is not None:
                     raise http.failure
+                check_store(store)
                 space.check()
     return EXIT_OK
 

@@ -91,6 +91,13 @@ def directory_of(url: str) -> Path:
     return Path(url.removeprefix("lmdb:"))
 
 
+def check_store(store: Store) -> None:
+    """Raise if the store is gone. A process without roles would not notice it otherwise."""
+    check = getattr(store, "check", None)
+    if check is not None:
+        check()
+
+
 @contextlib.contextmanager
 def open_existing(args: argparse.Namespace) -> Iterator[Store]:
     """Open the store, which must exist."""

@@ -28,7 +28,7 @@ from holdfast.cli.app_argument import app_errors_are_usage
 from holdfast.cli.http import add_http, build_guard, http_server
 from holdfast.cli.process_log import SpaceWatch, add_log, configure_log
 from holdfast.cli.stop_signal import StopSignal
-from holdfast.cli.store_option import add_options, is_embedded
+from holdfast.cli.store_option import add_options, check_store, is_embedded
 from holdfast.clock import SYSTEM, S
 from holdfast.config import DEDUPE_RETENTION_NS, TTL_NS_MAX
 from holdfast.errors import Busy, HoldfastError, Invalid
@@ -169,7 +169,7 @@ def run(args: argparse.Namespace) -> int:
             try:
                 while not stop_signal.wait(WATCH_S):
                     require_running([*runtime.roles, *([http] if http else [])])
-                    _check_store(runtime.store)
+                    check_store(runtime.store)
                     space.check()
             finally:
                 leases = held_leases(runtime.roles)
@@ -258,13 +258,6 @@ def require_running(roles: list[ManagedService]) -> None:
     for role in roles:
         if not role.running:
             raise RoleFailed(role=role.name, why="the role ended without an error")
-
-
-def _check_store(store: Store) -> None:
-    """Raise if the store is gone. A process without roles would not notice it otherwise."""
-    check = getattr(store, "check", None)
-    if check is not None:
-        check()
 
 
 def _require_no_failure(roles: list[ManagedService]) -> None:
