@@ -132,6 +132,20 @@ def test_queue_is_listed_with_counts_and_limits(rig: ApiRig) -> None:
     assert [entry.subject for entry in rig.audit_entries()] == ["queue/paper"] * 2
 
 
+def test_queue_is_paused_resumed_and_audited(rig: ApiRig) -> None:
+    paused = rig.post("/v1/queues/paper/pause")
+    assert (paused["changed"], paused["waiting"], paused["paused_ns"] > 0) == (True, 0, True)
+    submit(rig, queue="paper")
+    shown = rig.get("/v1/queues/paper")
+    assert rig.post("/v1/queues/paper/pause") == {**shown, "changed": False}
+    assert rig.get("/v1/why/queue/paper")["blockers"][0]["code"] == "queue_paused"
+    resumed = rig.post("/v1/queues/paper/resume")
+    assert resumed == {**shown, "paused_ns": None, "changed": True}
+    entries = [(entry.action, entry.subject) for entry in rig.audit_entries()]
+    verbs = ["pause_queue", "pause_queue", "resume_queue"]
+    assert entries == [(verb, "queue/paper") for verb in verbs]
+
+
 def test_unknown_queue_is_not_found(rig: ApiRig) -> None:
     with pytest.raises(NotFound):
         rig.get("/v1/queues/paper")

@@ -90,6 +90,23 @@ def task_of_a_busy_queue() -> Iterator[Scene]:
     rig.complete(grant)
 
 
+@case("queue_paused")
+def task_of_a_paused_queue() -> Iterator[Scene]:
+    rig = task_rig()
+    seq = rig.submit_one()
+    rig.set_paused(True)
+    yield task(rig, seq)
+    rig.set_paused(False)
+
+
+@case("queue_paused")
+def paused_queue() -> Iterator[Scene]:
+    rig = task_rig()
+    rig.set_paused(True)
+    yield Scene(rig.store, rig.clock, U, "queue", "default")
+    rig.set_paused(False)
+
+
 @case("limit_reached")
 def queue_at_its_limit() -> Iterator[Scene]:
     rig = task_rig()

@@ -15,6 +15,7 @@ from tests.limits import test_worlds_per_worker as placement
 from tests.simulation.mutants_limits import LIMITS
 from tests.simulation.source_edits import Mutant
 from tests.tasks import test_fair_turns as turns
+from tests.tasks import test_queue_pause as pauses
 from tests.workers.rig import WorkerRig
 from tests.workers.shop import Buyer
 from tests.world.rig import WorldRig
@@ -70,6 +71,10 @@ KILLERS: dict[str, Callable[[], None]] = {
     "limit: keeps ended effects in the backlog": with_rig(limits.test_backlog_of_effects_refuses_events_until_effects_end),
     "limit: ignores the backlog of a kind of effects": with_rig(limits.test_backlog_of_one_kind_and_of_timers_refuse_events),
     "limit: ignores the backlog of timers": with_rig(limits.test_backlog_of_one_kind_and_of_timers_refuse_events),
+    "queue pause: grants ready tasks": lambda: pauses.test_paused_queue_grants_nothing_and_accepts_tasks(turns.make_rig()),
+    "queue pause: ends with a new limit": lambda: pauses.test_new_limit_does_not_resume_a_queue(turns.make_rig()),
+    "queue pause: notifies no worker at its end": lambda: pauses.test_resume_notifies_the_queue(turns.make_rig()),
+    "queue pause: shows workers work that they do not get": lambda: pauses.test_paused_queue_shows_no_work(turns.make_rig()),
     "limit keys: take no turns": lambda: turns.test_flood_of_one_tenant_does_not_double_the_p95_wait_of_another(turns.make_fast_rig()),
     "limit keys: do not advance the reached rank": lambda: turns.test_new_limit_keys_do_not_starve_an_older_one(turns.make_rig()),
     "limit keys: keep the place of a throttled task": lambda: turns.test_throttled_tasks_return_in_order(turns.make_rig()),

@@ -359,6 +359,20 @@ def test_lease_long_poll_gets_a_task_when_the_concurrency_limit_allows(
         assert [granted["id"] for granted in waiting.result(20)] == [second]
 
 
+def test_lease_request_of_a_paused_queue_is_empty_until_the_resume(
+    rig: HttpRig, server: HttpServer, client: JsonClient
+) -> None:
+    pause = operations.set_queue_paused
+    assert rig.store.transact(pause, UNIVERSE, "default", True)
+    id = client.submit("add")
+    assert client.lease() == []
+    with ThreadPoolExecutor(1) as pool:
+        poll = pool.submit(rig.client(server).lease, wait_s=30)
+        until(lambda: waiting_requests(server) == 1, "the request waits")
+        assert rig.store.transact(pause, UNIVERSE, "default", False)
+        assert [granted["id"] for granted in poll.result(20)] == [id]
+
+
 def test_lease_long_poll_of_a_closed_connection_is_granted_nothing(
     rig: HttpRig, server: HttpServer, client: JsonClient
 ) -> None:

@@ -1,4 +1,5 @@
-"""Planted bugs in load limits: the judgement of new work, its counters, and placement. `tests/limits` kills each one."""
+"""Planted bugs in load limits and pauses of queues: the judgement of new work, its counters, placement and grants.
+`tests/limits` kills each one."""
 
 from __future__ import annotations
 
@@ -89,6 +90,18 @@ LIMITS: dict[str, tuple[Edit, ...]] = {
             "loads.get(worker, 0) < worlds_max",
             "loads.get(worker, 0) <= worlds_max",
         ),
+    ),
+    "queue pause: grants ready tasks": (
+        Edit("tasks.leases:_queue_capacity", "if limits.paused_ns:", "if False:"),
+    ),
+    "queue pause: ends with a new limit": (
+        Edit("tasks.admin:set_limits", ", stored.paused_ns)", ")"),
+    ),
+    "queue pause: notifies no worker at its end": (
+        Edit("tasks.admin:set_queue_paused", "if not paused:", "if False:"),
+    ),
+    "queue pause: shows workers work that they do not get": (
+        Edit("tasks.queries:_has_work", "limits.paused_ns or ", ""),
     ),
     "limit keys: take no turns": (
         Edit(

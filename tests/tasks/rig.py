@@ -130,6 +130,10 @@ class TaskOperationsRig:
     def set_limits(self, queue: str = "default", **limits: int) -> None:
         self.transact(tasks.set_limits, queue, QueueLimits(**limits))
 
+    def set_paused(self, paused: bool, queue: str = "default") -> bool:
+        changed: bool = self.transact(tasks.set_queue_paused, queue, paused)
+        return changed
+
     def maintain(self, limit: int = 1000) -> int:
         step_count: int = self.transact(tasks.maintain, limit)
         return step_count

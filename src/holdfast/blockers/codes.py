@@ -39,6 +39,7 @@ _ALL = (
     BlockerCode("waits_for_tasks", "The task depends on tasks that have not completed.", ""),
     BlockerCode("limit_key_full", "The tasks with the same limit key use all slots of their limit.", f"wait, or raise it: `holdfast tasks limit {{queue}} --per-key N {_U}`", passes=True),
     BlockerCode("queue_full", "The queue runs as many tasks as its limit allows.", f"wait, or raise it: `holdfast tasks limit {{queue}} --concurrency N {_U}`", passes=True),
+    BlockerCode("queue_paused", "An operator paused the queue. It accepts tasks and grants none.", f"`holdfast queues resume {{queue}} {_U}`"),
     BlockerCode("no_worker_for_task", "Workers of the queue are live, but none that asked declares the task.", "start a worker whose app declares it"),
     BlockerCode("waits_for_start_time", "The time at which the subject starts is in the future.", "", passes=True),
     BlockerCode("waits_for_retry", "The last attempt failed. The next one starts after a delay.", "", passes=True),

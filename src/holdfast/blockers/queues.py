@@ -37,6 +37,8 @@ def explain(txn: Txn, universe: str, id: str) -> WhyAnswer:
     figures = limits.queue_figures(txn, universe, f"queue:{id}", counts.waiting)
     blockers += limits.reached(universe, figures)
     state = "active" if counts.waiting or counts.leased else "idle"
+    if get_limits(txn, keys, id).paused_ns:
+        state = "paused"
     return answer("queue", id, state, blockers)
 
 
@@ -44,7 +46,10 @@ def _task_blockers(txn: Txn, universe: str, queue: str, counts: TaskCounts) -> l
     queue_limits = get_limits(txn, keys_of(universe), queue)
     names = {"queue": queue, "universe": universe}
     found: list[Blocker] = []
-    if queue_limits.concurrency and counts.leased >= queue_limits.concurrency and counts.waiting:
+    if queue_limits.paused_ns:
+        text = f"an operator paused it; {counts.leased:,} tasks still run"
+        found.append(blocker("queue_paused", text, queue_limits.paused_ns, names=names))
+    elif queue_limits.concurrency and counts.leased >= queue_limits.concurrency and counts.waiting:
         text = f"{counts.leased:,} tasks run already; the limit allows no more"
         found.append(blocker("queue_full", text, names=names))
     elif counts.ready + counts.suspect and not counts.leased:

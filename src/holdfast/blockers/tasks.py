@@ -7,7 +7,7 @@ from holdfast.blockers.live_workers import list_live
 from holdfast.store.api import Txn
 from holdfast.tasks import queries
 from holdfast.tasks.ids import parse_task_id
-from holdfast.tasks.model import get_counts, get_limits, keys_of, pack_int
+from holdfast.tasks.model import QueueLimits, get_counts, get_limits, keys_of, pack_int
 from holdfast.tasks.queries import TaskRow
 from holdfast.tasks.row_ranges import get_status
 from holdfast.tasks.states import TaskState
@@ -83,6 +83,8 @@ def _waiting_blockers(
     queue = row.spec.queue
     keys = keys_of(universe)
     counts, limits = get_counts(txn, keys, queue), get_limits(txn, keys, queue)
+    if limits.paused_ns:
+        return [queue_paused(limits, names)]
     if limits.concurrency and counts.leased >= limits.concurrency:
         text = f"{counts.leased} tasks of its queue run already; the limit allows no more"
         return [blocker("queue_full", text, names=names)]
@@ -106,6 +108,10 @@ def _waiting_blockers(
         f"({counts.ready:,} ready, {counts.leased:,} running)"
     )
     return [blocker("waits_in_queue", text)]
+
+
+def queue_paused(limits: QueueLimits, names: dict[str, str]) -> Blocker:
+    return blocker("queue_paused", "an operator paused its queue", limits.paused_ns, names=names)
 
 
 def _open_dependencies(txn: Txn, universe: str, row: TaskRow) -> str:

@@ -51,6 +51,7 @@ COMMANDS = {
     "demo": Command("holdfast.cli.demo", "run a demo that kills workers and the store's writer"),
     "store": Command("holdfast.cli.store", "a store: info, copy, restored, rebuild"),
     "tasks": Command("holdfast.cli.tasks", "tasks: list, show, cancel, redrive, limit"),
+    "queues": Command("holdfast.cli.queues", "queues of tasks: list, pause, resume, drain"),
     "flows": Command("holdfast.cli.flows", "flows: list, show, steps, why, send, fork, cancel, …"),
     "effects": Command("holdfast.cli.effects", "effects: list, show, redrive"),
     "schedules": Command(

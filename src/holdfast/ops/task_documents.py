@@ -81,4 +81,5 @@ def queue_summary(row: QueueRow) -> dict[str, Any]:
         **msgspec.structs.asdict(row.counts),
         "concurrency": row.limits.concurrency or None,
         "per_key": row.limits.per_key or None,
+        "paused_ns": row.limits.paused_ns or None,
     }

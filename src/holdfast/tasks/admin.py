@@ -1,4 +1,4 @@
-"""Task administration: cancel, redrive, limits, retention.
+"""Task administration: cancel, redrive, limits and pauses of queues, retention.
 
 A task cancelled while it runs is DEAD at once. Its lease is revoked and its worker is notified.
 Later reports of the worker are answered CANCELLED.
@@ -144,7 +144,7 @@ def set_limits(
     values = (limits.concurrency, limits.per_key)
     if declared and stored.declared == values:
         return
-    updated = QueueLimits(*values, values if declared else stored.declared)
+    updated = QueueLimits(*values, values if declared else stored.declared, stored.paused_ns)
     if updated == stored:
         return
     txn.put(key, pack(updated))
@@ -152,6 +152,28 @@ def set_limits(
     _requeue_throttled(unit, queue)
     unit.notify_queue(queue)
     unit.close()
+
+
+@operation("tasks.set_queue_paused")
+def set_queue_paused(txn: Txn, universe: str, queue: str, paused: bool) -> bool:
+    """Pause or resume a queue. Returns whether it changed.
+
+    A paused queue accepts tasks and grants none. Its leases continue, so its running tasks end as usual.
+    """
+    check_name("queue", queue)
+    keys = keys_of(universe)
+    key = keys.limits + pack_text(queue)
+    stored = get_limits(txn, keys, queue)
+    if bool(stored.paused_ns) == paused:
+        return False
+    updated = replace(stored, paused_ns=txn.now_ns if paused else 0)
+    if updated == QueueLimits():
+        txn.delete(key)
+    else:
+        txn.put(key, pack(updated))
+    if not paused:
+        txn.notify(keys.queue_topic(queue))
+    return True
 
 
 def _requeue_throttled(unit: UnitOfWork, queue: str) -> None:

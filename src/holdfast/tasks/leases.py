@@ -135,11 +135,12 @@ def lease_or_park(txn: Txn, universe: str, request: GrantRequest, due_ns: int) -
 
 
 def _may_grant(unit: UnitOfWork, queue: str) -> bool:
-    """Whether the counters show a task to grant. This keeps the retry of many parked requests
-    cheap.
+    """Whether the counters show a task to grant, in a queue that is not paused. This keeps the retry of many
+    parked requests cheap.
     """
     count = unit.counts.current
-    return bool(count(queue, "ready") or count(queue, "suspect") or count(queue, "stray"))
+    waits = count(queue, "ready") or count(queue, "suspect") or count(queue, "stray")
+    return bool(waits) and not unit.limits(queue).paused_ns
 
 
 def grant_tasks(unit: UnitOfWork, request: GrantRequest, *, swept: bool = False) -> LeaseResult:
@@ -429,8 +430,12 @@ def _head_bodies(
 
 
 def _queue_capacity(unit: UnitOfWork, queue: str, wanted: int) -> int:
-    """Return how many tasks the concurrency limit of the queue allows, up to `wanted`."""
-    concurrency_max = unit.limits(queue).concurrency
+    """Return how many tasks the queue may grant, up to `wanted`: none while it is paused, else the free part of its
+    concurrency limit."""
+    limits = unit.limits(queue)
+    if limits.paused_ns:
+        return 0
+    concurrency_max = limits.concurrency
     if not concurrency_max:
         return wanted
     return max(min(wanted, concurrency_max - unit.counts.current(queue, "leased")), 0)

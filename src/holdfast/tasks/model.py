@@ -131,12 +131,15 @@ def is_quarantined(spec: TaskSpec, status: TaskStatusRow) -> bool:
 
 
 class QueueLimits(Record, frozen=True):
-    """The maximum number of leased tasks of a queue and of each limit key. 0 means unlimited."""
+    """The maximum number of leased tasks of a queue and of each limit key. 0 means unlimited. Whether an operator
+    paused the queue."""
 
     concurrency: int = 0
     per_key: int = 0
     # The last declared values. Only a changed declaration overrides later settings of an operator.
     declared: tuple[int, int] | None = None
+    # The store time of the pause of the queue; 0: it is not paused. A paused queue grants no task.
+    paused_ns: int = 0
 
 
 class TaskCounts(Record, frozen=True):

@@ -18,7 +18,14 @@ not logged).
 
 from __future__ import annotations
 
-from holdfast.tasks.admin import cancel, maintain, redrive, report_progress, set_limits
+from holdfast.tasks.admin import (
+    cancel,
+    maintain,
+    redrive,
+    report_progress,
+    set_limits,
+    set_queue_paused,
+)
 from holdfast.tasks.grants import TaskGrant
 from holdfast.tasks.leases import (
     GrantRequest,
@@ -69,6 +76,7 @@ __all__ = [
     "report_and_lease",
     "report_progress",
     "set_limits",
+    "set_queue_paused",
     "submit",
     "submit_all",
     "submit_each",

@@ -167,12 +167,18 @@ def list_queues(txn: Txn, universe: str) -> list[QueueRow]:
 
 
 def find_queue(txn: Txn, universe: str, queue: str) -> QueueRow | None:
-    """Return a queue; None if it never had a task or a limit."""
+    """Return a queue; None if it has no task and no setting."""
     check_name("queue", queue)
     keys = keys_of(universe)
     packed = pack_text(queue)
     if txn.get(keys.counts + packed) is None and txn.get(keys.limits + packed) is None:
         return None
+    return read_queue(txn, universe, queue)
+
+
+def read_queue(txn: Txn, universe: str, queue: str) -> QueueRow:
+    """Return a queue. A queue without tasks and settings has zero counts."""
+    keys = keys_of(universe)
     return QueueRow(queue, get_counts(txn, keys, queue), get_limits(txn, keys, queue))
 
 
@@ -196,8 +202,8 @@ def _has_work(
     counts = get_counts(txn, keys, name)
     if not (counts.ready or counts.suspect or counts.stray):
         return False
-    concurrency_max = get_limits(txn, keys, name).concurrency
-    if concurrency_max and counts.leased >= concurrency_max:
+    limits = get_limits(txn, keys, name)
+    if limits.paused_ns or (limits.concurrency and counts.leased >= limits.concurrency):
         return False
     queue = pack_text(name)
     spaces = (keys.ready, keys.fair) if counts.ready else ()

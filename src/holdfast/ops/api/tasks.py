@@ -120,7 +120,7 @@ class RedrivenTask(msgspec.Struct, frozen=True):
 
 
 class QueueDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A queue: the number of tasks in each place, and its limits."""
+    """A queue: the number of tasks in each place, its limits, and the time of its pause."""
 
     queue: str
     waiting: int
@@ -136,6 +136,13 @@ class QueueDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stray: int
     concurrency: int | None
     per_key: int | None
+    paused_ns: int | None
+
+
+class PausedQueue(QueueDocument, frozen=True):
+    """A queue after `pause` or `resume`. `changed`: this request paused or resumed it."""
+
+    changed: bool
 
 
 class QueueListDocument(msgspec.Struct, frozen=True):
@@ -284,6 +291,23 @@ def limit_queue(call: ApiCall) -> QueueLimitDocument:
     return QueueLimitDocument(name, limits.concurrency, limits.per_key)
 
 
+def pause_queue(call: ApiCall) -> PausedQueue:
+    return _set_paused(call, True)
+
+
+def resume_queue(call: ApiCall) -> PausedQueue:
+    return _set_paused(call, False)
+
+
+def _set_paused(call: ApiCall, paused: bool) -> PausedQueue:
+    name = call.path["queue"]
+    changed: bool = call.transact(
+        operations.set_queue_paused, call.universe, name, paused, subject=f"queue/{name}"
+    )
+    row: queries.QueueRow = call.read(queries.read_queue, call.universe, name)
+    return PausedQueue(**task_documents.queue_summary(row), changed=bool(changed))
+
+
 def _queue_document(row: queries.QueueRow) -> QueueDocument:
     return msgspec.convert(task_documents.queue_summary(row), QueueDocument)
 
@@ -310,4 +334,9 @@ ENDPOINTS = (
              "Show the counts and limits of a queue"),
     Endpoint("POST", "/v1/queues/{queue}/limit", Scope.OPERATE, limit_queue, QueueLimitDocument,
              "Set the concurrency limits of a queue", EndpointOptions(body=QueueLimitBody)),
+    Endpoint("POST", "/v1/queues/{queue}/pause", Scope.OPERATE, pause_queue, PausedQueue,
+             "Grant no task of a queue until it is resumed; running tasks continue",
+             EndpointOptions(body=EmptyBody)),
+    Endpoint("POST", "/v1/queues/{queue}/resume", Scope.OPERATE, resume_queue, PausedQueue,
+             "Grant the tasks of a paused queue again", EndpointOptions(body=EmptyBody)),
 )  # fmt: skip
