@@ -7,8 +7,9 @@ import pytest
 
 from holdfast.errors import Invalid, KeyConflict, NotFound, Overloaded
 from holdfast.ops.api.call import NeedsApp
-from holdfast.schedules.model import ScheduleExists
-from holdfast.store.api import Store
+from holdfast.schedules.model import ScheduleExists, keys_of
+from holdfast.store import tuples
+from holdfast.store.api import Row, Store
 from holdfast.workers.limit_settings import change_limits
 from tests.api.rig import ApiRig
 
@@ -102,6 +103,13 @@ def test_backfill_starts_each_past_occurrence_once(rig: ApiRig) -> None:
 
 SPAN = {"from": "2026-01-01T00:00", "to": "2026-01-01T18:00"}
 BACKFILL = "/v1/schedules/nightly/backfill"
+DELETE = "/v1/schedules/nightly/delete"
+
+
+def rows_of_occurrences(rig: ApiRig) -> list[Row]:
+    prefix = keys_of(rig.universe).occurrences
+    rows: list[Row] = rig.store.read(lambda txn: txn.scan(prefix, tuples.prefix_end(prefix)))
+    return rows
 
 
 def set_limit(rig: ApiRig, tasks: int) -> None:
@@ -171,6 +179,38 @@ def test_deleted_schedule_is_gone(rig: ApiRig) -> None:
     with pytest.raises(NotFound):
         rig.post("/v1/schedules/nightly/delete")
     assert rig.pages("/v1/schedules") == []
+
+
+@pytest.mark.parametrize(("dies_at", "rows"), [(1, 1080), (2, 580), (3, 80), (4, 0)])
+def test_repeat_with_the_key_continues_an_unfinished_deletion(
+    rig: ApiRig, dies_at: int, rows: int
+) -> None:
+    """The deletion has three commits, and its answer a fourth one."""
+    create(rig, every="* * * * *", overlap="allow")
+    rig.post(BACKFILL, SPAN)
+    store = rig.store
+    rig.store = cast(Store, DyingStore(store, dies_at))
+    with pytest.raises(KeyboardInterrupt):
+        rig.post(DELETE, key="k")
+    rig.store = store
+    assert len(rows_of_occurrences(rig)) == rows
+    assert rig.post(DELETE, key="k") == {"deleted": "nightly"}
+    assert rows_of_occurrences(rig) == []
+    assert rig.post(DELETE, key="k") == {"deleted": "nightly"}
+    assert [entry.action for entry in rig.audit_entries()].count("delete_schedule") == 1
+
+
+def test_repeated_deletion_keeps_a_new_schedule_of_the_name(rig: ApiRig) -> None:
+    create(rig, every="* * * * *", overlap="allow")
+    rig.post(BACKFILL, SPAN)
+    store = rig.store
+    rig.store = cast(Store, DyingStore(store, 2))
+    with pytest.raises(KeyboardInterrupt):
+        rig.post(DELETE, key="k")
+    rig.store = store
+    create(rig)
+    assert rig.post(DELETE, key="k") == {"deleted": "nightly"}
+    assert rig.get("/v1/schedules/nightly")["name"] == "nightly"
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "run-now", "backfill", "delete"])

@@ -247,6 +247,24 @@ def test_readyz_without_a_token_does_not_name_the_universes(rig: ServedRig) -> N
         assert ("east" in response.document["detail"]) is names
 
 
+def test_readyz_does_not_reveal_to_a_client_without_read_which_universes_exist(
+    rig: ServedRig,
+) -> None:
+    create(rig.client(rig.serve(default="east")), "ada")
+    server = rig.serve(ONE_SCOPE_EACH, default="west")
+    for name, token, status in (("", "", 401), ("submit", token_of("submit"), 403)):
+        answers = [
+            rig.client(server, token).get(f"/readyz?universe={universe}")
+            for universe in ("east", "west", "north")
+        ]
+        assert [answer.status for answer in answers] == [status] * 3, name
+        assert len({str(answer.document) for answer in answers}) == 1
+    reader = rig.client(server, token_of("read"))
+    assert reader.get("/readyz?universe=east").document["universe"] == "east"
+    assert reader.get("/readyz?universe=north").status == 404
+    assert rig.client(rig.serve(default="west")).get("/readyz?universe=north").status == 404
+
+
 WORLD = "/v1/worlds/QuotedAccount/ada"
 EVENT_ITEM = {"kind": "event", "type": "QuotedDeposit", "value": {"amount": 1}}
 PACKED = base64.b64encode(app.encode_event(QuotedDeposit(amount=1))[1]).decode()

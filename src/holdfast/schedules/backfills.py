@@ -27,7 +27,8 @@ from holdfast.world import cron
 # Occurrences of one backfill, and of one of its commits.
 BACKFILL_MAX = 10_000
 COMMIT_MAX = 500
-DELETED_ROWS_MAX = 10_000
+# Rows that one commit of a deletion removes.
+DELETED_ROWS_MAX = 500
 
 
 class Backfilled(NamedTuple):
@@ -81,9 +82,12 @@ def dry_run(
     ]
 
 
-def delete(store: Store, universe: str, name: str) -> None:
-    """Delete a schedule with its occurrences and changes."""
-    deleted = store.transact(operations.delete, universe, name, DELETED_ROWS_MAX)
+def delete(store: Store, universe: str, name: str, *, accepted: bool = False) -> None:
+    """Delete a schedule with its occurrences and changes. `accepted` continues a deletion whose first commit has
+    succeeded. It does not delete a new schedule of this name."""
+    deleted = DELETED_ROWS_MAX
+    if not accepted:
+        deleted = store.transact(operations.delete, universe, name, DELETED_ROWS_MAX)
     while deleted == DELETED_ROWS_MAX:
         deleted = store.transact(operations.delete_rows, universe, name, DELETED_ROWS_MAX)
 

@@ -179,7 +179,8 @@ def backfill_schedule(call: ApiCall) -> BackfillAnswer:
 
 def delete_schedule(call: ApiCall) -> DeletedSchedule:
     name = call.path["name"]
-    backfills.delete(call.recording_store(f"schedule/{name}"), call.universe, name)
+    store, accepted = call.recording_store(f"schedule/{name}"), call.marks.claimed
+    backfills.delete(store, call.universe, name, accepted=accepted)
     return DeletedSchedule(deleted=name)
 
 
@@ -205,5 +206,6 @@ ENDPOINTS = (
              "Start the past occurrences of a range that have not run",
              EndpointOptions(body=BackfillBody, continues=True)),
     Endpoint("POST", f"{_SCHEDULE}/delete", Scope.OPERATE, delete_schedule, DeletedSchedule,
-             "Delete a schedule; its tasks and flows continue", _EMPTY),
+             "Delete a schedule; its tasks and flows continue",
+             EndpointOptions(body=EmptyBody, continues=True)),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
+from holdfast.ops.api.endpoint import Scope
 from holdfast.ops.api.registry import endpoints
 from holdfast.ops.api.universes import UniverseRequired
 from holdfast.ops.http.endpoint_routes import EndpointRoutes
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 TASK_UNIVERSES_MAX = 200
 # How long the end of a server waits for the current page of a job.
 JOBS_STOP_S = 5.0
+READINESS = ("readyz",)
 
 
 class ServedApi(HttpApi):
@@ -88,6 +90,9 @@ class ServedApi(HttpApi):
         query = call.request.query
         name = query.get("universe", "")
         if name:
+            if call.request.path == READINESS:
+                # An open route: a client without this scope must not learn whether a universe exists.
+                self._server.guard.require_scope(call.request, call.token, Scope.READ)
             others = {key: value for key, value in query.items() if key != "universe"}
             call = call._replace(request=call.request._replace(query=others))
         if self._universes.is_cached(name):
