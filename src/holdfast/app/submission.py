@@ -16,6 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec.structs import replace
+
+from holdfast import traces
 from holdfast.app.task_handle import TaskHandle
 from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.config import BATCH_MAX
@@ -44,11 +47,14 @@ ARGUMENTS_PER_TURN = 100
 def submit(
     runtime: Runtime, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> TaskHandle[Any]:
-    call, new = _prepare_call(runtime, task, args, kwargs)
-    if new.key or new.after:
-        [seq] = runtime.store.transact(operations.submit, runtime.universe, call.spec, [new])
-    else:
-        seq = runtime.submitter.submit(call.spec, new)
+    call, packed, after = _prepare_call(runtime, task, args, kwargs)
+    with _sending(call) as sending:
+        new = call.new_task(packed, after, sending.context)
+        if new.key or new.after:
+            [seq] = runtime.store.transact(operations.submit, runtime.universe, call.spec, [new])
+        else:
+            seq = runtime.submitter.submit(call.spec, new)
+        sending.sent(seq)
     return to_handle(runtime, call.task, seq, keyed=bool(new.key))
 
 
@@ -57,27 +63,34 @@ async def submit_async(
 ) -> TaskHandle[Any]:
     call, packed = _pack_call(runtime, task, args, kwargs)
     after = await _read_seqs(runtime, [_task_id(dependency) for dependency in call.after])
-    new = call.new_task(packed, after)
-    if new.key or new.after:
-        [seq] = await runtime.store.submit(operations.submit, runtime.universe, call.spec, [new])
-    else:
-        seq = await runtime.async_submitter.submit(call.spec, new)
+    with _sending(call) as sending:
+        new = call.new_task(packed, after, sending.context)
+        if new.key or new.after:
+            commit = runtime.store.submit(operations.submit, runtime.universe, call.spec, [new])
+            [seq] = await commit
+        else:
+            seq = await runtime.async_submitter.submit(call.spec, new)
+        sending.sent(seq)
     if not new.key:
         return to_handle(runtime, call.task, seq)
     generation = await runtime.waiting.read(partial(_task_generation, runtime, seq))
     return TaskHandle(runtime, TaskId(generation, seq), call.task)
 
 
+def _sending(call: TaskCall[Any, Any]) -> traces.Sending:
+    return traces.sending("submit", call.spec.name, call.spec.queue)
+
+
 def _prepare_call(
     runtime: Runtime, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[TaskCall[Any, Any], TaskToSubmit]:
+) -> tuple[TaskCall[Any, Any], bytes, tuple[int, ...]]:
     call, packed = _pack_call(runtime, task, args, kwargs)
     after = (
         tuple([_dependency_seq(runtime, dependency) for dependency in call.after])
         if call.after
         else ()
     )
-    return call, call.new_task(packed, after)
+    return call, packed, after
 
 
 def _pack_call(
@@ -278,13 +291,17 @@ def submit_many(runtime: Runtime, task: Any, many: Iterable[Any]) -> list[Any]:
     packed = [call.task.pack(*_check_arguments(item)) for item in many]
     handles: list[Any] = []
     in_flight: list[Any] = []
-    for batch in _split_batches(packed):
-        new = [call.new_task(item, after) for item in batch]
-        in_flight.append(runtime.store.submit(operations.submit, runtime.universe, call.spec, new))
-        if len(in_flight) > 2:
-            handles += [to_handle(runtime, call.task, seq) for seq in in_flight.pop(0).result()]
-    for future in in_flight:
-        handles += [to_handle(runtime, call.task, seq) for seq in future.result()]
+    with _sending(call) as sending:
+        trace = sending.context
+        for batch in _split_batches(packed):
+            new = [call.new_task(item, after, trace) for item in batch]
+            commit = runtime.store.submit(operations.submit, runtime.universe, call.spec, new)
+            in_flight.append(commit)
+            if len(in_flight) > 2:
+                handles += [to_handle(runtime, call.task, seq) for seq in in_flight.pop(0).result()]
+        for future in in_flight:
+            handles += [to_handle(runtime, call.task, seq) for seq in future.result()]
+        sending.sent_batch(len(handles))
     return handles
 
 
@@ -300,13 +317,17 @@ async def submit_many_async(runtime: Runtime, task: Any, many: Iterable[Any]) ->
             await asyncio.sleep(0)
     seqs: list[int] = []
     in_flight: list[Any] = []
-    for batch in _split_batches(packed):
-        new = [call.new_task(item, after) for item in batch]
-        in_flight.append(runtime.store.submit(operations.submit, runtime.universe, call.spec, new))
-        if len(in_flight) > 2:
-            seqs += await in_flight.pop(0)
-    for future in in_flight:
-        seqs += await future
+    with _sending(call) as sending:
+        trace = sending.context
+        for batch in _split_batches(packed):
+            new = [call.new_task(item, after, trace) for item in batch]
+            commit = runtime.store.submit(operations.submit, runtime.universe, call.spec, new)
+            in_flight.append(commit)
+            if len(in_flight) > 2:
+                seqs += await in_flight.pop(0)
+        for future in in_flight:
+            seqs += await future
+        sending.sent_batch(len(seqs))
     return [to_handle(runtime, call.task, seq) for seq in seqs]
 
 
@@ -349,8 +370,14 @@ def submit_all(runtime: Runtime, submissions: Iterable[Submission]) -> list[Any]
             else _dependency_seq(runtime, item)
             for item in call.after
         )
-        new.append(call.new_task(packed, after))
-    seqs = runtime.store.transact(operations.submit_all, runtime.universe, specs, spec_indexes, new)
+        new.append(call.new_task(packed, after, b""))
+    with traces.sending("submit", "tasks", specs[0].queue if specs else "") as sending:
+        if trace := sending.context:
+            new = [replace(one, trace=trace) for one in new]
+        seqs = runtime.store.transact(
+            operations.submit_all, runtime.universe, specs, spec_indexes, new
+        )
+        sending.sent_batch(len(seqs))
     seq_by_index = dict(zip(order, seqs, strict=True))
     return [
         to_handle(runtime, item.call.task, seq_by_index[index], keyed=bool(item.call.key))

@@ -268,8 +268,8 @@ class TaskCall(Generic[P, T]):
         """Bind the arguments, for `rt.submit_all`."""
         return Submission(self, self.task.pack(args, kwargs))
 
-    def new_task(self, packed: bytes, after: tuple[int, ...]) -> TaskToSubmit:
-        return TaskToSubmit(packed, self.delay_ns, self.key, self.limit, after)
+    def new_task(self, packed: bytes, after: tuple[int, ...], trace: bytes) -> TaskToSubmit:
+        return TaskToSubmit(packed, self.delay_ns, self.key, self.limit, after, trace)
 
 
 class Submission(NamedTuple):

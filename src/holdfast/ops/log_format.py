@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
-from holdfast import logs
+from holdfast import logs, traces
 from holdfast.workers.flows.step_runs import CURRENT_STEP
 from holdfast.workers.tasks.attempt import CURRENT
 
@@ -38,7 +38,7 @@ def running_ids() -> dict[str, object]:
     step = CURRENT_STEP.get()
     if step is not None:
         ids |= {"flow": step.flow_id, "step": step.name, "attempt": step.attempt}
-    return ids
+    return ids | traces.log_ids(traces.current())
 
 
 class _IdsFormatter(logging.Formatter):

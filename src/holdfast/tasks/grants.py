@@ -35,6 +35,8 @@ class TaskGrant(Record, frozen=True):
     suspect: bool
     created_ns: int
     generation: int
+    # The trace context of the submission.
+    trace: bytes = b""
 
 
 class GrantBuilder:
@@ -101,6 +103,7 @@ class GrantBuilder:
                     suspect,
                     body.created_ns,
                     body.generation,
+                    body.trace,
                 )
             )
 

@@ -84,6 +84,8 @@ class TaskBodyRow(Record, frozen=True):
     redrive_of: int = 0
     # The blob of large arguments.
     blob: bytes = b""
+    # The trace context of the submission (`traces`). No digest of arguments includes it.
+    trace: bytes = b""
 
 
 class TaskStatusRow(Record, frozen=True):

@@ -72,6 +72,8 @@ class TaskToSubmit(Record, frozen=True):
     key: str = ""
     limit: str = ""
     after: tuple[int, ...] = ()
+    # The trace context of the submission.
+    trace: bytes = b""
 
 
 @operation("tasks.submit")
@@ -227,8 +229,8 @@ def _create_within(
         if txn.get(spec_row.key) is None:
             txn.put(spec_row.key, spec_row.row)
     batch = _TaskBatch(unit, specs, spec_rows)
-    # The arguments of consecutive tasks of one spec without options. They are ready at once.
-    ready: list[bytes] = []
+    # Consecutive tasks of one spec without options: their arguments and traces. They are ready at once.
+    ready: list[tuple[bytes, bytes]] = []
     ready_spec_no = 0
     for spec_no, new_task in zip(spec_of_each, new, strict=True):
         args, blob = new_task.args, b""
@@ -242,7 +244,7 @@ def _create_within(
             batch.add(spec_no, new_task, args, blob)
         else:
             ready_spec_no = spec_no
-            ready.append(args)
+            ready.append((args, new_task.trace))
     if ready:
         batch.add_ready(ready_spec_no, ready)
     batch.save()
@@ -272,14 +274,14 @@ class _TaskBatch:
         self._dead_on_arrival: list[tuple[int, TaskSpec]] = []
         self.seqs: list[int] = []
 
-    def add_ready(self, spec_no: int, arguments: list[bytes]) -> None:
+    def add_ready(self, spec_no: int, arguments: list[tuple[bytes, bytes]]) -> None:
         """Create consecutive tasks of one spec without options. One index row has their range."""
         put, bodies, spec_row = self._put, self._bodies, self._spec_rows[spec_no]
         now_ns, generation, rows = self._unit.now_ns, self._generation, self._rows
         first, last = self._seq + 1, self._seq + len(arguments)
         spec_hash, seqs = spec_row.spec_hash, range(first, last + 1)
-        for seq, args in zip(seqs, arguments, strict=True):
-            row = pack(TaskBodyRow(spec_hash, args, now_ns, generation))
+        for seq, (args, trace) in zip(seqs, arguments, strict=True):
+            row = pack(TaskBodyRow(spec_hash, args, now_ns, generation, trace=trace))
             put(bodies + pack_int(seq), row)
             rows.append(row)
         put(spec_row.ready_prefix + pack_int(first), encode_range(first, last))
@@ -312,6 +314,7 @@ class _TaskBatch:
             limit=new_task.limit,
             after=dependencies,
             blob=blob,
+            trace=new_task.trace,
         )
         row = pack(body)
         self._put(self._bodies + packed_seq, row)

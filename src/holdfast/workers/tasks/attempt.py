@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast import codec, forks, logs
+from holdfast import codec, forks, logs, traces
 from holdfast.app_hooks import NO_HOOKS, AppHooks
 from holdfast.clock import Clock
 from holdfast.config import ERROR_TEXT_CHARS_MAX, MESSAGE_BYTES_MAX
@@ -60,6 +60,7 @@ class TaskAttempt:
         "dropped",
         "expires_ns",
         "grant",
+        "lease_trace",
         "now",
         "progress_value",
         "progressed",
@@ -87,6 +88,8 @@ class TaskAttempt:
         # The local estimate of store time. It advances while the store is unavailable.
         self.now = now
         self.dropped = self.progressed = False
+        # The context of the span of the lease, if it has one.
+        self.lease_trace = b""
         self.progress_value: bytes | None = None
         # Adds executor capacity while this attempt waits for other tasks.
         self.add_capacity: Callable[[int], None] | None = None
@@ -188,6 +191,7 @@ def run_attempt(task_attempt: TaskAttempt, clock: Clock | None = None) -> Attemp
     began_ns = task_attempt.began_ns
     code, grant = task_attempt.code, task_attempt.grant
     mark = CURRENT.set(task_attempt)
+    traced = _enter_trace(task_attempt)
     before = forks.fork_count
     try:
         report = completed_report(grant, code.dump(code.invoke(grant.args)))
@@ -202,6 +206,8 @@ def run_attempt(task_attempt: TaskAttempt, clock: Clock | None = None) -> Attemp
         report = failed_report(task_attempt, _handler_exited(error))
     finally:
         CURRENT.reset(mark)
+    if traced is not None:
+        traced.exit(report.reason, report.error)
     return AttemptResult(task_attempt, report, 0 if clock is None else clock.mono_ns() - began_ns)
 
 
@@ -209,6 +215,7 @@ async def run_attempt_async(task_attempt: TaskAttempt, clock: Clock) -> AttemptR
     """Run the attempt of a coroutine. It has its own asyncio task and therefore its own context."""
     began_ns = task_attempt.began_ns
     CURRENT.set(task_attempt)
+    traced = _enter_trace(task_attempt)
     try:
         answer: Awaitable[Any] = task_attempt.code.invoke(task_attempt.grant.args)
         report = completed_report(task_attempt.grant, task_attempt.code.dump(await answer))
@@ -216,9 +223,29 @@ async def run_attempt_async(task_attempt: TaskAttempt, clock: Clock) -> AttemptR
         report = failed_report(task_attempt, error)
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and task_attempt.dropped:
+            if traced is not None:
+                traced.exit("cancelled")
             raise
         report = failed_report(task_attempt, _handler_exited(error))
+    if traced is not None:
+        traced.exit(report.reason, report.error)
     return AttemptResult(task_attempt, report, clock.mono_ns() - began_ns)
+
+
+def _enter_trace(attempt: TaskAttempt) -> traces.TraceScope | None:
+    """Start the span of an attempt, if the task has a trace context or the process has a tracer."""
+    grant = attempt.grant
+    if not grant.trace and not traces.is_recording():
+        return None
+    attributes = traces.message_attributes("run", "process", grant.queue)
+    attributes |= {
+        "messaging.message.id": str(grant.seq),
+        "holdfast.task.id": attempt.id,
+        "holdfast.task.name": grant.name,
+        "holdfast.attempt": grant.attempt,
+    }
+    links = (attempt.lease_trace,) if attempt.lease_trace else ()
+    return traces.enter(grant.trace, f"run {grant.name}", traces.CONSUMER, attributes, links=links)
 
 
 def result_of_error(attempt: TaskAttempt, error: Exception, latency_ns: int) -> AttemptResult:
@@ -285,7 +312,7 @@ class AttemptObserver:
         report, attempt = result.report, result.work
         logs.warn("tasks", "attempt failed", universe=self._universe, task=attempt.id,
                   name=attempt.grant.name, attempt=attempt.attempt, worker=self._worker,
-                  code=report.reason, error=report.error)  # fmt: skip
+                  code=report.reason, error=report.error, trace_id=traces.trace_id(attempt.grant.trace))  # fmt: skip
 
     def _call_hooks(self, result: AttemptResult) -> None:
         report, attempt = result.report, result.work

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast import logs
+from holdfast import logs, traces
 from holdfast.clock import Clock, S
 from holdfast.runner.lease_supervision import LeaseSupervision
 from holdfast.store.api import Store, Txn, read_stale
@@ -58,18 +58,48 @@ class LeaseTable:
         expires_ns = renew_ns = 0
         attempts_by_token = self.attempts
         attempts = []
+        lease_trace = self._record_lease(grants)
         for grant in grants:
             # Tasks granted together usually share the expiry.
             if grant.expires_ns != expires_ns:
                 expires_ns = grant.expires_ns
                 renew_ns = self._supervision.add_lease(now(), expires_ns)
             attempt = TaskAttempt(grant, definitions[grant.name], taken_ns, renew_ns, now)
+            attempt.lease_trace = lease_trace
             attempts_by_token[attempt.token] = attempt
             attempts.append(attempt)
         # A quarantined task is always the only grant.
         if attempts and attempts[0].grant.suspect:
             self._quarantined = attempts[0]
         return attempts
+
+    def _record_lease(self, grants: list[TaskGrant]) -> bytes:
+        """Make the span of a lease if a leased task is sampled. Return its context if it is sampled, too.
+
+        One lease serves tasks of many traces, so it has links to them.
+        """
+        sampled = [
+            grant.trace for grant in grants if grant.trace and traces.is_sampled(grant.trace)
+        ]
+        if not sampled:
+            return b""
+        attributes = traces.message_attributes("lease", "receive", grants[0].queue)
+        attributes |= {
+            "holdfast.universe": self._universe,
+            "messaging.batch.message_count": len(grants),
+        }
+        parent = sampled[0] if len(grants) == 1 else b""
+        span = traces.start_root(
+            f"lease {grants[0].queue}",
+            traces.CLIENT,
+            attributes,
+            parent,
+            sampled[: traces.LINKS_MAX],
+        )
+        if span is None:
+            return b""
+        span.end()
+        return span.context if traces.is_sampled(span.context) else b""
 
     def supervise(self, now_ns: int) -> None:
         """Extend leases that are due, report progress, and abandon attempts with a lost lease."""
@@ -79,7 +109,7 @@ class LeaseTable:
             log = logs.warn if attempt.lease_expired else logs.inform
             log("tasks", "lease lost" if attempt.lease_expired else "lease revoked",
                 universe=self._universe, task=attempt.id, name=attempt.grant.name,
-                attempt=attempt.attempt)  # fmt: skip
+                attempt=attempt.attempt, trace_id=traces.trace_id(attempt.grant.trace))  # fmt: skip
             self.abandon(attempt)
         if now_ns - self._progress_ns >= PROGRESS_NS:
             self._progress_ns = now_ns

@@ -1,0 +1,401 @@
+"""Trace contexts (W3C Trace Context) of calls, and the spans of the OpenTelemetry API.
+
+    current()         the context of the calling code, to be stored with a task, an event or an intent
+    enter(…)          the span of code that runs for a stored context: it is current inside the code
+    start(…)          a span that is not current: a submission, or a lease of many tasks
+
+- A stored context is bytes: trace id (16), span id (8), flags (1), then the text of `tracestate`. No bytes: no context.
+- A process that has not imported OpenTelemetry stores and passes contexts on, and makes no spans. This module imports
+  OpenTelemetry only if the process has imported it already.
+- No span is made under a context that is not sampled. The context is passed on.
+- An error of the OpenTelemetry SDK is logged once and never reaches a caller.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar, Token
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from holdfast import logs
+
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+# The most bytes of a `tracestate` that are stored, and its most members (W3C Trace Context, section 3.3).
+TRACESTATE_BYTES_MAX = 512
+TRACESTATE_MEMBERS_MAX = 32
+# A span has at most this many links to the contexts of a batch.
+LINKS_MAX = 128
+PRODUCER, CONSUMER, CLIENT, INTERNAL = "PRODUCER", "CONSUMER", "CLIENT", "INTERNAL"
+
+Attributes = Mapping[str, "str | int | bool"]
+
+_IDS_BYTES = 25
+_SAMPLED = 1
+# The sampled flag and the flag of a random trace id. Other flags have no meaning yet and are cleared.
+_KNOWN_FLAGS = 3
+_TRACEPARENT_PATTERN = re.compile(
+    r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
+)
+_MEMBER_PATTERN = re.compile(
+    r"([a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
+    r"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
+
+# The context of code in a process without OpenTelemetry, and of a received request.
+_received: ContextVar[bytes] = ContextVar("holdfast_trace", default=b"")
+_otel: _OpenTelemetry | None = None
+
+
+def current() -> bytes:
+    """Return the context of the calling code, or no bytes."""
+    otel = _otel or _find_otel()
+    if otel is not None:
+        context = otel.current()
+        if context:
+            return context
+    return _received.get()
+
+
+def parse(traceparent: str | None, tracestate: str | None = None) -> bytes:
+    """Return the context of the two headers. A malformed `traceparent` is no context. A malformed `tracestate` is
+    dropped, and a long one loses its last members."""
+    match = _TRACEPARENT_PATTERN.fullmatch((traceparent or "").strip(" \t"))
+    if match is None:
+        return b""
+    version, trace, span, flags, more = match.groups()
+    if version == "ff" or (version == "00" and more) or not int(trace, 16) or not int(span, 16):
+        return b""
+    known = int(flags, 16) & _KNOWN_FLAGS
+    ids = bytes.fromhex(trace) + bytes.fromhex(span) + bytes([known])
+    return ids + _bounded_state(tracestate or "")
+
+
+def headers(context: bytes) -> dict[str, str]:
+    """Return the headers of a context: none, `traceparent`, or `traceparent` and `tracestate`."""
+    if len(context) < _IDS_BYTES:
+        return {}
+    text = f"00-{context[:16].hex()}-{context[16:24].hex()}-{context[24]:02x}"
+    state = context[_IDS_BYTES:].decode("ascii", errors="replace")
+    return {TRACEPARENT: text, TRACESTATE: state} if state else {TRACEPARENT: text}
+
+
+def trace_id(context: bytes) -> str:
+    """Return the trace id of a context for a log line, or empty text."""
+    return context[:16].hex() if len(context) >= _IDS_BYTES else ""
+
+
+def log_ids(context: bytes) -> dict[str, str]:
+    """Return the log field of a context."""
+    return {"trace_id": trace_id(context)} if context else {}
+
+
+def is_sampled(context: bytes) -> bool:
+    return len(context) >= _IDS_BYTES and bool(context[24] & _SAMPLED)
+
+
+def start(
+    name: str, kind: str, attributes: Attributes, *, links: Iterable[bytes] = ()
+) -> TraceSpan | None:
+    """Start a span under the current context. None if no SDK is configured, or if the current context is not sampled."""
+    otel = _otel or _find_otel()
+    tracer = None if otel is None else otel.tracer()
+    if otel is None or tracer is None:
+        return None
+    parent = current()
+    if parent and not is_sampled(parent):
+        return None
+    # A local parent stays the SDK's own object.
+    under = None if otel.current() else otel.remote(parent)
+    return otel.start_span(tracer, name, kind, attributes, under, links)
+
+
+def start_root(
+    name: str, kind: str, attributes: Attributes, parent: bytes, links: Iterable[bytes]
+) -> TraceSpan | None:
+    """Start a span under a stored context, or a new trace without one."""
+    otel = _otel or _find_otel()
+    tracer = None if otel is None else otel.tracer()
+    if otel is None or tracer is None or (parent and not is_sampled(parent)):
+        return None
+    return otel.start_span(tracer, name, kind, attributes, otel.remote(parent), links)
+
+
+def is_recording() -> bool:
+    """Whether the process has configured an SDK, so that code without a stored context starts a new trace."""
+    otel = _otel or _find_otel()
+    return otel is not None and otel.tracer() is not None
+
+
+def enter(
+    context: bytes,
+    name: str,
+    kind: str,
+    attributes: Attributes,
+    *,
+    links: Iterable[bytes] = (),
+) -> TraceScope:
+    """Start the span of code that runs for a stored context, and make it current in this thread or coroutine. Without
+    a span, the stored context is current."""
+    otel = _otel or _find_otel()
+    if otel is None:
+        return TraceScope(None, _received.set(context), None)
+    span = start_root(name, kind, attributes, context, links)
+    under = otel.remote(context) if span is None else otel.with_span(span)
+    return TraceScope(span, _received.set(context), otel.attach(under))
+
+
+def receive(context: bytes) -> Token[bytes]:
+    """Make the context of a received request current in this thread or coroutine."""
+    return _received.set(context)
+
+
+def forget(token: Token[bytes]) -> None:
+    """Undo `receive`."""
+    _received.reset(token)
+
+
+def sending(operation: str, target: str, destination: str) -> Sending:
+    """Return the block that sends a message: its span is `<operation> <target>`, for example `submit resize`."""
+    otel = _otel or _find_otel()
+    if otel is None or otel.tracer() is None:
+        return _UNTRACED
+    attributes = message_attributes(operation, "send", destination)
+    return Sending(start(f"{operation} {target}", PRODUCER, attributes))
+
+
+def message_attributes(operation: str, kind: str, destination: str) -> dict[str, str | int | bool]:
+    """Return the attributes of the semantic conventions for messages."""
+    return {
+        "messaging.system": "holdfast",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": destination,
+    }
+
+
+class Sending:
+    """A block that sends a message, with a span if one is made."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: TraceSpan | None) -> None:
+        self._span = span
+
+    @property
+    def context(self) -> bytes:
+        """The context to store with the message."""
+        return current() if self._span is None else self._span.context
+
+    def sent(self, message_id: object) -> None:
+        """Record the id of the message."""
+        if self._span is not None:
+            self._span.set({"messaging.message.id": str(message_id)})
+
+    def sent_batch(self, count: int) -> None:
+        if self._span is not None:
+            self._span.set({"messaging.batch.message_count": count})
+
+    def __enter__(self) -> Sending:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if self._span is not None:
+            if error is not None:
+                self._span.fail(getattr(error, "code", "") or type(error).__name__, str(error))
+            self._span.end()
+
+
+_UNTRACED = Sending(None)
+
+
+class TraceSpan:
+    """A span of the SDK, and its context to store."""
+
+    __slots__ = ("_error_status", "context", "span")
+
+    def __init__(self, span: Any, context: bytes, error_status: Any) -> None:
+        self.span = span
+        self.context = context
+        self._error_status = error_status
+
+    def set(self, attributes: Attributes) -> None:
+        if self.span.is_recording():
+            self.span.set_attributes(attributes)
+
+    def fail(self, code: str, error: str = "") -> None:
+        """Set the status of the span to an error."""
+        if self.span.is_recording():
+            self.span.set_attribute("error.type", code)
+            self.span.set_status(self._error_status, error or code)
+
+    def end(self, end_ns: int | None = None) -> None:
+        try:
+            self.span.end(end_ns)
+        except Exception as error:
+            _warn_once(error)
+
+
+class TraceScope:
+    """The current context of running code, with its span if it has one."""
+
+    __slots__ = ("_attached", "_token", "span")
+
+    def __init__(self, span: TraceSpan | None, token: Token[bytes], attached: Any) -> None:
+        self.span = span
+        self._token = token
+        self._attached = attached
+
+    @property
+    def context(self) -> bytes:
+        return current() if self.span is None else self.span.context
+
+    def leave(self) -> None:
+        """Make the former context current again. The span stays open."""
+        _received.reset(self._token)
+        if self._attached is not None and _otel is not None:
+            _otel.detach(self._attached)
+
+    def exit(self, code: str = "", error: str = "") -> None:
+        """Make the former context current again, and end the span. `code` is the code of an error."""
+        self.leave()
+        self.end(code, error)
+
+    def end(self, code: str = "", error: str = "") -> None:
+        """End the span, also from another thread or coroutine."""
+        if self.span is not None:
+            if code:
+                self.span.fail(code, error)
+            self.span.end()
+
+
+class _OpenTelemetry:
+    """The OpenTelemetry API that the process has imported."""
+
+    def __init__(self) -> None:
+        context = import_module("opentelemetry.context")
+        trace = import_module("opentelemetry.trace")
+        self._trace = trace
+        self._empty = context.Context()
+        self._kinds = {kind.name: kind for kind in trace.SpanKind}
+        # Loads a provider that an environment variable names.
+        self._seen: Any = trace.get_tracer_provider()
+        self._tracer = self._tracer_of(self._seen)
+        self.remote = lru_cache(256)(self._remote)
+        self.attach = context.attach
+        self.detach = context.detach
+
+    def tracer(self) -> Any:
+        """Return the tracer of the configured SDK, or None."""
+        # The attribute takes 40 ns, the public function a microsecond.
+        provider = getattr(self._trace, "_TRACER_PROVIDER", self)
+        if provider is self:
+            provider = self._trace.get_tracer_provider()
+        if provider is not self._seen:
+            self._seen, self._tracer = provider, self._tracer_of(provider)
+        return self._tracer
+
+    def _tracer_of(self, provider: Any) -> Any:
+        without_sdk = (self._trace.ProxyTracerProvider, self._trace.NoOpTracerProvider)
+        if provider is None or isinstance(provider, without_sdk):
+            return None
+        return provider.get_tracer("holdfast")
+
+    def current(self) -> bytes:
+        return _pack(self._trace.get_current_span().get_span_context())
+
+    def start_span(
+        self,
+        tracer: Any,
+        name: str,
+        kind: str,
+        attributes: Attributes,
+        under: Any,
+        links: Iterable[bytes],
+    ) -> TraceSpan | None:
+        try:
+            span = tracer.start_span(
+                name, under, self._kinds[kind], attributes, [self._link(one) for one in links]
+            )
+            status = self._trace.StatusCode.ERROR
+            return TraceSpan(span, _pack(span.get_span_context()), status)
+        except Exception as error:
+            _warn_once(error)
+            return None
+
+    def with_span(self, span: TraceSpan) -> Any:
+        return self._trace.set_span_in_context(span.span, self._empty)
+
+    def _link(self, context: bytes) -> Any:
+        return self._trace.Link(self._span_context(context))
+
+    def _remote(self, context: bytes) -> Any:
+        """Return the context of OpenTelemetry for a stored context."""
+        if len(context) < _IDS_BYTES:
+            return self._empty
+        parent = self._trace.NonRecordingSpan(self._span_context(context))
+        return self._trace.set_span_in_context(parent, self._empty)
+
+    def _span_context(self, context: bytes) -> Any:
+        trace = self._trace
+        state = context[_IDS_BYTES:].decode("ascii", errors="replace")
+        return trace.SpanContext(
+            int.from_bytes(context[:16], "big"),
+            int.from_bytes(context[16:24], "big"),
+            True,
+            trace.TraceFlags(context[24]),
+            trace.TraceState.from_header([state]) if state else trace.DEFAULT_TRACE_STATE,
+        )
+
+
+def _pack(span_context: Any) -> bytes:
+    if not span_context.is_valid:
+        return b""
+    ids: bytes = span_context.trace_id.to_bytes(16, "big") + span_context.span_id.to_bytes(8, "big")
+    ids += bytes((span_context.trace_flags & _KNOWN_FLAGS,))
+    state = span_context.trace_state
+    return ids + _bounded_state(state.to_header()) if state else ids
+
+
+def _find_otel() -> _OpenTelemetry | None:
+    global _otel
+    if "opentelemetry.trace" not in sys.modules:
+        return None
+    if _otel is None:
+        try:
+            _otel = _OpenTelemetry()
+        except Exception as error:
+            # Another thread may still import it, or it is not the OpenTelemetry API.
+            _warn_once(error)
+    return _otel
+
+
+def _bounded_state(text: str) -> bytes:
+    """Return the valid members of a `tracestate` that fit into its limits."""
+    members = [member for part in text.split(",") if (member := part.strip(" \t"))]
+    size = -1
+    kept: list[str] = []
+    keys: set[str] = set()
+    for member in members:
+        match = _MEMBER_PATTERN.fullmatch(member)
+        if match is None or match[1] in keys:
+            return b""
+        keys.add(match[1])
+        if size + 1 + len(member) <= TRACESTATE_BYTES_MAX and len(kept) < TRACESTATE_MEMBERS_MAX:
+            kept.append(member)
+            size += 1 + len(member)
+    return ",".join(kept).encode()
+
+
+_warned = False
+
+
+def _warn_once(error: Exception) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        logs.warn("traces", "tracing failed", error=f"{type(error).__name__}: {error}")
