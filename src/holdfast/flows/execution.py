@@ -278,7 +278,7 @@ class FlowExecution:
         """Run the flow's code until it waits for something that is not recorded. Returns False if the code did not
         come to rest within a bound: call again."""
         if self._main is None:
-            self._main = self._start(self._body)
+            self._main = self._start(self._run_body)
         if not self.loop.run_ready():
             return False
         while self.divergence is None and (record := self._next_deliverable()) is not None:
@@ -286,6 +286,18 @@ class FlowExecution:
             if not self.loop.run_ready():
                 return False
         return True
+
+    async def _run_body(self) -> Any:
+        """Run the flow's code, and then the `finally` blocks of its asynchronous generators."""
+        try:
+            value = await self._body()
+        except (GeneratorExit, FlowSuspended, FlowStopped):
+            raise
+        except BaseException:
+            await self.loop.close_generators()
+            raise
+        await self.loop.close_generators()
+        return value
 
     @property
     def known_records(self) -> int:
@@ -335,8 +347,12 @@ class FlowExecution:
         return self._main is not None and self._main.done()
 
     @property
-    def unhandled_error(self) -> BaseException | None:
-        return self.loop.unhandled[0] if self.loop.unhandled else None
+    def unhandled_errors(self) -> list[Exception]:
+        """Errors that reached no code of the flow, such as an exit of the process while the code was closed."""
+        return [
+            error if isinstance(error, Exception) else FlowExited(raised=type(error).__name__)
+            for error in self.loop.unhandled
+        ]
 
     def result(self) -> Any:
         """Return the result of the flow's code, or raise its error."""

@@ -19,17 +19,24 @@ import sys
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Iterable, KeysView, Sequence, ValuesView
+from functools import partial
 from itertools import count
 from types import CoroutineType, GeneratorType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from holdfast.errors import Invalid
+from holdfast.flows.async_generators import (
+    CLOSES_MAX,
+    AsyncGenerators,
+    end_awaitable,
+    generator_call_of,
+    keep_forever,
+    run_to_end,
+)
 
 # Callbacks that run before the worker's loop gets the thread back.
 CALLBACKS_MAX = 10_000
-# How often a coroutine is closed that waits again instead of ending.
-CLOSES_MAX = 16
 # The low bits of the hash of a task are its number in the loop.
 TASK_NUMBER_BITS = 40
 # Where asyncio makes tasks of the set of its arguments, up to Python 3.12 and from 3.13 on.
@@ -80,21 +87,27 @@ class FlowLoop(_Base):  # type: ignore[misc]
         self.foreign_waits = 0
         # The ids of the timers that have neither fired nor been cancelled.
         self._timers: set[int] = set()
+        # Errors that reach no code of the flow, such as those of a generator's clean-up.
         self.unhandled: list[BaseException] = []
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], contextvars.Context] = WeakKeyDictionary()
         self._hash_base = (hash_base & 0xFFFFF) << TASK_NUMBER_BITS
         self._future_numbers, self._task_numbers = count(1), count(1)
         # Tasks of `as_completed` that it has not asked for yet, by the id of their coroutine.
         self._early_tasks: dict[int, FlowTask] = {}
+        self._generators = AsyncGenerators(self)
 
     def make_next(self) -> FlowLoop:
         """Return an empty loop of the same flow."""
-        return FlowLoop(self._host, self._on_ready, self._hash_base >> TASK_NUMBER_BITS)
+        loop = FlowLoop(self._host, self._on_ready, self._hash_base >> TASK_NUMBER_BITS)
+        loop.unhandled = self.unhandled
+        return loop
 
     def run_ready(self) -> bool:
         """Run callbacks until none is left. Returns False if the bound was reached first."""
         former = events._get_running_loop()
+        former_hooks = sys.get_asyncgen_hooks()
         events._set_running_loop(self)
+        sys.set_asyncgen_hooks(self._generators.add, self._generators.finalize)
         self._running = True
         try:
             for _ in range(CALLBACKS_MAX):
@@ -111,6 +124,7 @@ class FlowLoop(_Base):  # type: ignore[misc]
             return not self._ready
         finally:
             self._running = False
+            sys.set_asyncgen_hooks(*former_hooks)
             events._set_running_loop(former)
 
     def is_current(self) -> bool:
@@ -236,6 +250,20 @@ class FlowLoop(_Base):  # type: ignore[misc]
         for key, coroutine in coroutines.items():
             self._early_tasks[key] = self._create_task(coroutine)
 
+    # -- asynchronous generators -----------------------------------------------------------------
+
+    async def close_generators(self) -> None:
+        """Run the `finally` blocks of the asynchronous generators that the code has not ended, and wait for their end."""
+        await self._generators.close_all()
+
+    def context_of_code(self) -> contextvars.Context:
+        """The context of the task that runs now."""
+        task = asyncio.current_task(self)
+        return contextvars.copy_context() if task is None else self._tasks[task]
+
+    def create_closer(self, coro: Any, context: contextvars.Context) -> asyncio.Task[Any]:
+        return self._create_task(coro, context=context)
+
     def get_debug(self) -> bool:
         return False
 
@@ -246,16 +274,38 @@ class FlowLoop(_Base):  # type: ignore[misc]
         return self._closed
 
     def close(self) -> int:
-        """Close the coroutines that still wait. Python runs their `finally` blocks at this point. Returns the number of
-        coroutines that did not end: they catch GeneratorExit and wait again."""
-        self._closed = True
+        """Close the coroutines and the asynchronous generators that still wait. Python runs their `finally` blocks at this
+        point. Returns the number of them that did not end: they catch GeneratorExit and wait again."""
+        self._closed = self._generators.is_dropping = True
         self._ready.clear()
         abandoned = 0
         for task, context in list(self._tasks.items()):
             if not task.done():
-                abandoned += not _close_coroutine(task, context)
+                abandoned += not self._close_coroutine(task, context)
+        self._generators.drop_all()
         self._ready.clear()
-        return abandoned
+        return abandoned + self._generators.abandoned
+
+    def _close_coroutine(self, task: asyncio.Task[Any], context: contextvars.Context) -> bool:
+        """Close the coroutine of a task. Returns False if it is abandoned."""
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        coroutine: Any = task.get_coro()
+        call = generator_call_of(coroutine)
+        # Up to Python 3.12 the close of a coroutine does not reach the asynchronous generator that it iterates.
+        ended = call is None or end_awaitable(
+            context, partial(call.throw, GeneratorExit), call.throw, self
+        )
+        unfinished = _chain_of(coroutine) or [coroutine]
+        for _ in range(CLOSES_MAX):
+            context.run(run_to_end, unfinished[0].close, self)
+            # A coroutine that waits again has lost its caller. It is closed again, with the coroutines that it awaits now.
+            chains = [_chain_of(awaitable) for awaitable in unfinished]
+            unfinished = list({id(one): one for chain in chains for one in chain}.values())
+            if not unfinished:
+                break
+        for awaitable in unfinished if ended else [call, *unfinished]:
+            keep_forever(awaitable)
+        return ended and not unfinished
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -279,32 +329,6 @@ def _arguments_of_as_completed() -> Iterable[Any] | None:
             return found
         frame = frame.f_back  # type: ignore[assignment]
     return None
-
-
-def _close_coroutine(task: asyncio.Task[Any], context: contextvars.Context) -> bool:
-    """Close the coroutine of a task. Returns False if it is abandoned."""
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    coroutine: Any = task.get_coro()
-    unfinished = _chain_of(coroutine) or [coroutine]
-    for _ in range(CLOSES_MAX):
-        try:
-            context.run(unfinished[0].close)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException:
-            pass  # the flow's code raised or awaited in its clean-up: it continues in the next activation
-        # A coroutine that waits again has lost its caller. It is closed again, with the coroutines that it awaits now.
-        chains = [_chain_of(awaitable) for awaitable in unfinished]
-        unfinished = list({id(one): one for chain in chains for one in chain}.values())
-        if not unfinished:
-            return True
-    import ctypes
-
-    # Python closes a coroutine again before it frees its memory, also at exit, in any thread and outside of the flow.
-    # There the loop of the flow's code may have no end. So these coroutines are never freed.
-    for awaitable in unfinished:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(awaitable))
-    return False
 
 
 def _chain_of(awaitable: Any) -> list[Any]:

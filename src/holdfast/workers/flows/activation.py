@@ -72,6 +72,8 @@ RETRY_PAUSE_S = 0.05
 LISTEN_S = 5.0
 # The longest wait for a future that belongs to no step.
 FOREIGN_WAIT_S = 60.0
+# Errors of one activation that reached no code of the flow.
+LOGGED_ERRORS_MAX = 10
 
 
 class ActivationCode(Protocol):
@@ -227,8 +229,20 @@ class Activation:
                 self._listener.cancel()
             for step in self._local.values():
                 step.cancel()
-            if self._execution.close():
-                logs.warn("flows", "flow code abandoned", flow=self._id, name=self._code.name)
+            self._close_code()
+
+    def _close_code(self) -> None:
+        name = self._code.name
+        if self._execution.close():
+            logs.warn("flows", "flow code abandoned", flow=self._id, name=name)
+        for error in self._execution.unhandled_errors[:LOGGED_ERRORS_MAX]:
+            logs.warn(
+                "flows",
+                "error of flow code ignored",
+                flow=self._id,
+                name=name,
+                error=error_text(error),
+            )
 
     async def _round(self) -> bool:
         """Advance the flow by one commit, or wait for a step. Returns whether the activation is over."""
