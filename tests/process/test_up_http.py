@@ -43,7 +43,8 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 
 def call(proc: Proc, method: str, path: str, document: Any = None) -> Any:
-    host, _, port = proc.lines[0].rpartition("://")[2].rstrip('"}').rpartition(":")
+    """Send a request to the last address that the process has printed."""
+    host, _, port = proc.lines[-1].rpartition("://")[2].rstrip('"}').rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=50)
     try:
         body = None if document is None else json.dumps(document)

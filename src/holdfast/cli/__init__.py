@@ -31,6 +31,10 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "up": Command("holdfast.cli.up", "run an application until SIGTERM or Ctrl-C"),
+    "dev": Command(
+        "holdfast.cli.dev",
+        "run an application; restart it when its files change",
+    ),
     "serve": Command("holdfast.cli.serve", "serve the HTTP API of a store, without any role"),
     "worlds": Command(
         "holdfast.cli.worlds", "worlds: list, show, state, journal, fork, pause, purge, …"
