@@ -37,7 +37,7 @@ def record_call(kind: str, id: str, key: str) -> None:
     receiver.call(os.environ[RECEIVER], os.environ.get(CALLER, "nobody"), kind, id, key)
 
 
-@hf.effect("pay", attempts=ATTEMPTS, timeout_s=30, concurrency=4)
+@hf.effect("pay", attempts=ATTEMPTS, expiries_max=ATTEMPTS, timeout_s=30, concurrency=4)
 def pay(call: hf.Call, id: str, seconds: float) -> str:
     record_call("effect", id, call.idempotency_key)
     time.sleep(seconds)

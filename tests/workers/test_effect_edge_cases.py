@@ -55,7 +55,13 @@ def app_release(**options: Any) -> hf.App:
 
 @pytest.mark.parametrize(
     "options",
-    [{"timeout_s": 120.0}, {"attempts": 9}, {"concurrency": 1}, {"rate_per_s": 5.0}],
+    [
+        {"timeout_s": 120.0},
+        {"attempts": 9},
+        {"expiries_max": 9},
+        {"concurrency": 1},
+        {"rate_per_s": 5.0},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_changed_effect_options_replay_old_journals(

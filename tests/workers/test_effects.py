@@ -191,6 +191,27 @@ def test_exhausted_expiries_end_in_a_timeout_receipt(rig: WorkerRig) -> None:
     assert len(rig.fake_service.calls) == 3
 
 
+@pytest.mark.parametrize("expiries_max", [1, 5])
+def test_expiries_max_limits_the_lost_processes_of_an_intent(
+    rig: WorkerRig, monkeypatch: pytest.MonkeyPatch, expiries_max: int
+) -> None:
+    monkeypatch.setattr(pay, "expiries_max", expiries_max)
+    ada = rig.buyer("ada", GoodsOrdered())
+    rig.fake_service.answers += [Crash()] * 9
+    for n in range(expiries_max):
+        with pytest.raises(Crash):
+            rig.run_until_idle(rig.pool(f"pool-{n}"))
+        rig.advance_clock(12)
+    rig.run_until_idle(rig.pool("last"))
+    assert receipt_texts(ada) == [f"timeout expiries_exhausted {expiries_max}"]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "3"])
+def test_wrong_expiries_max_is_refused_at_the_declaration(wrong: Any) -> None:
+    with pytest.raises(Invalid):
+        hf.effect("wrong", expiries_max=wrong)(lambda call: None)
+
+
 def test_effect_that_crashes_its_worker_fails_no_other_effect(rig: WorkerRig) -> None:
     ada = rig.buyer("ada", GoodsOrdered(times=5), GoodsOrdered("poison"), GoodsOrdered(times=5))
     rig.fake_service.fatal_error = Crash()

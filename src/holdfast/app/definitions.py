@@ -52,6 +52,8 @@ else:
     R = TypeVar("R")
 M = TypeVar("M", bound=Callable[..., None])
 
+# The default of lost processes in one intent, as for tasks and flows.
+EXPIRIES_MAX = 3
 _CAUSES_ATTRIBUTE = "__holdfast_on__"
 
 
@@ -185,6 +187,7 @@ class Effect(RequestableEffect[P, T]):
         self.kind = kind
         self.fn = fn
         self.attempts: int = options.pop("attempts", 5)
+        self.expiries_max: int = options.pop("expiries_max", EXPIRIES_MAX)
         self.timeout_s: float = options.pop("timeout_s", 60.0)
         self.rate_per_s: float | None = options.pop("rate_per_s", None)
         self.concurrency: int = options.pop("concurrency", 16)
@@ -192,6 +195,7 @@ class Effect(RequestableEffect[P, T]):
             raise Invalid(what="effect option", kind=kind, found=sorted(options))
         _check_timeout(self.timeout_s)
         _check_int_range("attempts", self.attempts, 1_000_000)
+        _check_int_range("expiries_max", self.expiries_max, 1_000_000)
         _check_int_range("concurrency", self.concurrency, CONCURRENCY_MAX)
         if self.rate_per_s is not None and not 0 < self.rate_per_s <= 1e9:
             raise Invalid(what="rate_per_s", kind=kind, found=self.rate_per_s, min=0, max=1e9)
@@ -271,7 +275,7 @@ class Effect(RequestableEffect[P, T]):
 
     @cached_property
     def policy_hash(self) -> bytes:
-        """The hash of attempts, timeout, rate and billing, as declared by the requesting process. A replay
+        """The hash of attempts, expiries, timeout, rate and billing, as declared by the requesting process. A replay
         does not compare it, so a release may change a policy."""
         billing = self.billing()
         charged = None if billing is None else [billing.operation, billing.args]
@@ -281,6 +285,8 @@ class Effect(RequestableEffect[P, T]):
                 float(self.timeout_s),
                 self.rate_per_s and float(self.rate_per_s),
                 charged,
+                # Absent by default, as in the hashes of older intents.
+                *([self.expiries_max] if self.expiries_max != EXPIRIES_MAX else []),
             ]
         )
 
@@ -384,8 +390,10 @@ def effect(
     timeout_s: float = 60.0,
     rate_per_s: float | None = None,
     concurrency: int = 16,
+    expiries_max: int = EXPIRIES_MAX,
 ) -> EffectDecorator:
-    """Declare an effect: a function, `def` or `async def`, whose first parameter is `call`."""
+    """Declare an effect: a function, `def` or `async def`, whose first parameter is `call`. `expiries_max` limits the
+    processes that may be lost while they execute one intent."""
     if callable(kind):
         raise Invalid(
             what="effect", why='give it a kind: @hf.effect("kind")', found=repr(kind)[:64]
@@ -403,6 +411,7 @@ def effect(
             timeout_s=timeout_s,
             rate_per_s=rate_per_s,
             concurrency=concurrency,
+            expiries_max=expiries_max,
         )
 
     return declare

@@ -49,6 +49,7 @@ class EffectAdapter(Protocol):
 
     kind: str
     attempts: int
+    expiries_max: int
     timeout_s: float
     concurrency: int
     rate_per_s: float | None

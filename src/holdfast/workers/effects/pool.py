@@ -191,6 +191,7 @@ class EffectWorkerPool(RunnerService):
         return RunnerPolicy(
             lease_ttl_ms=inline_ms if self._inline else max(int(self._claim_s * 1000), 100),
             retry_budget_max=adapter.attempts,
+            expiries_max=adapter.expiries_max,
             max_batch=BATCH,
             isolate_from_expiries=SUSPECT_EXPIRIES,
             extend_claims=not self._inline,
