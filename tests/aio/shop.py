@@ -30,6 +30,24 @@ async def twice(n: int) -> int:
     return await hf.step(add, n, n)
 
 
+class GiftBox(hf.Event):
+    grams: float = 5
+
+
+@hf.task(queue="nobody")
+def pack(
+    item: str, grams: float = 5, *notes: int, gift: GiftBox | None = None, **tags: int
+) -> None:
+    pass
+
+
+@hf.flow(queue="nobody")
+async def ship(
+    item: str, grams: float = 5, *notes: int, gift: GiftBox | None = None, **tags: int
+) -> None:
+    pass
+
+
 @hf.flow(attempts=1)
 async def broken() -> None:
     raise ValueError("no ink")
@@ -103,6 +121,6 @@ app = hf.App(
     worlds=[Wallet],
     effects=[convert],
     events=[MoneyAdded, Converted],
-    tasks=[add, greet, fail, unserved],
-    flows=[twice, broken, patient, collecting],
+    tasks=[add, greet, fail, unserved, pack],
+    flows=[twice, broken, patient, collecting, ship],
 )

@@ -105,6 +105,38 @@ def test_start_returns_a_handle_with_the_result(face: Face) -> None:
         face.start(twice.options(key="k"), 5)
 
 
+SAME_ARGUMENTS = (
+    (("book", 5), {}),
+    (("book",), {}),
+    (("book",), {"grams": 5.0}),
+    ((), {"grams": 5, "item": "book"}),
+    (("book", 5), {"gift": None}),
+)
+OTHER_ARGUMENTS = (
+    (("book", 6), {}),
+    (("pen",), {}),
+    (("book", 5, 1), {}),
+    (("book",), {"red": 1}),
+    (("book",), {"gift": shop.GiftBox()}),
+)
+
+
+@pytest.mark.parametrize("call", ["start", "submit"])
+def test_key_in_use_compares_arguments_by_value(face: Face, call: str) -> None:
+    make, function = (face.start, shop.ship) if call == "start" else (face.submit, shop.pack)
+    keyed = function.options(key="k")
+    first = make(keyed, "book")
+    for args, kwargs in SAME_ARGUMENTS:
+        assert make(keyed, *args, **kwargs).id == first.id
+    for args, kwargs in OTHER_ARGUMENTS:
+        with pytest.raises(KeyConflict) as caught:
+            make(keyed, *args, **kwargs)
+        assert str(caught.value.fields["flow" if call == "start" else "task"]) in first.id
+    again = function.options(key="k2")
+    second = make(again, "book", 5, 1, 2, gift=shop.GiftBox(5), red=1, blue=2)
+    assert make(again, "book", 5.0, 1, 2, blue=2, red=1, gift=shop.GiftBox()).id == second.id
+
+
 def test_flow_is_found_by_id_and_by_key(face: Face) -> None:
     run = face.start(twice.options(key="k"), 4)
     assert face.result(face.flow(run.id)) == 8

@@ -65,6 +65,21 @@ def test_idempotency_key_of_the_request_is_the_key_of_the_flow(rig: ApiRig) -> N
     assert rig.get("/v1/flows/order%2Fk-1")["id"] == first["id"]
 
 
+def test_key_in_use_compares_the_arguments_of_a_flow_by_value(rig: ApiRig) -> None:
+    options = {"key": "o-1"}
+    id = start(rig)
+    for body in (
+        {"args": ["book", 5]},
+        {"kwargs": {"cents": 5, "item": "book"}},
+        {"args": ["book"], "kwargs": {"cents": 5}},
+    ):
+        made = rig.post("/v1/flows", {"name": "order", "options": options, **body}, key=str(body))
+        assert made["id"] == id
+    with pytest.raises(KeyConflict) as caught:
+        rig.post("/v1/flows", {"name": "order", "options": options, "args": ["book", 6]})
+    assert caught.value.fields["flow"] == id
+
+
 @pytest.mark.parametrize(
     "body",
     [

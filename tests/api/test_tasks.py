@@ -35,6 +35,19 @@ def test_several_tasks_are_submitted_in_one_commit(rig: ApiRig) -> None:
         rig.post("/v1/tasks", {"tasks": tasks[:1]}, key="k")
 
 
+def test_key_in_use_compares_the_arguments_of_a_task_by_value(rig: ApiRig) -> None:
+    keyed = {"name": "print_page", "options": {"key": "k"}}
+    first = rig.post("/v1/tasks", {**keyed, "args": [1]})
+    assert rig.post("/v1/tasks", {**keyed, "kwargs": {"page": 1}}) == first
+    batch = {"tasks": [{**keyed, "kwargs": {"page": 1}}, {"name": "print_page", "args": [2]}]}
+    assert rig.post("/v1/tasks", batch)["ids"][0] == first["id"]
+    with pytest.raises(KeyConflict):
+        rig.post("/v1/tasks", {**keyed, "kwargs": {"page": 2}})
+    rig.app = None  # without the code the bytes are compared
+    with pytest.raises(KeyConflict):
+        rig.post("/v1/tasks", {**keyed, "kwargs": {"page": 1}})
+
+
 def test_idempotency_key_of_the_request_is_the_key_of_the_task(rig: ApiRig) -> None:
     first = rig.post("/v1/tasks", {"name": "print", "args": [1]}, key="k-1")
     assert rig.post("/v1/tasks", {"name": "print", "args": [1]}, key="k-1") == first

@@ -8,7 +8,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.errors import Invalid, KeyConflict
-from holdfast.flows import operations
+from holdfast.flows import mailbox
 from holdfast.ops.verify import find_differences
 from tests.flows.test_steps import app_of
 
@@ -67,7 +67,7 @@ def test_receive_finds_an_event_behind_many_events_of_other_types(make_rig: Any)
 
     rig = make_rig(app_with_events(order))
     handle = rig.start(order)
-    for cents in range(3 * operations.MAIL_PAGE):
+    for cents in range(3 * mailbox.MAIL_PAGE):
         handle.send(Payment(cents))
     handle.send(Shipped("last"))
     assert rig.result(handle) == "last"

@@ -54,6 +54,32 @@ def test_redrive_of_a_parent_redrives_its_failed_child(make_rig: Any, compensate
     assert rig.store.read(find_differences) == []
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_redrive_finds_the_child_whose_call_is_written_in_another_way(
+    make_rig: Any, same: bool
+) -> None:
+    bank = Bank()
+
+    @hf.flow
+    async def payment(cents: int, currency: str = "EUR") -> int:
+        return await hf.step(bank.look_up) + await hf.step(bank.charge, cents)
+
+    @hf.flow
+    async def order() -> int:
+        if bank.down:
+            return await hf.step(payment, 1)
+        return await hf.step(payment, currency="EUR", cents=1 if same else 2)
+
+    rig = make_rig(app_of(order, payment))
+    handle = rig.start(order)
+    assert failure(rig, handle).step == "payment"
+    bank.down = False
+    bank.calls.clear()
+    assert rig.result(handle.redrive()) == (2 if same else 3)
+    assert bank.calls == (["charge 1"] if same else ["look up", "charge 2"])
+    assert len(rig.flow_ids("payment")) == (1 if same else 2)
+
+
 def test_redrive_of_a_dead_parent_replaces_its_cancelled_child(make_rig: Any) -> None:
     bank = Bank()
     bank.down = False

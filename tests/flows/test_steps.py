@@ -2,12 +2,14 @@
 
 import functools
 import uuid
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import pytest
 
 import holdfast as hf
+from holdfast.errors import Invalid
 
 
 class Till:
@@ -275,3 +277,26 @@ def test_flow_costs_one_commit_for_each_step_and_one_for_its_end(make_rig: Any, 
     handle = rig.start(order)
     rig.run(handle.done)
     assert rig.crashing_store.operations.count("flows.commit") == steps + 1
+
+
+@dataclass
+class WeighedItem:
+    grams: int
+
+
+def test_arguments_in_args_and_kwargs_of_a_flow_have_their_annotated_types(make_rig: Any) -> None:
+    @hf.flow
+    async def ship(first: str, *parcels: WeighedItem, **named: WeighedItem) -> list[int]:
+        return [parcel.grams for parcel in (*parcels, *named.values())]
+
+    rig = make_rig(app_of(ship))
+    assert rig.result(
+        rig.start(ship, "a", WeighedItem(1), WeighedItem(2), gift=WeighedItem(3))
+    ) == [1, 2, 3]
+    for args, kwargs, argument in (
+        (("a", WeighedItem(1), 5), {}, 3),
+        (("a",), {"gift": 5}, "gift"),
+    ):
+        with pytest.raises(Invalid) as caught:
+            rig.start(ship, *args, **kwargs)
+        assert (caught.value.what, caught.value.argument) == ("flow arguments", argument)

@@ -1,6 +1,7 @@
 """Recorded values of flows whose classes changed: `hf.upcast` reads them, and without it the flow is parked."""
 
 from dataclasses import dataclass, make_dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pydantic
 import pytest
 
 import holdfast as hf
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, KeyConflict
 from holdfast.flows.model import parse_flow_id
 from holdfast.ops.flow_replay import VALUE_UNREADABLE, FlowFinding, FlowTarget, replay_flow
 from tests.flows.test_deploys import is_parked
@@ -273,3 +274,18 @@ def test_upcasts_of_two_classes_with_one_name_are_refused() -> None:
     other = make_class("dataclass", "Price", cents=int)
     with pytest.raises(Invalid, match="two classes have this name"):
         hf.App("flows", flows=[order], upcasts=[(Price, 1, dict), (other, 1, dict)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_start_with_a_key_in_use_finds_the_flow_of_a_former_version(
+    tmp_path: Path, kind: str
+) -> None:
+    old: Any = old_app(kind)
+    with old.open(tmp_path / "data", roles=()) as rt:
+        first = rt.start(old.flows["order"].options(key="k"), old.paid_type(euros=2.5))
+    app: Any = new_app(kind)
+    with app.open(tmp_path / "data", roles=()) as rt:
+        keyed = app.flows["order"].options(key="k")
+        assert rt.start(keyed, app.paid_type(cents=250)).id == first.id
+        with pytest.raises(KeyConflict):
+            rt.start(keyed, app.paid_type(cents=251))

@@ -12,6 +12,7 @@ class BuyItem(hf.Event):
     id: str
     cents: int
     key: str | None = None
+    by_name: bool = False
 
 
 class StopOrder(hf.Event):
@@ -43,7 +44,11 @@ class FlowStarter(hf.World):
     @hf.on(BuyItem)
     def buy(self, event: BuyItem, cx: hf.Context) -> None:
         wanted = order.options(key=event.key) if event.key else order
-        self.intents.append(cx.start(wanted, event.id, event.cents).intent_hash)
+        if event.by_name:
+            intent = cx.start(wanted, cents=event.cents, id=event.id)
+        else:
+            intent = cx.start(wanted, event.id, event.cents)
+        self.intents.append(intent.intent_hash)
 
     @hf.on(StopOrder)
     def stop(self, event: StopOrder, cx: hf.Context) -> None:
@@ -77,8 +82,8 @@ def test_end_of_a_flow_is_a_receipt_of_its_world() -> None:
 def test_intent_with_a_key_starts_one_flow() -> None:
     with app.open("memory:") as rt:
         shop = rt.world(FlowStarter, "a")
-        for _ in range(2):
-            shop.send(BuyItem("x", 3, "k"))
+        for by_name in (False, True, False):
+            shop.send(BuyItem("x", 3, "k", by_name))
         shop.send(BuyItem("x", 4, "k"))
         assert sorted(ends_of(shop, 2)) == [("error", None, "key_conflict"), ("ok", 6, "")]
 

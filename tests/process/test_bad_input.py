@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import holdfast as hf
 from holdfast import __version__
 from holdfast import store as stores
 from holdfast.config import FRAME_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX, WriterLimits
@@ -202,6 +203,14 @@ def test_open_of_a_file_path_is_invalid_and_leaves_the_file_unchanged(
 def test_open_of_a_malformed_url_raises_bad_url(url: str) -> None:
     with refused(BadUrl):
         stores.open(url)
+
+
+def test_app_opens_a_path_and_refuses_another_object(tmp_path: Path) -> None:
+    app = hf.App("shop")
+    with app.open(tmp_path / "data", roles=()) as rt:
+        assert rt.store.url
+    with refused(BadUrl):
+        app.open(17)  # type: ignore[arg-type]
 
 
 @pytest.mark.timeout(30)

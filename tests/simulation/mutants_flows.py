@@ -72,15 +72,13 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
     "compensation: a redrive does not run it again": (
         Edit("flows.execution:RecordQueue._forget_undo", "self.outcomes.pop(failed, None)", "pass"),
     ),
-    "send: ignores its key": (
-        Edit("flows.operations:send", "if key and (row", "if False and (row"),
-    ),
+    "send: ignores its key": (Edit("flows.mailbox:send", "if key and (row", "if False and (row"),),
     "inbox: gives the event and keeps it": (
-        Edit("flows.operations:_take_mail", "unit.txn.delete(key)", "pass"),
+        Edit("flows.mailbox:take_mail", "unit.txn.delete(key)", "pass"),
     ),
     "inbox: drops an event without a receiver": (
         Edit(
-            "flows.operations:_deliver",
+            "flows.mailbox:_deliver",
             "unit.txn.put(unit.keys.mail + tuples.pack((flow.seq, number)), codec.pack(stored))",
             "pass",
         ),
@@ -88,19 +86,17 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
     "inbox: drops the unseen events of a run that ends": (
         Edit(
             "flows.operations:commit_within",
-            "_return_unseen(unit, flow, work.known, unseen)",
+            "mailbox.return_unseen(unit, flow, work.known, unseen)",
             "pass",
         ),
     ),
     "inbox: drops the event of a cancelled receive": (
-        Edit("flows.operations:_return_received", "if not receives:", "if True:"),
+        Edit("flows.mailbox:return_received", "if not receives:", "if True:"),
     ),
     "inbox: returns the event of a cancelled receive at every replay": (
-        Edit("flows.operations:_return_received", "returned.pop(record.mail, None)", "pass"),
+        Edit("flows.mailbox:return_received", "returned.pop(record.mail, None)", "pass"),
     ),
-    "receive: does not wake the flow": (
-        Edit("flows.operations:_deliver", "unit.wake(flow)", "pass"),
-    ),
+    "receive: does not wake the flow": (Edit("flows.mailbox:_deliver", "unit.wake(flow)", "pass"),),
     "sleep: ends early": (
         Edit("flows.operations:fire_due", "unit.now_ns + 1", "unit.now_ns + 200_000_000"),
     ),
@@ -181,7 +177,7 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
         Edit("flows.operations:start_within", "if index_key and (packed", "if False and (packed"),
     ),
     "receive: takes the event and leaves the step open": (
-        Edit("flows.operations:_deliver", "unit.delete_open(flow, name, occurrence, step)", "pass"),
+        Edit("flows.mailbox:_deliver", "unit.delete_open(flow, name, occurrence, step)", "pass"),
     ),
     "end: does not notify the parent": (
         Edit("flows.operations:finish", "children.notify_parent(unit, flow)", "pass"),

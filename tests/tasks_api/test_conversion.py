@@ -8,13 +8,14 @@ import itertools
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal, NewType, Optional, Union
+from typing import Any, Literal, NewType, Optional, TypedDict, Union, Unpack
 
 import msgspec
 import pytest
 
 import holdfast as hf
 from holdfast import codec, failpoints
+from holdfast.app.parameter_types import BadArgument
 from holdfast.errors import Invalid
 from holdfast.workers.tasks.attempt import BadTaskResult
 from tests.case_ids import stable_repr
@@ -68,6 +69,8 @@ def call_outcome(call: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
     """Result or error of a call in comparable form: -0.0 differs from 0.0 and 1 from True."""
     try:
         return "got", repr(call(*args))
+    except BadArgument as error:  # names the argument of the error of msgspec
+        return type(error.__context__), error.why
     except Exception as error:
         return type(error), str(error)
 
@@ -162,3 +165,53 @@ def test_values_of_the_exact_type_skip_conversion() -> None:
         data = fn.pack([1, "b", b"c", 1.5, True, None], {})
         assert fn.dump(fn.invoke(data)) == codec.pack(None)
     assert convert.hits == 0
+
+
+class TaggedPoint(msgspec.Struct):
+    x: int
+    tag: str = ""
+
+
+class PointFields(TypedDict, total=False):
+    left: TaggedPoint
+    name: str
+
+
+def test_arguments_in_args_and_kwargs_have_their_annotated_types() -> None:
+    @hf.task
+    def draw(first: int, *points: TaggedPoint, named: int = 0, **more: TaggedPoint) -> list[Any]:
+        return [first, *points, named, *more.values()]
+
+    packed = draw.pack((1, TaggedPoint(2), {"x": 3}), {"named": 4, "right": TaggedPoint(5)})
+    assert draw.invoke(packed) == [1, TaggedPoint(2), TaggedPoint(3), 4, TaggedPoint(5)]
+    for args, kwargs, argument in (
+        ((1, TaggedPoint(2), "3"), {}, 3),
+        ((1,), {"right": 5}, "right"),
+        ((1,), {"named": "x"}, "named"),
+        (("1",), {}, "first"),
+    ):
+        with pytest.raises(Invalid) as caught:
+            draw.pack(args, kwargs)
+        assert (caught.value.what, caught.value.argument) == ("task arguments", argument)
+
+
+def test_named_arguments_have_the_types_of_a_typed_dict() -> None:
+    @hf.task
+    def draw(*items: Any, **fields: Unpack[PointFields]) -> list[Any]:
+        return [*items, fields["left"]]
+
+    packed = draw.pack(([1],), {"left": TaggedPoint(1)})
+    assert draw.invoke(packed) == [[1], TaggedPoint(1)]
+    with pytest.raises(Invalid) as caught:
+        draw.pack((), {"left": 1})
+    assert caught.value.argument == "left"
+
+
+def test_surplus_arguments_of_an_effect_have_their_annotated_type() -> None:
+    @hf.effect("conversion.draw")
+    def draw(call: hf.Call, first: int, *points: TaggedPoint) -> None: ...
+
+    params = draw.call((1, TaggedPoint(2), TaggedPoint(3)), {}).params
+    assert draw._decode_arguments(params) == [1, TaggedPoint(2), TaggedPoint(3)]
+    with pytest.raises(Invalid):
+        draw.call((1, TaggedPoint(2), 3), {})

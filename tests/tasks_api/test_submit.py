@@ -234,6 +234,17 @@ def test_same_key_with_other_arguments_raises_key_conflict(open_without_worker: 
     assert f"1-{caught.value.task}" == first.id
 
 
+def test_submit_all_compares_the_arguments_of_a_key_by_value(open_without_worker: OpenApp) -> None:
+    rt = open_without_worker(add)
+    keyed = add.options(key="k"), add.options(key="l")
+    first = [rt.submit(call, 1).id for call in keyed]
+    batch = [call.call(1, 1) for call in keyed]
+    assert [handle.id for handle in rt.submit_all([*batch, add.plain.call(5)])][:2] == first
+    with pytest.raises(KeyConflict):
+        rt.submit_all([*batch, keyed[0].call(a=2)])
+    assert count_waiting(rt) == 3
+
+
 def test_key_is_scoped_by_task_name(open_without_worker: OpenApp) -> None:
     rt = open_without_worker(add, double)
     assert rt.submit(add, 1, key="k").id != rt.submit(double, 1, key="k").id

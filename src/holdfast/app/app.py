@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +28,7 @@ from holdfast.app.schedule_options import schedules_of
 from holdfast.app.storable_types import check_fields, check_type, model_types
 from holdfast.app.tasks import Queue, Task, queues_of
 from holdfast.app_hooks import NO_HOOKS, AppHooks
-from holdfast.errors import HoldfastError, Invalid
+from holdfast.errors import BadUrl, HoldfastError, Invalid
 from holdfast.flows.model import TASK_PREFIX
 from holdfast.messages import (
     FLOW_START_PREFIX,
@@ -219,11 +220,19 @@ class App:
     # -- running -------------------------------------------------------------------------------
 
     def open(
-        self, url: str | Store | None = None, *, roles: Iterable[str] | None = None, **options: Any
+        self,
+        url: str | os.PathLike[str] | Store | None = None,
+        *,
+        roles: Iterable[str] | None = None,
+        **options: Any,
     ) -> Runtime:
         """Open a store and run roles of this app in this process; see `Runtime`. Without a URL the store
         is the one that `holdfast.toml` configures for the universe."""
         roles = None if roles is None else tuple(roles)
+        if isinstance(url, os.PathLike):
+            url = os.fspath(url)
+        if url is not None and not isinstance(url, str) and not hasattr(url, "transact"):
+            raise BadUrl(url=repr(url)[:64])
         if isinstance(url, str) and not options and not roles:
             # Validation is complete, so the store's writer process can start while the runtime is imported.
             with contextlib.suppress(HoldfastError):

@@ -85,8 +85,15 @@ def equal_digests(
     state: bytes = b"",
 ) -> Iterator[bytes]:
     """The digests of the other ways to write a call: arguments by position or by name, defaults given or omitted."""
-    for other_args, other_kwargs in islice(_equal_calls(fn, args, kwargs, upcast), _FORMS_MAX):
+    for other_args, other_kwargs in equal_calls(fn, args, kwargs, upcast):
         yield from digest_of(other_args, other_kwargs, upcast, state)
+
+
+def equal_calls(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], upcast: UpcastObjects
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The ways to write a call, within a bound."""
+    return islice(_equal_calls(fn, args, kwargs, upcast), _FORMS_MAX)
 
 
 def _equal_calls(

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSp
 import msgspec
 
 from holdfast import codec, value_versions
+from holdfast.app.parameter_types import types_of
 from holdfast.app.storable_types import check_function
 from holdfast.config import CONCURRENCY_MAX, EFFECT_KIND_BYTES_MAX, TTL_NS_MAX
 from holdfast.errors import HoldfastError, Invalid
@@ -208,7 +209,10 @@ class Effect(RequestableEffect[P, T]):
         hints = typing.get_type_hints(fn)
         self.returns: Any = _result_type(hints.get("return", Any))
         names = list(self._signature.parameters)
-        self._argument_hints = [hints.get(name, Any) for name in names[1:]]
+        # Of `fn(call, *args)` the first one is the call context, which is not stored.
+        types = types_of(self._signature, hints)
+        self._argument_hints = [hint for _, hint in types.positional[1:]]
+        self._rest_hint = types.rest
         # Hints of the stored arguments; the call context, the first parameter, is not stored.
         self._hints_by_name = {name: hints[name] for name in names[1:] if name in hints}
 
@@ -332,12 +336,12 @@ class Effect(RequestableEffect[P, T]):
         return receipt_of(stored, self.returns)
 
     def _decode_arguments(self, params: bytes) -> list[Any]:
-        """Return the arguments, converted to the annotated types. Surplus arguments are not converted."""
+        """Return the arguments, converted to the annotated types."""
         values: list[Any] = codec.unpack(params)
         converted = [
             _convert(hint, value) for hint, value in zip(self._argument_hints, values, strict=False)
         ]
-        return converted + values[len(converted) :]
+        return converted + [_convert(self._rest_hint, value) for value in values[len(converted) :]]
 
 
 def receipt_of(stored: StoredReceipt, returns: Any) -> Receipt[Any]:

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast import codec, value_versions
 from holdfast.app.definitions import Receipt, receipt_of
+from holdfast.app.parameter_types import BadArgument, types_of
 from holdfast.app.schedule_options import ScheduleOptions, checked_args
 from holdfast.app.storable_types import check_function
 from holdfast.clock import S
@@ -22,7 +23,7 @@ from holdfast.errors import Invalid, ValueTooLarge
 from holdfast.flows import operations
 from holdfast.flows.model import FlowSpec
 from holdfast.messages import FLOW_START_PREFIX, IntentReceipt
-from holdfast.value_versions import UnreadableValue, UpcastObjects
+from holdfast.value_versions import UpcastObjects
 from holdfast.workers.flows.step_runs import check_type, encode_result
 from holdfast.world.catalog import check_text
 from holdfast.world.definition import EventType
@@ -52,7 +53,7 @@ class Flow(StartableFlow[P, T]):
         check_text("flow", spec.name)
         check_text("queue", spec.queue)
         try:
-            self._signature = inspect.signature(fn)
+            self.signature = inspect.signature(fn)
             hints = typing.get_type_hints(fn)
         except (TypeError, ValueError, NameError, AttributeError) as error:
             raise Invalid(
@@ -60,6 +61,7 @@ class Flow(StartableFlow[P, T]):
             ) from None
         self.returns: Any = hints.pop("return", Any)
         self._hints = hints
+        self.types = types_of(self.signature, hints)
         self.code_version = _fingerprint(fn)
         # The schedule of `@hf.flow(every=…)`.
         self.schedule: ScheduleOptions | None = None
@@ -98,17 +100,21 @@ class Flow(StartableFlow[P, T]):
         return FlowCall(self, spec, key or "", parent_close == "cancel")
 
     def check_storable(self) -> None:
-        check_function("flow", self.name, self._signature, self._hints, self.returns)
+        check_function("flow", self.name, self.signature, self._hints, self.returns)
 
     def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Encode the arguments. Raise Invalid if they do not match the function's signature."""
         try:
-            self._signature.bind(*args, **kwargs)
+            self.signature.bind(*args, **kwargs)
             packed = codec.pack_value([list(args), kwargs])
-            codec.check_depth("flow arguments", packed, flow=self.name)
-            self._convert(*codec.unpack(packed))
         except codec.ENCODE_ERRORS as error:
             raise Invalid(what="flow arguments", flow=self.name, why=str(error)) from None
+        codec.check_depth("flow arguments", packed, flow=self.name)
+        try:
+            positional, named = codec.unpack(packed)
+            self.types.convert(positional, named, codec.convert)
+        except BadArgument as error:
+            raise BadArgument(what="flow arguments", flow=self.name, **error.fields) from None
         if len(packed) > MESSAGE_BYTES_MAX:
             raise ValueTooLarge(
                 what="flow arguments",
@@ -117,27 +123,6 @@ class Flow(StartableFlow[P, T]):
                 bytes_max=MESSAGE_BYTES_MAX,
             )
         return value_versions.encode_versions(*self._hints.values()) + packed
-
-    def _convert(
-        self,
-        args: list[Any],
-        kwargs: dict[str, Any],
-        convert: Callable[[Any, Any], Any] = codec.convert,
-    ) -> tuple[list[Any], dict[str, Any]]:
-        bound = self._signature.bind(*args, **kwargs)
-        for name, value in bound.arguments.items():
-            kind = self._signature.parameters[name].kind
-            hint = self._hints.get(name, Any)
-            if hint is Any or kind in (
-                inspect.Parameter.VAR_POSITIONAL,
-                inspect.Parameter.VAR_KEYWORD,
-            ):
-                continue
-            try:
-                bound.arguments[name] = convert(value, hint)
-            except UnreadableValue as error:
-                raise UnreadableValue(argument=name, **error.fields) from None
-        return list(bound.args), dict(bound.kwargs)
 
     # -- used by workers ---------------------------------------------------------------------------
 
@@ -150,7 +135,7 @@ class Flow(StartableFlow[P, T]):
     ) -> Callable[[], Coroutine[Any, Any, Any]]:
         versions, body = codec.split_versions(args)
         stored, stored_named = codec.unpack(body)
-        positional, named = self._convert(
+        positional, named = self.types.convert(
             stored,
             stored_named,
             lambda value, hint: value_versions.convert(value, hint, versions, upcast),
@@ -205,6 +190,9 @@ class FlowCall(StartableFlow[P, T]):
         self.spec = spec
         self.key = key
         self.cancels_child = cancels_child
+
+    def new_flow(self, packed: bytes) -> operations.NewFlow:
+        return operations.NewFlow(self.spec, packed, self.key)
 
 
 class FlowDecorator(typing.Protocol):

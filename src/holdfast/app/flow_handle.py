@@ -13,7 +13,7 @@ from holdfast.app.store_calls import Commit, Read, StoreCall
 from holdfast.app.task_handle import check_timeout
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound, Timeout
-from holdfast.flows import fork, operations, queries, redrive, step_list
+from holdfast.flows import fork, mailbox, operations, queries, redrive, step_list
 from holdfast.flows.model import FlowFailed, FlowId, FlowNotFound, MailRow, StartedFlow, keys_of
 from holdfast.flows.queries import FlowDetails
 from holdfast.flows.states import ENDED, FlowState
@@ -179,7 +179,7 @@ class FlowHandle(Generic[T]):
     def send_call(self, event: Any, key: str | None) -> StoreCall[int]:
         name, value = self._runtime.app.encode_event(event)
         mail = MailRow(name, value, key=key or "")
-        number: int = yield self._commit(operations.send, mail)
+        number: int = yield self._commit(mailbox.send, mail)
         return number
 
     def cancel_call(self) -> StoreCall[bool]:

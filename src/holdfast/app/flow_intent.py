@@ -15,5 +15,19 @@ def to_effect_call(flow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     declared, key = (flow.flow, flow.key) if isinstance(flow, FlowCall) else (flow, "")
     if not isinstance(declared, Flow):
         raise Invalid(what="flow", found=repr(flow)[:64], why="not made by @hf.flow")
-    packed = declared.pack(args, kwargs)
+    packed = (
+        declared.pack(*_by_position(declared, args, kwargs)) if key else declared.pack(args, kwargs)
+    )
     return EffectCall(declared.kind, packed, key=key or None, flow_spec=codec.pack(flow.spec))
+
+
+def _by_position(
+    flow: Flow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments by position where possible: the commit compares those of a key by their bytes. Defaults are not filled
+    in, because a replay of the handler by a release with another default must request the same."""
+    try:
+        bound = flow.signature.bind(*args, **kwargs)
+    except TypeError:  # `pack` raises the error
+        return args, kwargs
+    return bound.args, bound.kwargs

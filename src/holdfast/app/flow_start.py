@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from holdfast.app.call_arguments import stored_if_equal
 from holdfast.app.flow_definition import Flow, FlowCall
 from holdfast.app.flow_handle import FlowHandle, by_key_call, check_key
 from holdfast.app.store_calls import StoreCall
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, KeyConflict
 from holdfast.flows import operations
 from holdfast.flows.model import FlowId, StartedFlow, parse_flow_id
-from holdfast.flows.operations import NewFlow
 
 if TYPE_CHECKING:
     from holdfast.app.runtime import Runtime
@@ -20,17 +21,47 @@ def start(
     runtime: Runtime, flow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> FlowHandle[Any]:
     call = to_call(runtime, flow)
-    new = NewFlow(call.spec, call.flow.pack(args, kwargs), call.key)
-    [started] = runtime.store.transact(operations.start, runtime.universe, [new])
+    store, packed = runtime.store, call.flow.pack(args, kwargs)
+    started = start_packed(store.transact, store.read, runtime.universe, call, packed)
     return _handle(runtime, call, started)
+
+
+def start_packed(
+    transact: Callable[..., Any],
+    read: Callable[..., Any],
+    universe: str,
+    call: FlowCall[Any, Any],
+    packed: bytes,
+) -> StartedFlow:
+    """Start a flow, or return the flow of its key if it was started with equal arguments."""
+    started: list[StartedFlow]
+    try:
+        started = transact(operations.start, universe, [call.new_flow(packed)])
+    except KeyConflict as conflict:
+        stored = read(stored_if_equal, universe, call.flow, packed, conflict)
+        if stored is None:
+            raise
+        started = transact(operations.start, universe, [call.new_flow(stored)])
+    return started[0]
 
 
 async def start_async(
     runtime: Runtime, flow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> FlowHandle[Any]:
     call = to_call(runtime, flow)
-    new = NewFlow(call.spec, call.flow.pack(args, kwargs), call.key)
-    [started] = await runtime.store.submit(operations.start, runtime.universe, [new])
+    packed, universe = call.flow.pack(args, kwargs), runtime.universe
+    try:
+        [started] = await runtime.store.submit(operations.start, universe, [call.new_flow(packed)])
+    except KeyConflict as error:
+        conflict = error
+    else:
+        return _handle(runtime, call, started)
+    stored = await runtime.waiting.read(
+        lambda txn: stored_if_equal(txn, universe, call.flow, packed, conflict)
+    )
+    if stored is None:
+        raise conflict
+    [started] = await runtime.store.submit(operations.start, universe, [call.new_flow(stored)])
     return _handle(runtime, call, started)
 
 

@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from holdfast import codec, value_versions
-from holdfast.app.argument_digest import as_stored, digest_of, equal_digests
+from holdfast.app.argument_digest import as_stored, digest_of, equal_calls, equal_digests
 from holdfast.app.definitions import Effect, EffectWithOptions, Event
 from holdfast.app.flow_definition import Flow, FlowCall, checked_int, decoder, ns, ns_or_zero
 from holdfast.app.function_state import encode_state
@@ -461,15 +461,24 @@ def _flow_call(
             what="key", why="a child flow takes no key; its key is the idempotency key of its step"
         )
     packed = call.flow.pack(args, kwargs)
-    step_call = StepCall(
-        StepCallKind.OPEN,
-        call.flow.name,
-        b"",
-        lambda step: _request(
-            step, FLOW, flow=call.spec, args=packed, cancels_child=call.cancels_child
-        ),
-        call.flow.value,
-    )
+
+    def request(step: StepCall) -> OpenRequest:
+        records = execution.records
+        equal_args: tuple[bytes, ...] = ()
+        if records.is_redriven:
+            # The child may have been started by code that wrote the same call in another way.
+            calls = equal_calls(call.flow.fn, args, kwargs, records.upcast)
+            equal_args = tuple(codec.digest(call.flow.pack(*equal)) for equal in calls)
+        return _request(
+            step,
+            FLOW,
+            flow=call.spec,
+            args=packed,
+            cancels_child=call.cancels_child,
+            equal_args=equal_args,
+        )
+
+    step_call = StepCall(StepCallKind.OPEN, call.flow.name, b"", request, call.flow.value)
     return _set_digest(execution, step_call, call.flow.fn, args, kwargs, state=b"")
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from holdfast import traces
+from holdfast.app.keyed_tasks import KeyedTasks
 from holdfast.app.task_handle import TaskHandle
 from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.config import BATCH_MAX
@@ -51,7 +52,7 @@ def submit(
     with _sending(call) as sending:
         new = call.new_task(packed, after, sending.context)
         if new.key or new.after:
-            [seq] = runtime.store.transact(operations.submit, runtime.universe, call.spec, [new])
+            [seq] = _submit_keyed(runtime, KeyedTasks([call.spec], [0], [new]))
         else:
             seq = runtime.submitter.submit(call.spec, new)
         sending.sent(seq)
@@ -66,8 +67,12 @@ async def submit_async(
     with _sending(call) as sending:
         new = call.new_task(packed, after, sending.context)
         if new.key or new.after:
-            commit = runtime.store.submit(operations.submit, runtime.universe, call.spec, [new])
-            [seq] = await commit
+            [seq] = await KeyedTasks([call.spec], [0], [new]).submit_async(
+                runtime.store.submit,
+                lambda fn, *args: runtime.waiting.read(lambda txn: fn(txn, *args)),
+                runtime.universe,
+                runtime.app.tasks,
+            )
         else:
             seq = await runtime.async_submitter.submit(call.spec, new)
         sending.sent(seq)
@@ -97,11 +102,16 @@ def _pack_call(
     runtime: Runtime, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[TaskCall[Any, Any], bytes]:
     call = to_call(runtime, task)
-    if "key" in kwargs and "key" not in call.task.parameters:
+    if "key" in kwargs and "key" not in call.task.signature.parameters:
         options = dict(call.options, key=kwargs["key"])
         kwargs = {name: value for name, value in kwargs.items() if name != "key"}
         call = TaskCall(call.task, options)
     return call, call.task.pack(args, kwargs)
+
+
+def _submit_keyed(runtime: Runtime, tasks: KeyedTasks) -> list[int]:
+    store = runtime.store
+    return tasks.submit(store.transact, store.read, runtime.universe, runtime.app.tasks)
 
 
 class SubmitCoalescer:
@@ -374,9 +384,7 @@ def submit_all(runtime: Runtime, submissions: Iterable[Submission]) -> list[Any]
     with traces.sending("submit", "tasks", specs[0].queue if specs else "") as sending:
         if trace := sending.context:
             new = [replace(one, trace=trace) for one in new]
-        seqs = runtime.store.transact(
-            operations.submit_all, runtime.universe, specs, spec_indexes, new
-        )
+        seqs = _submit_keyed(runtime, KeyedTasks(specs, spec_indexes, new))
         sending.sent_batch(len(seqs))
     seq_by_index = dict(zip(order, seqs, strict=True))
     return [

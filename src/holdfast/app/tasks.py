@@ -25,6 +25,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from holdfast import codec, value_versions
+from holdfast.app.parameter_types import BadArgument, types_of
 from holdfast.app.schedule_options import ScheduleOptions, checked_args
 from holdfast.app.storable_types import check_function
 from holdfast.clock import S
@@ -97,27 +98,28 @@ class Task(Generic[P, T]):
                 why="a task process can import only functions at module level",
             )
         try:
-            self._signature = inspect.signature(fn)
+            self.signature = inspect.signature(fn)
             hints = typing.get_type_hints(fn)
         except (TypeError, ValueError, NameError, AttributeError) as error:
             raise Invalid(
                 what="task", name=self.name, why=f"its annotations cannot be read: {error}"
             ) from None
-        self._argument_counts = _argument_counts(self._signature)
+        self._argument_counts = _argument_counts(self.signature)
         self.returns: Any = hints.pop("return", Any)
         self._hints_by_name = hints
-        self._positional_hints = [
-            hints.get(name, Any)
-            for name, parameter in self._signature.parameters.items()
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        ]
+        self.types = types_of(self.signature, hints)
+        positional = [hint for _, hint in self.types.positional]
         self._has_hints = any(hint is not Any for hint in hints.values())
-        self._exact_types = [_exact_types(hint) for hint in self._positional_hints]
+        self._exact_types = [_exact_types(hint) for hint in positional]
+        # Surplus arguments are those of `*args`.
+        self._exact_rest = _exact_types(self.types.rest)
         self._exact_result_types = _exact_types(self.returns)
         # The fast path of `_fits`, for signatures where each parameter has exactly one type.
-        all_single = all(exact and len(exact) == 1 for exact in self._exact_types)
-        self._fast_types = tuple(self._positional_hints) if all_single else None
-        self.parameters = frozenset(self._signature.parameters)
+        kinds = {parameter.kind for parameter in self.signature.parameters.values()}
+        all_single = inspect.Parameter.VAR_POSITIONAL not in kinds and all(
+            exact and len(exact) == 1 for exact in self._exact_types
+        )
+        self._fast_types = tuple(positional) if all_single else None
         # The call without options.
         self.plain: TaskCall[P, T] = TaskCall(self, {})
 
@@ -136,7 +138,7 @@ class Task(Generic[P, T]):
 
     def check_storable(self) -> None:
         """Raise NotStorable if an argument or the result cannot be stored."""
-        check_function("task", self.name, self._signature, self._hints_by_name, self.returns)
+        check_function("task", self.name, self.signature, self._hints_by_name, self.returns)
 
     # -- used by submitters ------------------------------------------------------------------------
 
@@ -148,11 +150,13 @@ class Task(Generic[P, T]):
                 or self._argument_counts is None
                 or not self._argument_counts[0] <= len(args) <= self._argument_counts[1]
             ):
-                self._signature.bind(*args, **kwargs)
+                self.signature.bind(*args, **kwargs)
             pack = codec.pack_value if self._fast_types is None or kwargs else codec.pack
             packed = pack([list(args), kwargs])
             if self._has_hints and (kwargs or not self._has_exact_types(args)):
                 self._convert_arguments(*codec.unpack(packed))
+        except BadArgument as error:
+            raise BadArgument(what="task arguments", task=self.name, **error.fields) from None
         except codec.ENCODE_ERRORS as error:
             raise Invalid(what="task arguments", task=self.name, why=str(error)) from None
         if self._fast_types is None or kwargs:
@@ -173,7 +177,10 @@ class Task(Generic[P, T]):
         for exact, value in zip(self._exact_types, args, strict=False):
             if exact is not None and type(value) not in exact:
                 return False
-        return True
+        exact = self._exact_rest
+        return exact is None or all(
+            type(value) in exact for value in args[len(self._exact_types) :]
+        )
 
     def value(self, result: bytes, upcast: value_versions.UpcastObjects | None = None) -> T:
         return typing.cast(T, value_versions.decode(result, self.returns, upcast))
@@ -209,15 +216,7 @@ class Task(Generic[P, T]):
     def _convert_arguments(self, positional: Any, named: Any) -> tuple[Any, Any]:
         if not self._has_hints:
             return positional, named
-        converted = [
-            _convert(hint, value)
-            for hint, value in zip(self._positional_hints, positional, strict=False)
-        ]
-        named = {
-            name: _convert(self._hints_by_name.get(name, Any), value)
-            for name, value in named.items()
-        }
-        return converted + positional[len(converted) :], named
+        return self.types.convert(positional, named, codec.convert)
 
 
 class AsyncTask(Task[P, T]):

@@ -35,7 +35,7 @@ from holdfast.cli.store_option import ONE_UNIVERSE, add_options, open_existing
 from holdfast.cli.why import blocker_lines, blocker_text
 from holdfast.clock import S
 from holdfast.errors import Invalid, NotFound
-from holdfast.flows import flow_list, fork, operations, step_list
+from holdfast.flows import flow_list, fork, mailbox, operations, step_list
 from holdfast.flows.flow_list import STATE_FILTERS, FlowPage, FlowRow, NameCounts
 from holdfast.flows.model import FlowId, MailRow, StartedFlow
 from holdfast.flows.redrive import redrive
@@ -388,7 +388,7 @@ def _send(store: Store, args: argparse.Namespace, app: Any) -> int:
     name, value = app.encode_event(event)
     row: FlowRow = store.read(find_flow, universe, args.flow)
     mail = MailRow(name, value, key=args.key)
-    number: int = store.transact(operations.send, universe, row.seq, row.body.generation, mail)
+    number: int = store.transact(mailbox.send, universe, row.seq, row.body.generation, mail)
     document = {"id": str(row.id), "type": name, "number": number}
     emit(args, document, f"{name} sent to {row.id}, event {number} of its inbox")
     return EXIT_OK

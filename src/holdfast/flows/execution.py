@@ -167,12 +167,14 @@ class RecordQueue:
         self.upcast: UpcastObjects = {}
         # A fork does not compensate the steps before this position.
         self.forked_at = 0
+        self.is_redriven = False
 
     def feed(self, records: list[AnyRecord]) -> None:
         self.known += len(records)
         for record in records:
             match record:
                 case FlowRedriven():
+                    self.is_redriven = True
                     self._forget_end(record)
                 case UndoRedriven():
                     self._forget_undo(record)

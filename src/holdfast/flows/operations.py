@@ -2,12 +2,11 @@
 
     start      a new flow, or the flow of its key
     commit     the records of a worker under the lease of the flow's activation; suspend, end, again, park
-    send       an event into the inbox, or to a waiting receive
     cancel     recorded once; the flow's code sees it at its next await
     fire_due   sleeps, timeouts and retries that are due
     resume     a PARKED flow runs again
 
-`commit_batch.py`, `redrive.py` and `fork.py` have more operations.
+`mailbox.py`, `commit_batch.py`, `redrive.py` and `fork.py` have more operations.
 
 Each operation runs where commits are applied, so two of them never conflict. An outcome from outside (an event, a
 timer, the end of a child) is its own record. It wakes the flow in the same commit: the commit also submits
@@ -25,7 +24,7 @@ from holdfast.codec import Record
 from holdfast.config import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from holdfast.durable.validation import check_limit, check_name, check_time, check_ttl
 from holdfast.errors import Fenced, Invalid, KeyConflict, KeyTooLarge, NotFound, ValueTooLarge
-from holdfast.flows import children
+from holdfast.flows import children, mailbox
 from holdfast.flows.model import (
     EFFECT,
     FLOW,
@@ -36,15 +35,12 @@ from holdfast.flows.model import (
     TASK,
     TIMEOUT_NAME,
     FlowBodyRow,
-    FlowEndedError,
     FlowHeadRow,
     FlowId,
     FlowSpec,
-    MailRow,
     OpenStep,
     Parent,
     StartedFlow,
-    decode_mail,
     keys_of,
     pack_int,
 )
@@ -56,8 +52,6 @@ from holdfast.flows.records import (
     FlowEnded,
     FlowResumed,
     FlowTimedOut,
-    Forked,
-    Published,
     StepCompleted,
     StepFailure,
     decode_record,
@@ -68,7 +62,6 @@ from holdfast.flows.unit_of_work import FlowUnit, OpenFlow, activation_spec
 from holdfast.messages import Intent
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn, operation
-from holdfast.store.prefix_scan import iter_rows
 from holdfast.store.schema import encode_int
 from holdfast.tasks import submit
 from holdfast.tasks.leases import is_live
@@ -78,8 +71,6 @@ from holdfast.world import load_admission
 
 # Records in the answer to one commit. The worker asks again for the rest.
 RECORDS_PAGE = 1_000
-# Rows of an inbox that are read at once. The first row usually matches.
-MAIL_PAGE = 16
 
 
 class NewFlow(Record, frozen=True):
@@ -142,7 +133,8 @@ def start_within(unit: FlowUnit, new_flow: NewFlow) -> StartedFlow:
     if index_key and (packed := txn.get(index_key)) is not None:
         existing = unit.load(tuples.unpack_last_int(packed, 0))
         if _args_of(txn, existing) != new_flow.args:
-            raise KeyConflict(what="flow", name=spec.name, key=new_flow.key)
+            id = FlowId(existing.body.generation, existing.seq)
+            raise KeyConflict(what="flow", name=spec.name, key=new_flow.key, flow=str(id))
         return StartedFlow(existing.seq, existing.body.generation)
     seq = txn.count(keys.seq_counter) + 1
     txn.put(keys.seq_counter, encode_int(seq))
@@ -180,6 +172,8 @@ class OpenRequest(Record, frozen=True):
     flow: FlowSpec | None = None
     intent: bytes = b""
     cancels_child: bool = True
+    # After a redrive: the digests of the other ways to write the arguments of a child flow.
+    equal_args: tuple[bytes, ...] = ()
 
 
 class FlowCommit(Record, frozen=True):
@@ -229,10 +223,10 @@ def commit_within(unit: FlowUnit, generation: int, work: FlowCommit) -> tuple[bo
     answered = _answered_receives(unit, flow, work)
     waits = _cancel_steps(unit, flow, work, fails)
     if not _ends(work):
-        _return_received(unit, flow, answered)
+        mailbox.return_received(unit, flow, answered)
     for record in work.records:
         if not ((stopped or waits) and isinstance(record, _ENDINGS)):
-            _append_checked(unit, flow, record)
+            unit.append_value(flow, record)
     before = flow.head.records
     for request in work.opens:
         _open(unit, flow, request)
@@ -245,8 +239,8 @@ def commit_within(unit: FlowUnit, generation: int, work: FlowCommit) -> tuple[bo
         if work.action == AGAIN:
             # The receives of this run are closed before its unseen events return to the inbox.
             _cancel_all_open(unit, flow)
-            _return_received(unit, flow, answered)
-            _return_unseen(unit, flow, work.known, unseen)
+            mailbox.return_received(unit, flow, answered)
+            mailbox.return_unseen(unit, flow, work.known, unseen)
         _apply_action(unit, flow, work)
     return applied, suspended
 
@@ -296,17 +290,6 @@ def _require_lease(unit: FlowUnit, generation: int, work: FlowCommit) -> OpenFlo
     return flow
 
 
-def _append_checked(unit: FlowUnit, flow: OpenFlow, record: AnyRecord) -> None:
-    if isinstance(record, StepCompleted) and record.value:
-        value, blob = unit.inline_or_blob(record.value)
-        record = replace(record, value=value, blob=blob)
-    unit.append(flow, record)
-    if isinstance(record, Published):
-        key = unit.keys.published + tuples.pack((flow.seq, record.name))
-        unit.txn.put(key, record.value)
-        unit.txn.notify(unit.keys.topic(flow.seq))
-
-
 _ENDINGS = (CompensationStarted, FlowEnded, AttemptRaised)
 
 
@@ -339,9 +322,9 @@ def _open(unit: FlowUnit, flow: OpenFlow, request: OpenRequest) -> None:
         cancels_child=request.cancels_child,
     )
     if request.kind == RECEIVE:
-        taken = _take_mail(unit, flow, request.types)
+        taken = mailbox.take_mail(unit, flow, request.types)
         if taken is not None:
-            _append_checked(unit, flow, _received(name, occurrence, step, *taken))
+            unit.append_value(flow, mailbox.received(name, occurrence, step, *taken))
             return
     elif request.kind == TASK:
         assert request.task is not None
@@ -375,7 +358,8 @@ def _start_child(unit: FlowUnit, flow: OpenFlow, request: OpenRequest) -> OpenFl
     index_key = unit.keys.keys + tuples.pack((request.flow.name, key))
     if (packed := unit.txn.get(index_key)) is not None:
         former = unit.load(tuples.unpack_last_int(packed, 0))
-        if _args_of(unit.txn, former) == request.args:
+        args = _args_of(unit.txn, former)
+        if args == request.args or codec.digest(args) in request.equal_args:
             if former.head.state in (FlowState.FAILED, FlowState.DEAD):
                 return redrive_within(unit, former)
             if not former.head.cancelled:
@@ -445,134 +429,6 @@ def _with_value(txn: Txn, record: AnyRecord) -> AnyRecord:
     if isinstance(record, StepCompleted) and record.blob:
         return replace(record, value=blobs.get(txn, record.blob))
     return record
-
-
-# -- events ----------------------------------------------------------------------------------------
-
-
-@operation("flows.send")
-def send(txn: Txn, universe: str, flow_seq: int, generation: int, mail: MailRow) -> int:
-    """Put an event into the inbox of a flow, or give it to a waiting receive. Returns its number."""
-    if len(mail.value) > MESSAGE_BYTES_MAX:
-        raise ValueTooLarge(what="event", bytes=len(mail.value), bytes_max=MESSAGE_BYTES_MAX)
-    unit = FlowUnit(txn, universe)
-    flow = unit.load(flow_seq)
-    if flow.body.generation != generation:
-        raise NotFound(what="flow", flow=str(FlowId(generation, flow_seq)))
-    key = unit.keys.mail_keys + tuples.pack((flow_seq, mail.key)) if mail.key else b""
-    if key and (row := txn.get(key)) is not None:
-        number, digest = codec.unpack(row)
-        if digest != codec.digest(mail.type.encode(), mail.value):
-            raise KeyConflict(what="event", flow=flow_seq, key=mail.key)
-        return int(number)
-    if flow.head.state in ENDED:
-        raise FlowEndedError(
-            what="flow",
-            flow=str(FlowId(generation, flow_seq)),
-            state=FlowState(flow.head.state).name,
-        )
-    number = flow.head.mail + 1
-    flow.head = replace(flow.head, mail=number)
-    if key:
-        check_name("key", mail.key)
-        if len(key) > KEY_BYTES_MAX:
-            raise KeyTooLarge(what="event", key=mail.key[:64], bytes_max=KEY_BYTES_MAX)
-        txn.put(key, codec.pack([number, codec.digest(mail.type.encode(), mail.value)]))
-    _deliver(unit, flow, number, replace(mail, sent_ns=unit.now_ns))
-    unit.close()
-    return number
-
-
-def _deliver(unit: FlowUnit, flow: OpenFlow, number: int, mail: MailRow) -> None:
-    """Give an event to a waiting receive, or put it into the inbox under its number."""
-    receiver = _find_receiver(unit, flow, mail.type)
-    if receiver is None:
-        value, blob = unit.inline_or_blob(mail.value)
-        stored = replace(mail, value=value, blob=blob)
-        unit.txn.put(unit.keys.mail + tuples.pack((flow.seq, number)), codec.pack(stored))
-        return
-    name, occurrence, step = receiver
-    unit.delete_open(flow, name, occurrence, step)
-    _append_checked(unit, flow, _received(name, occurrence, step, number, mail))
-    unit.wake(flow)
-
-
-def _return_unseen(unit: FlowUnit, flow: OpenFlow, known: int, unseen: int) -> None:
-    """Deliver again the events that the code of the ended run has not seen."""
-    prefix = unit.keys.records_of(flow.seq, flow.head.run)
-    rows = unit.txn.scan(prefix + pack_int(known + 1), prefix + pack_int(known + unseen + 1))
-    for _, row in rows:
-        record = decode_record(row).record
-        if isinstance(record, StepCompleted) and record.mail:
-            _deliver_again(unit, flow, record)
-
-
-def _return_received(unit: FlowUnit, flow: OpenFlow, receives: set[tuple[str, int]]) -> None:
-    """Deliver again the events that came for receives which the code had cancelled. An event goes back once: later its
-    number is in the inbox, or another receive has it. The events that a fork took over stay with its parent."""
-    if not receives:
-        return
-    prefix = unit.keys.records_of(flow.seq, flow.head.run)
-    returned: dict[int, StepCompleted] = {}
-    forked_at = 0
-    for _, row in unit.txn.scan(prefix, tuples.prefix_end(prefix)):
-        record = decode_record(row).record
-        if isinstance(record, Forked):
-            forked_at = record.position
-        elif isinstance(record, StepCompleted) and record.mail and record.position >= forked_at:
-            if (record.name, record.occurrence) in receives:
-                returned[record.mail] = record
-            else:
-                returned.pop(record.mail, None)
-    for number, record in returned.items():
-        if unit.txn.get(unit.keys.mail + tuples.pack((flow.seq, number))) is None:
-            _deliver_again(unit, flow, record)
-
-
-def _deliver_again(unit: FlowUnit, flow: OpenFlow, record: StepCompleted) -> None:
-    packed = blobs.get(unit.txn, record.blob) if record.blob else record.value
-    type, value = codec.unpack(packed)
-    _deliver(unit, flow, record.mail, MailRow(type, value, sent_ns=unit.now_ns))
-
-
-def _find_receiver(unit: FlowUnit, flow: OpenFlow, type: str) -> tuple[str, int, OpenStep] | None:
-    """Return the receive that was called first among the ones that accept the type."""
-    if not flow.head.open_steps:
-        return None
-    receivers = [
-        found
-        for found in unit.open_steps(flow)
-        if found[2].kind == RECEIVE and type in found[2].types
-    ]
-    return min(receivers, key=lambda found: found[2].position, default=None)
-
-
-def _take_mail(
-    unit: FlowUnit, flow: OpenFlow, types: tuple[str, ...]
-) -> tuple[int, MailRow] | None:
-    """Remove and return the oldest event of these types, with its number."""
-    if not flow.head.mail:
-        return None
-    prefix = unit.keys.mail + pack_int(flow.seq)
-    for key, row in iter_rows(unit.txn, prefix, MAIL_PAGE):
-        mail = decode_mail(row)
-        if mail.type in types:
-            unit.txn.delete(key)
-            if mail.blob:
-                value = blobs.get(unit.txn, mail.blob)
-                blobs.release.fn(unit.txn, mail.blob)
-                mail = replace(mail, value=value, blob=b"")
-            return tuples.unpack_last_int(key, len(prefix)), mail
-    return None
-
-
-def _received(
-    name: str, occurrence: int, step: OpenStep, number: int, mail: MailRow
-) -> StepCompleted:
-    value = codec.pack([mail.type, mail.value])
-    return StepCompleted(
-        name, occurrence, step.position, step.digest, value, began_ns=step.began_ns, mail=number
-    )
 
 
 # -- cancellation ----------------------------------------------------------------------------------

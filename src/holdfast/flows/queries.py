@@ -42,6 +42,16 @@ def find_by_key(txn: Txn, universe: str, name: str, key: str) -> FlowId | None:
     return FlowId(get_body(txn, keys, seq).generation, seq)
 
 
+def arguments_of_key(txn: Txn, universe: str, name: str, key: str) -> bytes | None:
+    """The encoded arguments with which the flow of a key was started. None if the key is free."""
+    keys = keys_of(universe)
+    packed = txn.get(keys.keys + tuples.pack((name, key)))
+    if packed is None:
+        return None
+    body = get_body(txn, keys, tuples.unpack_last_int(packed, 0))
+    return blobs.get(txn, body.blob) if body.blob else body.args
+
+
 def list_mail(txn: Txn, universe: str, seq: int) -> list[tuple[str, Any]]:
     prefix = keys_of(universe).mail + pack_int(seq)
     found: list[tuple[str, Any]] = []

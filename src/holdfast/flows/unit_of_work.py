@@ -33,7 +33,7 @@ from holdfast.flows.model import (
     keys_of,
     pack_int,
 )
-from holdfast.flows.records import AnyRecord, RecordRow
+from holdfast.flows.records import AnyRecord, Published, RecordRow, StepCompleted
 from holdfast.flows.states import ENDED, FlowEvent, FlowState
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
@@ -95,6 +95,16 @@ class FlowUnit:
         compensation_dead_letters.add_if_compensation_failed(
             self.txn, self.universe, flow.seq, flow.body, flow.head.run, record
         )
+
+    def append_value(self, flow: OpenFlow, record: AnyRecord) -> None:
+        """Append a record. A large value goes into a blob, and a published value into its row."""
+        if isinstance(record, StepCompleted) and record.value:
+            value, blob = self.inline_or_blob(record.value)
+            record = replace(record, value=value, blob=blob)
+        self.append(flow, record)
+        if isinstance(record, Published):
+            self.txn.put(self.keys.published + tuples.pack((flow.seq, record.name)), record.value)
+            self.txn.notify(self.keys.topic(flow.seq))
 
     def wake(self, flow: OpenFlow) -> None:
         """Submit an activation for a flow that has none. A running flow is notified instead."""

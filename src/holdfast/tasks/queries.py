@@ -109,6 +109,16 @@ def task_ids(txn: Txn, universe: str, seqs: list[int]) -> list[TaskId]:
     return ids
 
 
+def arguments_of_key(txn: Txn, universe: str, name: str, key: str) -> bytes | None:
+    """The encoded arguments with which the task of a key was submitted. None if the key is free."""
+    keys = keys_of(universe)
+    packed_seq = txn.get(keys.idempotency_keys + tuples.pack((name, key)))
+    body = None if packed_seq is None else get_body(txn, keys, packed_seq)
+    if body is None:
+        return None
+    return blobs.get(txn, body.blob) if body.blob else body.args
+
+
 def get_details(txn: Txn, universe: str, task: TaskId) -> TaskDetails:
     keys = keys_of(universe)
     row = get_task(txn, universe, task)

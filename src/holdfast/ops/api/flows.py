@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType, field
 
+from holdfast.app import flow_start
 from holdfast.blockers.answer import Blocker
 from holdfast.errors import Invalid, KeyConflict
-from holdfast.flows import flow_list, fork, operations, step_list
+from holdfast.flows import flow_list, fork, mailbox, operations, step_list
 from holdfast.flows.flow_list import FlowPage, FlowRow
 from holdfast.flows.model import FlowId, MailRow, StartedFlow
 from holdfast.flows.redrive import redrive
@@ -247,8 +248,7 @@ def start_flow(call: ApiCall) -> ApiAnswer:
     options["key"] = options["key"] or call.key or None
     chosen = flow.options(**options)
     packed = flow.pack(tuple(body.args), body.kwargs)
-    new = operations.NewFlow(chosen.spec, packed, chosen.key)
-    [started] = call.transact(operations.start, call.universe, [new])
+    started = flow_start.start_packed(call.transact, call.read, call.universe, chosen, packed)
     id = FlowId(started.generation, started.seq)
     return ApiAnswer(
         StartedFlowDocument(str(id), body.name, chosen.key or None),
@@ -262,7 +262,7 @@ def send_flow_event(call: ApiCall) -> SentMail:
     event = world_operations.event_of(app, body.type, body.event)
     name, value = app.encode_event(event)
     mail = MailRow(name, value, key=body.key or call.key)
-    number: int = call.transact(operations.send, call.universe, row.seq, row.body.generation, mail)
+    number: int = call.transact(mailbox.send, call.universe, row.seq, row.body.generation, mail)
     return SentMail(str(row.id), name, number)
 
 

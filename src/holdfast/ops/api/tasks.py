@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from holdfast.app.keyed_tasks import KeyedTasks
 from holdfast.clock import SYSTEM, S
 from holdfast.errors import Invalid, KeyConflict, NotFound
 from holdfast.ops import task_documents
@@ -217,12 +218,12 @@ def submit_tasks(call: ApiCall) -> ApiAnswer:
 
 
 def _submit(call: ApiCall, new_tasks: list[NewTaskBody]) -> list[TaskId]:
-    batch = build_batch(new_tasks, {} if call.app is None else call.app.tasks)
+    declared = {} if call.app is None else call.app.tasks
+    batch = build_batch(new_tasks, declared)
     if batch.dependencies:
         call.read(require_tasks, call.universe, batch.dependencies)
-    seqs: list[int] = call.transact(
-        operations.submit_all, call.universe, batch.specs, batch.spec_indexes, batch.new
-    )
+    tasks = KeyedTasks(batch.specs, batch.spec_indexes, batch.new)
+    seqs = tasks.submit(call.transact, call.read, call.universe, declared)
     found: list[TaskId] = call.read(queries.task_ids, call.universe, seqs)
     return found
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
+from holdfast.app.call_arguments import DeclaredFunction
 from holdfast.clock import S
 from holdfast.durable.validation import check_limit
 from holdfast.errors import Invalid
@@ -25,7 +26,7 @@ from holdfast.tasks.operations import TaskToSubmit
 SECONDS_MAX = 1e9
 
 
-class DeclaredTask(Protocol):
+class DeclaredTask(DeclaredFunction, Protocol):
     """The declaration of a task in the app."""
 
     spec: TaskSpec

@@ -22,10 +22,12 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET
 
+from holdfast.app.keyed_tasks import KeyedTasks
 from holdfast.clock import S
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.ops.api.call import NoIndex
@@ -45,7 +47,6 @@ from holdfast.ops.task_documents import (
     task_summary,
 )
 from holdfast.store.api import Store, Txn
-from holdfast.tasks import operations as tasks
 from holdfast.tasks import queries, task_list
 from holdfast.tasks.ids import TaskId, parse_task_id
 from holdfast.tasks.states import TaskState
@@ -124,8 +125,11 @@ class TaskApi(HttpApi):
             await self._server.run_in_thread(
                 store.read, require_tasks, universe, batch.dependencies
             )
-        seqs = await store.submit(
-            tasks.submit_all, universe, batch.specs, batch.spec_indexes, batch.new
+        seqs = await KeyedTasks(batch.specs, batch.spec_indexes, batch.new).submit_async(
+            store.submit,
+            partial(self._server.run_in_thread, store.read),
+            universe,
+            self._declared,
         )
         if batch.has_keys:
             return await self._server.run_in_thread(store.read, queries.task_ids, universe, seqs)
