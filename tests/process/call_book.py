@@ -15,7 +15,8 @@ A fault explains at most one repetition of a step, so a step is called at most 1
 
 - One step has one key, and one key has one step and one list of arguments.
 - The recorded answer of a step is the answer of its last call that is not stale: a recorded step never runs again.
-- No step is called after a step that follows it in the program.
+- No step is called after a step that follows it in the program, except once by a stale process: other processes
+  finished the flow while it was stopped. The answer of this call is not recorded.
 - The answer to a call that was in flight when its process was stopped for longer than a lease is never recorded.
 """
 
@@ -73,6 +74,7 @@ class CallJudge:
             key: [call for call in calls if call.token not in stale]
             for key, calls in self._by_key.items()
         }
+        self._remove_late_stale_calls()
         self._check_recorded(stale)
         self._check_order()
         self.in_flight_at_stops = self._check_stopped()
@@ -134,13 +136,36 @@ class CallJudge:
         if unknown := self._recorded - tokens:
             self.problems.append(f"answers that the server never gave: {sorted(unknown)}")
 
-    def _check_order(self) -> None:
+    def _remove_late_stale_calls(self) -> None:
+        """Remove the calls of stale processes after a later step of the flow. A fault explains one call of each step."""
+        used = {(found.fault, found.stale.key) for found in self.repetitions if found.stale}
+        for calls in self._live_by_flow():
+            latest = 0
+            for call in calls:
+                stage = STAGE_OF[call.step]
+                fault = self._find_stop_before(call) if stage < latest else None
+                if fault is None or (fault, call.key) in used:
+                    latest = max(latest, stage)
+                else:
+                    used.add((fault, call.key))
+                    self._live[call.key].remove(call)
+
+    def _find_stop_before(self, call: BookedCall) -> FlowFault | None:
+        """Return a stop of the process of a call that is not recorded, if it was continued before the call."""
+        if call.token in self._recorded:
+            return None
+        stops = [fault for fault in self._faults if fault.kind == STOP and fault.pid == call.pid]
+        return next((fault for fault in stops if fault.ended_ns <= call.began_ns), None)
+
+    def _live_by_flow(self) -> list[list[BookedCall]]:
         by_flow: defaultdict[int, list[BookedCall]] = defaultdict(list)
         for calls in self._live.values():
             for call in calls:
                 by_flow[call.flow].append(call)
-        for calls in by_flow.values():
-            calls.sort(key=lambda call: call.began_ns)
+        return [sorted(calls, key=lambda call: call.began_ns) for calls in by_flow.values()]
+
+    def _check_order(self) -> None:
+        for calls in self._live_by_flow():
             for before, after in itertools.pairwise(calls):
                 if STAGE_OF[after.step] < STAGE_OF[before.step]:
                     self.problems.append(f"{after} came after {before}")

@@ -91,6 +91,18 @@ def test_step_is_not_called_after_a_later_step() -> None:
     assert not problems([call("label", 1, 10), call("pack", 1, 11)]), "they run at once"
 
 
+def test_stale_process_may_call_an_unrecorded_step_once_after_a_later_step() -> None:
+    later = call("pack", 1, 50, pid=Q)
+    book = [later, call("reserve", 1, 90)]
+    assert not problems(book, [stop(P, 12, 80)])
+    assert problems(book), "its process was not stopped"
+    assert problems(book, [stop(Q, 12, 80)]), "another process was stopped"
+    assert problems(book, [stop(P, 12, 95)]), "it was called before its process was continued"
+    assert problems(book, [stop(P, 12, 80)], recorded="k-reserve/1")
+    twice = [*book, call("reserve", 2, 99, pid=P)]
+    assert problems(twice, [stop(P, 12, 80)])
+
+
 def test_step_has_one_key_and_a_key_one_step() -> None:
     assert problems([call("pack", 1, 10), call("pack", 1, 12, key="other")])
     assert problems([call("pack", 1, 10, key="k"), call("bill", 1, 12, key="k")])
