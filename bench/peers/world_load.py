@@ -20,7 +20,8 @@ from holdfast.durable import journal, snapshot
 from holdfast.durable import lease as leases
 from holdfast.messages import event_ingress
 from holdfast.store.api import Txn
-from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
+from holdfast.workers.world.policy import WorldWorkerPolicy
+from holdfast.workers.world.worker import WorldWorker
 from holdfast.world import catalog, journal_entry, reducer
 from holdfast.world.catalog import subject_of
 from holdfast.world.cycle import entries_topic

@@ -11,7 +11,8 @@ from holdfast.durable import queue
 from holdfast.messages import Intent
 from holdfast.store import schema, tuples
 from holdfast.store.api import Row, Store, Txn
-from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
+from holdfast.workers.world.policy import WorldWorkerPolicy
+from holdfast.workers.world.worker import WorldWorker
 from holdfast.world import catalog, intents
 from tests.ops.app import QuotedAccount, app
 

@@ -18,7 +18,7 @@ from holdfast.app.world_handle import WorldHandle
 from holdfast.cli import main
 from holdfast.durable import lease as leases
 from holdfast.store.api import Store
-from holdfast.workers.world.worker import WorldWorkerPolicy
+from holdfast.workers.world.policy import WorldWorkerPolicy
 from holdfast.world import catalog
 from holdfast.world.catalog import WorldStatus, subject_of
 from tests.process.conftest import LIMITS

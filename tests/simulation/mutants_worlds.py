@@ -12,7 +12,7 @@ _run_step = "world.reducer:run_step"
 _change_status = "world.catalog:change_status"
 _create_fork = "world.fork:create_fork"
 _on_committed = "workers.world.worker:WorldWorker.on_committed"
-_block_world = "workers.world.worker:WorldWorker._block_world"
+_block_world = "workers.world.hosted_worlds:HostedWorlds.block"
 _INVALIDATE = (
     "elif isinstance(error, (HeadMoved, Conflict, CommitUnknown, Busy)):\n"
     "            hosted.host.invalidate()"
@@ -389,7 +389,9 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
             "pass",
         ),
         Edit(
-            "workers.world.worker:WorldWorker._release_idle", "hosted.active_ns < idle_ns", "False"
+            "workers.world.worker:WorldWorker._release_idle",
+            "hosted.active_ns < idle_ns",
+            "False",
         ),
     ),
     # forks

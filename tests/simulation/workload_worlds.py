@@ -35,7 +35,7 @@ from holdfast.sim.settings import (
     Workload,
 )
 from holdfast.workers.service import TickService
-from holdfast.workers.world.worker import WorldWorkerPolicy
+from holdfast.workers.world.policy import WorldWorkerPolicy
 from holdfast.world.host import Budgets, SnapshotPolicy
 from holdfast.world.ingress import WorldAddress, deliver, deliver_many
 from tests.simulation import sample_app

@@ -56,6 +56,7 @@ MODULES = (
     "holdfast.world.fork",
     "holdfast.world.catalog",
     "holdfast.workers.world.worker",
+    "holdfast.workers.world.hosted_worlds",
 )
 
 LEASES = "1) Lease protocol with fencing epoch"

@@ -253,7 +253,7 @@ def evict_world(rig: FusedTimerRig) -> None:
 
 def release_world(rig: FusedTimerRig) -> None:
     """Release the hosted worlds through the worker."""
-    rig.world_worker._release_worlds(rig.world_worker.hosted)
+    rig.world_worker._hosted.release(rig.world_worker.hosted)
 
 
 CONCURRENT_CHANGES: dict[str, tuple[Callable[[FusedTimerRig], Any], list[str]]] = {

@@ -17,7 +17,8 @@ from holdfast.store.api import Store, Txn
 from holdfast.store.engine import StoreBackend
 from holdfast.store.in_process import InProcessStore
 from holdfast.store.memory_backend import MemoryBackend, MemoryTxn
-from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
+from holdfast.workers.world.policy import WorldWorkerPolicy
+from holdfast.workers.world.worker import WorldWorker
 from holdfast.world import catalog, redrive
 from holdfast.world.catalog import WorldRecord, subject_of
 from holdfast.world.host import Budgets, SnapshotPolicy

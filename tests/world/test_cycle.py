@@ -17,9 +17,9 @@ from holdfast.durable import lease as leases
 from holdfast.durable import queue
 from holdfast.durable.lease import Lease
 from holdfast.errors import Fenced, HeadMoved, HoldfastError, Invalid, from_wire
-from holdfast.workers.world.worker import WorldWorker, _batches
+from holdfast.workers.world.worker import WorldWorker
 from holdfast.world import intents
-from holdfast.world.cycle import Cycle, commit
+from holdfast.world.cycle import Cycle, commit, commit_batches
 from tests.world import bank
 from tests.world.rig import WorldRig
 
@@ -31,7 +31,7 @@ QUOTES = intents.effect_queue("bank", "fx.quote")
 AccountHandle = hf.WorldHandle[bank.BankAccount]
 
 
-class HostedWorlds:
+class PreparedWorlds:
     """Worlds hosted by one worker, each with events in its inbox."""
 
     def __init__(self, rig: WorldRig, count: int) -> None:
@@ -64,7 +64,7 @@ class HostedWorlds:
 
 
 def test_cycles_of_many_worlds_commit_in_one_call(any_rig: WorldRig) -> None:
-    hosted = HostedWorlds(any_rig, CYCLES_MAX)
+    hosted = PreparedWorlds(any_rig, CYCLES_MAX)
     hosted.send(bank.DepositMade(1), bank.PaymentOrdered("EUR"))
     cycles = hosted.cycles()
     assert hosted.commit(cycles) == [None] * CYCLES_MAX
@@ -74,44 +74,44 @@ def test_cycles_of_many_worlds_commit_in_one_call(any_rig: WorldRig) -> None:
 
 
 def test_commit_of_no_cycles_returns_no_results(rig: WorldRig) -> None:
-    assert HostedWorlds(rig, 1).commit([]) == []
+    assert PreparedWorlds(rig, 1).commit([]) == []
 
 
 # -- bad cycles ------------------------------------------------------------------------------------
 
 
-def fenced(hosted: HostedWorlds, cycle: Cycle) -> Cycle:
+def fenced(hosted: PreparedWorlds, cycle: Cycle) -> Cycle:
     hosted.rig.store.transact(leases.force_release, hosted.rig.subject(hosted.handles[17]), "test")
     return cycle
 
 
-def another_epoch(hosted: HostedWorlds, cycle: Cycle) -> Cycle:
+def another_epoch(hosted: PreparedWorlds, cycle: Cycle) -> Cycle:
     held: Lease = cycle.lease
     return replace(cycle, lease=replace(held, epoch=held.epoch + 1))
 
 
-def head_moved(hosted: HostedWorlds, cycle: Cycle) -> Cycle:
+def head_moved(hosted: PreparedWorlds, cycle: Cycle) -> Cycle:
     return replace(cycle, expected_head=cycle.expected_head + 1)
 
 
-def head_behind(hosted: HostedWorlds, cycle: Cycle) -> Cycle:
+def head_behind(hosted: PreparedWorlds, cycle: Cycle) -> Cycle:
     return replace(cycle, expected_head=0)
 
 
-def bad_intent(hosted: HostedWorlds, cycle: Cycle) -> Cycle:
+def bad_intent(hosted: PreparedWorlds, cycle: Cycle) -> Cycle:
     """The commit detects it after most rows of this and other cycles are written."""
     last = cycle.intents[-1]
     bad = replace(last, intent_hash=b"x" * 32, priority=QUEUE_PRIORITY_MAX + 1)
     return replace(cycle, intents=[*cycle.intents, bad])
 
 
-def bad_cancel(hosted: HostedWorlds, cycle: Cycle) -> Cycle:
+def bad_cancel(hosted: PreparedWorlds, cycle: Cycle) -> Cycle:
     """The effect kind is too long for a store key, so the store raises the error."""
     last = cycle.intents[-1]
     return replace(cycle, intents=[replace(last, effect_kind="x" * 5000), *cycle.intents])
 
 
-BAD_CYCLES: dict[str, tuple[Callable[[HostedWorlds, Cycle], Cycle], type[HoldfastError]]] = {
+BAD_CYCLES: dict[str, tuple[Callable[[PreparedWorlds, Cycle], Cycle], type[HoldfastError]]] = {
     "fenced": (fenced, Fenced),
     "a lease of another time": (another_epoch, Fenced),
     "a head that moved": (head_moved, HeadMoved),
@@ -129,7 +129,7 @@ def rows_of_world(rig: WorldRig, handle: AccountHandle) -> dict[bytes, bytes]:
 
 @pytest.mark.parametrize("name", BAD_CYCLES)
 def test_bad_cycle_does_not_stop_other_cycles_of_its_commit(rig: WorldRig, name: str) -> None:
-    hosted = HostedWorlds(rig, CYCLES_MAX)
+    hosted = PreparedWorlds(rig, CYCLES_MAX)
     hosted.send(bank.DepositMade(1), bank.PaymentOrdered("EUR"))
     cycles = hosted.cycles()
     spoil, error = BAD_CYCLES[name]
@@ -145,7 +145,7 @@ def test_bad_cycle_does_not_stop_other_cycles_of_its_commit(rig: WorldRig, name:
 
 
 def test_commit_of_only_bad_cycles_changes_nothing(rig: WorldRig) -> None:
-    hosted = HostedWorlds(rig, len(BAD_CYCLES))
+    hosted = PreparedWorlds(rig, len(BAD_CYCLES))
     hosted.send(bank.PaymentOrdered("EUR"))
     spoilers = [spoil for spoil, _ in BAD_CYCLES.values() if spoil is not fenced]
     cycles = [spoil(hosted, one) for spoil, one in zip(spoilers, hosted.cycles(), strict=False)]
@@ -155,7 +155,7 @@ def test_commit_of_only_bad_cycles_changes_nothing(rig: WorldRig) -> None:
 
 
 def test_cycle_with_a_bad_intent_commits_nothing(rig: WorldRig) -> None:
-    hosted = HostedWorlds(rig, 1)
+    hosted = PreparedWorlds(rig, 1)
     hosted.send(bank.PaymentOrdered("EUR"))
     [cycle] = hosted.cycles()
     before = rig.rows()
@@ -166,7 +166,7 @@ def test_cycle_with_a_bad_intent_commits_nothing(rig: WorldRig) -> None:
 
 
 def test_second_cycle_of_one_world_in_a_commit_fails_with_head_moved(rig: WorldRig) -> None:
-    hosted = HostedWorlds(rig, 2)
+    hosted = PreparedWorlds(rig, 2)
     hosted.send(bank.PaymentOrdered("EUR"))
     one, two = hosted.cycles()
     first, second, other = hosted.commit([one, one, two])
@@ -177,7 +177,7 @@ def test_second_cycle_of_one_world_in_a_commit_fails_with_head_moved(rig: WorldR
 
 
 def test_cycle_lease_is_checked_at_commit_time(rig: WorldRig) -> None:
-    hosted = HostedWorlds(rig, 3)
+    hosted = PreparedWorlds(rig, 3)
     hosted.send(bank.DepositMade(1))
     cycles = hosted.cycles()
     rig.advance_clock()
@@ -186,7 +186,7 @@ def test_cycle_lease_is_checked_at_commit_time(rig: WorldRig) -> None:
 
 
 def test_commit_refuses_more_cycles_than_a_batch_holds(rig: WorldRig) -> None:
-    hosted = HostedWorlds(rig, 1)
+    hosted = PreparedWorlds(rig, 1)
     hosted.send(bank.DepositMade(1))
     with pytest.raises(Invalid):
         hosted.commit(hosted.cycles() * (BATCH_MAX + 1))
@@ -196,7 +196,7 @@ def test_commit_refuses_more_cycles_than_a_batch_holds(rig: WorldRig) -> None:
 
 
 def test_drained_inbox_clears_the_runnable_mark(rig: WorldRig) -> None:
-    hosted = HostedWorlds(rig, 2)
+    hosted = PreparedWorlds(rig, 2)
     hosted.send(bank.DepositMade(1))
     hosted.commit(hosted.cycles())
     assert rig.runnable() == []
@@ -208,7 +208,7 @@ def test_mail_from_a_cycle_of_the_same_commit_sets_the_runnable_mark(
 ) -> None:
     """The inbox of the recipient is drained in the same commit."""
     main = rig.world(bank.Audit, "main")
-    hosted = HostedWorlds(rig, 1)
+    hosted = PreparedWorlds(rig, 1)
     main.send(bank.Seen(1))
     rig.run(hosted.worker)
     main.send(bank.Seen(1))
@@ -222,7 +222,7 @@ def test_mail_from_a_cycle_of_the_same_commit_sets_the_runnable_mark(
 
 
 def test_message_between_prepare_and_commit_keeps_the_runnable_mark(rig: WorldRig) -> None:
-    hosted = HostedWorlds(rig, 1)
+    hosted = PreparedWorlds(rig, 1)
     hosted.send(bank.DepositMade(1))
     cycles = hosted.cycles()
     hosted.send(bank.DepositMade(1))
@@ -251,7 +251,7 @@ def cycle_of_size(world_id: str, size: int) -> tuple[str, Cycle]:
 
 
 def test_cycle_size_counts_entries_parameters_and_snapshot(rig: WorldRig) -> None:
-    hosted = HostedWorlds(rig, 1)
+    hosted = PreparedWorlds(rig, 1)
     hosted.send(bank.PaymentOrdered("EUR", times=3))
     [cycle] = hosted.cycles()
     entries = sum(len(body) for body in cycle.bodies)
@@ -261,12 +261,12 @@ def test_cycle_size_counts_entries_parameters_and_snapshot(rig: WorldRig) -> Non
 
 def test_cycle_batches_are_limited_in_number() -> None:
     cycles = [cycle_of_size(str(n), 1) for n in range(2 * CYCLES_MAX + 1)]
-    assert [len(some) for some in _batches(cycles)] == [CYCLES_MAX, CYCLES_MAX, 1]
+    assert [len(some) for some in commit_batches(cycles)] == [CYCLES_MAX, CYCLES_MAX, 1]
 
 
 def test_cycle_above_the_batch_size_is_committed_alone() -> None:
     small, large = cycle_of_size("small", 10), cycle_of_size("large", CYCLES_BYTES_MAX + 1)
-    assert list(_batches([small, large, small])) == [[small], [large], [small]]
+    assert list(commit_batches([small, large, small])) == [[small], [large], [small]]
 
 
 @given(
@@ -277,7 +277,7 @@ def test_cycle_above_the_batch_size_is_committed_alone() -> None:
 )
 def test_cycle_batches_keep_order_and_size_limit(sizes: list[int]) -> None:
     cycles = [cycle_of_size(str(n), size) for n, size in enumerate(sizes)]
-    batches = list(_batches(cycles))
+    batches = list(commit_batches(cycles))
     assert [one for some in batches for one in some] == cycles
     for some in batches:
         assert len(some) == 1 or sum(cycle.size for _, cycle in some) <= CYCLES_BYTES_MAX

@@ -33,7 +33,12 @@ from holdfast.world.host import Budgets, SnapshotPolicy, WorldHost
 from tests.world import bank
 from tests.world.rig import WorldRig
 
-MODULES = ("holdfast.world.host", "holdfast.world.restore", "holdfast.workers.world.worker")
+MODULES = (
+    "holdfast.world.host",
+    "holdfast.world.restore",
+    "holdfast.workers.world.worker",
+    "holdfast.workers.world.hosted_worlds",
+)
 
 EVERY_10 = SnapshotPolicy(entries=10)
 DivergedWorld = tuple[WorldRig, hf.WorldHandle[bank.BankAccount]]
@@ -751,5 +756,5 @@ def test_worker_that_lost_its_lease_does_not_park_the_world(rig: WorldRig) -> No
     rig.advance_clock()
     rig.assign(ada, "B")
     ada.send(bank.DepositMade(1))
-    zombie._park_world(rig.id(ada), Invalid(what="test"))
+    zombie._hosted.park(rig.id(ada), Invalid(what="test"))
     assert rig.record(ada).status.value == "active"

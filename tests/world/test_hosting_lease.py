@@ -16,7 +16,11 @@ from holdfast.world.hosting_lease import HostingGrant
 from tests.world import bank
 from tests.world.rig import CRASH_BEFORE, Crash, WorldRig
 
-MODULES = ("holdfast.world.hosting_lease", "holdfast.workers.world.worker")
+MODULES = (
+    "holdfast.world.hosting_lease",
+    "holdfast.workers.world.worker",
+    "holdfast.workers.world.hosted_worlds",
+)
 
 TTL_NS = 10 * S
 

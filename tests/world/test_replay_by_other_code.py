@@ -34,6 +34,7 @@ MODULES = (
     "holdfast.world.new_fields",
     "holdfast.workers.orchestrator",
     "holdfast.workers.world.worker",
+    "holdfast.workers.world.hosted_worlds",
 )
 
 WAIT_S = 3600.0

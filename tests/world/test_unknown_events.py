@@ -451,7 +451,7 @@ def test_commit_refuses_a_dead_letter_of_an_event_not_given_up(memory_rig: TwoVe
     held = memory_rig.store.transact(
         lease.acquire, memory_rig.subject(desk), "A", memory_rig.workers["A"].incarnation, 10 * S
     )
-    made = host._new_host(record, held, old.app.programs["VersionedDesk"])
+    made = host._hosted._new_host(record, held, old.app.programs["VersionedDesk"])
     made._stop = catalog.StopReason("event", "New", 1, 1, 0, waits=False, given_up=True)
     cycle = made.prepare(memory_rig.store)
     assert cycle is not None

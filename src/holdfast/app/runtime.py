@@ -38,7 +38,8 @@ from holdfast.workers.tasks.attempt import TaskDefinition
 from holdfast.workers.tasks.process import is_importing_script
 from holdfast.workers.tasks.worker import CONCURRENCY, STOP_GRACE_S, TaskWorker
 from holdfast.workers.timers.worker import TimerWorker
-from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
+from holdfast.workers.world.policy import WorldWorkerPolicy
+from holdfast.workers.world.worker import WorldWorker
 from holdfast.world import ingress
 from holdfast.world.catalog import check_text, check_universe
 

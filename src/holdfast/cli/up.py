@@ -42,7 +42,8 @@ from holdfast.workers.mail.peers import OutageAwareStore
 from holdfast.workers.orchestrator import Orchestrator
 from holdfast.workers.service import ManagedService
 from holdfast.workers.tasks.worker import STOP_GRACE_S, TaskWorker
-from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
+from holdfast.workers.world.policy import WorldWorkerPolicy
+from holdfast.workers.world.worker import WorldWorker
 
 if TYPE_CHECKING:
     from holdfast.ops.http.server import HttpServer

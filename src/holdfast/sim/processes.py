@@ -26,7 +26,8 @@ from holdfast.workers.orchestrator import Orchestrator
 from holdfast.workers.runner_service import RunnerService
 from holdfast.workers.service import TickService
 from holdfast.workers.timers.worker import TimerWorker
-from holdfast.workers.world.worker import WorldWorker, WorldWorkerPolicy
+from holdfast.workers.world.policy import WorldWorkerPolicy
+from holdfast.workers.world.worker import WorldWorker
 from holdfast.world.host import WorldHost
 
 BUSY_RETRY_NS = 50 * MS

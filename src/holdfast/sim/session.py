@@ -46,7 +46,7 @@ from holdfast.sim.task_process import TaskWorkerProcess
 from holdfast.sim.task_work import DueWork
 from holdfast.store.subscription import Subscription
 from holdfast.workers.mail.router import NoMailRoute
-from holdfast.workers.world.worker import WorldWorkerPolicy
+from holdfast.workers.world.policy import WorldWorkerPolicy
 from holdfast.world import intents
 from holdfast.world.host import SnapshotPolicy
 

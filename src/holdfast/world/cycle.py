@@ -7,10 +7,12 @@ affect other cycles. The lease is checked there too, at the time of the commit.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 from holdfast import codec
 from holdfast.codec import Record
+from holdfast.config import CYCLES_BYTES_MAX, CYCLES_MAX
 from holdfast.durable import inbox, journal, queue, snapshot
 from holdfast.durable.lease import Lease, release
 from holdfast.durable.queue import ClaimToken
@@ -26,6 +28,8 @@ from holdfast.world.code_requirement import CodeRequirement
 from holdfast.world.history import HistoryBound
 from holdfast.world.redrive import FailedEventRow, failed_events_queue
 from holdfast.world.timers import DueTimerRef
+
+T = TypeVar("T")
 
 
 class FailedEvent(Record, frozen=True):
@@ -246,6 +250,20 @@ def _wire_error(cycle: Cycle, error: Exception | None) -> list[Any] | None:
     if not isinstance(error, HoldfastError):
         error = Invalid(what="cycle", world=cycle.world_id, why=repr(error))
     return to_wire(error)
+
+
+def commit_batches(cycles: list[tuple[T, Cycle]]) -> Iterator[list[tuple[T, Cycle]]]:
+    """Split cycles into batches of one commit each, limited in number and bytes."""
+    some: list[tuple[T, Cycle]] = []
+    size = 0
+    for of, cycle in cycles:
+        if some and (len(some) == CYCLES_MAX or size + cycle.size > CYCLES_BYTES_MAX):
+            yield some
+            some, size = [], 0
+        some.append((of, cycle))
+        size += cycle.size
+    if some:
+        yield some
 
 
 def entries_topic(subject: str) -> str:

@@ -2,7 +2,7 @@
 
 One tick reads the runnable worlds, acquires leases, runs one cycle of each world, commits all
 cycles together, and renews and releases leases. A fenced world is dropped at once. A world whose
-replay diverges is parked, or released if other code wrote the entry (`_block_world`). After any
+replay diverges is parked, or released if other code wrote the entry (`HostedWorlds.block`). After any
 error the state in memory equals the journal (see `host`), so a failed tick is simply followed by
 another one.
 
@@ -12,14 +12,12 @@ worlds that it did not reach.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from holdfast import failpoints
 from holdfast.clock import MS, SYSTEM, Clock, S
-from holdfast.config import BATCH_MAX, CYCLES_BYTES_MAX, CYCLES_MAX, UNKNOWN_EVENT_TIMEOUT_S
+from holdfast.config import BATCH_MAX, CYCLES_MAX
 from holdfast.durable import inbox
 from holdfast.durable import lease as leases
 from holdfast.errors import (
@@ -29,10 +27,6 @@ from holdfast.errors import (
     Fenced,
     HeadMoved,
     HoldfastError,
-    Invalid,
-    NotFound,
-    ReplayDiverged,
-    StoreCorrupt,
     UnknownEvent,
 )
 from holdfast.leadership import declarations, leader_lease, worker_registry
@@ -42,17 +36,16 @@ from holdfast.store.api import Deferred, Future, Store, Txn, read_stale
 from holdfast.workers.service import TickService
 from holdfast.workers.world import fused_commit
 from holdfast.workers.world.fused_commit import FusedCommitter
+from holdfast.workers.world.hosted_worlds import WORLD_ERRORS, WORLD_SERVICE, HostedWorlds
+from holdfast.workers.world.policy import WorldWorkerPolicy
 from holdfast.workers.world.world_stop import WorldStop
 from holdfast.world import catalog, hosting_lease, redrive
-from holdfast.world.catalog import WorldBlocker, WorldRecord
-from holdfast.world.code_requirement import CODE, REPLAY, WORLD_TYPE, CodeRequirement
+from holdfast.world.code_requirement import CODE
 from holdfast.world.context import TypeRegistry
-from holdfast.world.cycle import AppliedInline, Cycle, commit, commit_and_release, stop_and_release
+from holdfast.world.cycle import AppliedInline, Cycle, commit, commit_batches
 from holdfast.world.definition import WorldDefinition
-from holdfast.world.host import Budgets, SnapshotPolicy, WorldHost
-from holdfast.world.reducer import WorldSpec
+from holdfast.world.host import WorldHost
 
-T = TypeVar("T")
 # A submitted commit: its cycles, the offers sent with them, and its future.
 SentCycles = tuple[list[tuple[str, Cycle]], list[Handoff], Future[Any]]
 
@@ -62,43 +55,10 @@ RELEASED_BUSY = 8
 RELEASED_IDLE = 256
 # The interval between scans for runnable worlds while commits are in flight.
 SCAN_EVERY_NS = 4 * MS
-# Errors of a world that a retry cannot fix.
-_WORLD_ERRORS = (ReplayDiverged, Invalid, StoreCorrupt, NotFound)
-
-
-@dataclass(frozen=True, slots=True)
-class WorldWorkerPolicy:
-    lease_ttl_s: float = 10.0
-    # The fraction of the TTL that is left when a lease is renewed.
-    renewal_margin: float = 0.6
-    # A world without work for this long is released.
-    idle_s: float = 15.0
-    worlds_per_tick: int = 512
-    # The time limit of a tick. After it no further world is started.
-    tick_s: float = 1.0
-    stuck_max: int = 5
-    heartbeat_s: float = 1.0
-    compacted_per_tick: int = 4
-    # The retry delay for a world whose lease another worker holds.
-    retry_s: float = 0.1
-    # An item unknown to all live workers becomes a dead letter after this much store time.
-    unknown_event_s: float = UNKNOWN_EVENT_TIMEOUT_S
-    budgets: Budgets = field(default_factory=Budgets)
-    snapshots: SnapshotPolicy = field(default_factory=SnapshotPolicy)
-
-
-@dataclass(slots=True)
-class HostedWorld:
-    host: WorldHost
-    renew_at_ns: int
-    active_ns: int
-    # The number of events that the world still processes isolated and one at a time. A poison event
-    # is in the first batch, so a lost lease then identifies it (see `hosting_lease`).
-    isolated_left: int
 
 
 class WorldWorker(TickService):
-    name = "world"
+    name = WORLD_SERVICE
 
     def __init__(
         self,
@@ -117,15 +77,20 @@ class WorldWorker(TickService):
         self.worker = worker
         self.incarnation = incarnation
         self.policy = policy or WorldWorkerPolicy()
-        self._programs = programs
         self._declaration = build_declaration(programs)
         self._code_digest = declarations.digest(self._declaration)
         # Whether the declaration is stored, by the last heartbeat.
         self._declared = False
-        self._vocabulary = vocabulary
-        self._hosted: dict[str, HostedWorld] = {}
-        # Worlds held by another worker, and the time of the next lease request.
-        self._retry_after_ns: dict[str, int] = {}
+        self._hosted = HostedWorlds(
+            store,
+            universe=universe,
+            programs=programs,
+            vocabulary=vocabulary,
+            worker=worker,
+            incarnation=incarnation,
+            policy=self.policy,
+            clock=clock,
+        )
         # The scan cursor over runnable worlds. Empty: start at the first.
         self._scan_cursor = b""
         self._upkeep_at_ns = 0
@@ -174,7 +139,7 @@ class WorldWorker(TickService):
             return SCAN_EVERY_NS / S
         now_ns = self.store.now_ns()
         times = [hosted.renew_at_ns for hosted in self._hosted.values()]
-        times += [*self._retry_after_ns.values(), self._heartbeat_at_ns]
+        times += [*self._hosted.retry_after_ns.values(), self._heartbeat_at_ns]
         soonest_ns = min(times, default=now_ns + int(self.idle_s * S))
         return min(max(soonest_ns - now_ns, 0) / S, self.idle_s)
 
@@ -204,7 +169,7 @@ class WorldWorker(TickService):
     def shut_down(self) -> None:
         """Release all worlds, so that the next worker need not wait for lease expiry."""
         self.committer.drain()
-        self._release_worlds(list(self._hosted))
+        self._hosted.release(list(self._hosted))
         self.store.transact(worker_registry.remove, self.universe, self.worker, self.incarnation)
 
     # -- for the fused committer -------------------------------------------------------------------
@@ -231,8 +196,8 @@ class WorldWorker(TickService):
             return self._hosted[world_id].host.prepare(
                 self.store, waiting=waiting, applied_inline=applied_inline
             )
-        except _WORLD_ERRORS as error:
-            self._block_world(world_id, error)
+        except WORLD_ERRORS as error:
+            self._hosted.block(world_id, error)
             return None
 
     # -- the parts of a tick -------------------------------------------------------------------
@@ -274,15 +239,16 @@ class WorldWorker(TickService):
         """
         hinted: list[tuple[bytes, str, bool]] = read_stale(self.store, self._read_runnable)
         now_ns = self.store.now_ns()
-        self._retry_after_ns = {
-            w: at_ns for w, at_ns in self._retry_after_ns.items() if at_ns > now_ns
+        self._hosted.retry_after_ns = {
+            w: at_ns for w, at_ns in self._hosted.retry_after_ns.items() if at_ns > now_ns
         }
         full = len(hinted) == self.policy.worlds_per_tick
         self._scan_cursor = hinted[-1][0] + b"\x00" if full else b""
         not_ours = [world_id for _, world_id, ours in hinted if not ours]
-        self._release_worlds([world_id for world_id in not_ours if world_id in self._hosted])
+        if moved := [world_id for world_id in not_ours if world_id in self._hosted]:
+            self._hosted.release(moved)
         self._clear_runnable(not_ours)
-        return {w: at for at, w, ours in hinted if ours and w not in self._retry_after_ns}
+        return {w: at for at, w, ours in hinted if ours and w not in self._hosted.retry_after_ns}
 
     def _read_runnable(self, txn: Txn) -> list[tuple[bytes, str, bool]]:
         limit = self.policy.worlds_per_tick
@@ -296,55 +262,8 @@ class WorldWorker(TickService):
         return found is not None and found.desired_worker_id == self.worker
 
     def _acquire_leases(self, world_ids: list[str]) -> None:
-        if not world_ids:
-            return
-        ttl_ns = int(self.policy.lease_ttl_s * S)
-        answers: list[hosting_lease.HostingGrant] = self.store.transact(
-            hosting_lease.acquire,
-            self.universe,
-            world_ids,
-            self.worker,
-            self.incarnation,
-            ttl_ns,
-            self.policy.stuck_max,
-        )
-        now_ns = self.store.now_ns()
-        stops: list[WorldStop] = []
-        refused: list[str] = []
-        for answer in answers:
-            if answer.lease is None or answer.record is None:
-                if answer.refusal == hosting_lease.LEASE_HELD:
-                    # A live holder releases at once. The lease of a dead one must expire.
-                    self._retry_after_ns[answer.world_id] = now_ns + int(self.policy.retry_s * S)
-                else:
-                    refused.append(answer.world_id)
-                continue
-            program = self._programs.get(answer.record.type)
-            if program is None:
-                need = CodeRequirement(answer.record.type, WORLD_TYPE, answer.record.type)
-                stops.append(WorldStop(answer.world_id, answer.lease, need))
-                continue
-            self._hosted[answer.world_id] = HostedWorld(
-                self._new_host(answer.record, answer.lease, program),
-                self._renew_at_ns(answer.lease),
-                now_ns,
-                self.policy.budgets.max_inbox_batch
-                * hosting_lease.is_poison_suspect(answer.record),
-            )
-        self._clear_runnable(refused)
-        self._stop_worlds(stops)
-
-    def _new_host(
-        self, record: WorldRecord, lease: leases.Lease, program: WorldDefinition
-    ) -> WorldHost:
-        return WorldHost(
-            WorldSpec(self.universe, record.world_id, record.name, program, self._vocabulary),
-            lease,
-            clock=self.clock,
-            budgets=self.policy.budgets,
-            policy=self.policy.snapshots,
-            unknown=record.unknown,
-        )
+        if world_ids:
+            self._clear_runnable(self._hosted.acquire(world_ids))
 
     def _run_cycles(self, runnable: dict[str, bytes]) -> bool:
         """Run a cycle of each world. Poison suspects run last and isolated, so that they cannot
@@ -414,10 +333,10 @@ class WorldWorker(TickService):
                     waiting=drained.get(world_id),
                 )
             except UnknownEvent as error:
-                stops.append(self._stop_for_unknown_entry(world_id, error))
+                stops.append(self._hosted.stop_for_unknown_entry(world_id, error))
                 continue
-            except _WORLD_ERRORS as error:
-                self._block_world(world_id, error)
+            except WORLD_ERRORS as error:
+                self._hosted.block(world_id, error)
                 continue
             if cycle is None and hosted.host.stop_request is not None:
                 stopped.append(world_id)
@@ -427,8 +346,10 @@ class WorldWorker(TickService):
             else:
                 cycles.append((world_id, cycle))
         self._clear_runnable(idle)
-        self._stop_before_unknown(stopped)
-        self._stop_worlds(stops)
+        if stopped:
+            self._hosted.stop_before_unknown(stopped)
+        if stops:
+            self._hosted.stop(stops)
         return cycles
 
     def _read_inboxes(
@@ -444,7 +365,7 @@ class WorldWorker(TickService):
 
     def _submit_batches(self, cycles: list[tuple[str, Cycle]]) -> list[SentCycles]:
         with self.store.batched():
-            return [self._submit_cycles(some) for some in _batches(cycles)]
+            return [self._submit_cycles(some) for some in commit_batches(cycles)]
 
     def _submit_cycles(self, some: list[tuple[str, Cycle]]) -> SentCycles:
         """Submit cycles. The same commit claims their intents for idle runners that made offers."""
@@ -490,8 +411,8 @@ class WorldWorker(TickService):
             del self._hosted[world_id]
         elif isinstance(error, (HeadMoved, Conflict, CommitUnknown, Busy)):
             hosted.host.invalidate()
-        elif isinstance(error, _WORLD_ERRORS):
-            self._park_world(world_id, error)
+        elif isinstance(error, WORLD_ERRORS):
+            self._hosted.park(world_id, error)
         else:
             # A store error, such as a full disk, is not caused by the world.
             hosted.host.invalidate()
@@ -523,7 +444,7 @@ class WorldWorker(TickService):
                     del self._hosted[world_id]
                 else:
                     hosted.host.lease = answer
-                    hosted.renew_at_ns = self._renew_at_ns(answer)
+                    hosted.renew_at_ns = self._hosted.renewal_ns(answer)
 
     def _release_idle(self, limit: int) -> bool:
         """Release at most `limit` idle worlds, so that active worlds do not wait."""
@@ -533,7 +454,8 @@ class WorldWorker(TickService):
             for w, hosted in self._hosted.items()
             if hosted.active_ns < idle_ns and not self.committer.is_in_flight(w)
         ]
-        self._release_worlds(idle[:limit])
+        if idle:
+            self._hosted.release(idle[:limit])
         return len(idle) > limit
 
     def _compact(self) -> None:
@@ -545,110 +467,6 @@ class WorldWorker(TickService):
             except (Fenced, Conflict, CommitUnknown, Busy):
                 host.compactable = False
 
-    # -- releasing worlds --------------------------------------------------------------------------
-
-    def _release_worlds(self, world_ids: list[str]) -> None:
-        """Release worlds, each with a final snapshot. The next host, possibly with newer code,
-        starts from it and replays nothing.
-        """
-        hosts = [self._hosted.pop(world_id).host for world_id in world_ids]
-        lasts = [(host.lease, host.final_cycle()) for host in hosts]
-        without_snapshot = [lease for lease, last in lasts if last is None]
-        with self.store.batched():
-            releases = [
-                self.store.submit(
-                    commit_and_release, [last for _, last in some], [lease for lease, _ in some]
-                )
-                for some in _batches([(lease, last) for lease, last in lasts if last is not None])
-            ]
-            releases += [
-                self.store.submit(commit_and_release, [], without_snapshot[at : at + BATCH_MAX])
-                for at in range(0, len(without_snapshot), BATCH_MAX)
-            ]
-        for future in releases:
-            # A lease that cannot be released expires.
-            with contextlib.suppress(HoldfastError):
-                future.result()
-
-    def _stop_before_unknown(self, world_ids: list[str]) -> None:
-        """Release worlds whose next item this code does not know (see `world.unknown`)."""
-        stopping: list[WorldStop] = []
-        for world_id in world_ids:
-            host = self._hosted[world_id].host
-            assert host.stop_request is not None
-            try:
-                last = host.final_cycle()
-            except _WORLD_ERRORS as error:
-                self._park_world(world_id, error)
-                continue
-            del self._hosted[world_id]
-            need, seq, since_ns = host.stop_request
-            stopping.append(WorldStop(world_id, host.lease, need, seq, since_ns, last))
-        self._stop_worlds(stopping)
-
-    def _stop_for_unknown_entry(self, world_id: str, error: UnknownEvent) -> WorldStop:
-        """Stop a world whose journal this code cannot replay. Only code that knows the entry may
-        host it.
-        """
-        host = self._hosted.pop(world_id).host
-        need = CodeRequirement(host.world.definition.type, error.side, error.type, error.version)
-        return WorldStop(world_id, host.lease, need)
-
-    def _block_world(self, world_id: str, error: HoldfastError) -> None:
-        """Park a world after an error, or release it to other code.
-
-        It is released if its replay diverges at an entry written by other code: then only that code
-        may host it. If that code has other state fields, the world waits for such a worker. If the
-        fields are the same, a live worker must have that code, otherwise the world is parked.
-        """
-        made_by = error.fields.get("made_by")
-        if not isinstance(error, ReplayDiverged) or not isinstance(made_by, str):
-            self._park_world(world_id, error)
-            return
-        program = self._hosted[world_id].host.world.definition
-        need = CodeRequirement(
-            program.type, REPLAY if program.has_shape_of(made_by) else CODE, made_by
-        )
-        if need.side == REPLAY and not self.store.read(self._has_capable_worker, need):
-            self._park_world(world_id, error)
-            return
-        lease = self._hosted.pop(world_id).host.lease
-        stop = WorldStop(world_id, lease, need, diverging_height=error.height, why=str(error))
-        self._stop_worlds([stop])
-
-    def _has_capable_worker(self, txn: Txn, need: CodeRequirement) -> bool:
-        """Whether another live worker has the needed code."""
-        for record in worker_registry.list_registered(txn, self.universe):
-            if record.worker == self.worker or not record.accepts(self.name) or not record.code:
-                continue
-            code = declarations.read(txn, self.universe, record.code)
-            live = self.store.now_ns() < record.heartbeat_ns + worker_registry.TTL_NS
-            if live and code is not None and code.declares(need.world, need.cause, need.version):
-                return True
-        return False
-
-    def _stop_worlds(self, stops: list[WorldStop]) -> None:
-        with self.store.batched():
-            stopping = [
-                self.store.submit(
-                    stop_and_release,
-                    self.universe,
-                    stop.world_id,
-                    stop.lease,
-                    stop.need,
-                    seq=stop.seq,
-                    last=stop.last,
-                    since_ns=stop.since_ns,
-                    height=stop.diverging_height,
-                    why=stop.why,
-                )
-                for stop in stops
-            ]
-        for future in stopping:
-            # A lease that cannot be released expires.
-            with contextlib.suppress(Fenced, Conflict, CommitUnknown, Busy):
-                future.result()
-
     def _clear_runnable(self, world_ids: list[str]) -> None:
         futures = [
             self.store.submit(catalog.clear_runnable, self.universe, world_id, self.worker)
@@ -656,18 +474,6 @@ class WorldWorker(TickService):
         ]
         for future in futures:
             future.result()
-
-    def _park_world(self, world_id: str, error: HoldfastError) -> None:
-        """Park a world, unless its lease is lost."""
-        height = error.fields.get("height", 0)
-        blocker = WorldBlocker(error.code, str(error), height if isinstance(height, int) else 0)
-        host = self._hosted.pop(world_id).host
-        host.warn("world parked", code=error.code, error=str(error))
-        with contextlib.suppress(Fenced):
-            self.store.transact(hosting_lease.park, self.universe, world_id, host.lease, blocker)
-
-    def _renew_at_ns(self, lease: leases.Lease) -> int:
-        return lease.expires_ns - int(self.policy.lease_ttl_s * self.policy.renewal_margin * S)
 
 
 def build_declaration(programs: dict[str, WorldDefinition]) -> declarations.Declaration:
@@ -684,16 +490,3 @@ def build_declaration(programs: dict[str, WorldDefinition]) -> declarations.Decl
             for type, program in programs.items()
         }
     )
-
-
-def _batches(cycles: list[tuple[T, Cycle]]) -> Iterator[list[tuple[T, Cycle]]]:
-    some: list[tuple[T, Cycle]] = []
-    size = 0
-    for of, cycle in cycles:
-        if some and (len(some) == CYCLES_MAX or size + cycle.size > CYCLES_BYTES_MAX):
-            yield some
-            some, size = [], 0
-        some.append((of, cycle))
-        size += cycle.size
-    if some:
-        yield some
