@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import holdfast as hf
+from holdfast import failpoints
 from holdfast.clock import S
 from holdfast.durable import inbox, journal, lease
 from holdfast.errors import Fenced, IllegalTransition, NotFound
@@ -195,6 +196,33 @@ def test_reassigned_world_moves_to_its_new_worker_without_lease_timeout(rig: Wor
     rig.run(b)
     assert ada.state().balance == 3
     assert current_lease(rig, ada).worker == "B"
+
+
+@pytest.mark.parametrize("new_worker", ["B", None])
+@pytest.mark.parametrize("commits", [True, False])
+def test_world_that_moves_while_its_worker_acts_on_it_is_released(
+    rig: WorldRig, new_worker: str | None, commits: bool
+) -> None:
+    """The assignment changes between the read of the inbox and the next commit of the former worker."""
+    ada = rig.world()
+    ada.send(bank.DepositMade(1))
+    worker = rig.run(rig.worker(idle_s=1e6))
+
+    def move(_: object) -> None:
+        if new_worker is None:
+            rig.store.transact(catalog.unassign, rig.universe, rig.id(ada))
+        else:
+            rig.assign(ada, new_worker)
+
+    rig.store.transact(lambda txn: catalog.mark_runnable(txn, rig.universe, rig.id(ada)))
+    if commits:
+        ada.send(bank.DepositMade(2))
+    with failpoints.on("world.submit_cycles" if commits else "world.inboxes_read", calls=move):
+        worker.tick()
+    rig.run(worker)
+    assert worker.hosted == []
+    assert current_lease(rig, ada).state is lease.LeaseState.FREE
+    assert rig.runnable("A") == []
 
 
 @pytest.mark.parametrize("hosted", [True, False])

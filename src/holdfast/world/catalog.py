@@ -464,17 +464,32 @@ def clear_runnable(txn: Txn, universe: str, world_id: str, worker: str) -> bool:
 
     The check runs in the commit. There is no work if the inbox is empty, if the world is not
     assigned to this worker, if the world is not active (`resume` sets a new mark), or if it waits
-    for a worker that declares its next item (the orchestrator sets a new mark).
+    for a worker that declares its next item (the orchestrator sets a new mark). A worker that still
+    holds the lease of a world keeps the mark after a reassignment, because the mark makes it
+    release the world.
     """
     found = find_assignment(txn, universe, world_id)
     mine = found is not None and found.desired_worker_id == worker
+    if not mine and _holds_lease(txn, universe, world_id, worker):
+        return False
     if mine and inbox.depth(txn, subject_of(universe, world_id)):
         known = get_record(txn, universe, world_id)
         if known.status is WorldStatus.ACTIVE and not known.stopped:
             return False
+    _remove_marks(txn, universe, world_id, worker, found)
+    return True
+
+
+def remove_marks(txn: Txn, universe: str, world_id: str, worker: str) -> None:
+    """Remove a worker's runnable marks of a world that the worker is about to release."""
+    _remove_marks(txn, universe, world_id, worker, find_assignment(txn, universe, world_id))
+
+
+def _remove_marks(
+    txn: Txn, universe: str, world_id: str, worker: str, found: Assignment | None
+) -> None:
     for priority in {0, 0 if found is None else found.priority}:
         txn.delete(_runnable_key(universe, worker, priority, world_id))
-    return True
 
 
 def runnable_from(
@@ -613,6 +628,11 @@ def _mark_former_worker(txn: Txn, universe: str, world_id: str, was: Assignment)
     worker = was.desired_worker_id or UNASSIGNED
     txn.put(_runnable_key(universe, worker, 0, world_id), b"")
     txn.notify(runnable_topic(universe, worker))
+
+
+def _holds_lease(txn: Txn, universe: str, world_id: str, worker: str) -> bool:
+    held = lease.current_status(txn, subject_of(universe, world_id))
+    return held is not None and held.worker == worker and held.is_live(txn.now_ns, txn.generation)
 
 
 def _remove_assignment(txn: Txn, universe: str, world_id: str) -> bool:

@@ -112,7 +112,7 @@ def mark_stopped(
     txn.put(stopped.row_key(universe, record.type, world_id), codec.pack(need))
     if assigned is not None and not assigned.pinned:
         catalog.unassign_without_mark(txn, universe, world_id)
-    catalog.clear_runnable.fn(txn, universe, world_id, _worker_of(assigned))
+    catalog.remove_marks(txn, universe, world_id, _worker_of(assigned))
     txn.notify(catalog.runnable_topic(universe, catalog.UNASSIGNED))
 
 
