@@ -13,7 +13,8 @@ from bench.peers import lateness
 from bench.peers.answers import serve
 from bench.peers.flow_app import Proceed, app, chain, delayed, long, single, sleeper
 from holdfast.flows.model import keys_of
-from holdfast.flows.operations import NewFlow, start
+from holdfast.flows.new_flow import NewFlow
+from holdfast.flows.operations import start
 from holdfast.flows.unit_of_work import get_counts
 from holdfast.tasks import model as task_model
 

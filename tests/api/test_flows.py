@@ -57,6 +57,23 @@ def test_starting_a_flow_again_with_its_key_returns_the_same_flow(rig: ApiRig) -
     assert len(rig.pages("/v1/flows")) == 1
 
 
+def test_flows_are_listed_by_tag(rig: ApiRig) -> None:
+    body = {"name": "order", "args": ["book"], "kwargs": {"cents": 5}}
+    ids = [
+        rig.post("/v1/flows", body | {"options": {"tag": tag}})["id"]
+        for tag in ("eu", "us", "eu", None)
+    ]
+    for limit in (1, 2):
+        found = rig.pages("/v1/flows", tag="eu", limit=limit)
+        assert [flow["id"] for flow in found] == [ids[2], ids[0]]
+    assert {flow["tag"] for flow in found} == {"eu"}
+    assert [flow["id"] for flow in rig.pages("/v1/flows", tag="us")] == [ids[1]]
+    assert rig.pages("/v1/flows", tag="eu", state="completed") == []
+    assert len(rig.pages("/v1/flows", tag="eu", state="running")) == 2
+    with pytest.raises(Invalid):
+        rig.post("/v1/flows", body | {"options": {"tag": ""}})
+
+
 def test_idempotency_key_of_the_request_is_the_key_of_the_flow(rig: ApiRig) -> None:
     body = {"name": "order", "args": ["book", 5]}
     first = rig.post("/v1/flows", body, key="k-1")

@@ -4,11 +4,19 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from msgspec.structs import replace
 
+from holdfast import codec
 from holdfast.clock import S
 from holdfast.durable import queue
 from holdfast.errors import Invalid, NotFound
 from holdfast.ops.api.call import NoIndex
+from holdfast.ops.index_rebuild import rebuild_effect_tags
+from holdfast.ops.verify import find_differences
+from holdfast.store import schema, tuples
+from holdfast.store.api import Txn
+from holdfast.store.schema import Space
+from holdfast.world import intents as world_intents
 from holdfast.world.redrive import failed_events_queue
 from tests.api.rig import ApiRig
 
@@ -65,10 +73,65 @@ def test_dead_effects_are_listed_in_pages(rig: ApiRig) -> None:
     assert {effect["code"] for effect in found} == {"broken"}
 
 
-@pytest.mark.parametrize("query", [{}, {"kind": KIND}, {"state": "ready"}, {"world": "a"}])
+@pytest.mark.parametrize(
+    "query", [{}, {"kind": KIND}, {"state": "ready"}, {"world": "a"}, {"tag": "a", "kind": KIND}]
+)
 def test_effect_list_without_its_index_is_refused(rig: ApiRig, query: dict[str, str]) -> None:
     with pytest.raises(NoIndex):
         rig.get("/v1/effects", **query)
+
+
+def test_effects_are_listed_by_tag_until_they_end(rig: ApiRig) -> None:
+    wanted = set(request_quotes(rig, "ada", "bob", "eve"))
+    for limit in (1, 2, 3):
+        found = rig.pages("/v1/effects", tag="wanted", limit=limit)
+        assert {effect["intent"] for effect in found} == wanted
+    shown = {(effect["kind"], effect["state"], effect["tag"]) for effect in found}
+    assert shown == {(KIND, "ready", "wanted")}
+    assert rig.pages("/v1/effects", tag="other") == []
+    [claim] = rig.store.transact(queue.claim, f"{rig.universe}/effects/{KIND}", "w", 1, 60 * S)
+    rig.store.transact(queue.fail, claim.token, "broken", "no quote", False)
+    [dead] = rig.pages("/v1/effects", tag="wanted", state="dead")
+    assert (dead["code"], dead["seq"]) == ("broken", claim.seq)
+    assert len(rig.pages("/v1/effects", tag="wanted", state="ready")) == 2
+    redriven = rig.post(f"/v1/effects/{dead['intent']}/redrive")["redriven_as"]
+    left = {effect["intent"] for effect in rig.pages("/v1/effects", tag="wanted")}
+    assert left == wanted - {dead["intent"]} | {redriven}
+    assert rig.store.read(find_differences) == []
+
+
+def lose_tag_row(txn: Txn, universe: str) -> None:
+    prefix = world_intents.tag_prefix(universe)
+    [(key, _)] = txn.scan(prefix, tuples.prefix_end(prefix))
+    txn.delete(key)
+
+
+def test_lost_row_of_the_tag_of_an_effect_is_found_and_rebuilt(rig: ApiRig) -> None:
+    [intent] = request_quotes(rig, "ada")
+    rig.store.transact(lose_tag_row, rig.universe)
+    assert "listed by its tag" in {one.what for one in rig.store.read(find_differences)}
+    rig.store.transact(rebuild_effect_tags, rig.universe)
+    assert rig.store.read(find_differences) == []
+    assert [one["intent"] for one in rig.pages("/v1/effects", tag="wanted")] == [intent]
+
+
+def test_effect_of_an_older_version_is_listed_by_its_tag_after_a_rebuild(rig: ApiRig) -> None:
+    [intent] = request_quotes(rig, "ada")
+    pending_key = schema.key_prefix(Space.WORLD, rig.universe, "i") + tuples.pack(
+        (bytes.fromhex(intent),)
+    )
+
+    def age(txn: Txn) -> None:
+        """Make the rows that the version before wrote."""
+        pending = codec.unpack_as(world_intents.PendingEffect, txn.get(pending_key) or b"")
+        txn.put(pending_key, codec.pack(replace(pending, listed=False)))
+        lose_tag_row(txn, rig.universe)
+
+    rig.store.transact(age)
+    assert rig.store.read(find_differences) == []
+    assert rig.pages("/v1/effects", tag="wanted") == []
+    rig.store.transact(rebuild_effect_tags, rig.universe)
+    assert [one["intent"] for one in rig.pages("/v1/effects", tag="wanted")] == [intent]
 
 
 def test_effect_list_refuses_a_bad_state_and_the_cursor_of_another_list(rig: ApiRig) -> None:

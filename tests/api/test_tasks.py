@@ -88,6 +88,20 @@ def test_tasks_are_listed_by_state_queue_and_name_in_pages(rig: ApiRig) -> None:
         rig.get("/v1/tasks", state="lost")
 
 
+def test_tasks_are_listed_by_tag(rig: ApiRig) -> None:
+    ids = [submit(rig, tag=tag) for tag in ("eu", "us", "eu")]
+    submit(rig)
+    found = rig.get("/v1/tasks", tag="eu", limit=1)
+    assert [task["id"] for task in found["tasks"]] == [ids[2]]
+    [last] = rig.get("/v1/tasks", tag="eu", limit=1, cursor=found["cursor"])["tasks"]
+    assert (last["id"], last["tag"]) == (ids[0], "eu")
+    rig.post(f"/v1/tasks/{ids[0]}/cancel")
+    [dead] = rig.get("/v1/tasks", tag="eu", state="dead")["tasks"]
+    assert dead["id"] == ids[0]
+    with pytest.raises(Invalid):
+        rig.get("/v1/tasks", tag="us", cursor=found["cursor"])
+
+
 def test_cancelled_task_is_dead(rig: ApiRig) -> None:
     id = submit(rig)
     assert rig.post(f"/v1/tasks/{id}/cancel", {"reason": "no ink"}) == {"id": id, "cancelled": True}

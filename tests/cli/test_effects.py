@@ -57,6 +57,21 @@ def test_effects_list_prints_queue_counts_by_kind(run: RunCommand, path: Path, s
     assert run("effects", "list", "ship", "--store", path).out == "no effects\n"
 
 
+def test_effects_are_listed_by_tag_in_pages(run: RunCommand, path: Path, shop: Store) -> None:
+    listing = ("effects", "list", "--tag", "t", "--limit", 3, "--store", path)
+    first = run(*listing, "--json").document
+    rest = run(*listing, "--cursor", first["cursor"], "--json").document
+    rows = first["intents"] + rest["intents"]
+    assert sorted(row["intent"] for row in rows) == sorted(intents(shop))
+    assert sorted(row["state"] for row in rows) == ["dead", "dead", "ready", "ready"]
+    assert rest["cursor"] is None
+    assert f"--cursor {first['cursor']}" in run(*listing).out
+    dead = run(*listing, "--state", "dead", "--limit", 9, "--json").document["intents"]
+    assert {row["code"] for row in dead} == {"down", "gone"}
+    assert run("effects", "list", "--tag", "u", "--store", path).out == "no such effects\n"
+    assert run("effects", "list", "pay", "--tag", "t", "--store", path).error.startswith("invalid")
+
+
 def test_effects_show_prints_the_state_of_an_intent(
     run: RunCommand, path: Path, shop: Store
 ) -> None:

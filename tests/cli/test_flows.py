@@ -13,6 +13,9 @@ from holdfast import failpoints
 from holdfast.clock import SimClock
 from holdfast.flows import flow_list
 from holdfast.store.api import Store
+from holdfast.tasks import operations as task_operations
+from holdfast.tasks.model import TaskSpec
+from holdfast.tasks.operations import TaskToSubmit
 from tests.cli import flow_app
 from tests.cli.conftest import RunCommand
 from tests.cli.flow_app import app, count, measured, order
@@ -125,6 +128,21 @@ def test_flows_list_filters_by_name_and_continues_from_its_cursor(
     assert "no such flows" in run("flows", "list", "--name", "x", "--store", path).out
     error = run("flows", "list", "--cursor", "x", "--store", path).error
     assert error.startswith("invalid: ")
+
+
+def test_flows_and_tasks_are_listed_by_tag(
+    run: RunCommand, path: Path, rig: FlowRig, flows: Any
+) -> None:
+    tagged = rig.start(order.options(key="o-8", tag="eu"), "book", 700)
+    start(rig, "o-9")
+    assert [row["id"] for row in flows("list", "--tag", "eu")["flows"]] == [tagged.id]
+    assert flows("list", "--tag", "us")["flows"] == []
+    assert flows("cancel", "--tag", "eu", "--dry-run")["would_cancel"] == [tagged.id]
+    assert "tag        eu" in run("flows", "show", tagged.id, "--store", path).out
+    task = TaskToSubmit(b"\x92\x90\x80", tag="eu")
+    rig.store.transact(task_operations.submit, rig.universe, TaskSpec("count"), [task])
+    listed = run("tasks", "list", "--tag", "eu", "--store", path, "--json").document["tasks"]
+    assert [(row["name"], row["tag"]) for row in listed] == [("count", "eu")]
 
 
 def test_flows_list_by_state_reads_only_flows_in_that_state(

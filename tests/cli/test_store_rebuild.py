@@ -75,7 +75,7 @@ def used_store(path: Path) -> Path:
             bank.world(Sum, name).wait_for(lambda state: state.total == 1)
         assert list(bank.map(double, range(5))) == [0, 2, 4, 6, 8]
     with open_with_short_linger(path), app.open(str(path), roles=()) as bank:
-        bank.submit(double.options(delay_s=3600, key="seven"), 7)
+        bank.submit(double.options(delay_s=3600, key="seven", tag="eu"), 7)
         bank.world(Sum, "ada").send(AmountAdded(2))
         fill(bank.store)
     return path
@@ -234,6 +234,10 @@ def lose_task_key(txn: Txn) -> None:
     lose_all(txn, task_rows.keys_of("bank").idempotency_keys)
 
 
+def lose_task_tag(txn: Txn) -> None:
+    lose_all(txn, task_rows.keys_of("bank").tags)
+
+
 DAMAGE = [
     lose_name,
     lose_counter,
@@ -251,6 +255,7 @@ DAMAGE = [
     lose_task_places,
     change_task_places,
     lose_task_key,
+    lose_task_tag,
 ]
 
 
@@ -378,7 +383,7 @@ def test_store_rebuild_on_postgresql(run: RunCommand, monkeypatch: pytest.Monkey
         for name in ("ada", "bob"):
             bank.world(Sum, name).wait_for(lambda state: state.total == 1)
     with app.open(url, roles=()) as bank:
-        bank.submit(double.options(delay_s=3600, key="seven"), 7)
+        bank.submit(double.options(delay_s=3600, key="seven", tag="eu"), 7)
         bank.world(Sum, "ada").send(AmountAdded(2))
         fill(bank.store)
     before = stored_rows(url)

@@ -280,7 +280,7 @@ def test_tasks_are_processed_page_by_page(store: Store, monkeypatch: pytest.Monk
     monkeypatch.setattr(task_selection, "PAGE", 2)
     new = [TaskToSubmit(codec.pack([[n], {}])) for n in range(5)]
     store.transact(operations.submit, SHOP, TaskSpec("pay"), new)
-    args = argparse.Namespace(ids=[], limit=None, queue="", state="", name="", error="")
+    args = argparse.Namespace(ids=[], limit=None, queue="", state="", name="", tag="", error="")
     batches: list[int] = []
 
     def record(tasks: list[TaskId]) -> list[None]:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 import holdfast as hf
 from holdfast import codec
+from holdfast.durable.tags import pack_tag
 from holdfast.flows.model import (
     RETRY_NAME,
     FlowKeys,
@@ -78,7 +79,7 @@ ORDER, DONE, RAISING, CHILD = 1, 2, 3, 4
 
 def start_flows(start: Callable[..., Any]) -> Any:
     """Start the flows of which a worker makes every kind of row. Returns the handle of the order."""
-    handle = start(order.options(key="o-1"), 1)
+    handle = start(order.options(key="o-1", tag="eu"), 1)
     handle.send(Collected(1), key="p-1")
     handle.send(Collected(2), key="p-2")
     handle.send(Collected(3, b"s" * LARGE), key="p-3")
@@ -197,6 +198,11 @@ def _value(value: object) -> Callable[[bytes], bytes]:
 # Rows that follow from others: the rebuild restores them. The change, and the finding of verify.
 DERIVED: dict[str, tuple[Change, str]] = {
     "state row lost": (lose(KEYS.states), "row of its state"),
+    "row of a tag lost": (lose(KEYS.tags), "row of its tag"),
+    "row of a tag that no flow has": (
+        put(KEYS.tags + pack_tag("us") + pack_int(1), b""),
+        "row of its tag",
+    ),
     "state row of another state": (put(KEYS.states + tuples.pack((7, 1)), b""), "row of its state"),
     "counters lost": (lose(KEYS.counts), "counters"),
     "counters of no flow": (put(KEYS.counts + tuples.pack(("none",)), b"\x91\x01"), "counters"),

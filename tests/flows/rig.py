@@ -20,7 +20,7 @@ from holdfast.clock import S, SimClock
 from holdfast.errors import CommitUnknown
 from holdfast.flows import operations, parked_flows, retention
 from holdfast.flows.model import TASK_PREFIX, FlowId, decode_body, decode_head, keys_of
-from holdfast.flows.operations import NewFlow
+from holdfast.flows.new_flow import NewFlow
 from holdfast.flows.states import ENDED
 from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Store
@@ -108,7 +108,7 @@ class FlowRig:
 
     def start(self, flow: Any, *args: Any, **kwargs: Any) -> FlowHandle[Any]:
         call = to_call(self.runtime, flow)
-        new = NewFlow(call.spec, call.flow.pack(args, kwargs), call.key)
+        new = NewFlow(call.spec, call.flow.pack(args, kwargs), call.key, tag=call.tag)
         [started] = self.crashing_store.transact(operations.start, self.universe, [new])
         return FlowHandle(self.runtime, FlowId(started.generation, started.seq), call.flow)
 

@@ -30,7 +30,7 @@ from holdfast.flows import compensation_dead_letters, fork, parked_flows, redriv
 from holdfast.flows import operations as flows
 from holdfast.flows.compensation_redrive import redrive_compensations
 from holdfast.flows.model import MailRow, decode_head, get_body, keys_of, parse_flow_id
-from holdfast.flows.operations import NewFlow
+from holdfast.flows.new_flow import NewFlow
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.messages import event_ingress
 from holdfast.schedules import operations as schedules

@@ -192,7 +192,7 @@ class TaskOperationsRig:
         assert logged_fields(before) == logged_fields(rows), "rows changed, and the log did not"
 
 
-_TASK_OPTIONS = ("delay_ns", "key", "limit", "after")
+_TASK_OPTIONS = ("delay_ns", "key", "limit", "after", "tag")
 
 
 def entry_records(entry: TaskLogEntry) -> Iterator[TaskRecord]:

@@ -13,6 +13,7 @@ from holdfast import codec
 from holdfast.clock import S
 from holdfast.durable import journal
 from holdfast.durable.difference import Difference
+from holdfast.durable.tags import pack_tag
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.tasks import checkpoint, consistency, events, replay_check, status_fold
@@ -69,7 +70,7 @@ def populated_rig(rig: TaskOperationsRig) -> TaskOperationsRig:
     rig.submit(TaskToSubmit(b"d", delay_ns=3600 * S), TaskToSubmit(b"a", after=(4,)))
     rig.submit(TaskToSubmit(b"l", limit="a"), TaskToSubmit(b"l", limit="a"))
     rig.submit_one(lease_ns=1, priority=1)
-    rig.submit_one(key="k", queue="other")
+    rig.submit_one(key="k", queue="other", tag="eu")
     rig.cancel(10)
     rig.redrive(10)
     nine, _, two, three = rig.lease(4)
@@ -174,6 +175,10 @@ CORRUPTIONS: dict[str, tuple[Change, str]] = {
         "leases of limit a in default",
     ),
     "a key is forgotten": (delete_first_row(KEYS.idempotency_keys), "key k"),
+    "a tag is forgotten": (delete_first_row(KEYS.tags), "listed by its tag"),
+    "a tag that no task has": (
+        put_row(KEYS.tags + pack_tag("us") + pack_int(1), b""), "listed by its tag",
+    ),
     "a key names another": (
         put_row(KEYS.idempotency_keys + tuples.pack(("work", "k")), pack_int(1)), "key",
     ),

@@ -1,4 +1,4 @@
-"""Task lists by state, queue and name. The pages of a list contain each task once."""
+"""Task lists by state, queue, name and tag. The pages of a list contain each task once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from holdfast import failpoints
 from holdfast.clock import S
+from holdfast.config import NAME_BYTES_MAX
+from holdfast.durable.tags import INDEXED_BYTES_MAX
 from holdfast.errors import Invalid
 from holdfast.tasks import operations, task_list
 from holdfast.tasks.model import pack_int
@@ -66,6 +68,7 @@ def create_random_tasks(rig: TaskOperationsRig, seed: int, steps: int = 45) -> i
                 delay_ns=rng.choice([0, 0, 0, 10 * S, 9999 * S]),
                 limit=rng.choice(["", "", "k"]),
                 after=tuple(rng.sample(open_, 1)) if open_ and rng.random() < 0.2 else (),
+                tag=("eu", "us", "")[last % 3],
             )
         elif choice < 0.85:
             names = rng.choice([(), ("x",)])
@@ -101,6 +104,57 @@ def test_task_list_filters_return_each_matching_task_once(
                 for limit in (1, 3, 100):
                     found = list_all_pages(rig, limit, where=where, queue=queue, name=name)
                     assert sorted(found) == sorted(expected), (where, queue, name, limit)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_task_list_by_tag_returns_each_matching_task_once(
+    rig: TaskOperationsRig, seed: int
+) -> None:
+    rows = read_rows(rig, create_random_tasks(rig, seed))
+    for tag in ("eu", "us", "asia"):
+        tagged = [row for row in rows if row.body.tag == tag]
+        assert bool(tagged) == (tag != "asia")
+        for where in ("", "waiting", "ready", "leased", "completed", "dead"):
+            for queue in ("", "a"):
+                expected = sorted(matching_seqs(tagged, where, queue, ""), reverse=True)
+                for limit in (1, 3, 100):
+                    found = list_all_pages(rig, limit, tag=tag, where=where, queue=queue)
+                    assert found == expected, (tag, where, queue, limit)
+
+
+def test_redriven_task_keeps_its_tag_and_a_removed_one_leaves_the_list(
+    rig: TaskOperationsRig,
+) -> None:
+    rig.submit_one(tag="eu", retain_ns=S)
+    rig.cancel(1)
+    assert rig.redrive(1) == [2]
+    assert list_all_pages(rig, tag="eu") == [2, 1]
+    rig.advance(2 * S)
+    assert rig.maintain() == 1
+    assert list_all_pages(rig, tag="eu") == [2]
+
+
+def test_tags_above_the_indexed_size_have_separate_lists(rig: TaskOperationsRig) -> None:
+    long = "x" * NAME_BYTES_MAX
+    for tag in (long, long[:-1] + "y", "x" * INDEXED_BYTES_MAX):
+        rig.submit_one(tag=tag)
+    assert list_all_pages(rig, tag=long) == [1]
+    assert list_all_pages(rig, tag="x" * INDEXED_BYTES_MAX) == [3]
+    with pytest.raises(Invalid):
+        rig.submit_one(tag=long + "x")
+    with pytest.raises(Invalid):
+        list_all_pages(rig, tag=long + "x")
+
+
+def test_list_by_tag_reads_no_task_of_another_tag(
+    rig: TaskOperationsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.submit_one(tag="eu")
+    for _ in range(5):
+        rig.submit_one(tag="us")
+    monkeypatch.setattr(task_list, "SCANNED_MAX", 1)
+    page = rig.store.read(task_list.list_tasks, UNIVERSE, tag="eu")
+    assert [row.seq for row in page.rows] == [1]
 
 
 def test_task_list_continues_after_scanned_max(

@@ -20,8 +20,8 @@ from holdfast.app.storable_types import check_function
 from holdfast.clock import S
 from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
 from holdfast.errors import Invalid, ValueTooLarge
-from holdfast.flows import operations
 from holdfast.flows.model import FlowSpec
+from holdfast.flows.new_flow import NewFlow, check_spec
 from holdfast.messages import FLOW_START_PREFIX, IntentReceipt
 from holdfast.value_versions import UpcastObjects
 from holdfast.workers.flows.step_runs import check_type, encode_result
@@ -33,7 +33,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 E = TypeVar("E")
 
-FLOW_OPTIONS = ("key", "queue", "priority", "parent_close", "timeout_s")
+FLOW_OPTIONS = ("key", "queue", "priority", "parent_close", "timeout_s", "tag")
 PARENT_CLOSE = ("cancel", "abandon")
 
 
@@ -49,7 +49,7 @@ class Flow(StartableFlow[P, T]):
         self.__doc__ = fn.__doc__
         self.__name__ = fn.__name__
         self.__module__ = fn.__module__
-        operations.check_spec(spec)
+        check_spec(spec)
         check_text("flow", spec.name)
         check_text("queue", spec.queue)
         try:
@@ -80,6 +80,7 @@ class Flow(StartableFlow[P, T]):
         priority: int | None = None,
         timeout_s: float | None = None,
         parent_close: str = "cancel",
+        tag: str | None = None,
     ) -> FlowCall[P, T]:
         """Return the flow with options, kept apart from its arguments."""
         spec = self.spec
@@ -96,8 +97,10 @@ class Flow(StartableFlow[P, T]):
             )
         if key is not None:
             check_text("key", key)
-        operations.check_spec(spec)
-        return FlowCall(self, spec, key or "", parent_close == "cancel")
+        if tag is not None:
+            check_text("tag", tag)
+        check_spec(spec)
+        return FlowCall(self, spec, key or "", parent_close == "cancel", tag or "")
 
     def check_storable(self) -> None:
         check_function("flow", self.name, self.signature, self._hints, self.returns)
@@ -185,14 +188,17 @@ class BoundFlow:
 class FlowCall(StartableFlow[P, T]):
     """A flow with options, as accepted by `rt.start` and `hf.step`."""
 
-    def __init__(self, flow: Flow[P, T], spec: FlowSpec, key: str, cancels_child: bool) -> None:
+    def __init__(
+        self, flow: Flow[P, T], spec: FlowSpec, key: str, cancels_child: bool, tag: str
+    ) -> None:
         self.flow = flow
         self.spec = spec
         self.key = key
         self.cancels_child = cancels_child
+        self.tag = tag
 
-    def new_flow(self, packed: bytes) -> operations.NewFlow:
-        return operations.NewFlow(self.spec, packed, self.key)
+    def new_flow(self, packed: bytes) -> NewFlow:
+        return NewFlow(self.spec, packed, self.key, tag=self.tag)
 
 
 class FlowDecorator(typing.Protocol):

@@ -12,13 +12,15 @@ from holdfast.world.step_inputs import EffectCall
 
 def to_effect_call(flow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EffectCall:
     """Return a flow, or a flow with options, and its arguments as a world requests it."""
-    declared, key = (flow.flow, flow.key) if isinstance(flow, FlowCall) else (flow, "")
+    has_options = isinstance(flow, FlowCall)
+    declared, key, tag = (flow.flow, flow.key, flow.tag) if has_options else (flow, "", "")
     if not isinstance(declared, Flow):
         raise Invalid(what="flow", found=repr(flow)[:64], why="not made by @hf.flow")
     packed = (
         declared.pack(*_by_position(declared, args, kwargs)) if key else declared.pack(args, kwargs)
     )
-    return EffectCall(declared.kind, packed, key=key or None, flow_spec=codec.pack(flow.spec))
+    spec = codec.pack(flow.spec)
+    return EffectCall(declared.kind, packed, tag=tag, key=key or None, flow_spec=spec)
 
 
 def _by_position(

@@ -440,13 +440,17 @@ def _task_call(
 ) -> StepCall:
     call: TaskCall[Any, Any] = fn.plain if isinstance(fn, Task) else fn
     if call.key or call.after or call.delay_ns:
-        raise Invalid(what="task option", why="a step takes queue, priority and limit_key only")
+        raise Invalid(
+            what="task option", why="a step takes queue, priority, limit_key and tag only"
+        )
     packed = call.task.pack(args, kwargs)
     step_call = StepCall(
         StepCallKind.OPEN,
         call.task.name,
         b"",
-        lambda step: _request(step, TASK, task=call.spec, args=packed, limit=call.limit),
+        lambda step: _request(
+            step, TASK, task=call.spec, args=packed, limit=call.limit, tag=call.tag
+        ),
         call.task.value,
     )
     return _set_digest(execution, step_call, call.task.fn, args, kwargs, state=b"")
@@ -476,6 +480,7 @@ def _flow_call(
             args=packed,
             cancels_child=call.cancels_child,
             equal_args=equal_args,
+            tag=call.tag,
         )
 
     step_call = StepCall(StepCallKind.OPEN, call.flow.name, b"", request, call.flow.value)

@@ -107,7 +107,7 @@ def define(
     every, zone, missed, overlap, args = options
     if isinstance(target, Flow | FlowCall):
         flow_call = flow_start.to_call(runtime, target)
-        _refuse_options(name, {"key": flow_call.key})
+        _refuse_options(name, {"key": flow_call.key, "tag": flow_call.tag})
         packed = flow_call.flow.pack(args, {})
         return ScheduleDefinition(name, every, zone, missed, overlap, packed, flow=flow_call.spec)
     call: TaskCall[Any, Any] = submission.to_call(runtime, target)
@@ -118,7 +118,7 @@ def define(
 
 def _refuse_options(name: str, options: dict[str, Any]) -> None:
     """Raise Invalid for options that belong to a single submission, such as a key or a delay."""
-    for option in ("key", "delay_s", "after", "limit_key"):
+    for option in ("key", "delay_s", "after", "limit_key", "tag"):
         if options.get(option):
             raise Invalid(
                 what="schedule", name=name, option=option, why="a schedule takes no such option"

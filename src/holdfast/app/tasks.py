@@ -43,7 +43,7 @@ _NONE = type(None)
 _PLAIN_TYPES: frozenset[type] = frozenset({bool, int, float, str, bytes, _NONE})
 ISOLATIONS = ("thread", "process")
 REPORTS = ("batch", "each")
-OPTIONS = ("key", "queue", "priority", "delay_s", "after", "limit_key")
+OPTIONS = ("key", "queue", "priority", "delay_s", "after", "limit_key", "tag")
 
 
 class Queue(NamedTuple):
@@ -251,11 +251,12 @@ class TaskCall(Generic[P, T]):
         if not isinstance(delay_s, int | float) or not 0 <= delay_s <= TTL_NS_MAX / S:
             raise Invalid(what="delay_s", found=repr(delay_s)[:64], min=0, max=TTL_NS_MAX / S)
         self.delay_ns = math.ceil(delay_s * S)
-        for what in ("key", "limit_key"):
+        for what in ("key", "limit_key", "tag"):
             if options.get(what) is not None:
                 check_text(what, options[what])
         self.key: str = options.get("key") or ""
         self.limit: str = options.get("limit_key") or ""
+        self.tag: str = options.get("tag") or ""
         after = options.get("after") or ()
         if isinstance(after, str) or hasattr(after, "id"):
             after = (after,)  # a single id or handle
@@ -268,7 +269,7 @@ class TaskCall(Generic[P, T]):
         return Submission(self, self.task.pack(args, kwargs))
 
     def new_task(self, packed: bytes, after: tuple[int, ...], trace: bytes) -> TaskToSubmit:
-        return TaskToSubmit(packed, self.delay_ns, self.key, self.limit, after, trace)
+        return TaskToSubmit(packed, self.delay_ns, self.key, self.limit, after, trace, self.tag)
 
 
 class Submission(NamedTuple):

@@ -21,6 +21,7 @@ from holdfast.cli.output import emit, field_lines, table, time_text
 from holdfast.cli.store_option import EVERY_UNIVERSE, ONE_UNIVERSE, add_options, open_existing
 from holdfast.errors import Invalid, NotFound
 from holdfast.ops import pending_documents, pending_work
+from holdfast.ops.api import cursors
 from holdfast.ops.pending_work import EffectRow, IntentRow
 from holdfast.store.api import Store
 from holdfast.workers.effects import receipts
@@ -44,7 +45,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--state",
         type=str.lower,
         choices=pending_work.STATES,
-        help="list the intents of KIND in this state",
+        help="list the intents of KIND, or of --tag, in this state",
+    )
+    listed.add_argument("--tag", metavar="TAG", help="list the intents with this tag")
+    listed.add_argument(
+        "--cursor",
+        metavar="C",
+        default="",
+        help="continue a list by tag from the cursor it printed",
     )
     listed.add_argument(
         "--after", metavar="SEQ", type=int, default=0, help="list only dead intents after SEQ"
@@ -99,6 +107,8 @@ def redrive(store: Store, universe: str, kind: str, args: argparse.Namespace) ->
 
 
 def _list(store: Store, args: argparse.Namespace) -> int:
+    if args.tag:
+        return _list_tagged(store, args)
     if args.state:
         return _list_intents(store, args)
     rows = store.read(pending_work.kinds, args.universe, args.kind, True)
@@ -180,6 +190,36 @@ def _list_intents(store: Store, args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _list_tagged(store: Store, args: argparse.Namespace) -> int:
+    if args.kind:
+        raise Invalid(what="KIND", why="a list by tag holds all kinds: leave it out")
+    universe = _universe_of(store, args)
+    position = cursors.decode(args.cursor, bytes) or b""
+    rows, last = store.read(
+        pending_work.tagged_page, universe, args.tag, args.state or "", position, args.limit
+    )
+    cells = [
+        (
+            row.intent.intent_hash.hex(),
+            row.intent.effect_kind,
+            row.world,
+            row.state,
+            time_text(row.time_ns) if row.time_ns else None,
+            row.attempts,
+            row.code or None,
+        )
+        for row in rows
+    ]
+    header = ("intent", "kind", "world", "state", "time", "attempts", "code")
+    cursor = cursors.encode(last) if last else None
+    documents = msgspec.to_builtins([pending_documents.intent_document(row) for row in rows])
+    text = table(header, cells) if rows else "no such effects"
+    if cursor:
+        text += f"\n\nthere may be more: --cursor {cursor}"
+    emit(args, {"tag": args.tag, "intents": documents, "cursor": cursor}, text)
+    return EXIT_OK
+
+
 def _show(store: Store, args: argparse.Namespace) -> int:
     row: EffectRow = store.read(pending_work.effect, args.intent, args.universe)
     pending_effect, item = row.pending_effect, row.item
@@ -204,13 +244,13 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
 
 
 def _universe_of(store: Store, args: argparse.Namespace) -> str:
-    """Return the only universe that has effects of this kind."""
+    """Return the only universe that has effects of this kind, or of any kind."""
     rows = store.read(pending_work.kinds, args.universe, args.kind)
-    if not rows:
-        raise NotFound(what="effect", kind=args.kind)
-    if len(rows) > 1:
-        universes = [row.universe for row in rows]
+    universes = sorted({row.universe for row in rows})
+    if not universes:
+        raise NotFound(what="effect", kind=args.kind or "of any kind")
+    if len(universes) > 1:
         raise Invalid(
             what="effect", why="in several universes: give --universe", universes=universes
         )
-    return rows[0].universe
+    return universes[0]

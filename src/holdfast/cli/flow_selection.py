@@ -1,4 +1,4 @@
-"""The selection of flows for a command: by id or `NAME/KEY`, or by state, name, error text.
+"""The selection of flows for a command: by id or `NAME/KEY`, or by state, name, tag, error text.
 
 Only flows that existed at the start are selected.
 """
@@ -43,6 +43,7 @@ def add_selection(parser: argparse.ArgumentParser, states: tuple[str, ...]) -> N
     )
     parser.add_argument("--state", type=str.lower, choices=states, help="only flows in this state")
     parser.add_argument("--name", metavar="NAME", help="only flows with this name")
+    parser.add_argument("--tag", metavar="TAG", help="only flows with this tag")
     parser.add_argument(
         "--error",
         metavar="TEXT",
@@ -54,7 +55,8 @@ def add_selection(parser: argparse.ArgumentParser, states: tuple[str, ...]) -> N
 
 
 def usage_error(args: argparse.Namespace) -> bool:
-    return selection.has_usage_error(args, args.flows, "ID", [args.state, args.name, args.error])
+    conditions = [args.state, args.name, args.tag, args.error]
+    return selection.has_usage_error(args, args.flows, "ID", conditions)
 
 
 def for_each(
@@ -136,7 +138,15 @@ def _matching_flows(
     for state in [args.state] if args.state else states:
         cursor, more = "", True
         while more:
-            page = store.read(flow_list.list_flows, universe, state, args.name or "", cursor, PAGE)
+            page = store.read(
+                flow_list.list_flows,
+                universe,
+                state,
+                args.name or "",
+                cursor,
+                PAGE,
+                args.tag or "",
+            )
             yield [
                 row
                 for row in page.rows

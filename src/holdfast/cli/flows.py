@@ -76,6 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--state", type=str.lower, choices=STATE_FILTERS, help="only flows in this state"
     )
     listed.add_argument("--name", metavar="NAME", help="only flows with this name")
+    listed.add_argument("--tag", metavar="TAG", help="only flows with this tag")
     _add_page(listed, LIST_MAX, "flows")
     _add_store(listed)
 
@@ -173,6 +174,7 @@ def _list(store: Store, args: argparse.Namespace) -> int:
         args.name or "",
         args.cursor,
         args.limit,
+        args.tag or "",
     )
     document = {
         "universe": universe,
@@ -246,6 +248,7 @@ def _show_text(args: argparse.Namespace, report: FlowReport, document: dict[str,
     pairs: list[tuple[str, object]] = [
         ("flow", f"{row.id} {spec.name}"),
         ("key", row.body.key),
+        ("tag", row.body.tag),
         ("queue", spec.queue + (f", priority {spec.priority}" if spec.priority else "")),
         ("state", row.state.name),
         ("why", "; ".join(blocker_text(blocker) for blocker in report.blockers)),

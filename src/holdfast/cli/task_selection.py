@@ -1,4 +1,4 @@
-"""The selection of tasks for a command: by id, or by state, queue, name, error text.
+"""The selection of tasks for a command: by id, or by state, queue, name, tag, error text.
 
 Only tasks that existed at the start are selected. The activations of flows are selected by id or by name only.
 """
@@ -31,6 +31,7 @@ def add_conditions(parser: argparse.ArgumentParser, states: tuple[str, ...]) -> 
     parser.add_argument("--queue", metavar="Q", help="only tasks in this queue")
     parser.add_argument("--state", type=str.lower, choices=states, help="only tasks in this state")
     parser.add_argument("--name", metavar="NAME", help="only tasks with this name")
+    parser.add_argument("--tag", metavar="TAG", help="only tasks with this tag")
 
 
 def add_selection(parser: argparse.ArgumentParser, states: tuple[str, ...]) -> None:
@@ -51,7 +52,7 @@ def add_selection(parser: argparse.ArgumentParser, states: tuple[str, ...]) -> N
 
 
 def usage_error(args: argparse.Namespace) -> bool:
-    conditions = [args.queue, args.state, args.name, args.error]
+    conditions = [args.queue, args.state, args.name, args.tag, args.error]
     return selection.has_usage_error(args, args.ids, "ID", conditions)
 
 
@@ -128,7 +129,7 @@ def _matching_tasks(
         cursor, more = "", True
         while more:
             page = store.read(
-                partial(task_list.list_tasks, owned=bool(args.name)),
+                partial(task_list.list_tasks, owned=bool(args.name), tag=args.tag or ""),
                 universe,
                 state,
                 args.queue or "",

@@ -128,7 +128,7 @@ def _list(store: Store, args: argparse.Namespace) -> int:
     if args.queue:
         queues = [row for row in queues if row.queue == args.queue]
     page = store.read(
-        partial(task_list.list_tasks, owned=bool(args.name)),
+        partial(task_list.list_tasks, owned=bool(args.name), tag=args.tag or ""),
         universe,
         args.state or "",
         args.queue or "",
@@ -217,6 +217,7 @@ def _show_text(args: argparse.Namespace, details: TaskDetails, document: dict[st
         ("lease", document["lease"]),
         ("key", row.body.key),
         ("limit key", row.body.limit),
+        ("tag", row.body.tag),
         ("after", ", ".join(document["after"])),
         ("redrive of", document["redrive_of"]),
         ("redriven by", document["redriven_by"]),

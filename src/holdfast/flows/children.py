@@ -54,14 +54,13 @@ def child_key(flow: OpenFlow, name: str, occurrence: int) -> str:
 def start_task(
     unit: FlowUnit,
     flow: OpenFlow,
-    name: str,
-    occurrence: int,
+    step: tuple[str, int],
     spec: TaskSpec,
-    args: bytes,
-    limit: str,
+    new: TaskToSubmit,
 ) -> int:
-    [seq] = create_within(unit.tasks, spec, [TaskToSubmit(args, limit=limit)])
-    listener = codec.pack([flow.seq, flow.head.run, name, occurrence])
+    """Submit the child task of a step, which is (name, occurrence)."""
+    [seq] = create_within(unit.tasks, spec, [new])
+    listener = codec.pack([flow.seq, flow.head.run, *step])
     dependents.listen(unit.tasks, seq, OWNER, listener)
     return seq
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from holdfast import codec
+from holdfast.durable.tags import pack_tag
 from holdfast.flows.model import (
     RETRY_NAME,
     TIMEOUT_NAME,
@@ -124,6 +125,7 @@ def _mail_of(txn: Txn, keys: FlowKeys, seq: int) -> dict[int, MailRow]:
 def derive(txn: Txn, stored: StoredFlows) -> Iterator[DerivedIndex]:
     """Yield every index of the flows with the rows that it must have."""
     yield _states(stored)
+    yield _tags(stored)
     yield _counts(stored)
     yield _flow_keys(stored)
     yield _due_rows(stored)
@@ -144,6 +146,16 @@ def _states(stored: StoredFlows) -> DerivedIndex:
         for seq, flow in stored.flows.items()
     }
     return DerivedIndex("row of its state", stored.keys.states, required, _allows_none, _last)
+
+
+def _tags(stored: StoredFlows) -> DerivedIndex:
+    prefix = stored.keys.tags
+    required = {
+        prefix + pack_tag(flow.body.tag) + pack_int(seq): b""
+        for seq, flow in stored.flows.items()
+        if flow.body.tag
+    }
+    return DerivedIndex("row of its tag", prefix, required, _allows_none, _last)
 
 
 def _counts(stored: StoredFlows) -> DerivedIndex:

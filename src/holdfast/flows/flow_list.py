@@ -1,6 +1,6 @@
-"""The flow list: pages of flows by state and name, newest first, and the counters of each flow name.
+"""The flow list: pages of flows by state, name and tag, newest first, and the counters of each flow name.
 
-A filter by state reads the index of states. Without it the heads are read. No record of a flow is read. A page
+A filter by tag reads the index of tags, a filter by state that of states. Without them the heads are read. No record of a flow is read. A page
 scans at most `SCANNED_MAX` flows. It may therefore be short or empty and still have a cursor for the next page.
 """
 
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from holdfast import codec, failpoints
-from holdfast.durable.validation import check_limit
+from holdfast.durable.tags import pack_tag
+from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid
 from holdfast.flows.model import (
     FlowBodyRow,
@@ -69,23 +70,32 @@ def list_counts(txn: Txn, universe: str) -> list[NameCounts]:
 
 
 def list_flows(
-    txn: Txn, universe: str, state: str = "", name: str = "", cursor: str = "", limit: int = 100
+    txn: Txn,
+    universe: str,
+    state: str = "",
+    name: str = "",
+    cursor: str = "",
+    limit: int = 100,
+    tag: str = "",
 ) -> FlowPage:
-    """Return a page of flows by state and name, newest first. An empty filter matches every flow."""
+    """Return a page of flows by state, name and tag, newest first. An empty filter matches every flow."""
     check_limit(limit)
     if state and state not in STATE_FILTERS:
         raise Invalid(what="state", found=state[:64], expected=list(STATE_FILTERS))
+    if tag:
+        check_name("tag", tag)
     keys = keys_of(universe)
     # The counters know the number of matches, so that a scan can stop at the last one.
     remaining = SCANNED_MAX + 1 if cursor else _expected_count(txn, universe, state, name)
     rows: list[FlowRow] = []
     if not limit or not remaining:
         return FlowPage([], "")
-    for scanned, seq in enumerate(_iter_seqs(txn, keys, state, _decode_cursor(cursor)), 1):
+    prefix = _index_prefix(keys, state, tag)
+    for scanned, seq in enumerate(_iter_seqs(txn, prefix, _decode_cursor(cursor)), 1):
         if failpoints.armed:
             failpoints.hit("flows.read_listed", seq)
         row = get_flow(txn, keys, seq)
-        if row is not None and name in ("", row.body.spec.name):
+        if row is not None and _matches(row, state, name):
             rows.append(row)
             remaining -= 1
         if not remaining:
@@ -102,9 +112,18 @@ def get_flow(txn: Txn, keys: FlowKeys, seq: int) -> FlowRow | None:
     return FlowRow(seq, decode_body(body), decode_head(head))
 
 
-def _iter_seqs(txn: Txn, keys: FlowKeys, state: str, before: int) -> Iterator[int]:
-    """Yield the seqs of flows below `before`, the largest first."""
-    prefix = keys.states + pack_int(STATE_FILTERS.index(state)) if state else keys.heads
+def _matches(row: FlowRow, state: str, name: str) -> bool:
+    return name in ("", row.body.spec.name) and state in ("", row.state.name.lower())
+
+
+def _index_prefix(keys: FlowKeys, state: str, tag: str) -> bytes:
+    if tag:
+        return keys.tags + pack_tag(tag)
+    return keys.states + pack_int(STATE_FILTERS.index(state)) if state else keys.heads
+
+
+def _iter_seqs(txn: Txn, prefix: bytes, before: int) -> Iterator[int]:
+    """Yield the seqs below `before` in the index rows under a prefix, the largest first."""
     end = prefix + pack_int(before) if before else tuples.prefix_end(prefix)
     while found := txn.scan(prefix, end, _SCAN_PAGE, True):
         for key, _ in found:

@@ -97,6 +97,7 @@ class FlowBodyRow(Record, frozen=True):
     redrive_of: int = 0
     fork_of: int = 0
     fork_at: str = ""
+    tag: str = ""
 
 
 class FlowHeadRow(Record, frozen=True):
@@ -216,6 +217,7 @@ class FlowKeys:
         self.published = space("p")
         self.states = space("s")
         self.counts = space("n")
+        self.tags = space("tag")
         self.retained = space("x")
         self.retained_runs = space("xr")
         self.children = space("c")

@@ -21,9 +21,8 @@ from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.codec import Record
-from holdfast.config import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
-from holdfast.durable.validation import check_limit, check_name, check_time, check_ttl
-from holdfast.errors import Fenced, Invalid, KeyConflict, KeyTooLarge, NotFound, ValueTooLarge
+from holdfast.durable.validation import check_limit
+from holdfast.errors import Fenced, KeyConflict, NotFound
 from holdfast.flows import children, mailbox
 from holdfast.flows.model import (
     EFFECT,
@@ -41,9 +40,9 @@ from holdfast.flows.model import (
     OpenStep,
     Parent,
     StartedFlow,
-    keys_of,
     pack_int,
 )
+from holdfast.flows.new_flow import NewFlow, check_new
 from holdfast.flows.records import (
     AnyRecord,
     AttemptRaised,
@@ -58,28 +57,19 @@ from holdfast.flows.records import (
 )
 from holdfast.flows.redrive import redrive_within
 from holdfast.flows.states import ENDED, FlowState
-from holdfast.flows.unit_of_work import FlowUnit, OpenFlow, activation_spec
+from holdfast.flows.unit_of_work import FlowUnit, OpenFlow
 from holdfast.messages import Intent
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn, operation
 from holdfast.store.schema import encode_int
-from holdfast.tasks import submit
 from holdfast.tasks.leases import is_live
 from holdfast.tasks.model import TaskSpec
 from holdfast.tasks.model import pack_int as pack_task
+from holdfast.tasks.submit import TaskToSubmit
 from holdfast.world import load_admission
 
 # Records in the answer to one commit. The worker asks again for the rest.
 RECORDS_PAGE = 1_000
-
-
-class NewFlow(Record, frozen=True):
-    """A flow to start."""
-
-    spec: FlowSpec
-    args: bytes
-    key: str = ""
-    parent: Parent | None = None
 
 
 @operation("flows.start")
@@ -106,27 +96,6 @@ def judge_start(unit: FlowUnit, queues: Collection[str], count: int = 0) -> None
         load_admission.judge_emissions(unit.txn, unit.universe, limits)
 
 
-def check_new(universe: str, new_flow: NewFlow) -> None:
-    check_spec(new_flow.spec)
-    if len(new_flow.args) > MESSAGE_BYTES_MAX:
-        raise ValueTooLarge(what="arguments", bytes=len(new_flow.args), bytes_max=MESSAGE_BYTES_MAX)
-    if new_flow.key:
-        check_name("key", new_flow.key)
-        key = keys_of(universe).keys + tuples.pack((new_flow.spec.name, new_flow.key))
-        if len(key) > KEY_BYTES_MAX:
-            raise KeyTooLarge(what="flow", key=new_flow.key[:64], bytes_max=KEY_BYTES_MAX)
-
-
-def check_spec(spec: FlowSpec) -> None:
-    check_name("flow", spec.name)
-    submit.check_spec(activation_spec(spec))
-    check_time("timeout_ns", spec.timeout_ns)
-    check_ttl(spec.lease_ns)
-    check_time("retain_ns", spec.retain_ns)
-    if not 1 <= spec.attempts <= 1_000_000:
-        raise Invalid(what="attempts", found=spec.attempts, min=1, max=1_000_000)
-
-
 def start_within(unit: FlowUnit, new_flow: NewFlow) -> StartedFlow:
     txn, keys, spec = unit.txn, unit.keys, new_flow.spec
     index_key = keys.keys + tuples.pack((spec.name, new_flow.key)) if new_flow.key else b""
@@ -139,7 +108,16 @@ def start_within(unit: FlowUnit, new_flow: NewFlow) -> StartedFlow:
     seq = txn.count(keys.seq_counter) + 1
     txn.put(keys.seq_counter, encode_int(seq))
     args, blob = unit.inline_or_blob(new_flow.args)
-    body = FlowBodyRow(spec, args, unit.now_ns, txn.generation, new_flow.key, blob, new_flow.parent)
+    body = FlowBodyRow(
+        spec,
+        args,
+        unit.now_ns,
+        txn.generation,
+        new_flow.key,
+        blob,
+        new_flow.parent,
+        tag=new_flow.tag,
+    )
     flow = unit.create(seq, body, FlowHeadRow(run_started_ns=unit.now_ns))
     if index_key:
         txn.put(index_key, pack_int(seq))
@@ -174,6 +152,7 @@ class OpenRequest(Record, frozen=True):
     cancels_child: bool = True
     # After a redrive: the digests of the other ways to write the arguments of a child flow.
     equal_args: tuple[bytes, ...] = ()
+    tag: str = ""
 
 
 class FlowCommit(Record, frozen=True):
@@ -329,7 +308,11 @@ def _open(unit: FlowUnit, flow: OpenFlow, request: OpenRequest) -> None:
     elif request.kind == TASK:
         assert request.task is not None
         child = children.start_task(
-            unit, flow, name, occurrence, request.task, request.args, request.limit
+            unit,
+            flow,
+            (name, occurrence),
+            request.task,
+            TaskToSubmit(request.args, limit=request.limit, tag=request.tag),
         )
         step = replace(step, child=child)
     elif request.kind == FLOW:
@@ -354,7 +337,7 @@ def _start_child(unit: FlowUnit, flow: OpenFlow, request: OpenRequest) -> OpenFl
         flow.seq, flow.head.run, request.name, request.occurrence, request.cancels_child
     )
     key = children.child_key(flow, request.name, request.occurrence)
-    new_flow = NewFlow(request.flow, request.args, key, parent)
+    new_flow = NewFlow(request.flow, request.args, key, parent, request.tag)
     index_key = unit.keys.keys + tuples.pack((request.flow.name, key))
     if (packed := unit.txn.get(index_key)) is not None:
         former = unit.load(tuples.unpack_last_int(packed, 0))

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import BLOB_THRESHOLD_BYTES
+from holdfast.durable import tags
 from holdfast.errors import NotFound
 from holdfast.flows import compensation_dead_letters, head_fold
 from holdfast.flows.model import (
@@ -84,6 +85,7 @@ class FlowUnit:
 
     def create(self, seq: int, body: FlowBodyRow, head: FlowHeadRow) -> OpenFlow:
         self.txn.put(self.keys.bodies + pack_int(seq), codec.pack(body))
+        tags.add(self.txn, self.keys.tags, body.tag, pack_int(seq))
         flow = self._flows[seq] = OpenFlow(seq, body, None, head)
         return flow
 
@@ -138,6 +140,7 @@ class FlowUnit:
         packed_seq = pack_int(flow.seq)
         self.txn.delete(self.keys.bodies + packed_seq)
         self.txn.delete(self.keys.heads + packed_seq)
+        tags.remove(self.txn, self.keys.tags, flow.body.tag, packed_seq)
         self.txn.delete(self.keys.states + tuples.pack((int(flow.head.state), flow.seq)))
         self._count(flow.body.spec.name, flow.head.state, -1)
         del self._flows[flow.seq]

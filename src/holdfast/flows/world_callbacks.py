@@ -10,7 +10,8 @@ from holdfast import codec
 from holdfast.errors import KeyConflict, NotFound
 from holdfast.flows import children
 from holdfast.flows.model import FlowSpec, Parent
-from holdfast.flows.operations import NewFlow, cancel_within, start_within
+from holdfast.flows.new_flow import NewFlow
+from holdfast.flows.operations import cancel_within, start_within
 from holdfast.flows.states import ENDED
 from holdfast.flows.unit_of_work import FlowUnit
 from holdfast.messages import Intent
@@ -23,7 +24,8 @@ def start(txn: Txn, intent: Intent) -> int | None:
     parent = Parent(intent=codec.pack(intent))
     unit = FlowUnit(txn, intent.universe_id)
     try:
-        started = start_within(unit, NewFlow(spec, intent.params, intent.intent_hash.hex(), parent))
+        key = intent.intent_hash.hex()
+        started = start_within(unit, NewFlow(spec, intent.params, key, parent, intent.tag))
     except KeyConflict:
         return None
     unit.close()

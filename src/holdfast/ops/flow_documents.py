@@ -89,6 +89,7 @@ def flow_summary(row: FlowRow) -> dict[str, Any]:
         "id": str(row.id),
         "name": spec.name,
         "key": row.body.key or None,
+        "tag": row.body.tag or None,
         "state": row.state.name,
         "queue": spec.queue,
         "priority": spec.priority,

@@ -1,7 +1,7 @@
 """Index rebuild: recreates the indexes of queues, waiting tasks, dispatches, flows and schedules from their records.
 
     queue      waiting and claimed items, from the items and their claims; dead letters by time
-    task       wait states, from bodies and statuses; keys, from bodies
+    task       wait states, from bodies and statuses; keys and tags, from bodies
     dispatch   requests by state, marks and counters, from the records
     flow       the indexes of `flows.derived_rows`, after the folded fields of the heads
     schedule   the due index, the queue of occurrences, and the keys
@@ -23,6 +23,7 @@ from holdfast.config import BATCH_MAX
 from holdfast.dispatch import log
 from holdfast.dispatch.request import DispatchRecord, mark_of
 from holdfast.durable import dead_letters, item
+from holdfast.durable.tags import pack_tag
 from holdfast.flows import consistency as flow_consistency
 from holdfast.flows import derived_rows
 from holdfast.flows.derived_rows import StoredFlow
@@ -31,12 +32,14 @@ from holdfast.schedules import model as schedule_rows
 from holdfast.schedules.states import OccurrenceState
 from holdfast.store import schema, tuples
 from holdfast.store.prefix_scan import iter_rows
+from holdfast.store.schema import Space
 from holdfast.store.txn import ApplyTxn
 from holdfast.tasks import consistency as task_consistency
 from holdfast.tasks import model as task_rows
 from holdfast.tasks import row_ranges
 from holdfast.tasks.consistency import StoredTask
 from holdfast.tasks.states import TaskState
+from holdfast.world import intents
 
 
 def replace_rows(txn: ApplyTxn, prefix: bytes, expected: Mapping[bytes, bytes]) -> None:
@@ -219,6 +222,24 @@ def _rebuild_fair_places(txn: ApplyTxn, keys: task_rows.TaskKeys) -> None:
         for queue, number in counted.items()
     }
     replace_rows(txn, keys.fair_counts, counts)
+
+
+def rebuild_tags(txn: ApplyTxn, universe: str) -> None:
+    keys = task_rows.keys_of(universe)
+    tasks = task_consistency.load_tasks(txn, keys)
+    replace_rows(txn, keys.tags, task_consistency.tag_rows(keys, tasks))
+
+
+def rebuild_effect_tags(txn: ApplyTxn, universe: str) -> None:
+    """List every effect with a tag, also those of older versions."""
+    prefix = intents.tag_prefix(universe)
+    expected: dict[bytes, bytes] = {}
+    for key, row in list(iter_rows(txn, schema.key_prefix(Space.WORLD, universe, "i"))):
+        pending = codec.unpack_as(intents.PendingEffect, row)
+        if pending.tag:
+            expected[prefix + pack_tag(pending.tag) + tuples.pack((tuples.unpack(key)[-1],))] = b""
+            txn.put(key, codec.pack(replace(pending, listed=True)))
+    replace_rows(txn, prefix, expected)
 
 
 def rebuild_keys(txn: ApplyTxn, universe: str) -> None:

@@ -25,6 +25,8 @@ class EffectListItem(msgspec.Struct, frozen=True):
 
     seq: int
     intent: str
+    kind: str
+    state: str
     world: str
     tag: str
     time_ns: int
@@ -83,6 +85,8 @@ def intent_document(row: IntentRow) -> EffectListItem:
     return EffectListItem(
         seq=row.seq,
         intent=row.intent.intent_hash.hex(),
+        kind=row.intent.effect_kind,
+        state=row.state,
         world=row.world,
         tag=row.intent.tag,
         time_ns=row.time_ns,

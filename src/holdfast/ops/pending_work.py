@@ -53,6 +53,7 @@ class IntentRow(NamedTuple):
     code: str
     # The last error: why it waits or died.
     error: str = ""
+    state: str = ""
 
 
 class TimerRow(NamedTuple):
@@ -127,13 +128,14 @@ def intents_in_state(
     name = world_intents.effect_queue(universe, kind)
     if state == "dead":
         return [
-            _letter_row(txn, universe, letter)
+            _letter_row(txn, universe, letter)._replace(state=state)
             for letter in queue.list_dead(txn, name, after, limit)
         ]
     keys = keys_of(name)
     index = _state_index(keys, state)
     rows = txn.scan(index, tuples.prefix_end(index), limit)
-    return [_item_row(txn, universe, keys, packed) for _, packed in rows]
+    found = [_item_row(txn, universe, keys, packed) for _, packed in rows]
+    return [row._replace(state=state) for row in found]
 
 
 def intent_of(txn: Txn, item_or_letter: QueueItem | queue.DeadLetter) -> Intent | None:
@@ -158,10 +160,27 @@ def intents_page(
     if state == "dead":
         seqs = [seq_of(key[len(index) :]) for key, _ in rows[:limit]]
         letters = [queue.list_dead(txn, name, seq - 1, 1)[0] for seq in seqs]
-        found = [_letter_row(txn, universe, letter) for letter in letters]
+        found = [_letter_row(txn, universe, letter)._replace(state=state) for letter in letters]
     else:
-        found = [_item_row(txn, universe, keys_of(name), packed) for _, packed in rows[:limit]]
+        items_found = [
+            _item_row(txn, universe, keys_of(name), packed) for _, packed in rows[:limit]
+        ]
+        found = [row._replace(state=state) for row in items_found]
     return found, rows[limit - 1][0] if len(rows) > limit else b""
+
+
+def tagged_page(
+    txn: Txn, universe: str, tag: str, state: str, after: bytes, limit: int
+) -> tuple[list[IntentRow], bytes]:
+    """Return a page of the effects with a tag, by intent, and the intent that the next page follows; empty at the end.
+    With a state other effects are left out, so a page may be short."""
+    check_limit(limit)
+    if state and state not in STATES:
+        raise Invalid(what="state", found=state[:40], expected=list(STATES))
+    page = world_intents.tagged_page(txn, universe, tag, after, limit + 1)
+    effects = [_effect(txn, universe, raw, pending) for raw, pending in page[:limit]]
+    found = [_intent_row(row) for row in effects if state in ("", row.state)]
+    return found, page[limit - 1][0] if len(page) > limit else b""
 
 
 def timers_page(
@@ -249,6 +268,36 @@ def _effect(
     state = "claimed" if item.expires_ns else "ready" if ready else "delayed"
     intent = intent_of(txn, item)
     return EffectRow(universe, raw, pending_effect, state, world, item, intent=intent)
+
+
+def _intent_row(row: EffectRow) -> IntentRow:
+    """The row of a list for an effect that was read by its intent."""
+    pending, item, letter = row.pending_effect, row.item, row.letter
+    intent = row.intent or Intent(
+        universe_id=row.universe,
+        world_id=pending.world_id,
+        intent_hash=row.intent_hash,
+        effect_kind=pending.effect_kind,
+        params=b"",
+        origin_name="",
+        policy_context_hash=b"",
+        enqueued_at_ns=0,
+        tag=pending.tag,
+    )
+    held = item or letter
+    died_ns = letter.died_ns if letter else 0
+    time_ns = (item.expires_ns or item.not_before_ns or item.enqueued_ns) if item else died_ns
+    return IntentRow(
+        seq=pending.seq,
+        intent=intent,
+        world=row.world,
+        time_ns=time_ns,
+        attempts=held.failures + held.expiries if held else 0,
+        owner=held.owner if held else "",
+        code=held.code if held else "",
+        error=held.error if held else "",
+        state=row.state,
+    )
 
 
 def _state_index(keys: items.QueueKeys, state: str) -> bytes:

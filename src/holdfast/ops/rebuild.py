@@ -4,6 +4,7 @@
     assignment   the index by worker, from the assignments; hints, from the inboxes
     lease        fences and the index by worker, from the lease log
     authority    the lease of the universe, from its log
+    effect       the index of tags, from the effects
     queue        indexes, from items, claims and dead letters; counters, from the indexes
     dispatch     indexes and counters, from the requests
     task         statuses, from the task log; wait states and keys, from bodies and statuses; counters
@@ -158,6 +159,7 @@ def _build_rows(txn: ApplyTxn, universe: str, differences: int) -> None:
             _assignments,
             _leases,
             _queues,
+            index_rebuild.rebuild_effect_tags,
             index_rebuild.rebuild_dispatches,
             _tasks,
             index_rebuild.rebuild_flows,
@@ -277,6 +279,7 @@ def _tasks(txn: ApplyTxn, universe: str) -> None:
             txn.put(keys.statuses + packed, codec.pack(right))
     index_rebuild.rebuild_wait_states(txn, universe)
     index_rebuild.rebuild_keys(txn, universe)
+    index_rebuild.rebuild_tags(txn, universe)
     _task_counts(txn, universe)
 
 

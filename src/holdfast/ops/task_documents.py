@@ -49,6 +49,7 @@ def task_summary(row: TaskRow) -> dict[str, Any]:
         "ended_ns": status.ended_ns or None,
         "key": body.key or None,
         "limit_key": body.limit or None,
+        "tag": body.tag or None,
         "reason": status.reason or None,
         "error": status.error or None,
     }

@@ -50,6 +50,7 @@ def _checks(txn: Txn) -> Iterator[tuple[str, str, Iterator[Difference]]]:
         yield "catalog", universe, world_consistency.check_world_records(txn, universe)
         yield "catalog", universe, world_consistency.check_catalog(txn, universe)
         yield "effect", universe, world_consistency.check_open_effects(txn, universe)
+        yield "effect", universe, world_consistency.check_effect_tags(txn, universe)
         yield "assignment", universe, world_consistency.check_assignments(txn, universe)
         yield "authority", universe, check_leader_lease(txn, universe)
         yield "dispatch", universe, check_dispatches(txn, universe)

@@ -15,9 +15,8 @@ from holdfast.codec import Record
 from holdfast.config import BLOB_THRESHOLD_BYTES
 from holdfast.durable.validation import check_name
 from holdfast.errors import Invalid, NotFound, ValueTooLarge
-from holdfast.flows import operations as flow_operations
 from holdfast.flows.model import FlowId, FlowSpec
-from holdfast.flows.operations import NewFlow
+from holdfast.flows.new_flow import NewFlow, check_new
 from holdfast.schedules.policies import check_rule
 from holdfast.schedules.states import OccurrenceState
 from holdfast.store import schema, tuples
@@ -200,7 +199,7 @@ def check_definition(universe: str, definition: ScheduleDefinition) -> None:
     if definition.task is not None and definition.flow is None:
         submit.check_new(universe, definition.task, TaskToSubmit(definition.args, key=key))
     elif definition.flow is not None and definition.task is None:
-        flow_operations.check_new(universe, NewFlow(definition.flow, definition.args, key))
+        check_new(universe, NewFlow(definition.flow, definition.args, key))
     else:
         raise Invalid(
             what="schedule",

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast.errors import Invalid, NotFound, Overloaded
 from holdfast.flows.model import Parent
-from holdfast.flows.operations import NewFlow, judge_start, start_within
+from holdfast.flows.new_flow import NewFlow
+from holdfast.flows.operations import judge_start, start_within
 from holdfast.flows.states import ENDED
 from holdfast.flows.unit_of_work import FlowUnit
 from holdfast.schedules import policies

@@ -58,7 +58,9 @@ BLOCKER = _field_names("code text height since_ns")
 UNKNOWN = _field_names("side type version seq since_ns waits given_up priority")
 LINEAGE = _field_names("parent_world_id parent_snapshot_hash forked_at_height")
 TIMER_SLOT = _field_names("intent_hash seq")
-PENDING_EFFECT = _field_names("world_id effect_kind seq correlation_id tag dead")
+PENDING_EFFECT = _field_names(
+    "world_id effect_kind seq correlation_id tag dead lane redrive_of listed"
+)
 ASSIGNMENT = _field_names("desired_worker_id priority reason pinned")
 
 # Queue rows other than items: fair-share ranks, rate, number of withdrawn items.

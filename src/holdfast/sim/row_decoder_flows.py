@@ -15,7 +15,7 @@ Plain = dict[str, Any]
 UNIVERSE = "f"
 BODY = [
     "spec", "args", "created_ns", "generation", "key", "blob", "parent", "redrive_of", "fork_of",
-    "fork_at",
+    "fork_at", "tag",
 ]  # fmt: skip
 SPEC = ["name", "queue", "priority", "lease_ns", "attempts", "expiries_max", "timeout_ns"]
 PARENT = ["flow", "run", "name", "occurrence", "cancels", "intent", "schedule"]

@@ -23,7 +23,9 @@ def _field_names(text: str) -> list[str]:
     return text.split()
 
 
-BODY = _field_names("spec args created_ns generation not_before_ns key limit after redrive_of blob")
+BODY = _field_names(
+    "spec args created_ns generation not_before_ns key limit after redrive_of blob tag"
+)
 STATUS = _field_names(
     "state attempt failures expiries lease worker expires_ns granted_ns progress_ns not_before_ns "
     "waits awaited ended_ns reason error redriven_by result blob"

@@ -52,6 +52,7 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "b" <worker> <world>                     index: worlds of a worker
                     <u> "t" <world> <slot>                       pending timers by their key
                     <u> "i" <intent>                             effects without a receipt
+                    <u> "it" <tag> <intent>                      index: the same, by tag
                     <u> "h" <world> <n>                          state that a fork inherited
                     <u> "r" <world> <intent>                     a fork's intent for one of its parent
                     <u> "c" <status>                             counters
@@ -89,6 +90,7 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "l" <lease>                              the row ranges of a lease
                     <u> "i" <seq>                                the lease of the range starting here
                     <u> "k" <name> <key>                         the task of an idempotency key
+                    <u> "tag" <tag> <seq>                        index: tasks by tag
                     <u> "r" <until_ns> <seq>                     ended, retained until this time
                     <u> "n" <queue>                              number of tasks in each state
                     <u> "q" <queue>                              concurrency limit of the queue
@@ -99,6 +101,7 @@ never change their meaning. The schema version changes when the meaning of store
     16 flow         <u> "b" <flow>                               the body of a flow; immutable
                     <u> "h" <flow>                               its head: state, activation task, result
                     <u> "k" <name> <key>                         the flow of an idempotency key
+                    <u> "tag" <tag> <flow>                       index: flows by tag
                     <u> "r" <flow> <run> <n>                     the records of a run, in order
                     <u> "o" <flow> <name> <occurrence>           open steps that no worker holds
                     <u> "d" <due_ns> <flow> <name> <occurrence>  sleeps and timeouts, by due time

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.config import BATCH_MAX
+from holdfast.durable import tags
 from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid, NotFound
 from holdfast.store import blobs, tuples
@@ -109,6 +110,7 @@ def redrive(txn: Txn, universe: str, seqs: list[int]) -> list[int]:
         )
         row = pack(new_body)
         txn.put(keys.bodies + packed_seq, row)
+        tags.add(txn, keys.tags, body.tag, packed_seq)
         spec = get_spec(txn, keys, body.spec)
         if body.key:
             txn.put(keys.idempotency_keys + tuples.pack((spec.name, body.key)), packed_seq)
@@ -257,6 +259,7 @@ def _remove_task(unit: UnitOfWork, packed_seq: bytes) -> None:
         key = keys.idempotency_keys + tuples.pack((spec.name, body.key))
         if txn.get(key) == packed_seq:
             txn.delete(key)
+    tags.remove(txn, keys.tags, body.tag, packed_seq)
     txn.delete(keys.bodies + packed_seq)
     txn.delete(keys.statuses + packed_seq)
     txn.delete(keys.progress + packed_seq)

@@ -5,6 +5,7 @@
     expiries     every lease has an expiry row at or before the end of the lease
     counts       the counters of each queue, and the leased tasks of each limit
     keys         an idempotency key names a task with this key; the key of every stored task is indexed
+    tags         the index of tags has one row for each task with a tag
     dependents   a blocked task has one row for each task it waits for
     redrives     the old task and its replacement name each other
     specs        the hash in the key of a spec, from the spec
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 from holdfast import codec
 from holdfast.durable.difference import Difference
+from holdfast.durable.tags import pack_tag
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.store.prefix_scan import iter_rows
@@ -70,6 +72,7 @@ def find_differences(txn: Txn, universe: str) -> Iterator[Difference]:
     yield from _check_expiries(txn, keys, tasks)
     yield from _check_counts(txn, keys, tasks)
     yield from _check_idempotency_keys(txn, keys, tasks)
+    yield from _check_tags(txn, keys, tasks)
     yield from _check_dependents(txn, keys, tasks)
     yield from _check_redrives(txn, keys, tasks)
 
@@ -324,6 +327,24 @@ def _check_idempotency_keys(
         named, last = indexed.get((task.spec.name, task.body.key)), last_redrive_of(tasks, seq)
         if named != last:
             yield task_difference(txn, keys, seq, 0, f"key {task.body.key}", named, last)
+
+
+def tag_rows(keys: TaskKeys, tasks: dict[int, StoredTask]) -> dict[bytes, bytes]:
+    """Return the index rows of the tags of these tasks."""
+    return {
+        keys.tags + pack_tag(task.body.tag) + pack_int(seq): b""
+        for seq, task in tasks.items()
+        if task.body.tag
+    }
+
+
+def _check_tags(txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask]) -> Iterator[Difference]:
+    expected, found = tag_rows(keys, tasks), dict(iter_rows(txn, keys.tags))
+    for key in sorted(expected.keys() ^ found.keys()):
+        is_listed, should_be = key in found, key in expected
+        yield task_difference(
+            txn, keys, _last_int(key), 0, "listed by its tag", is_listed, should_be
+        )
 
 
 def last_redrive_of(tasks: dict[int, StoredTask], seq: int) -> int:

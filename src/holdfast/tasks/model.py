@@ -86,6 +86,7 @@ class TaskBodyRow(Record, frozen=True):
     blob: bytes = b""
     # The trace context of the submission (`traces`). No digest of arguments includes it.
     trace: bytes = b""
+    tag: str = ""
 
 
 class TaskStatusRow(Record, frozen=True):
@@ -120,7 +121,13 @@ NEW_STATUS = TaskStatusRow()
 def is_batchable(body: TaskBodyRow) -> bool:
     """Whether the task differs from its batch only in its arguments. Only such tasks form ranges."""
     return not (
-        body.key or body.limit or body.after or body.not_before_ns or body.blob or body.redrive_of
+        body.key
+        or body.limit
+        or body.after
+        or body.not_before_ns
+        or body.blob
+        or body.redrive_of
+        or body.tag
     )
 
 
@@ -196,6 +203,7 @@ class TaskKeys:
         self.range_leases = space("l")
         self.range_lease_starts = space("i")
         self.idempotency_keys = space("k")
+        self.tags = space("tag")
         self.retained = space("r")
         self.counts = space("n")
         self.limits = space("q")

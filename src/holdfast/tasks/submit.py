@@ -2,8 +2,8 @@
 
 A batch is atomic. `submit_each` takes tasks of different callers and accepts or refuses each task
 separately. A task may have an idempotency key (a second submission with the same key and arguments
-returns the first task while it is stored), a limit key (`model.QueueLimits`), a delay and
-dependencies.
+returns the first task while it is stored), a limit key (`model.QueueLimits`), a delay,
+dependencies and a tag (`durable.tags`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.config import (
     MESSAGE_BYTES_MAX,
     QUEUE_PRIORITY_MAX,
 )
-from holdfast.durable import load_limits
+from holdfast.durable import load_limits, tags
 from holdfast.durable.validation import check_limit, check_name, check_time, check_ttl
 from holdfast.errors import (
     HoldfastError,
@@ -74,6 +74,7 @@ class TaskToSubmit(Record, frozen=True):
     after: tuple[int, ...] = ()
     # The trace context of the submission.
     trace: bytes = b""
+    tag: str = ""
 
 
 @operation("tasks.submit")
@@ -236,7 +237,14 @@ def _create_within(
         args, blob = new_task.args, b""
         if len(args) > BLOB_THRESHOLD_BYTES:
             args, blob = b"", blobs.put(txn, args)
-        has_options = new_task.key or new_task.limit or new_task.after or new_task.delay_ns or blob
+        has_options = (
+            new_task.key
+            or new_task.limit
+            or new_task.after
+            or new_task.delay_ns
+            or new_task.tag
+            or blob
+        )
         if ready and (has_options or spec_no != ready_spec_no):
             batch.add_ready(ready_spec_no, ready)
             ready = []
@@ -315,9 +323,11 @@ class _TaskBatch:
             after=dependencies,
             blob=blob,
             trace=new_task.trace,
+            tag=new_task.tag,
         )
         row = pack(body)
         self._put(self._bodies + packed_seq, row)
+        tags.add(unit.txn, unit.keys.tags, body.tag, packed_seq)
         if new_task.key:
             index_key = unit.keys.idempotency_keys + tuples.pack((spec.name, new_task.key))
             self._put(index_key, packed_seq)
@@ -403,6 +413,8 @@ def _check_new_task(keys: TaskKeys, spec: TaskSpec, new_task: TaskToSubmit, inde
         check_name("key", new_task.key)
     if new_task.limit:
         check_name("limit_key", new_task.limit)
+    if new_task.tag:
+        check_name("tag", new_task.tag)
     if new_task.limit or new_task.key:
         _check_key_lengths(keys, spec, new_task.limit, new_task.key)
 

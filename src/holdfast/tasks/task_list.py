@@ -1,8 +1,8 @@
-"""The task list: pages of tasks filtered by state, queue and name.
+"""The task list: pages of tasks filtered by state, queue, name and tag.
 
-A filter with an index uses the order of that index: waiting tasks by queue and priority, delayed
-tasks by time, leased tasks by the end of the lease. Other filters scan the tasks, newest first. A
-page scans at most `SCANNED_MAX` tasks. It may therefore be short or empty and still have a cursor
+A filter with an index uses the order of that index: tasks of a tag newest first, waiting tasks by
+queue and priority, delayed tasks by time, leased tasks by the end of the lease. With a tag the other
+filters apply to the tasks of that tag. Other filters scan the tasks, newest first. A page scans at most `SCANNED_MAX` tasks. It may therefore be short or empty and still have a cursor
 for the next page.
 """
 
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast import failpoints
+from holdfast.durable.tags import pack_tag
 from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid
 from holdfast.store import tuples
@@ -51,14 +52,16 @@ def list_tasks(
     cursor: str = "",
     limit: int = 100,
     owned: bool = True,
+    tag: str = "",
 ) -> TaskPage:
-    """Return a page of tasks by state, queue and name. An empty filter matches every task. Without `owned`, tasks
+    """Return a page of tasks by state, queue, name and tag. An empty filter matches every task. Without `owned`, tasks
     that another layer submitted for itself are left out: the activations of flows."""
     check_limit(limit)
     if where and where not in STATE_FILTERS:
         raise Invalid(what="state", found=where[:64], expected=list(STATE_FILTERS))
-    if queue:
-        check_name("queue", queue)
+    for what, text in (("queue", queue), ("tag", tag)):
+        if text:
+            check_name(what, text)
     keys = keys_of(universe)
     remaining = SCANNED_MAX + 1 if cursor else _expected_count(txn, keys, where, queue)
     rows: list[TaskRow] = []
@@ -67,7 +70,12 @@ def list_tasks(
     if failpoints.armed:
         failpoints.hit("tasks.list_scan", where)
     leases = RangeLeaseTable(txn, keys)
-    walk = _iter_candidates(txn, keys, where, queue, _decode_cursor(cursor))
+    start = _decode_cursor(cursor)
+    walk = (
+        _tagged_candidates(txn, keys, tag, start)
+        if tag
+        else _iter_candidates(txn, keys, where, queue, start)
+    )
     for scanned, (position, packed_seq, lease) in enumerate(walk, 1):
         row = get_row(txn, keys, packed_seq, leases)
         if row is not None and _matches(row, where, queue) and lease in (0, row.status.lease):
@@ -124,6 +132,15 @@ def _iter_candidates(
     else:
         for key, _ in _scan_rows(txn, keys.bodies, start, newest_first=True):
             yield _CursorPosition(key, 0), key[len(keys.bodies) :], 0
+
+
+def _tagged_candidates(
+    txn: Txn, keys: TaskKeys, tag: str, start: _CursorPosition | None
+) -> Iterator[tuple[_CursorPosition, bytes, int]]:
+    """Yield the tasks of a tag, newest first."""
+    space = keys.tags + pack_tag(tag)
+    for key, _ in _scan_rows(txn, space, start, newest_first=True):
+        yield _CursorPosition(key, 0), key[len(space) :], 0
 
 
 def _ready_candidates(

@@ -4,7 +4,7 @@ catalog      the counters and names, from the world records; universe and world 
 inbox        the rows, from the cursor and the last assigned seq
 assignment   the index by worker, from the assignments; hints, from the inboxes
 unknown      the index of worlds that wait for other code, from the world records
-effect       each effect without a receipt, from its row and from the journal entry that emitted it
+effect       each effect without a receipt, from its row and from the journal entry that emitted it; the index of tags
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from holdfast import codec
 from holdfast.config import SCAN_PAGE
-from holdfast.durable import inbox, journal, queue
+from holdfast.durable import inbox, journal, queue, tags
 from holdfast.durable import item as items
 from holdfast.durable.consistency import check_inbox, worker_pairs
 from holdfast.durable.difference import Difference
@@ -137,6 +137,23 @@ def check_open_effects(txn: Txn, universe: str) -> Iterator[Difference]:
                 yield Difference(
                     "effect", location, what, "another hash", "the hash in the journal"
                 )
+
+
+def check_effect_tags(txn: Txn, universe: str) -> Iterator[Difference]:
+    """Compare the index of tags with the effects. An effect of an older version is not listed."""
+    prefix = intents.tag_prefix(universe)
+    found = {key for key, _ in iter_rows(txn, prefix)}
+    expected = {}
+    for key, row in iter_rows(txn, schema.key_prefix(Space.WORLD, universe, "i")):
+        pending = codec.unpack_as(intents.PendingEffect, row)
+        if pending.listed:
+            packed = tuples.pack((tuples.unpack(key)[-1],))
+            expected[prefix + tags.pack_tag(pending.tag) + packed] = pending
+    for key in sorted(found ^ expected.keys()):
+        world = expected[key].world_id if key in expected else "no effect"
+        yield Difference(
+            "effect", f"{universe}/{world}", "listed by its tag", key in found, key in expected
+        )
 
 
 def _entry_at(txn: Txn, subject: str, height: int) -> list[journal.ChainedEntry]:

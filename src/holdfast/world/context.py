@@ -162,7 +162,9 @@ class Context(MessagingContext):
         `flow.options(key=…)` belongs to this world."""
         call = self._registry.flow_call(flow, args, kwargs)
         self._require_declared(self._inputs.type, ("receipt", call.kind))
-        return self._emit(call.kind, call.params, key=call.key, flow_spec=call.flow_spec)
+        return self._emit(
+            call.kind, call.params, tag=call.tag, key=call.key, flow_spec=call.flow_spec
+        )
 
     def cancel(self, intent: Intent | bytes) -> Intent:
         """Cancel an effect or a started flow, by its intent or its `intent_hash`.

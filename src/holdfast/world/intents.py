@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.codec import Record
-from holdfast.durable import dedupe, inbox, queue
+from holdfast.durable import dedupe, inbox, queue, tags
 from holdfast.durable import item as items
 from holdfast.errors import KeyConflict, NotFound
 from holdfast.messages import (
@@ -70,6 +70,8 @@ class PendingEffect(Record, frozen=True):
     # store.
     lane: str = ""
     redrive_of: bytes | None = None
+    # Whether the index of tags has a row of it. Rows of older versions have none.
+    listed: bool = False
 
     @property
     def starts_flow(self) -> bool:
@@ -118,6 +120,17 @@ def pending_page(
     return [(_intent_hash_of(key), _decode_pending(row)) for key, row in rows]
 
 
+def tagged_page(
+    txn: Txn, universe: str, tag: str, after: bytes, limit: int
+) -> list[tuple[bytes, PendingEffect]]:
+    """Return pending and dead effects with a tag, ordered by intent hash, after a given one."""
+    prefix = tag_prefix(universe) + tags.pack_tag(tag)
+    lo = prefix + tuples.pack((after,)) + b"\x00" if after else prefix
+    hashes = [_intent_hash_of(key) for key, _ in txn.scan(lo, tuples.prefix_end(prefix), limit)]
+    found = [(one, find_pending(txn, universe, one)) for one in hashes]
+    return [(one, pending_effect) for one, pending_effect in found if pending_effect is not None]
+
+
 def resolve(
     txn: Txn, universe: str, intent_hash: bytes, *, dead: bool = False
 ) -> PendingEffect | None:
@@ -134,6 +147,7 @@ def resolve(
         txn.put(key, codec.pack(replace(pending_effect, dead=True)))
     else:
         txn.delete(key)
+        _unlist(txn, universe, intent_hash, pending_effect)
     return pending_effect
 
 
@@ -146,8 +160,11 @@ def relocate(txn: Txn, intent: Intent, seq: int, lane: str = "") -> None:
 
 
 def drop(txn: Txn, universe: str, intent_hash: bytes) -> None:
-    """Delete the row of an effect whose dead letter or queue item is gone."""
-    txn.delete(_pending_key(universe, intent_hash))
+    """Delete the rows of an effect whose dead letter or queue item is gone."""
+    pending_effect = find_pending(txn, universe, intent_hash)
+    if pending_effect is not None:
+        txn.delete(_pending_key(universe, intent_hash))
+        _unlist(txn, universe, intent_hash, pending_effect)
 
 
 def drop_dead(txn: Txn, universe: str, intent_hash: bytes, seq: int) -> None:
@@ -239,6 +256,9 @@ def _dispatch(txn: Txn, intents: list[Intent]) -> None:
 
 
 def _put_pending(txn: Txn, intent: Intent, seq: int) -> None:
+    if intent.key is not None:
+        # A dead effect may have the same key and another tag.
+        drop(txn, intent.universe_id, intent.intent_hash)
     pending_effect = PendingEffect(
         intent.world_id,
         intent.effect_kind,
@@ -246,8 +266,10 @@ def _put_pending(txn: Txn, intent: Intent, seq: int) -> None:
         intent.correlation_id,
         intent.tag,
         redrive_of=intent.redrive_of,
+        listed=bool(intent.tag),
     )
     txn.put(_pending_key(intent.universe_id, intent.intent_hash), codec.pack(pending_effect))
+    tags.add(txn, tag_prefix(intent.universe_id), intent.tag, tuples.pack((intent.intent_hash,)))
 
 
 def _start_flow(txn: Txn, intent: Intent) -> None:
@@ -305,6 +327,18 @@ def _pending_key(universe: str, intent_hash: bytes) -> bytes:
 @lru_cache(maxsize=1024)
 def _pending_prefix(universe: str) -> bytes:
     return schema.key_prefix(schema.Space.WORLD, universe, "i")
+
+
+@lru_cache(maxsize=1024)
+def tag_prefix(universe: str) -> bytes:
+    """The prefix of the index of effects by tag."""
+    return schema.key_prefix(schema.Space.WORLD, universe, "it")
+
+
+def _unlist(txn: Txn, universe: str, intent_hash: bytes, pending_effect: PendingEffect) -> None:
+    if pending_effect.listed:
+        packed = tuples.pack((intent_hash,))
+        tags.remove(txn, tag_prefix(universe), pending_effect.tag, packed)
 
 
 def _intent_hash_of(key: bytes) -> bytes:

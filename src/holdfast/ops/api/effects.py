@@ -22,11 +22,12 @@ from holdfast.world import intents
 
 
 class EffectListQuery(PageQuery):
-    """`kind` and `state` are both needed: effects are indexed by kind and state. States: ready, delayed, claimed,
-    dead."""
+    """Effects are indexed by kind and state, and by tag: either `kind` and `state` are both needed, or `tag`. A list by
+    tag takes `state` too, and its pages may then be short. States: ready, delayed, claimed, dead."""
 
     kind: str = ""
     state: str = ""
+    tag: str = ""
 
 
 class RedrivenEffect(msgspec.Struct, frozen=True):
@@ -39,13 +40,20 @@ class RedrivenEffect(msgspec.Struct, frozen=True):
 def list_effects(call: ApiCall) -> Page[EffectListItem]:
     query: EffectListQuery = call.query
     limit = cursors.page_limit(query)
-    if not query.kind or not query.state:
+    if not query.tag and not (query.kind and query.state):
         missing = "state" if query.kind else "kind"
-        raise NoIndex(what="list", why=f"needs {missing}", indexed=["kind", "state"])
+        raise NoIndex(what="list", why=f"needs {missing}, or tag", indexed=["kind", "state", "tag"])
+    if query.tag and query.kind:
+        raise NoIndex(what="kind", why="a list by tag takes no kind", indexed=["state", "tag"])
     position = cursors.decode(query.cursor, bytes) or b""
-    rows, last = call.read(
-        pending_work.intents_page, call.universe, query.kind, query.state, position, limit
-    )
+    if query.tag:
+        rows, last = call.read(
+            pending_work.tagged_page, call.universe, query.tag, query.state, position, limit
+        )
+    else:
+        rows, last = call.read(
+            pending_work.intents_page, call.universe, query.kind, query.state, position, limit
+        )
     items = [pending_documents.intent_document(row) for row in rows]
     return Page(items=items, next=cursors.encode(last) if last else None)
 
@@ -79,7 +87,7 @@ _EFFECT = "/v1/effects/{intent}"
 
 ENDPOINTS = (
     Endpoint("GET", "/v1/effects", Scope.READ, list_effects, Page[EffectListItem],
-             "List the effects of a kind in one state", EndpointOptions(query=EffectListQuery)),
+             "List the effects of a kind in one state, or with a tag", EndpointOptions(query=EffectListQuery)),
     Endpoint("GET", "/v1/effects/counts", Scope.READ, count_effects, Page[EffectKindDocument],
              "Count effects by kind and state"),
     Endpoint("GET", _EFFECT, Scope.READ, show_effect, EffectDocument,

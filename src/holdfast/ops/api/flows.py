@@ -34,7 +34,10 @@ from holdfast.store.api import Txn
 
 
 class FlowListQuery(PageQuery):
+    """With `tag`, `state` reads the flows of that tag: a page may be short."""
+
     state: str = ""
+    tag: str = ""
 
 
 class StepQuery(PageQuery):
@@ -48,6 +51,7 @@ class FlowOptionsBody(RequestModel):
     queue: str | None = None
     priority: int | None = None
     timeout_s: float | None = None
+    tag: str | None = None
 
 
 class StartFlowBody(RequestModel):
@@ -76,6 +80,7 @@ class FlowDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     name: str
     key: str | None
+    tag: str | None
     state: str
     queue: str
     priority: int
@@ -193,7 +198,13 @@ def list_flows(call: ApiCall) -> Page[FlowDocument]:
     query: FlowListQuery = call.query
     limit = cursors.page_limit(query)
     page: FlowPage = call.read(
-        flow_list.list_flows, call.universe, query.state.lower(), "", query.cursor, limit
+        flow_list.list_flows,
+        call.universe,
+        query.state.lower(),
+        "",
+        query.cursor,
+        limit,
+        query.tag,
     )
     items = [msgspec.convert(flow_documents.flow_summary(row), FlowDocument) for row in page.rows]
     return Page(items=items, next=page.cursor or None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -34,11 +35,13 @@ WAIT_S_MAX = 60.0
 
 
 class TaskListQuery(PageQuery):
-    """`state` is a state, or a place where tasks wait. `name` reads the tasks page by page: a page may be short."""
+    """`state` is a state, or a place where tasks wait. `name` reads the tasks page by page, and with `tag` the other
+    filters read the tasks of that tag: a page may be short."""
 
     state: str = ""
     queue: str = ""
     name: str = ""
+    tag: str = ""
 
 
 class WaitQuery(RequestModel):
@@ -54,27 +57,33 @@ class QueueLimitBody(RequestModel):
     per_key: int | None = None
 
 
-class TaskDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A task as it appears in a list."""
+class SubmittedTaskDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the client submitted."""
 
     id: str
     name: str
     queue: str
     priority: int
+    attempts: int
+    expiries_max: int
+    created_ns: int
+    key: str | None
+    limit_key: str | None
+    tag: str | None
+
+
+class TaskDocument(SubmittedTaskDocument, frozen=True):
+    """A task as it appears in a list."""
+
     state: str
     where: str
     attempt: int
     failures: int
-    attempts: int
     expiries: int
-    expiries_max: int
-    created_ns: int
     not_before_ns: int | None
     worker: str | None
     expires_ns: int | None
     ended_ns: int | None
-    key: str | None
-    limit_key: str | None
     reason: str | None
     error: str | None
 
@@ -164,7 +173,7 @@ class QueueLimitDocument(msgspec.Struct, frozen=True):
 def list_tasks(call: ApiCall) -> TaskPageDocument:
     query: TaskListQuery = call.query
     page: task_list.TaskPage = call.read(
-        task_list.list_tasks,
+        partial(task_list.list_tasks, tag=query.tag),
         call.universe,
         query.state.lower(),
         query.queue,
@@ -317,7 +326,7 @@ _TASK = "/v1/tasks/{id}"
 
 ENDPOINTS = (
     Endpoint("GET", "/v1/tasks", Scope.READ, list_tasks, TaskPageDocument,
-             "List tasks by state, queue and name", EndpointOptions(query=TaskListQuery)),
+             "List tasks by state, queue, name and tag", EndpointOptions(query=TaskListQuery)),
     Endpoint("POST", "/v1/tasks", Scope.SUBMIT, submit_tasks, SubmittedTasks,
              "Submit a task, or several in one commit",
              EndpointOptions(body=SubmissionBody, status=201, finds_repeat=True,

@@ -17,6 +17,7 @@ class TaskOptionsBody(RequestBody):
     priority: int | None = None
     key: str = ""
     limit_key: str = ""
+    tag: str = ""
     delay_s: float = 0.0
     # Ids of tasks that must complete first; in a batch also positions of earlier tasks, from 0.
     after: list[str | int] = field(default_factory=list)

@@ -68,6 +68,7 @@ def build_batch(tasks: Sequence[NewTaskBody], declared: Mapping[str, DeclaredTas
                 options.key,
                 options.limit_key,
                 tuple(_dependency_seq(dependency, dependencies) for dependency in options.after),
+                tag=options.tag,
             )
         )
     return TaskBatch(list(specs), spec_indexes, new, dependencies)

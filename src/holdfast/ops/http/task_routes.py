@@ -5,7 +5,7 @@
     POST /v1/tasks/heartbeat       extend leases; report progress
     POST /v1/tasks/complete        report completed tasks with their results
     POST /v1/tasks/fail            report failed tasks, and whether a retry may succeed
-    GET  /v1/tasks                 list tasks by queue, state and name
+    GET  /v1/tasks                 list tasks by queue, state, name and tag
     GET  /v1/tasks/{id}            show a task; long poll of up to `wait_s` for its end
     GET  /v1/queues                queue counts and limits
     GET  /healthz, /readyz         whether this process is alive; whether the universe is ready
@@ -152,7 +152,7 @@ class TaskApi(HttpApi):
         return HttpResponse(200, encode_json(task_details(report)))
 
     async def list_tasks(self, call: RouteCall) -> HttpResponse:
-        _check_filters(call, ("state", "queue", "name", "cursor", "limit"))
+        _check_filters(call, ("state", "queue", "name", "tag", "cursor", "limit"))
         query = call.request.query
         limit = query.get("limit", "100")
         if not (limit.isascii() and limit.isdigit() and int(limit) <= LIST_MAX):
@@ -167,6 +167,7 @@ class TaskApi(HttpApi):
                 query.get("name", ""),
                 query.get("cursor", ""),
                 int(limit),
+                tag=query.get("tag", ""),
             )
 
         page = await self._server.run_in_thread(self._store.read, read_page)
