@@ -101,11 +101,11 @@ def test_up_prints_the_recorded_ready_document(tmp_path: Path) -> None:
 
 def test_json_corpus_contains_every_command_with_json_output() -> None:
     recorded = {record["argv"][0] for record in CORPUS}
-    # `up` has a test above, the demo is an example, and `sim` and `tokens` print no JSON. Others are newer than the
+    # `up` has a test above, `dev` has no end, the demo is an example, and `sim` and `tokens` print no JSON. Others are newer than the
     # corpus (tests/cli/test_flows.py, tests/cli/test_schedules.py, tests/cli/test_why.py, tests/cli/test_doctor.py,
     # tests/cli/test_limits.py, tests/api_server).
     assert recorded == set(COMMANDS) - {
-        "up", "demo", "sim", "flows", "schedules", "serve", "tokens", "audit", "why", "doctor", "limits", "queues",
+        "up", "dev", "demo", "sim", "flows", "schedules", "serve", "tokens", "audit", "why", "doctor", "limits", "queues",
     }  # fmt: skip
 
 
