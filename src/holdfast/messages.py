@@ -103,6 +103,8 @@ class Intent(Record, frozen=True):
     index: int = 0
     # The declared properties of the flow that the intent starts. Not compared by a replay, like a policy.
     flow_spec: bytes = b""
+    # The trace context of the reducer or the flow. No digest includes it.
+    trace: bytes = b""
 
     def positional_id(self) -> bytes:
         """Return the id that the intent would have without its key. It identifies this use of the key."""

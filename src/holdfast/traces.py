@@ -38,6 +38,8 @@ _IDS_BYTES = 25
 _SAMPLED = 1
 # The sampled flag and the flag of a random trace id. Other flags have no meaning yet and are cleared.
 _KNOWN_FLAGS = 3
+# The context of replays: not sampled.
+_REPLAY = b"\x01" * 24 + b"\x00"
 _TRACEPARENT_PATTERN = re.compile(
     r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 )
@@ -149,6 +151,14 @@ def enter(
     return TraceScope(span, _received.set(context), otel.attach(under))
 
 
+def enter_replay() -> TraceScope | None:
+    """Make a context that is not sampled current in a replay, so that the user's own spans are not made again."""
+    otel = _otel or _find_otel()
+    if otel is None or otel.tracer() is None:
+        return None
+    return TraceScope(None, _received.set(b""), otel.attach(otel.remote(_REPLAY)))
+
+
 def receive(context: bytes) -> Token[bytes]:
     """Make the context of a received request current in this thread or coroutine."""
     return _received.set(context)
@@ -249,10 +259,6 @@ class TraceScope:
         self.span = span
         self._token = token
         self._attached = attached
-
-    @property
-    def context(self) -> bytes:
-        return current() if self.span is None else self.span.context
 
     def leave(self) -> None:
         """Make the former context current again. The span stays open."""

@@ -49,7 +49,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         Edit(
             _is_key_used,
             "put_ingress(\n            txn,\n            intent.universe_id,\n            intent.world_id,\n"
-            "            None,\n            synthetic_receipts.key_conflict_receipt(intent),\n        )",
+            "            None,\n            synthetic_receipts.key_conflict_receipt(intent),\n            intent.trace,\n        )",
             "pass",
         ),
     ),
@@ -105,7 +105,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
     # cancelling
     "effect cancel: cancels an effect of another world": (Edit(_cancel, "pending_effect.world_id != world_id", "False"),),
     "effect cancel: delivers no receipt": (
-        Edit(_cancel, "put_ingress(txn, universe, world_id, None, receipt)", "pass"),
+        Edit(_cancel, "put_ingress(txn, universe, world_id, None, receipt, intent.trace)", "pass"),
     ),
     "effect cancel: leaves the item in its queue": (
         Edit(_cancel, "withdraw(txn, universe, resolved)", "pass"),
@@ -154,7 +154,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
     "timer delivery: completes a timer without its event": (
         Edit(
             "workers.timers.delivery:_try_deliver",
-            "put_ingress(txn, intent.universe_id, intent.world_id, key, ingress)",
+            "put_ingress(txn, intent.universe_id, intent.world_id, key, ingress, trace)",
             "pass",
         ),
     ),

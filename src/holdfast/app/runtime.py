@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
+from holdfast import traces
 from holdfast.app import store_calls, submission
 from holdfast.app.app import App
 from holdfast.app.definitions import World
@@ -172,7 +173,11 @@ class Runtime:
         for handle, event in items:
             name, value = self.app.check_event(handle.type, event)
             batch.append((handle.address(), None, event_ingress(name, value)))
-        delivered: list[ingress.IngressResult] = self.store.transact(ingress.deliver_many, batch)
+        with traces.sending("send", "worlds", self.universe) as sending:
+            delivered: list[ingress.IngressResult] = self.store.transact(
+                ingress.deliver_many, batch, *filter(None, [sending.context])
+            )
+            sending.sent_batch(len(delivered))
         return [delivery.seq for delivery in delivered]
 
     @cached_property

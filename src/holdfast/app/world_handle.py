@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 from msgspec.structs import replace
 
-from holdfast import failpoints
+from holdfast import failpoints, traces
 from holdfast.app import store_calls
 from holdfast.app.definitions import Event, World, decode_reply
 from holdfast.app.store_calls import Commit, Listen, Read, Sleep, StoreCall
@@ -92,8 +92,11 @@ class WorldHandle(Generic[W]):
         repeated key `status` describes the first delivery. Raises UnknownEvent if that delivery became a
         dead letter because no worker could handle its type in time.
         """
-        commit = self._delivery(event, key, correlation_id=correlation_id)
-        return self._delivered(self._runtime.store.transact(commit.operation, *commit.args))
+        with traces.sending("send", self.type, self.type) as sending:
+            commit = self._delivery(event, key, sending.context, correlation_id=correlation_id)
+            delivered = self._runtime.store.transact(commit.operation, *commit.args)
+            sending.sent(delivered.seq)
+        return self._delivered(delivered)
 
     def _delivered(self, delivered: IngressResult) -> Delivery:
         if delivered.item is None:
@@ -182,11 +185,16 @@ class WorldHandle(Generic[W]):
     # -- calls that threads and coroutines share -----------------------------------------------
 
     def send_call(self, event: Any, key: str | None) -> StoreCall[Delivery]:
-        return self._delivered((yield self._delivery(event, key)))
+        with traces.sending("send", self.type, self.type) as sending:
+            delivered = yield self._delivery(event, key, sending.context)
+            sending.sent(delivered.seq)
+        return self._delivered(delivered)
 
     def ask_call(self, event: Any, timeout: float, key: str | None) -> StoreCall[Any]:
         runtime = self._runtime
-        delivered = yield self._delivery(event, key)
+        with traces.sending("send", self.type, self.type) as sending:
+            delivered = yield self._delivery(event, key, sending.context)
+            sending.sent(delivered.seq)
         deadline_ns = runtime.clock.mono_ns() + int(timeout * 1e9)
         yield Listen(entries_topic(subject_of(runtime.universe, delivered.world_id)))
         while (step := (yield Read(self._step_of, (delivered, key)))) is None:
@@ -236,13 +244,15 @@ class WorldHandle(Generic[W]):
     def address(self) -> WorldAddress:
         return WorldAddress(self._runtime.universe, self.type, self.name, self._runtime.mint())
 
-    def _delivery(self, event: Any, key: str | None, **fields: Any) -> Commit:
+    def _delivery(self, event: Any, key: str | None, trace: bytes, **fields: Any) -> Commit:
         name, value = self._runtime.app.check_event(self.type, event)
         for what, text in (("key", key), ("correlation_id", fields.get("correlation_id"))):
             if text is not None:
                 catalog.check_text(what, text)
         message = event_ingress(name, value, **fields)
-        return Commit(ingress.deliver, (self.address(), ingress.user_key(key), message))
+        args = (self.address(), ingress.user_key(key), message)
+        # A writer process of an older release does not know the argument.
+        return Commit(ingress.deliver, (*args, trace) if trace else args)
 
     def _create(self, txn: Txn, world_id: str) -> str:
         existing_id = catalog.find_id(txn, self._runtime.universe, self.type, self.name)

@@ -37,6 +37,7 @@ class InboxEntry(Record, frozen=True):
     key: str | None
     body: bytes
     at_ns: int
+    trace: bytes = b""
 
 
 class PutResult(Record, frozen=True):
@@ -55,6 +56,8 @@ class InboxRow(Record, frozen=True):
     blob: bytes = b""
     # Checksum of the fields above. 0 in rows of releases without checksums.
     crc: int = 0
+    # The trace context of the sender. Neither the hash of the body nor the journal includes it.
+    trace: bytes = b""
 
 
 @operation("inbox.put")
@@ -82,6 +85,8 @@ def put_with_limits(
     issued_ns: int | None,
     key_digest: bytes,
     limits: LoadLimits | None,
+    *,
+    trace: bytes = b"",
 ) -> PutResult:
     """`put` for a caller that has read the load limits of the universe in this transaction."""
     keys = _keys(world)
@@ -94,9 +99,8 @@ def put_with_limits(
             return PutResult(schema.decode_int(first_seq), already=True)
     blob = blobs.put(txn, body) if len(body) > BLOB_THRESHOLD_BYTES else b""
     inline_body = b"" if blob else body
-    inbox_row = InboxRow(
-        key, txn.now_ns, inline_body, blob, _checksum(key, txn.now_ns, inline_body, blob)
-    )
+    crc = _checksum(key, txn.now_ns, inline_body, blob)
+    inbox_row = InboxRow(key, txn.now_ns, inline_body, blob, crc, trace)
     seq = txn.append(keys.entries, codec.pack(inbox_row)).value
     if limits is not None and limits.bytes_in_flight:
         load_limits.add_to(txn, keys.universe, load_limits.BYTES, len(body))
@@ -143,7 +147,7 @@ def read(txn: Txn, world: str, limit: int) -> list[InboxEntry]:
             raise StoreCorrupt(
                 world=world, seq=seq, why="an ingress is damaged: its checksum differs"
             )
-        entries.append(InboxEntry(seq, inbox_row.key, body, inbox_row.at_ns))
+        entries.append(InboxEntry(seq, inbox_row.key, body, inbox_row.at_ns, inbox_row.trace))
         size += len(body)
         if size > INBOX_READ_BYTES_MAX:
             break

@@ -262,7 +262,7 @@ def _answer_world(unit: FlowUnit, flow: OpenFlow, packed_intent: bytes) -> None:
     )
     ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
     try:
-        put_ingress(unit.txn, intent.universe_id, intent.world_id, None, ingress)
+        put_ingress(unit.txn, intent.universe_id, intent.world_id, None, ingress, intent.trace)
     except HoldfastError:
         return  # the world was deleted
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from holdfast import codec
+from holdfast import codec, traces
 from holdfast.clock import SYSTEM, S
 from holdfast.codec import Record
 from holdfast.durable import journal, snapshot
@@ -245,13 +245,15 @@ def enqueue_ingress(
     if not key:
         raise Invalid(what="key", why="a repeated request without a key would be delivered twice")
 
+    trace = traces.current()
+
     def enqueue(txn: Txn) -> Deferred[IngressResult]:
         record = _existing_record(txn, universe, world_id)
         if app is not None:
             program = _definition_of(app, record.type)
             program.handler_argument(ingress)
             app.check_known(record.type, cause_of(ingress)[0])
-        return doors.deliver_by_id(txn, universe, world_id, key, ingress)
+        return doors.deliver_by_id(txn, universe, world_id, key, ingress, trace)
 
     delivered: IngressResult = store.transact(enqueue)
     return delivered
@@ -273,7 +275,9 @@ def event_send(
     event_type, value = app.check_event(type, event)
     to = WorldAddress(universe or app.universe, type, name, new_world_id())
     ingress = event_ingress(event_type, value, correlation_id=correlation_id)
-    delivered: IngressResult = store.transact(doors.deliver, to, doors.user_key(key), ingress)
+    delivered: IngressResult = store.transact(
+        doors.deliver, to, doors.user_key(key), ingress, traces.current()
+    )
     return delivered
 
 

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from holdfast import logs
+from holdfast import codec, logs, traces
 from holdfast.app_hooks import AppHooks
 from holdfast.codec import Record
-from holdfast.errors import StoreClosed, StoreGone, StoreReplaced
+from holdfast.errors import Invalid, StoreClosed, StoreGone, StoreReplaced
+from holdfast.messages import Intent
 from holdfast.runner.counters import RunnerCounters
 from holdfast.runner.error_policy import OK_CODE, ErrorKind, code_of
 from holdfast.runner.work import WorkItem, WorkOutcome
@@ -198,9 +199,23 @@ class Hooks:
 def _log_line(log: Callable[..., None], message: str, worker: str, outcome: WorkOutcome) -> None:
     claim, error = outcome.work.claim, outcome.error
     universe, is_effect, kind = claim.queue.partition("/effects/")
-    area, ids = ("effects", {"universe": universe, "kind": kind}) if is_effect else ("runner", {"queue": claim.queue})  # fmt: skip
+    area, ids = "runner", {"queue": claim.queue}
+    if is_effect:
+        area, ids = "effects", {"universe": universe, "kind": kind, **_intent_ids(outcome.work.payload)}  # fmt: skip
     log(area, message, **ids, seq=claim.seq, worker=worker, failures=claim.failures + 1,
         code=code_of(error), error=error_text(error))  # fmt: skip
+
+
+def _intent_ids(payload: bytes) -> dict[str, str]:
+    try:
+        intent = codec.unpack_as(Intent, payload)
+    except Invalid:
+        return {}
+    return {
+        "world_id": intent.world_id,
+        "intent": intent.intent_hash.hex(),
+        "trace_id": traces.trace_id(intent.trace),
+    }
 
 
 def error_text(error: Exception | None) -> str:

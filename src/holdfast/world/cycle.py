@@ -42,6 +42,8 @@ class FailedEvent(Record, frozen=True):
     code: str = "reducer_failed"
     type: str = ""
     key: str = ""
+    # The trace context of the sender.
+    trace: bytes = b""
 
 
 class AppliedInline(Record, frozen=True):
@@ -223,7 +225,9 @@ def _apply_cycle(txn: Txn, cycle: Cycle) -> None:
                 timers.complete(txn, universe, world_id, one.alarm)
         inbox.advance(txn, subject, cycle.to_seq, len(cycle.carried))
     for failed in cycle.failed:
-        letter = codec.pack(FailedEventRow(world_id, failed.seq, failed.body, failed.key))
+        letter = codec.pack(
+            FailedEventRow(world_id, failed.seq, failed.body, failed.key, failed.trace)
+        )
         seq = queue.add_dead_letter.fn(
             txn, failed_events_queue(universe), letter, failed.code, failed.error
         )

@@ -23,9 +23,10 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast import codec, logs
-from holdfast.clock import Clock
+from holdfast import codec, logs, traces
+from holdfast.clock import SYSTEM, Clock
 from holdfast.config import CYCLE_BYTES_MAX
 from holdfast.durable import inbox, journal
 from holdfast.durable.lease import Lease
@@ -160,10 +161,15 @@ class WorldHost:
         finally:
             logs.RUNNING.reset(mark)
 
-    def warn(self, message: str, seq: int | None = None, code: str = "", error: str = "") -> None:
-        """Log a line about this world."""
+    def warn(self, message: str, failed: FailedEvent | None = None, *, code: str = "",
+             error: str = "") -> None:  # fmt: skip
+        """Log a line about this world, or about an event that failed here."""
+        ids: dict[str, object] = {"code": code, "error": error}
+        if failed is not None:
+            ids = {"seq": failed.seq, "code": failed.code, "error": failed.error,
+                   **traces.log_ids(failed.trace)}  # fmt: skip
         logs.warn("worlds", message, **self._log_ids(), height=self.height, epoch=self.lease.epoch,
-                  seq=seq, code=code, error=error)  # fmt: skip
+                  **ids)  # fmt: skip
 
     def _log_ids(self) -> logs.Ids:
         world = self.world
@@ -184,6 +190,7 @@ class WorldHost:
         builder = CycleBuilder(self, self._state, store, check_each_step=check_each_step)
         builder.run(waiting)
         self.current_seq = 0
+        self._state.open_spans = builder.spans
         bodies = builder.bodies
         if not bodies and not self.snapshot_due:
             # The cycle stops before the first item: the state is unchanged.
@@ -235,6 +242,7 @@ class WorldHost:
         self.height = cycle.expected_head + len(cycle.bodies)
         self.cursor = cycle.to_seq
         self.loaded = True
+        self._state.end_spans()
         if cycle.bodies:
             self._digest = self._next_digest
         if cycle.snapshot is not None:
@@ -268,6 +276,7 @@ class WorldHost:
     def invalidate(self) -> None:
         """Invalidate the state in memory: the host restores it before the next cycle."""
         self._state.value = None
+        self._state.open_spans = []
         self.loaded = False
         self.current_seq = 0
 
@@ -345,11 +354,18 @@ class WorldHost:
 class HostedState:
     """The state of a world in memory."""
 
-    __slots__ = ("_world", "value")
+    __slots__ = ("_world", "open_spans", "value")
 
     def __init__(self, world: WorldSpec) -> None:
         self._world = world
         self.value: Any = None
+        # The spans of the reducers of a cycle, with their ends. They are emitted after the commit.
+        self.open_spans: list[tuple[traces.TraceSpan, int]] = []
+
+    def end_spans(self) -> None:
+        for span, end_ns in self.open_spans:
+            span.end(end_ns)
+        self.open_spans = []
 
     def restore(self, store: Store, height: int) -> None:
         """Restore the state after a height."""
@@ -375,7 +391,7 @@ class CycleBuilder:
 
     __slots__ = (
         "_check_each_step", "_host", "_size", "_state", "_stop_ns", "_store", "_wall_ns", "bodies",
-        "emitted_ns", "failed", "height", "intents", "rollback_bytes", "seq",
+        "emitted_ns", "failed", "height", "intents", "rollback_bytes", "seq", "spans",
     )  # fmt: skip
 
     def __init__(
@@ -388,6 +404,7 @@ class CycleBuilder:
         self.bodies: list[bytes] = []
         self.intents: list[Intent] = []
         self.failed: list[FailedEvent] = []
+        self.spans: list[tuple[traces.TraceSpan, int]] = []
         self._size = 0
         self.height, self.seq = host.height, host.cursor
         self._stop_ns = host.clock.mono_ns() + host.budgets.max_cycle_wall_ms * 1_000_000
@@ -432,7 +449,13 @@ class CycleBuilder:
         self.bodies.append(journal_entry.pack(step))
         self.failed.append(
             FailedEvent(
-                item.seq, item.body, step.error, UNKNOWN_EVENT, ingress.type, item.key or ""
+                item.seq,
+                item.body,
+                step.error,
+                UNKNOWN_EVENT,
+                ingress.type,
+                item.key or "",
+                item.trace,
             )
         )
 
@@ -440,17 +463,21 @@ class CycleBuilder:
         host = self._host
         self.height, self.seq = self.height + 1, item.seq
         host.current_seq = item.seq
-        result = reducer.run_step(
-            host.world,
-            self._state.value,
-            ingress,
-            seq=item.seq,
-            height=self.height,
-            wall_ns=self._wall_ns,
-            entropy=host.clock.entropy(16),
-            generation=host.lease.generation,
-            base=host.snapshot_height,
-        )
+        traced = self._enter_trace(item, ingress)
+        try:
+            result = reducer.run_step(
+                host.world,
+                self._state.value,
+                ingress,
+                seq=item.seq,
+                height=self.height,
+                wall_ns=self._wall_ns,
+                entropy=host.clock.entropy(16),
+                generation=host.lease.generation,
+                base=host.snapshot_height,
+            )
+        finally:
+            trace = item.trace if traced is None else self._leave_trace(traced, item)
         if result.mail_by_id:
             result = self._check_recipients(result)
         next_rollback_bytes = self.rollback_bytes
@@ -460,16 +487,48 @@ class CycleBuilder:
         self.bodies.append(body)
         self._size += len(body)
         if result.state_dirty:
-            failed = FailedEvent(item.seq, item.body, result.step.error, key=item.key or "")
+            failed = FailedEvent(
+                item.seq, item.body, result.step.error, key=item.key or "", trace=item.trace
+            )
             self.failed.append(failed)
+            if self.spans and traced is not None and self.spans[-1][0] is traced.span:
+                self.spans[-1][0].fail(failed.code, result.step.error.strip().rpartition("\n")[2])
             self._roll_back()
             return
-        self.intents += result.intents
+        if trace:
+            self.intents += [replace(intent, trace=trace) for intent in result.intents]
+        else:
+            self.intents += result.intents
         self._size += sum(len(intent.params) for intent in result.intents)
         if self._check_each_step:
             self.rollback_bytes = next_rollback_bytes
         elif self.rollback_bytes is not None:
             self.rollback_bytes = host.world.definition.dump_state(self._state.value)
+
+    def _enter_trace(self, item: inbox.InboxEntry, ingress: Ingress) -> traces.TraceScope | None:
+        """Start the span of a reducer, if its ingress has a trace context or the process has a tracer."""
+        if not item.trace and not traces.is_recording():
+            return None
+        world = self._host.world
+        type = world.definition.type
+        attributes = traces.message_attributes("reduce", "process", type)
+        attributes |= {
+            "messaging.message.id": str(item.seq),
+            "holdfast.universe": world.universe,
+            "holdfast.world": f"{type}/{world.name}",
+            "holdfast.world_id": world.world_id,
+            "holdfast.height": self.height,
+            "holdfast.ingress": f"{ingress.kind.value} {ingress.type}",
+        }
+        return traces.enter(item.trace, f"reduce {type}", traces.CONSUMER, attributes)
+
+    def _leave_trace(self, traced: traces.TraceScope, item: inbox.InboxEntry) -> bytes:
+        """Return the context for the intents of the reducer. Its span ends when its cycle is committed."""
+        traced.leave()
+        if traced.span is None:
+            return item.trace
+        self.spans.append((traced.span, SYSTEM.wall_ns()))
+        return traced.span.context
 
     def _check_recipients(self, stepped: StepResult) -> StepResult:
         """Fail the step if it sends mail by id that the recipient's type does not declare."""

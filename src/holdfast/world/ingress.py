@@ -49,25 +49,32 @@ def user_key(key: str | None) -> str | None:
 
 
 @operation("ingress.deliver")
-def deliver(txn: Txn, to: WorldAddress, key: str | None, ingress: Ingress) -> IngressResult:
-    """Accept one ingress. It is durable and ordered when this returns."""
-    return _deliver(txn, to, key, ingress, load_limits.find(txn, to.universe))
+def deliver(
+    txn: Txn, to: WorldAddress, key: str | None, ingress: Ingress, trace: bytes = b""
+) -> IngressResult:
+    """Accept one ingress. It is durable and ordered when this returns. `trace` is the trace context of the sender."""
+    return _deliver(txn, to, key, ingress, load_limits.find(txn, to.universe), trace)
 
 
 def _deliver(
-    txn: Txn, to: WorldAddress, key: str | None, ingress: Ingress, limits: LoadLimits | None
+    txn: Txn,
+    to: WorldAddress,
+    key: str | None,
+    ingress: Ingress,
+    limits: LoadLimits | None,
+    trace: bytes,
 ) -> IngressResult:
     world_id = catalog.find_id(txn, to.universe, to.type, to.name)
     if world_id is None:
         if to.mint is None:
             raise NotFound(what="world", universe=to.universe, type=to.type, name=to.name)
         world_id = catalog.create(txn, to.universe, to.type, to.name, to.mint).world_id
-    return put_with_limits(txn, to.universe, world_id, key, ingress, limits)
+    return put_with_limits(txn, to.universe, world_id, key, ingress, limits, trace)
 
 
 @operation("ingress.deliver_many")
 def deliver_many(
-    txn: Txn, items: list[tuple[WorldAddress, str | None, Ingress]]
+    txn: Txn, items: list[tuple[WorldAddress, str | None, Ingress]], trace: bytes = b""
 ) -> list[IngressResult]:
     """Accept many ingresses in order, all or none."""
     check_limit(len(items), "items")
@@ -76,23 +83,35 @@ def deliver_many(
         universe: load_limits.find(txn, universe)
         for universe in dict.fromkeys(to.universe for to, _, _ in items)
     }
-    return [_deliver(txn, to, key, ingress, limits_of[to.universe]) for to, key, ingress in items]
+    return [
+        _deliver(txn, to, key, ingress, limits_of[to.universe], trace) for to, key, ingress in items
+    ]
 
 
 @operation("ingress.deliver_by_id")
 def deliver_by_id(
-    txn: Txn, universe: str, world_id: str, key: str | None, ingress: Ingress
+    txn: Txn,
+    universe: str,
+    world_id: str,
+    key: str | None,
+    ingress: Ingress,
+    trace: bytes = b"",
 ) -> IngressResult:
     """Accept one ingress for a world given by its id."""
-    return put_ingress(txn, universe, world_id, key, ingress)
+    return put_ingress(txn, universe, world_id, key, ingress, trace)
 
 
 def put_ingress(
-    txn: Txn, universe: str, world_id: str, key: str | None, ingress: Ingress
+    txn: Txn,
+    universe: str,
+    world_id: str,
+    key: str | None,
+    ingress: Ingress,
+    trace: bytes = b"",
 ) -> IngressResult:
     """Put one ingress into the inbox of a world and mark the world runnable."""
     limits = load_limits.find(txn, universe)
-    return put_with_limits(txn, universe, world_id, key, ingress, limits)
+    return put_with_limits(txn, universe, world_id, key, ingress, limits, trace)
 
 
 def put_with_limits(
@@ -102,6 +121,7 @@ def put_with_limits(
     key: str | None,
     ingress: Ingress,
     limits: LoadLimits | None,
+    trace: bytes = b"",
 ) -> IngressResult:
     """`put_ingress` for a caller that has read the load limits of the universe in this transaction."""
     # A deleted world has no assignment, so an assigned world needs no lookup of its record.
@@ -124,7 +144,7 @@ def put_with_limits(
         is_new = key is None or not inbox.is_delivered(txn, subject, key)
         if ingress.kind is IngressKind.EVENT and is_new:
             load_admission.judge_event(txn, universe, world_id, len(body), limits)
-    put = inbox.put_with_limits(txn, subject, key, body, None, b"", limits)
+    put = inbox.put_with_limits(txn, subject, key, body, None, b"", limits, trace=trace)
     if put.already:
         return IngressResult(
             world_id, put.seq, True, unknown_events.item_status(txn, universe, world_id, put.seq)

@@ -280,7 +280,7 @@ def _start_flow(txn: Txn, intent: Intent) -> None:
         flow_callbacks.answer_if_ended(txn, intent, seq)
     else:
         conflict = synthetic_receipts.key_conflict_receipt(intent)
-        put_ingress(txn, intent.universe_id, intent.world_id, None, conflict)
+        put_ingress(txn, intent.universe_id, intent.world_id, None, conflict, intent.trace)
 
 
 def _is_key_used(txn: Txn, intent: Intent) -> bool:
@@ -303,6 +303,7 @@ def _is_key_used(txn: Txn, intent: Intent) -> bool:
             intent.world_id,
             None,
             synthetic_receipts.key_conflict_receipt(intent),
+            intent.trace,
         )
     return True
 
@@ -389,7 +390,7 @@ def deliver_receipt(txn: Txn, intent: Intent, receipt: IntentReceipt) -> None:
         key = receipt_key(intent.intent_hash)
         # The key deduplicates the receipt if several deliveries produce one.
         with contextlib.suppress(KeyConflict):
-            put_ingress(txn, intent.universe_id, intent.world_id, key, ingress)
+            put_ingress(txn, intent.universe_id, intent.world_id, key, ingress, intent.trace)
 
 
 def cancel_silently(txn: Txn, universe: str, intent_hash: bytes) -> None:
@@ -424,4 +425,4 @@ def _cancel(txn: Txn, intent: Intent) -> None:
         correlation_id=resolved.correlation_id,
         redrive_of=resolved.redrive_of,
     )
-    put_ingress(txn, universe, world_id, None, receipt)
+    put_ingress(txn, universe, world_id, None, receipt, intent.trace)

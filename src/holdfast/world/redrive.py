@@ -36,6 +36,8 @@ class FailedEventRow(Record, frozen=True):
     ingress: bytes
     # The dedupe key of the first delivery, if it had one.
     key: str = ""
+    # The trace context of the sender.
+    trace: bytes = b""
 
 
 def failed_events_queue(universe: str) -> str:
@@ -63,7 +65,8 @@ def redeliver(txn: Txn, universe: str, worker: str, limit: int = REDELIVERED_MAX
         try:
             letter = codec.unpack_as(FailedEventRow, queue.payload_of(txn, claim))
             ingress = codec.unpack_as(Ingress, letter.ingress)
-            put = deliver_by_id.fn(txn, universe, letter.world_id, _redrive_key(claim), ingress)
+            key = _redrive_key(claim)
+            put = deliver_by_id.fn(txn, universe, letter.world_id, key, ingress, letter.trace)
             unknown_events.record_redrive(txn, universe, letter.world_id, letter.seq, put.seq)
         except Overloaded as error:
             queue.finish_batch.fn(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from holdfast import codec
+from holdfast import codec, traces
 from holdfast.config import ERROR_TEXT_CHARS_MAX
 from holdfast.errors import HoldfastError, Invalid, ReplayDiverged, UnknownEvent
 from holdfast.messages import Ingress, Intent
@@ -192,17 +192,22 @@ def _replay(
             type=type,
             version=version,
         )
-    result = run_step(
-        world,
-        state,
-        step.ingress,
-        seq=step.seq,
-        height=height,
-        wall_ns=step.wall_ns,
-        entropy=step.entropy,
-        generation=step.generation,
-        replay=True,
-    )
+    untraced = traces.enter_replay()
+    try:
+        result = run_step(
+            world,
+            state,
+            step.ingress,
+            seq=step.seq,
+            height=height,
+            wall_ns=step.wall_ns,
+            entropy=step.entropy,
+            generation=step.generation,
+            replay=True,
+        )
+    finally:
+        if untraced is not None:
+            untraced.leave()
     replayed = result.step
     if emitted is not None:
         emitted += result.intents

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import field
 
-from holdfast import codec
+from holdfast import codec, traces
 from holdfast.app import store_calls
 from holdfast.app.world_handle import WorldHandle
 from holdfast.durable import journal
@@ -283,7 +283,7 @@ def send_world_event(call: ApiCall) -> SentEvent:
     key = ingress.user_key(body.key or call.key or None)
     to = WorldAddress(call.universe, type, name, world_operations.new_world_id())
     message = event_ingress(event_type, value, correlation_id=body.correlation_id)
-    return sent_event(call.transact(ingress.deliver, to, key, message))
+    return sent_event(call.transact(ingress.deliver, to, key, message, traces.current()))
 
 
 def sent_event(delivered: IngressResult) -> SentEvent:

@@ -14,7 +14,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
-from holdfast import codec, forks, logs
+from msgspec.structs import replace
+
+from holdfast import codec, forks, logs, traces
 from holdfast.clock import MS
 from holdfast.codec import Record
 from holdfast.config import MESSAGE_BYTES_MAX
@@ -22,7 +24,7 @@ from holdfast.effects import budget
 from holdfast.effects.budget import Cost
 from holdfast.messages import Intent, IntentReceipt, ReceiptStatus
 from holdfast.runner import WorkItem
-from holdfast.runner.error_policy import HandlerExited, Refused
+from holdfast.runner.error_policy import HandlerExited, Refused, code_of
 from holdfast.store.api import Store
 from holdfast.workers.effects.receipts import deliver_receipt, record_late_cost
 
@@ -120,6 +122,7 @@ class EffectHandler:
         intent = self._begin(work)
         result, raised = None, None
         before = forks.fork_count
+        traced = _enter_trace(work, intent)
         mark = logs.RUNNING.set(partial(_log_ids, work, intent))
         try:
             result = self._perform(work, intent)
@@ -133,14 +136,17 @@ class EffectHandler:
             raised = _handler_exited(error)
         finally:
             logs.RUNNING.reset(mark)
+            if traced is not None:
+                traced.leave()
         if forks.fork_count != before:
             forks.exit_child(raised)
-        self._finish(work, intent, result, raised)
+        self._finish_traced(work, intent, result, raised, traced)
 
     async def run(self, work: WorkItem) -> None:
         intent = self._begin(work)
         result, raised = None, None
         # A coroutine has its own context, which ends with it.
+        traced = _enter_trace(work, intent)
         logs.RUNNING.set(partial(_log_ids, work, intent))
         try:
             result = await self._perform(work, intent)
@@ -149,9 +155,11 @@ class EffectHandler:
         except self._exit_errors as error:
             if isinstance(error, asyncio.CancelledError) and work.dropped:
                 self._bill_late(work, intent, None, None)
+                if traced is not None:
+                    traced.end("cancelled")
                 raise
             raised = _handler_exited(error)
-        self._finish(work, intent, result, raised)
+        self._finish_traced(work, intent, result, raised, traced)
 
     def _begin(self, work: WorkItem) -> Intent:
         intent: Intent = _decode(work.payload)
@@ -168,6 +176,27 @@ class EffectHandler:
     def _perform(self, work: WorkItem, intent: Intent) -> Any:
         deadline_ns = self._store.now_ns() + work.limit_ns
         return self._adapter.perform(intent, work.attempt, deadline_ns, work)
+
+    def _finish_traced(
+        self,
+        work: WorkItem,
+        intent: Intent,
+        result: Any,
+        raised: Exception | None,
+        traced: traces.TraceScope | None,
+    ) -> None:
+        """Finish the call and end its span. The span is the parent of what follows from the receipt."""
+        if traced is None or traced.span is None:
+            self._finish(work, intent, result, raised)
+            return
+        code = error_text = ""
+        try:
+            self._finish(work, replace(intent, trace=traced.span.context), result, raised)
+        except Exception as error:
+            code, error_text = code_of(error), str(error)
+            raise
+        finally:
+            traced.end(code or ("cancelled" if work.dropped else ""), error_text)
 
     def _finish(
         self, work: WorkItem, intent: Intent, result: Any, raised: Exception | None
@@ -227,6 +256,20 @@ def _log_ids(work: WorkItem, intent: Intent) -> logs.Ids:
         "intent": intent.intent_hash.hex(),
         "attempt": work.attempt,
     }
+
+
+def _enter_trace(work: WorkItem, intent: Intent) -> traces.TraceScope | None:
+    """Start the span of a call, if its intent has a trace context or the process has a tracer."""
+    if not intent.trace and not traces.is_recording():
+        return None
+    attributes: dict[str, str | int | bool] = {
+        "holdfast.universe": intent.universe_id,
+        "holdfast.world_id": intent.world_id,
+        "holdfast.effect": intent.effect_kind,
+        "holdfast.intent": intent.intent_hash.hex(),
+        "holdfast.attempt": work.attempt,
+    }
+    return traces.enter(intent.trace, f"call {intent.effect_kind}", traces.CLIENT, attributes)
 
 
 def _budget_key(intent: Intent) -> tuple[str, str]:

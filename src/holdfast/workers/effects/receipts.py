@@ -132,7 +132,7 @@ def _put_in_inbox(txn: Txn, intent: Intent, receipt: IntentReceipt) -> None:
         return
     if _world_exists(txn, intent):
         ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
-        put_ingress(txn, intent.universe_id, intent.world_id, None, ingress)
+        put_ingress(txn, intent.universe_id, intent.world_id, None, ingress, intent.trace)
 
 
 def _world_exists(txn: Txn, intent: Intent) -> bool:

@@ -66,8 +66,10 @@ def _try_deliver(txn: Txn, intent: Intent, timer: TimerSet) -> bool:
     """Put the event into the world's inbox. Returns False if the inbox is full."""
     ingress = timer_ingress(intent, timer)
     key = f"timer:{intent.intent_hash.hex()}"
+    # A recurring timer starts a new trace each time, or its first trace would never end.
+    trace = b"" if timer.cron else intent.trace
     try:
-        put_ingress(txn, intent.universe_id, intent.world_id, key, ingress)
+        put_ingress(txn, intent.universe_id, intent.world_id, key, ingress, trace)
     except Overloaded:
         return False
     return True

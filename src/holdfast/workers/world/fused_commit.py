@@ -310,6 +310,7 @@ class FusedCommitter:
                     codec.pack(
                         timer_ingress(hosted_timer_of_world.intent, hosted_timer_of_world.timer)
                     ),
+                    hosted_timer_of_world.intent.trace,
                     AppliedInline(
                         None,
                         hosted_timer_of_world.intent.intent_hash,
@@ -362,7 +363,11 @@ class FusedCommitter:
                 ended.setdefault(intent_of(outcome).world_id, []).append(outcome)
         arriving = {
             world_id: [
-                (receipt_body(one), AppliedInline(one.work.claim.token, intent_of(one).intent_hash))
+                (
+                    receipt_body(one),
+                    intent_of(one).trace,
+                    AppliedInline(one.work.claim.token, intent_of(one).intent_hash),
+                )
                 for one in some
             ]
             for world_id, some in ended.items()
@@ -370,7 +375,7 @@ class FusedCommitter:
         return self._prepare_cycles(arriving, stop_ns)
 
     def _prepare_cycles(
-        self, arriving: dict[str, list[tuple[bytes, AppliedInline]]], stop_ns: int
+        self, arriving: dict[str, list[tuple[bytes, bytes, AppliedInline]]], stop_ns: int
     ) -> list[tuple[str, Cycle]]:
         """Prepare cycles of worlds with events that are not in their inboxes yet."""
         worker = self._worker
@@ -385,9 +390,10 @@ class FusedCommitter:
                 break
             last = waiting[-1].seq if waiting else host.cursor
             expected = [
-                InboxEntry(seq, None, body, 0) for seq, (body, _) in enumerate(some, last + 1)
+                InboxEntry(seq, None, body, 0, trace)
+                for seq, (body, trace, _) in enumerate(some, last + 1)
             ]
-            applied_inline = [one for _, one in some]
+            applied_inline = [one for *_, one in some]
             cycle = worker.prepare_cycle(world_id, waiting + expected, applied_inline)
             if cycle is not None:
                 cycles.append((world_id, cycle))

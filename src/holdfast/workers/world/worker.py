@@ -404,7 +404,7 @@ class WorldWorker(TickService):
             hosted.active_ns = now_ns
             hosted.isolated_left = max(hosted.isolated_left - len(cycle.bodies), 0)
             for failed in cycle.failed:
-                hosted.host.warn("event failed", failed.seq, failed.code, failed.error)
+                hosted.host.warn("event failed", failed)
         elif isinstance(error, Fenced):
             # Another worker may hold the lease now: no further writes.
             hosted.host.warn("write fenced")

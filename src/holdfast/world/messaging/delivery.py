@@ -195,7 +195,9 @@ def _accept(
     if isinstance(to, WorldName) and existing_id is None:
         catalog.create(txn, universe, to.type, to.name, world_id)
     body = codec.pack(_ingress(intent, mail, universe))
-    put = inbox.put_with_limits(txn, subject, key, body, issued_ns, meaning, limits)
+    put = inbox.put_with_limits(
+        txn, subject, key, body, issued_ns, meaning, limits, trace=intent.trace
+    )
     if put.already:
         return _duplicate_result(txn, universe, world_id, put.seq)
     catalog.mark_runnable(txn, universe, world_id)
