@@ -109,6 +109,33 @@ def test_collect_if_near_does_not_prevent_full_collections() -> None:
     assert alive < 150_000, "of 300,000"
 
 
+# -- processes with roles --------------------------------------------------------------------------
+
+
+def test_reduce_automatic_freezes_objects_and_collects_less_often(collected: list[int]) -> None:
+    gc.set_threshold(*gc_control._INITIAL_THRESHOLDS)
+    gc.unfreeze()
+    gc_control.reduce_automatic()
+    assert gc.get_freeze_count() > 0
+    assert gc.get_threshold()[0] >= gc_control.YOUNG_ALLOCATIONS
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("how", ["disabled", "threshold"])
+def test_reduce_automatic_respects_settings_of_the_application(
+    collected: list[int], how: str
+) -> None:
+    gc.set_threshold(*gc_control._INITIAL_THRESHOLDS)
+    gc.unfreeze()
+    if how == "disabled":
+        gc.disable()
+    else:
+        gc.set_threshold(123, 4, 5)
+    before = gc.get_threshold()
+    gc_control.reduce_automatic()
+    assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
+
+
 # -- the writer process: automatic GC is disabled --------------------------------------------------
 
 

@@ -13,6 +13,9 @@ import sys
 NEAR_ALLOCATIONS = 350
 # A busy process defers a full collection at most until the count of the oldest generation reaches this.
 FULL_COLLECTION_DEFERRALS_MAX = 1_000
+# The allocations between two collections of young objects in a process that runs roles.
+YOUNG_ALLOCATIONS = 5_000
+_INITIAL_THRESHOLDS = gc.get_threshold()
 
 
 def collect_if_near() -> None:
@@ -24,6 +27,16 @@ def collect_if_near() -> None:
         filler: list[list[None]] = []
         for _ in range(remaining + 2):
             filler.append([])
+
+
+def reduce_automatic() -> None:
+    """Freeze the current objects and collect young objects less often. For processes that run the roles of an
+    application until they are stopped: a full collection then visits only the objects of current work. No effect if
+    the application configured the collector, and in free-threaded builds."""
+    if "t" in sys.abiflags or not gc.isenabled() or gc.get_threshold() != _INITIAL_THRESHOLDS:
+        return
+    gc.freeze()
+    gc.set_threshold(max(YOUNG_ALLOCATIONS, _INITIAL_THRESHOLDS[0]), *_INITIAL_THRESHOLDS[1:])
 
 
 def disable_automatic() -> None:

@@ -11,6 +11,7 @@ import holdfast as hf
 from holdfast.clock import S
 from holdfast.errors import Invalid, KeyConflict, NotFound
 from holdfast.flows import retention
+from holdfast.flows.execution import FlowExecution
 from holdfast.flows.model import keys_of
 from holdfast.ops.verify import find_differences
 from holdfast.store import schema, tuples
@@ -457,3 +458,29 @@ def test_finally_block_records_nothing_while_its_flow_is_suspended(make_rig: Any
         assert rig.result(handle) == result
         assert log == ["released"] * calls
         log.clear()
+
+
+def test_executions_of_waiting_and_ended_flows_are_freed_without_the_garbage_collector(
+    make_rig: Any,
+) -> None:
+    """A worker runs thousands of activations in a second. Cyclic garbage would make Python's collector visit them."""
+
+    @hf.flow
+    async def order() -> int:
+        branches = asyncio.gather(hf.step(double, 1), hf.sleep(60))
+        await hf.sleep(60)
+        return len(await branches)
+
+    def executions() -> list[FlowExecution]:
+        return [one for one in gc.get_objects() if isinstance(one, FlowExecution)]
+
+    rig = make_rig(app_of(order))
+    handles = [rig.start(order) for _ in range(3)]
+    gc.collect()
+    former = executions()  # of other tests
+    gc.disable()
+    try:
+        assert [rig.result(handle) for handle in handles] == [2, 2, 2]
+        assert [one for one in executions() if one not in former] == []
+    finally:
+        gc.enable()

@@ -21,6 +21,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast import gc_control
 from holdfast.app.app import App
 from holdfast.app.runtime import ROLES, Runtime
 from holdfast.cli import EXIT_OK
@@ -165,6 +166,7 @@ def run(args: argparse.Namespace) -> int:
             configure_log(args, universe=runtime.universe, worker=runtime.worker)
             space = SpaceWatch(runtime.store)
             if _await_first_round(runtime, stop_signal):
+                gc_control.reduce_automatic()
                 _print_ready(args, runtime, http)
                 _print_other_universes(args, runtime)
             try:

@@ -307,6 +307,12 @@ class FlowLoop(_Base):  # type: ignore[misc]
             keep_forever(awaitable)
         return ended and not unfinished
 
+    def dispose(self) -> None:
+        """Drop the references of a closed loop that are part of cycles."""
+        self._ready.clear()
+        # A generator keeps these hooks itself.
+        del self._generators
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if error is not None:

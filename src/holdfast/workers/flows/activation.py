@@ -243,6 +243,7 @@ class Activation:
                 name=name,
                 error=error_text(error),
             )
+        self._execution.dispose()
 
     async def _round(self) -> bool:
         """Advance the flow by one commit, or wait for a step. Returns whether the activation is over."""
