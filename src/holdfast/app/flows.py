@@ -32,6 +32,7 @@ from holdfast.app.argument_digest import as_stored, digest_of, equal_calls, equa
 from holdfast.app.definitions import Effect, EffectWithOptions, Event
 from holdfast.app.flow_definition import Flow, FlowCall, checked_int, decoder, ns, ns_or_zero
 from holdfast.app.function_state import encode_state
+from holdfast.app.return_types import return_type
 from holdfast.app.tasks import Task, TaskCall
 from holdfast.app.world_reference import AskMethod, WorldReference, reference_of, with_step_key
 from holdfast.clock import S
@@ -355,7 +356,7 @@ def _step_call(
         args, kwargs = (*inner.args, *args), {**inner.keywords, **kwargs}
         inner = inner.func
     name = name or _name_of(inner)
-    returns = _return_type(inner)
+    returns = return_type(inner)
     call = StepCall(StepCallKind.LOCAL, name, b"", work, decoder(returns))
     _set_digest(execution, call, inner, args, kwargs)
     call.returns_none = returns is NoneType
@@ -399,14 +400,13 @@ class _FunctionFacts(NamedTuple):
 
 # Weak: a local function of a flow must not outlive its activation.
 _facts: WeakKeyDictionary[Any, _FunctionFacts] = WeakKeyDictionary()
-_return_types: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def _facts_of(fn: FunctionType) -> _FunctionFacts:
     facts = _facts.get(fn)
     if facts is None:
         code = getattr(inspect.unwrap(fn), "__code__", None)
-        returns = _return_type(fn)
+        returns = return_type(fn)
         facts = _FunctionFacts(_name_of(fn), decoder(returns), returns, returns is NoneType, code)
         _facts[fn] = facts
     return facts
@@ -539,13 +539,3 @@ def _request(call: StepCall, kind: int, **fields: Any) -> OpenRequest:
 
 def _decode_none(packed: bytes, upcast: UpcastObjects | None = None) -> None:
     return None
-
-
-def _return_type(fn: Any) -> Any:
-    fn = inspect.unwrap(fn)
-    try:
-        if fn not in _return_types:
-            _return_types[fn] = typing.get_type_hints(fn).get("return", Any)
-        return _return_types[fn]
-    except Exception:
-        return Any
