@@ -26,7 +26,7 @@ from holdfast.errors import (
     StoreFull,
     StoreReplaced,
 )
-from holdfast.flows import compensation_dead_letters, fork, parked_flows, redrive
+from holdfast.flows import compensation_dead_letters, fork, mailbox, parked_flows, redrive
 from holdfast.flows import operations as flows
 from holdfast.flows.compensation_redrive import redrive_compensations
 from holdfast.flows.model import MailRow, decode_head, get_body, keys_of, parse_flow_id
@@ -338,7 +338,7 @@ class FlowClient(Actor):
         event = (Note if type == "Note" else Coupon)(f"{self.name} {self.sent}")
         name, value = _CLIENT_APP.encode_event(event)
         mail = MailRow(name, value, key=f"{self.name}-{self.sent}")
-        self._transact(incarnation, flows.send, UNIVERSE, seq, generation, mail)
+        self._transact(incarnation, mailbox.send, UNIVERSE, seq, generation, mail)
 
 
 class StoredFlow(NamedTuple):
