@@ -35,8 +35,8 @@ def leased_flows(make_rig: Any, count: int) -> tuple[FlowRig, list[Any], list[Fl
     grants = sorted(leased.grants, key=lambda grant: grant.seq)
     seqs = [int(handle.id.partition("-")[2]) for handle in handles]
     works = [
-        FlowCommit(seq, 1, grant.seq, grant.lease, 0, [Published("state", b"\x01")])
-        for seq, grant in zip(seqs, grants, strict=True)
+        FlowCommit(seq, 1, grant.seq, grant.lease, 0, [Published("state", bytes([number]))])
+        for number, (seq, grant) in enumerate(zip(seqs, grants, strict=True))
     ]
     return rig, handles, works
 
@@ -57,7 +57,7 @@ def commits_of(rig: FlowRig) -> list[str]:
 
 
 def is_recorded(handle: Any) -> bool:
-    return bool(handle.published() == {"state": 1})
+    return "state" in handle.published()
 
 
 def test_commits_of_one_turn_are_one_operation(make_rig: Any) -> None:

@@ -138,7 +138,10 @@ STARTED = record("compensation", state=FAILED, code="raised")
 ENDED = record("ended", state=FAILED, code="raised")
 FAILED_UNDO = [UNDO_A, STARTED, outcome("undo:a", kind="failure", code="undo_failed"), ENDED]
 FORK = {"fork_of": 1}
-FORKED = record("forked", position=2)
+FORKED = record("forked", position=2, taken=1, undos=[])
+# A step, its compensation, and a fork behind both.
+COMPENSATED = [outcome("a", position=1), record("undo", name="a", occurrence=1, position=2)]
+FORKED_BEHIND = record("forked", position=3, taken=1, undos=[["a", 1, 2]], decided_ns=40)
 SLEEP = {"name": "hf.sleep", "occurrence": 1, "wait_ns": 30}
 
 
@@ -246,8 +249,14 @@ BAD: dict[str, tuple[str, FlowHistory | ScheduleHistory]] = {
         outcome("a", value=b"a"), others=[(FORK, {}, [FORKED, outcome("a", value=b"b")])])),
     "fork with the step of the fork": ("X1", FlowHistory().audit(
         outcome("a", position=2), others=[(FORK, {}, [FORKED, outcome("a", position=2)])])),
-    "fork that compensates its parent": ("X2", FlowHistory().audit(
-        others=[(FORK, {}, [FORKED, record("undo", name="a", occurrence=1, position=1)])])),
+    "fork that compensates its parent": ("X2", FlowHistory().audit(*COMPENSATED, others=[
+        (FORK, {}, [FORKED_BEHIND, {**COMPENSATED[0], "decided_ns": 40}, {**COMPENSATED[1], "decided_ns": 45}])])),
+    "fork that does not know a compensation": ("X2", FlowHistory().audit(*COMPENSATED, others=[
+        (FORK, {}, [{**FORKED_BEHIND, "undos": []}, {**COMPENSATED[0], "decided_ns": 40}])])),
+    "fork that claims a compensation": ("X2", FlowHistory().audit(COMPENSATED[0], others=[
+        (FORK, {}, [FORKED_BEHIND, {**COMPENSATED[0], "decided_ns": 40}])])),
+    "fork that counts other records": ("X1", FlowHistory().audit(*COMPENSATED, others=[
+        (FORK, {}, [{**FORKED_BEHIND, "taken": 0}, {**COMPENSATED[0], "decided_ns": 40}])])),
     "event that the ended run has not seen, lost": ("X2", FlowHistory().send(1).work(
         6, action=AGAIN, known=[received(1)]).audit(received(1))),
     "event of a cancelled receive, lost": ("X2", FlowHistory().send(1).work(

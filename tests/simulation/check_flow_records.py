@@ -16,6 +16,7 @@ UNDO = "undo:"
 RUNNING, WAITING, PARKED, COMPENSATING, COMPLETED, FAILED, CANCELLED, DEAD = range(8)
 # The steps whose arguments differ between the releases are in this flow. Its result is a list of equal numbers.
 PRICED = "priced"
+_UNDO = ("name", "occurrence", "position")
 # The code of this flow returns the texts of all events that it got.
 RACE = "race"
 
@@ -152,19 +153,47 @@ def check_cause(path: str, records: list[Plain], *, is_last: bool) -> Findings:
 
 
 def check_fork(
-    path: str, copied: list[Plain], own: list[Plain], parent_records: Iterable[Plain]
+    path: str, copied: list[Plain], own: list[Plain], parent_runs: list[list[Plain]]
 ) -> Findings:
     """A fork takes over outcomes of its parent, as they are, with lower positions than the step of the fork. It
     compensates its own steps only."""
-    known = [_content(record) for record in parent_records if is_outcome(record)]
-    for record in own:
-        if record["kind"] == "undo" and record["position"] < copied[0]["position"]:
-            yield "X2", f"run {path} registers {identity_of(record)} of its parent"
+    position = copied[0]["position"]
+    known = [_content(record) for run in parent_runs for record in run if is_outcome(record)]
+    yield from _check_undos_of_parent(path, copied, own, parent_runs)
+    if copied[0]["taken"] != len(copied) - 1:
+        yield "X1", f"run {path} counts {copied[0]['taken']} records of its parent"
     for record in copied:
         if is_outcome(record) and _content(record) not in known:
             yield "X1", f"run {path} took over {identity_of(record)}, which its parent has not"
-        if is_outcome(record) and record["position"] >= copied[0]["position"]:
+        if is_outcome(record) and record["position"] >= position:
             yield "X1", f"run {path} took over {identity_of(record)} from behind its fork"
+
+
+def _check_undos_of_parent(
+    path: str, copied: list[Plain], own: list[Plain], parent_runs: list[list[Plain]]
+) -> Findings:
+    """A fork registers no compensation that its parent had registered behind the first step that the fork took over."""
+    position, forked_ns = copied[0]["position"], copied[0]["decided_ns"]
+    steps = [one for one in copied if is_outcome(one) and not one["name"].startswith("hf.")]
+    first = min((record["position"] for record in steps), default=position)
+    required: set[StepName] = set()
+    allowed: set[StepName] = set()
+    # The last run of the parent at the time of the fork.
+    before = [run for run in parent_runs if run and run[0]["decided_ns"] <= forked_ns]
+    for record in before[-1] if before else []:
+        undos = [record] if record["kind"] == "undo" else []
+        if record["kind"] == "forked":
+            undos = [dict(zip(_UNDO, undo, strict=True)) for undo in record["undos"]]
+        found = {identity_of(one) for one in undos if first < one["position"] < position}
+        # Two commits may have one time.
+        allowed |= found if record["decided_ns"] <= forked_ns else set()
+        required |= found if record["decided_ns"] < forked_ns else set()
+    stated = {(name, occurrence) for name, occurrence, _ in copied[0]["undos"]}
+    if not required <= stated <= allowed:
+        yield "X2", f"run {path} states {sorted(stated)} as compensations of its parent"
+    for record in own:
+        if record["kind"] == "undo" and identity_of(record) in required:
+            yield "X2", f"run {path} registers {identity_of(record)} of its parent"
 
 
 def _content(record: Plain) -> Plain:

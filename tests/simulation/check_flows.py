@@ -9,7 +9,6 @@ a recorded outcome. The audits show the records of each run: their order, their 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -362,11 +361,14 @@ class _FlowReplay:
                 self.found.append(Violation("X2", what, event))
 
 
-def runs_of(flows: Plain, flow: int) -> Iterator[Plain]:
-    """The records of all runs of a flow."""
-    for path, numbered in flows["records"].items():
-        if path.startswith(f"{flow}/"):
-            yield from numbered.values()
+def runs_of(flows: Plain, flow: int) -> list[list[Plain]]:
+    """The records of the runs of a flow, in order."""
+    found = {
+        int(path.partition("/")[2]): list(numbered.values())
+        for path, numbered in flows["records"].items()
+        if path.startswith(f"{flow}/")
+    }
+    return [found[run] for run in sorted(found)]
 
 
 def _check_activations(flows: Plain, tasks: Plain | None) -> Findings:

@@ -163,7 +163,91 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
     ),
     "fork: compensates the steps of its parent": (
         Edit(
-            "flows.execution:FlowExecution.undo", "call.position < self.records.forked_at", "False"
+            "flows.execution:FlowExecution.undo",
+            "call.identity in self.records.parent_undos",
+            "False",
+        ),
+    ),
+    "fork: forgets the compensations of its parent": (
+        Edit("flows.fork:_forked", "tuple(undos)", "()"),
+    ),
+    "fork: leaves out the compensations behind its first step": (
+        Edit(
+            "flows.fork:_forked", "if first < undo.position < position", "if first < undo.position"
+        ),
+    ),
+    "fork: returns the events of its parent to its inbox": (
+        Edit("flows.mailbox:return_received", " and not forked.took(index, record)", ""),
+    ),
+    "replay: forgets the positions of other code": (
+        Edit(
+            "flows.execution:FlowExecution._deliver_outcome",
+            "max(self._positions, record.position)",
+            "self._positions",
+        ),
+    ),
+    "order: a set of tasks has the order of addresses": (
+        Edit("flows.loop:FlowTask.__hash__", "self.number", "id(self) >> 4"),
+    ),
+    "order: a set of steps has the order of addresses": (
+        Edit("flows.loop:FlowFuture.__hash__", "self.number", "id(self) >> 4"),
+    ),
+    "compensation: leaves the other tasks of the code open": (
+        Edit("flows.execution:FlowExecution._start_compensation", "self.close()", "0"),
+        Edit(
+            "flows.execution:FlowExecution._start_compensation",
+            "self.loop = self.loop.make_next()",
+            "pass",
+        ),
+    ),
+    "generator: its clean-up is not awaited": (
+        Edit(
+            "flows.async_generators:AsyncGenerators.close_all", "if not self._closers:", "if True:"
+        ),
+    ),
+    "generator: its clean-up runs when the garbage collector finds it": (
+        Edit(
+            "flows.async_generators:AsyncGenerators.finalize",
+            " and _collecting_thread != threading.get_ident()",
+            "",
+        ),
+    ),
+    "end: an exit of the process stops the close of the code": (
+        Edit(
+            "flows.async_generators:run_to_end",
+            "loop.unhandled.append(error.with_traceback(None))",
+            "raise",
+        ),
+    ),
+    "commit queue: one refused commit fails all of its operation": (
+        Edit(
+            "workers.flows.commit_queue:CommitQueue._send",
+            "except HoldfastError:\n            await self._send_each(batch)",
+            "except HoldfastError as error:\n            _fail(batch, error)",
+        ),
+    ),
+    "commit queue: repeats an operation whose outcome is unknown": (
+        Edit(
+            "workers.flows.commit_queue:CommitQueue._send",
+            "except CommitUnknown as error:\n            _fail(batch, error)",
+            "except CommitUnknown:\n            await self._send_each(batch)",
+        ),
+    ),
+    "commit queue: gives the answers to other flows": (
+        Edit(
+            "workers.flows.commit_queue:CommitQueue._send",
+            "zip(batch, answers",
+            "zip(batch[::-1], answers",
+        ),
+    ),
+    "commit queue: has no limit": (
+        Edit("workers.flows.commit_queue:CommitQueue._join", "self._close(joined)", "pass"),
+    ),
+    "batch commit: ignores a commit": (
+        Edit(
+            "flows.commit_batch:commit_many",
+            "for work in works]\n    unit.close",
+            "for work in [*works[:-1], works[0]]]\n    unit.close",
         ),
     ),
     "timer: leaves the step open": (
@@ -216,6 +300,22 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
     ),
     "backfill: starts a started occurrence again": (
         Edit("schedules.operations:backfill", "if used is None or is_new:", "if True:"),
+    ),
+    "backfill: is not judged by the load limits": (
+        Edit("schedules.unit_of_work:ScheduleUnit.judge_backfill", "if count:", "if False:"),
+    ),
+    "backfill: its later commits are not judged": (
+        Edit("schedules.operations:backfill", " + later", ""),
+    ),
+    "backfill: its later commits are judged again": (
+        Edit("schedules.operations:backfill", "if not accepted:", "if True:"),
+    ),
+    "backfill: exceeds the queue of its schedule": (
+        Edit(
+            "schedules.unit_of_work:ScheduleUnit.judge_backfill",
+            "row.queued + count - starts > policies.QUEUED_MAX",
+            "False",
+        ),
     ),
     "pause: leaves the due row": (
         Edit(

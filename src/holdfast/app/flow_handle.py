@@ -136,8 +136,8 @@ class FlowHandle(Generic[T]):
         return self._run(self.published_call(name, default))
 
     def fork(self, key: str, *, at: str | None = None) -> FlowHandle[T]:
-        """Start a new flow with the recorded steps before `at`: "charge", or "charge#3" for the third. Without `at`
-        all recorded steps are taken over."""
+        """Start a new flow with the recorded steps before `at`: "charge", or "charge#3" for the third. "undo:refund" is the
+        registration of a compensation. Without `at` all recorded steps are taken over."""
         return self._run(self.fork_call(key, at))
 
     def resume(self) -> bool:

@@ -118,7 +118,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--at",
         metavar="STEP",
         default="",
-        help="take over the steps before this one, such as charge or charge#3 (default: all steps)",
+        help="take over the steps before this one, such as charge, charge#3 or undo:refund (default: all steps)",
     )
     _add_store(forked)
 

@@ -165,7 +165,9 @@ class RecordQueue:
         self.undelivered: deque[AnyRecord] = deque()
         # Objects made by upcasts of recorded values. As arguments of a step they count as they were recorded.
         self.upcast: UpcastObjects = {}
-        # A fork does not compensate the steps before this position.
+        # The compensations of the steps that a fork took over.
+        self.parent_undos: set[tuple[str, int]] = set()
+        # In a fork that a former release made, those before this position.
         self.forked_at = 0
         self.is_redriven = False
 
@@ -179,7 +181,8 @@ class RecordQueue:
                 case UndoRedriven():
                     self._forget_undo(record)
                 case Forked():
-                    self.forked_at = record.position
+                    self.parent_undos = {(undo.name, undo.occurrence) for undo in record.undos}
+                    self.forked_at = record.position if record.taken < 0 else 0
                 case UndoRegistered():
                     self.undos.add((record.name, record.occurrence))
                 case Published():
@@ -429,6 +432,8 @@ class FlowExecution:
             self._diverge(call, OTHER_ARGUMENTS)
             return
         del self.requested[call.identity]
+        # Other code may have counted more steps before this one. The steps after it have higher positions.
+        self._positions = max(self._positions, record.position)
         future = call.future
         if future.done():
             return
@@ -535,7 +540,7 @@ class FlowExecution:
         self._check_name(call, code)
         self._number(call, counted_as=f"hf.undo:{call.name}")
         registered = UndoRegistered(call.name, call.occurrence, call.position, call.digest)
-        if call.position < self.records.forked_at:
+        if call.position < self.records.forked_at or call.identity in self.records.parent_undos:
             return
         self._undos.append((registered, call))
         if (call.name, call.occurrence) not in self.records.undos:

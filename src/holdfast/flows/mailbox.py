@@ -98,12 +98,12 @@ def return_received(unit: FlowUnit, flow: OpenFlow, receives: set[tuple[str, int
         return
     prefix = unit.keys.records_of(flow.seq, flow.head.run)
     returned: dict[int, StepCompleted] = {}
-    forked_at = 0
-    for _, row in unit.txn.scan(prefix, tuples.prefix_end(prefix)):
+    forked = Forked(0, 0)
+    for index, (_, row) in enumerate(unit.txn.scan(prefix, tuples.prefix_end(prefix))):
         record = decode_record(row).record
         if isinstance(record, Forked):
-            forked_at = record.position
-        elif isinstance(record, StepCompleted) and record.mail and record.position >= forked_at:
+            forked = record
+        elif isinstance(record, StepCompleted) and record.mail and not forked.took(index, record):
             if (record.name, record.occurrence) in receives:
                 returned[record.mail] = record
             else:

@@ -7,7 +7,7 @@ order of their records. `decided_ns` is the store time of the commit.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -122,10 +122,27 @@ class FlowRedriven(_FlowRecord, frozen=True, tag=12):
     occurrence: int = 0
 
 
+class ParentUndo(NamedTuple):
+    """A compensation that the parent of a fork registered."""
+
+    name: str
+    occurrence: int
+    position: int
+
+
 class Forked(_FlowRecord, frozen=True, tag=13):
-    """The flow is a fork. Steps and compensations before `position` are those of its parent."""
+    """The flow is a fork. `position` is that of the step at which it was forked, in its parent."""
 
     position: int
+    # The number of records after this one that were taken over. -1 in the records of former releases: there the steps
+    # and the compensations before `position` are those of the parent.
+    taken: int = -1
+    # The compensations of the parent's steps. The fork does not register them.
+    undos: tuple[ParentUndo, ...] = ()
+
+    def took(self, index: int, outcome: StepOutcome) -> bool:
+        """Whether the outcome is one of the parent. `index` counts the records of the run from 0."""
+        return index <= self.taken if self.taken >= 0 else outcome.position < self.position
 
 
 class UndoRedriven(_FlowRecord, frozen=True, tag=14):

@@ -42,7 +42,7 @@ RECORDS: list[tuple[str, list[str]]] = [
     ("resumed", []),
     ("ended", ["state", "code", "step", "error_type", "error", "digest", "occurrence"]),
     ("redriven", ["name", "occurrence"]),
-    ("forked", ["position"]),
+    ("forked", ["position", "taken", "undos"]),
     ("undo_redriven", ["name", "occurrence"]),
 ]
 RECORD_DEFAULTS = {"mail": 0, "attempts": 1, "occurrence": 0, "code": ""}

@@ -68,7 +68,8 @@ class FlowEventBody(RequestModel):
 
 
 class FlowForkBody(RequestModel):
-    """`at` is a step, such as `charge` or `charge#3`: the fork takes over the steps before it. Empty: all steps."""
+    """`at` is a step, such as `charge` or `charge#3`, or the registration of a compensation, such as `undo:refund`: the fork
+    takes over the steps before it. Empty: all steps."""
 
     key: str
     at: str = ""
