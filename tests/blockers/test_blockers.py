@@ -13,6 +13,7 @@ import pytest
 from holdfast.blockers.codes import CODES
 from holdfast.blockers.effects import amount_text
 from holdfast.blockers.explain import explain
+from holdfast.blockers.runbooks import PAGES, path_of
 from holdfast.cli import COMMANDS
 from holdfast.clock import S
 from holdfast.effects.budget import MONEY
@@ -22,7 +23,7 @@ from holdfast.tasks.operations import TaskToSubmit
 from tests.blockers import work_cases, world_cases
 from tests.blockers.scene import CASES, Case
 
-MODULES = ("holdfast.blockers.explain", "holdfast.blockers.codes")
+MODULES = ("holdfast.blockers.explain", "holdfast.blockers.codes", "holdfast.blockers.runbooks")
 
 ALL = [
     pytest.param(code, fn, id=f"{code}-{fn.__name__}")
@@ -44,6 +45,8 @@ def test_blocker_appears_with_its_condition_and_goes_with_it(code: str, fn: Case
     assert answer["subject"] == f"{scene.kind}/{scene.id}" or scene.kind == "run"
     [found, *_] = [one for one in answer["blockers"] if one["code"] == code]
     assert found["text"]
+    is_flow = scene.kind == "flow" and code == "replay_diverged"
+    assert found["runbook"] == path_of("flows-parked" if is_flow else PAGES[code])
     assert "{" not in found["action"]
     assert all(found[name] is None or found[name] > 0 for name in ("since", "until"))
     assert answer["moving"] == all(CODES[one["code"]].passes for one in answer["blockers"])
@@ -54,16 +57,20 @@ def test_blocker_appears_with_its_condition_and_goes_with_it(code: str, fn: Case
 # -- the page --------------------------------------------------------------------------------------
 
 
-def page_rows() -> dict[str, tuple[str, str]]:
-    """The table of `docs/why.md`: meaning and action by code."""
+def page_rows() -> dict[str, tuple[str, str, str]]:
+    """The table of `docs/why.md`: runbook, meaning and action by code."""
     text = (Path(__file__).parents[2] / "docs" / "why.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([a-z_]+)` \| (.*?) \| (.*?) \|$", text, re.MULTILINE)
-    return {code: (meaning, action) for code, meaning, action in rows}
+    pattern = r"^\| \[`([a-z_]+)`\]\((.*?)\) \| (.*?) \| (.*?) \|$"
+    return {code: (runbook, *rest) for code, runbook, *rest in re.findall(pattern, text, re.M)}
 
 
 def test_page_and_registry_have_the_same_codes_meanings_and_actions() -> None:
     registry = {
-        one.code: (one.meaning, re.sub(r"\{(\w+)\}", lambda m: m[1].upper(), one.action) or "wait")
+        one.code: (
+            f"runbooks/{PAGES[one.code]}.md",
+            one.meaning,
+            re.sub(r"\{(\w+)\}", lambda m: m[1].upper(), one.action) or "wait",
+        )
         for one in CODES.values()
     }
     assert page_rows() == registry

@@ -31,9 +31,9 @@ Exists = Callable[[], bool]
 Fault = Callable[[FaultScene], Exists]
 FAULTS: dict[str, Fault] = {}
 # Pages whose state stays after the commands.
-STAYS = {"metrics-truncated", "claims-lost"}
-# Faults of a disk, and of two stores of `holdfast.toml`.
-EMBEDDED = {"store-nearly-full", "mail-waiting"}
+STAYS = {"metrics-truncated", "claims-lost", "clock-step", "schema-mismatch"}
+# Faults of a disk, of two stores of `holdfast.toml`, and of the machine whose clock sets store time.
+EMBEDDED = {"store-nearly-full", "mail-waiting", "clock-step"}
 SHORT_LEASE = ("--lease-s", "1")
 
 

@@ -1,7 +1,8 @@
 """A fault for a runbook page: a store, real worker processes, and the commands of the page.
 
-The commands `holdfast …` of a page run in this process. `holdfast up … &` starts a process. A line
-`until COMMAND; do sleep 1; done` repeats the command until it succeeds. Any other line runs in a shell.
+The commands `holdfast …` of a page run in this process, also with `| grep -q TEXT` behind them or with `!` before
+them. `holdfast up … &` starts a process. A line `until COMMAND; do sleep 1; done` repeats the command until it succeeds.
+Any other line runs in a shell.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import holdfast as hf
 from holdfast.cli import main
 from holdfast.clock import SYSTEM
+from holdfast.errors import NotFound
 from holdfast.ops.metrics.families import BY_NAME
 from holdfast.ops.metrics.store_samples import read_samples
 from tests.process.watch import until
@@ -30,7 +33,10 @@ from tests.runbooks import shelf_app
 
 T = TypeVar("T")
 COMMAND_S = 60.0
+# A driver of Spark.
+DRIVER_S = 400.0
 POLL_S = 0.05
+GREP = re.compile(r"(?P<command>holdfast [^|]*) \| grep -q (?P<text>[\w.=-]+)")
 
 
 class CommandFailed(AssertionError):
@@ -41,6 +47,8 @@ class FaultScene:
     def __init__(self, directory: Path, store: str) -> None:
         self.directory = directory
         self.store = store
+        # The page that the test runs.
+        self.page = ""
         self.env = {"PORT": str(free_port())}
         self.workers: list[Proc] = []
         self._exit = contextlib.ExitStack()
@@ -63,6 +71,8 @@ class FaultScene:
         line = [sys.executable, "-m", "holdfast.cli", "up", *words]
         worker = Proc.spawn(line, cwd=self.directory)
         self.workers.append(self._exit.enter_context(worker))
+        self.env["PID"] = str(worker.pid)
+        self.env["WORKER"] = worker.lines[0].split()[-1]
         return worker
 
     def stop(self, worker: Proc) -> None:
@@ -101,6 +111,21 @@ class FaultScene:
             and labels.items() <= dict(zip(names, sample.labels, strict=True)).items()
         )
 
+    def blocked(self, rt: hf.Runtime, code: str, kind: str, id: str) -> Callable[[], bool]:
+        """A fault whose state is that `why` has the code for the subject, with the page of this scene."""
+        self.env |= {"CODE": code, "KIND": kind, "ID": id}
+
+        def is_blocked() -> bool:
+            try:
+                blockers = rt.why(kind, id)["blockers"]
+            except NotFound:
+                return False
+            found = [one for one in blockers if one["code"] == code]
+            assert all(one["runbook"] == f"docs/runbooks/{self.page}.md" for one in found)
+            return bool(found)
+
+        return is_blocked
+
     # -- the commands ----------------------------------------------------------------------------
 
     def run_block(self, text: str) -> str:
@@ -114,8 +139,7 @@ class FaultScene:
         if line.endswith(" &"):
             words = self._words(line.removesuffix(" &"))
             assert words[:2] == ["holdfast", "up"], line
-            worker = self.up(*words[2:])
-            self.env["WORKER"] = str(worker.pid)
+            self.up(*words[2:])
             return ""
         may_fail = line.endswith(" || true")
         code, output = self._run(line.removesuffix(" || true"))
@@ -128,6 +152,12 @@ class FaultScene:
         return "" if code else output or "\n"
 
     def _run(self, line: str) -> tuple[int, str]:
+        if line.startswith("! "):
+            code, output = self._run(line.removeprefix("! "))
+            return int(not code), output
+        if found := GREP.fullmatch(line):
+            _, output = self._run(found["command"])
+            return int(self._substituted(found["text"]) not in output), output
         # A command with an app runs in its own process, because this process imports another module `shop`.
         if line.startswith("holdfast ") and not set(line) & set("|><;") and "--app" not in line:
             out = io.StringIO()
@@ -138,15 +168,18 @@ class FaultScene:
         env = {**os.environ, **self.env, "PATH": path}
         done = subprocess.run(
             ["bash", "-euc", line], env=env, cwd=self.directory,
-            capture_output=True, text=True, timeout=COMMAND_S, check=False,
+            capture_output=True, text=True, timeout=DRIVER_S, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 
     def _words(self, line: str) -> list[str]:
+        return shlex.split(self._substituted(line))
+
+    def _substituted(self, line: str) -> str:
         for name, value in self.env.items():
             line = line.replace(f"${name}", value)
         assert "$" not in line, f"no value: {line}"
-        return shlex.split(line)
+        return line
 
 
 def free_port() -> int:

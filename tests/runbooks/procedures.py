@@ -61,21 +61,12 @@ def server_with_a_former_certificate(scene: FaultScene) -> Exists:
     return renewed.exists
 
 
-def paused_world(scene: FaultScene) -> Exists:
-    rt = scene.client()
-    shelf = rt.world(Shelf, "a")
-    shelf.send(Stocked(1))
-    shelf.pause()
-    return lambda: scene.metric(rt, "holdfast_worlds", status="paused") == 1
-
-
 def serial(path: Path) -> str:
     line = ["openssl", "x509", "-in", str(path), "-noout", "-serial"]
     return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
 
 
 PROCEDURES: dict[str, Fault] = {
-    "world-paused": paused_world,
     "backup-drill": store_without_a_backup,
     "restore": damaged_store,
     "move-a-store": store_on_a_former_machine,

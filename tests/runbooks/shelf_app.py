@@ -4,10 +4,13 @@ cause a fault, and the page removes the cause.
     carrier-is-down     the effect fails
     carrier-is-slow     the effect does not return
     other-code          the code of the world and of the flow differs
+    scale-is-broken     the task and the step that read the scale fail
+    scale-is-slow       they do not return
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ import holdfast as hf
 CARRIER_DOWN = Path("carrier-is-down")
 CARRIER_SLOW = Path("carrier-is-slow")
 OTHER_CODE = Path("other-code")
+SCALE_BROKEN = Path("scale-is-broken")
+SCALE_SLOW = Path("scale-is-slow")
 
 
 class Stocked(hf.Event):
@@ -57,6 +62,37 @@ def count_stock(shelf: str) -> str:
     return f"{shelf} is counted"
 
 
+def read_scale(shelf: str) -> int:
+    if SCALE_BROKEN.exists():
+        raise OSError("the scale does not answer")
+    while SCALE_SLOW.exists():
+        time.sleep(0.01)
+    return 7
+
+
+@hf.task(attempts=1, lease_s=1, expiries_max=2)
+def weigh(shelf: str) -> int:
+    return read_scale(shelf)
+
+
+@hf.flow(attempts=1)
+async def weigh_shelf(shelf: str) -> int:
+    return await hf.step(read_scale, shelf)
+
+
+@hf.flow
+async def weigh_quickly(shelf: str) -> str:
+    with contextlib.suppress(hf.StepFailed):
+        await hf.step(hf.options(read_scale, attempts=1, timeout_s=0.1), shelf)
+    await hf.receive(Stocked)
+    return "weighed"
+
+
+@hf.flow
+async def count_later(shelf: str) -> str:
+    return await hf.step(count_stock.options(queue="later"), shelf)
+
+
 def read_level(shelf: str) -> int:
     return 1
 
@@ -72,6 +108,7 @@ async def refill(shelf: str) -> str:
 class Shelf(hf.World):
     count: int = 0
     delivered: int = 0
+    planned: int = 0
     checks: int = 0
 
     @hf.on(Stocked)
@@ -93,20 +130,39 @@ class Shelf(hf.World):
     @hf.on(CheckPlanned)
     def check_planned(self, event: CheckPlanned, cx: hf.Context) -> None:
         cx.after(event.seconds, ShelfChecked(), key="check")
+        self.planned += 1
 
     @hf.on(ShelfChecked)
     def checked(self, event: ShelfChecked, cx: hf.Context) -> None:
         self.checks += 1
 
 
+class PromptAsked(hf.Event):
+    socket: str
+
+
+class NightShift(hf.World):
+    @hf.on(PromptAsked)
+    def prompt_asked(self, event: PromptAsked, cx: hf.Context) -> None:
+        cx.do(hf.agent.dispatch, "leader", "Count the shelves.", "codex", {"socket": event.socket})
+
+    @hf.on(hf.agent.dispatch)
+    def prompted(self, receipt: hf.Receipt[hf.agent.Dispatched], cx: hf.Context) -> None:
+        pass
+
+
 PARTS: dict[str, Any] = {
     "worlds": [Shelf],
-    "tasks": [count_stock],
-    "flows": [refill],
+    "tasks": [count_stock, weigh],
+    "flows": [refill, weigh_shelf, weigh_quickly, count_later],
     "version": "1",
 }
 app = hf.App("shop", **PARTS)
 # The newer version.
 next_app = hf.App("shop", events=[Relabelled], **PARTS)
+# A version without a task.
+former_app = hf.App("shop", **{**PARTS, "tasks": [count_stock]})
 # The same code in another universe.
 depot = hf.App("depot", **PARTS)
+# Prompts to the pane of the leader.
+panes = hf.App("shop", worlds=[NightShift], version="1")

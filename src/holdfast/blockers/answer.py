@@ -1,6 +1,7 @@
 """The answer of `why`: the subject, its state, whether it moves, and its blockers.
 
-Each blocker has a code of `codes.CODES`. Its action is that of the code, with the names of the subject filled in.
+Each blocker has a code of `codes.CODES`. Its action is that of the code, with the names of the subject filled in. Its
+runbook is the page of the code (`runbooks`).
 Times are nanoseconds of store time. A schedule and a calendar timer have wall clock times.
 """
 
@@ -12,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TypedDict
 
 from holdfast.blockers.codes import CODES
+from holdfast.blockers.runbooks import PAGES, path_of
 from holdfast.clock import S
 
 COMMANDS = frozenset({"resume", "last", "flag"})
@@ -23,6 +25,7 @@ class Blocker(TypedDict):
     code: str
     text: str
     action: str
+    runbook: str
     since: int | None
     until: int | None
 
@@ -43,10 +46,19 @@ def blocker(
     until: int | None = None,
     *,
     names: Mapping[str, str] | None = None,
+    page: str = "",
 ) -> Blocker:
-    """Make the blocker of a registered code. `names` fills the placeholders of its action."""
+    """Make the blocker of a registered code. `names` fills the placeholders of its action. `page` replaces the runbook
+    of the code."""
     action = CODES[code].action.format_map(_quoted(names or {}))
-    return Blocker(code=code, text=text, action=action, since=since or None, until=until or None)
+    return Blocker(
+        code=code,
+        text=text,
+        action=action,
+        runbook=path_of(page or PAGES[code]),
+        since=since or None,
+        until=until or None,
+    )
 
 
 def _quoted(names: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.blockers import tasks
 from holdfast.blockers.answer import Blocker, WhyAnswer, answer, blocker
+from holdfast.blockers.runbooks import PARKED_FLOW
 from holdfast.errors import NotFound
 from holdfast.flows import step_threads
 from holdfast.flows.execution import Divergence
@@ -78,7 +79,7 @@ def _waits(txn: Txn, universe: str, details: FlowDetails, names: dict[str, str])
     if head.state == FlowState.PARKED:
         text = f"parked at step {head.step}: {head.error}"
         code = head.code if head.code in _PARKED_CODES else Divergence.code
-        return [blocker(code, text, names=names)]
+        return [blocker(code, text, names=names, page=PARKED_FLOW)]
     if head.task:
         return _activation_blockers(txn, universe, details)
     prefix = keys_of(universe).open_steps + pack_int(details.seq)

@@ -40,11 +40,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def blocker_lines(blocker: Blocker) -> list[str]:
-    """Format a blocker, with its action on a second line."""
+    """Format a blocker, with its action and its runbook on further lines."""
     lines = [f"{blocker['code']}: {blocker_text(blocker)}"]
     if blocker["action"]:
         lines.append(f"    {blocker['action']}")
-    return lines
+    return [*lines, f"    runbook: {blocker['runbook']}"]
 
 
 def blocker_text(blocker: Blocker) -> str:

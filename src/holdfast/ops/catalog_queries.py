@@ -39,8 +39,8 @@ class WorkerRow(NamedTuple):
 
 
 def universes(txn: Txn) -> list[str]:
-    """Return the names of all universes that have worlds, workers or tasks, sorted."""
-    spaces = (Space.WORLD, Space.WORKER, Space.TASK)
+    """Return the names of all universes that have worlds, workers, tasks or schedules, sorted."""
+    spaces = (Space.WORLD, Space.WORKER, Space.TASK, Space.SCHEDULE)
     names = {name for space in spaces for name in iter_names(txn, (int(space),))}
     return sorted(names)
 
