@@ -1,4 +1,6 @@
-"""Generated requests against the whole API: no server error, every answer matches its schema, nothing acknowledged is lost."""
+"""Generated requests against the whole API, one by one and along the links of the OpenAPI document.
+
+No answer is a server error, every answer matches its schema, and nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -9,13 +11,16 @@ import pytest
 from holdfast.ops import verify
 from holdfast.ops.api.endpoint import Scope
 from holdfast.ops.http.openapi import documented_routes
+from tests.api_server import linked_requests
 from tests.api_server.fuzzed_api import LEFT_OUT, FuzzedApi
-from tests.api_server.served_rig import ServedRig, create, token_lines, token_of
+from tests.api_server.linked_requests import LinkedApi
+from tests.api_server.served_rig import BANK, ServedRig, create, token_lines, token_of
 from tests.ops.app import app
 
 SEED = 7
 REQUESTS_OF_EACH = 8
 DEEP_REQUESTS = 100_000
+LINKED_REQUESTS = 300
 SEQUENCES = 10
 TOKENS = token_lines(
     all=",".join(scope.value for scope in Scope), **{scope.value: scope.value for scope in Scope}
@@ -67,3 +72,40 @@ def test_100_000_generated_requests_get_documented_answers() -> None:
     routes = len(documented_routes()) - len(LEFT_OUT)
     statuses = fuzz(DEEP_REQUESTS // routes + 1, 1_000)
     assert sum(statuses.values()) >= DEEP_REQUESTS * 0.9
+
+
+def follow_links(requests: int) -> LinkedApi:
+    """Follow links with tokens of different scopes, and check the store afterwards."""
+    linked_app = linked_requests.app
+    with linked_app.open("memory:") as runtime:
+        served = ServedRig(runtime.store)
+        try:
+            server = served.serve(TOKENS, apps={BANK: linked_app}, default=BANK)
+            linked = LinkedApi(server, SEED, {})
+            linked.run_links(requests)
+            linked.check_acknowledged()
+            assert runtime.store.read(verify.find_differences) == []
+        finally:
+            served.close()
+    assert linked.requests >= requests
+    assert {200, 201, 403, 404, 422} <= {status for _, status in linked.statuses}
+    return linked
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_requests_along_links_get_documented_answers() -> None:
+    linked = follow_links(LINKED_REQUESTS)
+    assert len(linked.links) >= 15
+    assert linked.paths
+    assert linked.created
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(7200)
+def test_100_000_requests_along_links_get_documented_answers() -> None:
+    linked = follow_links(DEEP_REQUESTS)
+    pairs = [("create_world", "send_world_event"), ("send_world_event", "fork_world")]
+    pairs += [("fork_world", "purge_world"), ("submit_tasks", "show_task")]
+    pairs += [("start_flow", "show_flow"), ("create_schedule", "delete_schedule")]
+    assert set(pairs) <= set(linked.links)

@@ -72,6 +72,46 @@ def test_path_parameters_are_those_of_the_path() -> None:
             assert declared == names
 
 
+def resolve(document: Any, schema: Any, pointer: str) -> Any:
+    """The schema of the value at a JSON pointer, through references, alternatives and lists."""
+    for part in pointer.split("/")[1:]:
+        while "$ref" in schema:
+            schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        schema = schema["items"] if part.isdigit() else schema["properties"][part]
+    return schema
+
+
+def test_every_link_names_an_operation_its_parameters_and_values_that_exist() -> None:
+    document = openapi_document()
+    found = {
+        operation["operationId"]: (path, operation)
+        for path, operations in document["paths"].items()
+        for operation in operations.values()
+    }
+    named: set[str] = set()
+    for source, operation in found.values():
+        for response in operation["responses"].values():
+            for name, link in response.get("links", {}).items():
+                assert name == link["operationId"]
+                _, target = found[name]
+                parameters = link.get("parameters", {})
+                declared = {one["name"] for one in target["parameters"] if one["in"] == "path"}
+                assert set(parameters) == declared, (source, name)
+                for value in (*parameters.values(), *link.get("requestBody", {}).values()):
+                    kind, _, rest = value.partition("#" if "#" in value else ".path.")
+                    if kind == "$request":
+                        assert "{" + rest + "}" in source
+                    else:
+                        owner = response if kind == "$response.body" else operation["requestBody"]
+                        schema = owner["content"]["application/json"]["schema"]
+                        assert resolve(document, schema, rest)
+                named.add(name)
+    for name in ("purge_world", "fork_world", "show_task", "delete_schedule", "complete_tasks"):
+        assert name in named
+    linked = {route.operation_id for route in documented_routes() if "{" in route.path}
+    assert linked - named == {"show_timer", "why_timer", "why", "why_effect_queue"}
+
+
 def test_server_serves_the_document_to_clients_with_the_scope_read(rig: ServedRig) -> None:
     server = rig.bank(ONE_SCOPE_EACH)
     answer = rig.client(server, token_of("read")).get("/v1/openapi.json")

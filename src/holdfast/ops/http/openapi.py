@@ -15,6 +15,7 @@ from holdfast.ops.api.registry import endpoints
 from holdfast.ops.api.universes import UniverseRequired
 from holdfast.ops.http import answer_schemas as answers
 from holdfast.ops.http import request_schemas as bodies
+from holdfast.ops.http.openapi_links import LinkedRoute, links_by_operation
 from holdfast.ops.http.problem import problem_response
 
 REF = "#/components/schemas/{name}"
@@ -109,8 +110,13 @@ def openapi_document(routes: Iterable[DocumentedRoute] | None = None) -> dict[st
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
     schema_of = dict(zip(map(_type_key, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
+    links = links_by_operation(LinkedRoute(route.operation_id, route.path) for route in documented)
     for route in documented:
         operation = _operation(route, schema_of, components)
+        if route.operation_id in links:
+            for status in {route.status, 200}:
+                answer = operation["responses"][str(status)]
+                operation["responses"][str(status)] = {**answer, "links": links[route.operation_id]}
         paths.setdefault(route.path, {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",
