@@ -11,10 +11,16 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast.errors import CommitUnknown, Fenced
 from holdfast.flows.commit_batch import commit_many
-from holdfast.flows.operations import FlowCommit
-from holdfast.flows.records import Published
+from holdfast.flows.new_flow import NewFlow
+from holdfast.flows.operations import END, FlowCommit, start
+from holdfast.flows.records import CancelRequested, FlowEnded, Published
+from holdfast.flows.states import FlowState
+from holdfast.ops.verify import find_differences
+from holdfast.store import tuples
 from holdfast.tasks import operations as task_operations
+from holdfast.tasks.model import keys_of as task_keys_of
 from holdfast.tasks.operations import GrantRequest
+from holdfast.tasks.row_ranges import decode_range
 from holdfast.workers.flows.commit_queue import COMMITS_MAX, CommitQueue
 from tests.flows.rig import UNKNOWN, FlowRig
 from tests.flows.test_steps import app_of, double
@@ -65,8 +71,62 @@ def test_commits_of_one_turn_are_one_operation(make_rig: Any) -> None:
     answers = commit_at_once(rig, works)
     assert commits_of(rig) == ["flows.commit_many"]
     assert [answer.applied for answer in answers] == [True] * 3
-    assert [answer.records for answer in answers] == [work.records for work in works]
+    assert [answer.only_own for answer in answers] == [True] * 3
     assert all(is_recorded(handle) for handle in handles)
+
+
+def test_answer_repeats_the_records_of_the_commit_only_after_records_of_other_commits(
+    make_rig: Any,
+) -> None:
+    rig, handles, works = leased_flows(make_rig, 3)
+    handles[1].cancel()
+    answers = commit_at_once(rig, works)
+    assert [answer.only_own for answer in answers] == [True, False, True]
+    assert [answer.records for answer in answers] == [
+        [],
+        [CancelRequested(), *works[1].records],
+        [],
+    ]
+
+
+def test_answer_without_all_records_of_the_commit_has_the_recorded_ones(make_rig: Any) -> None:
+    """A cancellation came before the end of the flow, so the end is not recorded. There is one new record, as if it
+    were."""
+    rig, handles, works = leased_flows(make_rig, 1)
+    handles[0].cancel()
+    ended = replace(works[0], records=[FlowEnded(FlowState.COMPLETED)], action=END)
+    [answer] = commit_at_once(rig, [ended])
+    assert (answer.applied, answer.only_own) == (False, False)
+    assert answer.records == [CancelRequested()]
+
+
+def test_flows_that_start_together_share_an_index_row_and_a_lease(make_rig: Any) -> None:
+    rig = make_rig(app_of(order))
+    keys = task_keys_of(rig.universe)
+    rig.store.transact(start, rig.universe, [NewFlow(order.spec, order.pack((), {}))] * 3)
+    ready = rig.store.read(lambda txn: txn.scan(keys.ready, tuples.prefix_end(keys.ready)))
+    assert [decode_range(row) for _, row in ready] == [(1, 3)]
+    leased = rig.store.transact(
+        task_operations.lease, rig.universe, GrantRequest("worker", ["default"], 3, True)
+    )
+    assert len({grant.lease for grant in leased.grants}) == 1
+    rig.run_together(leased.grants)
+    assert rig.store.read(lambda txn: list(find_differences(txn))) == []
+
+
+def test_activations_of_different_flows_keep_their_order(make_rig: Any) -> None:
+    @hf.flow
+    async def other() -> int:
+        return await hf.step(double, 2)
+
+    rig = make_rig(app_of(order, other))
+    new = {flow: NewFlow(flow.spec, flow.pack((), {})) for flow in (order, other)}
+    flows = [order, order, other, order]
+    rig.store.transact(start, rig.universe, [new[flow] for flow in flows])
+    leased = rig.store.transact(
+        task_operations.lease, rig.universe, GrantRequest("worker", ["default"], 9, True)
+    )
+    assert [grant.name for grant in leased.grants] == [f"flow:{flow.name}" for flow in flows]
 
 
 def test_single_commit_is_a_separate_operation(make_rig: Any) -> None:

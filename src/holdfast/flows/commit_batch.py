@@ -20,4 +20,4 @@ def commit_many(
     unit = FlowUnit(txn, universe)
     outcomes = [commit_within(unit, generation, work) for work in works]
     unit.close()
-    return [answer_of(unit, work, *outcome) for work, outcome in zip(works, outcomes, strict=True)]
+    return [answer_of(unit, work, outcome) for work, outcome in zip(works, outcomes, strict=True)]

@@ -16,6 +16,7 @@ the activation task.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -181,18 +182,28 @@ class FlowAnswer(Record, frozen=True):
     more: bool = False
     # The flow was suspended instead: its compensations wait for child flows.
     suspended: bool = False
+    # The records after the known ones are those of the commit, which the caller has. `records` is empty.
+    only_own: bool = False
+
+
+class CommitOutcome(NamedTuple):
+    """`whole` means that all records of the commit were appended."""
+
+    applied: bool
+    suspended: bool
+    whole: bool
 
 
 @operation("flows.commit")
 def commit(txn: Txn, universe: str, generation: int, work: FlowCommit) -> FlowAnswer:
     """Append records and start steps, under the live lease of the flow's activation. A stale worker is fenced."""
     unit = FlowUnit(txn, universe)
-    applied, suspended = commit_within(unit, generation, work)
+    outcome = commit_within(unit, generation, work)
     unit.close()
-    return answer_of(unit, work, applied, suspended)
+    return answer_of(unit, work, outcome)
 
 
-def commit_within(unit: FlowUnit, generation: int, work: FlowCommit) -> tuple[bool, bool]:
+def commit_within(unit: FlowUnit, generation: int, work: FlowCommit) -> CommitOutcome:
     """Apply a commit. Returns whether its action was applied, and whether the flow was suspended instead."""
     flow = _require_lease(unit, generation, work)
     unseen = flow.head.records - work.known
@@ -221,11 +232,15 @@ def commit_within(unit: FlowUnit, generation: int, work: FlowCommit) -> tuple[bo
             mailbox.return_received(unit, flow, answered)
             mailbox.return_unseen(unit, flow, work.known, unseen)
         _apply_action(unit, flow, work)
-    return applied, suspended
+    return CommitOutcome(applied, suspended, not (stopped or waits))
 
 
-def answer_of(unit: FlowUnit, work: FlowCommit, applied: bool, suspended: bool) -> FlowAnswer:
+def answer_of(unit: FlowUnit, work: FlowCommit, outcome: CommitOutcome) -> FlowAnswer:
     """The records after the known ones, in pages. Call it after the unit of work is closed."""
+    applied, suspended, whole = outcome
+    head = unit.load(work.flow).head
+    if whole and head.run == work.run and head.records == work.known + len(work.records):
+        return FlowAnswer([], applied, suspended=suspended, only_own=True)
     prefix = unit.keys.records_of(work.flow, work.run)
     start, end = prefix + pack_int(work.known + 1), tuples.prefix_end(prefix)
     rows = unit.txn.scan(start, end, RECORDS_PAGE)

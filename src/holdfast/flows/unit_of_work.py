@@ -7,12 +7,13 @@ submits activation tasks through the unit of work of tasks, so that both logs ch
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.clock import S
-from holdfast.config import BLOB_THRESHOLD_BYTES
+from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES
 from holdfast.durable import tags
 from holdfast.errors import NotFound
 from holdfast.flows import compensation_dead_letters, head_fold
@@ -39,7 +40,7 @@ from holdfast.flows.states import ENDED, FlowEvent, FlowState
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
 from holdfast.tasks.model import LOOP, TaskSpec
-from holdfast.tasks.submit import TaskToSubmit, create_within
+from holdfast.tasks.submit import TaskToSubmit, create_each_within
 from holdfast.tasks.unit_of_work import UnitOfWork
 
 # A lease is extended while the worker's loop runs, for this long without a recorded step.
@@ -164,6 +165,8 @@ class FlowUnit:
             self.txn.delete(self.keys.due_key(step.due_ns, flow.seq, name, occurrence))
 
     def open_steps(self, flow: OpenFlow) -> list[tuple[str, int, OpenStep]]:
+        if not flow.head.open_steps:
+            return []
         prefix = self.keys.open_steps + pack_int(flow.seq)
         found: list[tuple[str, int, OpenStep]] = []
         for key, row in self.txn.scan(prefix, tuples.prefix_end(prefix)):
@@ -204,13 +207,14 @@ class FlowUnit:
             self.tasks.close()
 
     def _submit_activations(self) -> None:
-        for flow in self._wakes.values():
-            if flow.head.task != -1:
-                continue
-            args = codec.pack([flow.seq, flow.head.run])
-            new = TaskToSubmit(args)
-            [seq] = create_within(self.tasks, activation_spec(flow.body.spec), [new])
-            flow.head = replace(flow.head, task=seq)
+        """Submit the activations together: consecutive ones of one spec share an index row and a lease row."""
+        woken = [flow for flow in self._wakes.values() if flow.head.task == -1]
+        for first in range(0, len(woken), BATCH_MAX):
+            page = woken[first : first + BATCH_MAX]
+            specs = [activation_spec(flow.body.spec) for flow in page]
+            new = [TaskToSubmit(codec.pack([flow.seq, flow.head.run])) for flow in page]
+            for flow, seq in zip(page, create_each_within(self.tasks, specs, new), strict=True):
+                flow.head = replace(flow.head, task=seq)
 
     def _save(self, flow: OpenFlow) -> None:
         stored, head = flow.stored, flow.head
@@ -256,6 +260,7 @@ def get_counts(txn: Txn, keys: FlowKeys, name: str) -> FlowCounts:
     return FlowCounts() if row is None else codec.unpack_as(FlowCounts, row)
 
 
+@lru_cache(1024)
 def activation_spec(spec: FlowSpec) -> TaskSpec:
     """The spec of the tasks under whose leases workers run a flow."""
     return TaskSpec(

@@ -162,6 +162,14 @@ def create_within(unit: UnitOfWork, spec: TaskSpec, new: list[TaskToSubmit]) -> 
     return _create_within(unit, [spec], [0] * len(new), new)
 
 
+def create_each_within(
+    unit: UnitOfWork, specs: list[TaskSpec], new: list[TaskToSubmit]
+) -> list[int]:
+    """Create tasks, each with its spec, within an open unit of work, which the caller closes."""
+    numbers = {spec: number for number, spec in enumerate(dict.fromkeys(specs))}
+    return _create_within(unit, list(numbers), [numbers[spec] for spec in specs], new)
+
+
 def _create_tasks(
     txn: Txn, universe: str, specs: list[TaskSpec], spec_of_each: list[int], new: list[TaskToSubmit]
 ) -> list[int]:

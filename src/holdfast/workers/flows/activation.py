@@ -366,7 +366,7 @@ class Activation:
         )
         answer = await self._send(work)
         self._recorded_steps += len(finished)
-        execution.feed(answer.records)
+        execution.feed(work.records if answer.only_own else answer.records)
         while answer.more:
             more = await self._read(self._records_after, execution.known_records)
             execution.feed(more)
