@@ -98,7 +98,7 @@ def _awaited(hint: Any) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if not isinstance(origin, type) or not args or not issubclass(origin, Awaitable):
         return hint
-    # A coroutine has the types of what it yields, receives and returns.
+    # The last argument of a coroutine type is the type of its result.
     return args[-1]
 
 
