@@ -66,10 +66,21 @@ class Incarnation:
             faults_stopped=lambda: simulation.faults_stopped,
         )
         self.store = FaultingClient(simulation.store, actor.name, incarnation_id, self.clock)
+        # The running calls that faults have hit too often (`call_protection`).
+        self.protected_calls: list[str] = []
 
     @property
     def faults_stopped(self) -> bool:
-        return self.simulation.faults_stopped
+        return self.simulation.faults_stopped or self.is_protected
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether this process has no faults."""
+        return not self.store.faults_enabled
+
+    @is_protected.setter
+    def is_protected(self, protected: bool) -> None:
+        self.store.faults_enabled = not protected
 
     @property
     def sim_store(self) -> SimStore:

@@ -8,13 +8,15 @@ a call that an effect worker, and the function, must tolerate:
     after the call     the process dies and the answer is lost; the call is repeated with the same key
     twice              the answer is lost in transit; the call is repeated at once with the same key
 
-These faults use up no attempt of the function. Only exceptions of the function count.
+These faults use up no attempt of the function. Only exceptions of the function count. `call_protection` bounds the
+faults of one call.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from holdfast.app.app import App
@@ -59,31 +61,37 @@ class EffectStubs:
     ) -> EffectFunction:
         fn = self._replacements.get(kind, original)
 
-        async def awaited(fault: int, result: Any, call: Call, args: tuple[Any, ...]) -> Any:
-            answer = await result
-            if fault == TWICE:
-                answer = await fn(call, *args)
+        async def awaited(
+            call_end: ExitStack, fault: int, result: Any, call: Call, args: tuple[Any, ...]
+        ) -> Any:
+            with call_end:
+                answer = await result
+                if fault == TWICE:
+                    answer = await fn(call, *args)
             _crash_after(incarnation, kind, fault)
             return answer
 
         def call_it(call: Call, *args: Any) -> Any:
-            fault = (
-                incarnation.tape.draw_fault(FAULT_ODDS, (BEFORE, AFTER, TWICE).__contains__)
-                if self._faults and not incarnation.faults_stopped
-                else 0
-            )
-            if fault == BEFORE:
-                _crash(incarnation, kind, "before the call")
-            if fault == TWICE:
-                incarnation.record("fault", kind="the call made twice", effect=kind)
-            incarnation.record(
-                "effect.call", kind=kind, key=call.idempotency_key, attempt=call.attempt
-            )
-            result = fn(call, *args)
-            if inspect.isawaitable(result):
-                return awaited(fault, result, call, args)
-            if fault == TWICE:
+            with ExitStack() as call_end:
+                protection = incarnation.simulation.call_protection
+                call_end.enter_context(protection.calling(incarnation, call.idempotency_key))
+                fault = (
+                    incarnation.tape.draw_fault(FAULT_ODDS, (BEFORE, AFTER, TWICE).__contains__)
+                    if self._faults and not incarnation.faults_stopped
+                    else 0
+                )
+                if fault == BEFORE:
+                    _crash(incarnation, kind, "before the call")
+                if fault == TWICE:
+                    incarnation.record("fault", kind="the call made twice", effect=kind)
+                incarnation.record(
+                    "effect.call", kind=kind, key=call.idempotency_key, attempt=call.attempt
+                )
                 result = fn(call, *args)
+                if inspect.isawaitable(result):
+                    return awaited(call_end.pop_all(), fault, result, call, args)
+                if fault == TWICE:
+                    result = fn(call, *args)
             _crash_after(incarnation, kind, fault)
             return result
 

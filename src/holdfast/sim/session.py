@@ -26,7 +26,9 @@ from holdfast.errors import Invalid
 from holdfast.messages import FABRIC_SEND
 from holdfast.sim import flow_parity, parity, task_work
 from holdfast.sim.actor import Actor, Incarnation
+from holdfast.sim.call_protection import CallProtection
 from holdfast.sim.choice_tape import ChoiceTape
+from holdfast.sim.deadlock import Deadlock, describe_waits, waits_for_subject
 from holdfast.sim.effect_stubs import EffectFunction, EffectStubs
 from holdfast.sim.faulting_client import FaultingClient
 from holdfast.sim.faults import Fault
@@ -138,7 +140,10 @@ class SimulationSession:
         self._simulation.due_work = self._due_work
         self._store.faults_enabled = False
         self._runtime = Runtime(
-            app, _SessionStore(self._store, self._simulation), roles=(), clock=client.clock
+            app,
+            _SessionStore(self._store, self._simulation, app.universe),
+            roles=(),
+            clock=client.clock,
         )
         if with_tasks and app.schedules:
             # Before the first `advance`, which jumps to the first due time.
@@ -241,6 +246,7 @@ class _DrivenSimulation(Simulation):
         threads: SimThreadPool,
     ) -> None:
         super().__init__(tape, settings, actors, threads)
+        self.call_protection = CallProtection(enabled=True)
         self.is_down = True
         # Effect queues that a worker pool serves.
         self.served_queues: frozenset[str] = frozenset()
@@ -300,6 +306,10 @@ class _DrivenSimulation(Simulation):
             raise NotQuiet(
                 f"seed {self.tape.seed}: after {STEPS_MAX} steps {self._remaining_work()}"
             )
+
+    def is_stuck(self) -> bool:
+        """Whether no further commit can come: no work is left and no time is due, or no process runs."""
+        return self.is_down or self._idle_time_ns() == FOREVER_NS
 
     def _check_quiet(self) -> bool:
         if self.scheduler.steps - self._last_check_step < CHECK_EVERY_STEPS:
@@ -376,8 +386,11 @@ class _DrivenSimulation(Simulation):
 class _SessionStore:
     """The user's store: each call is a thread of the scheduler."""
 
-    def __init__(self, inner: FaultingClient, simulation: _DrivenSimulation) -> None:
+    def __init__(self, inner: FaultingClient, simulation: _DrivenSimulation, universe: str) -> None:
         self.url = inner.url
+        self._universe = universe
+        # Waits for a flow or a task in a row in which nothing happened to it.
+        self._vain_waits = 0
         self._inner = inner
         self._simulation = simulation
 
@@ -406,6 +419,14 @@ class _SessionStore:
 
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         commit_no: int = self._simulation.call(self._inner.wait, topic, since, timeout)
+        if timeout > 0 and waits_for_subject(topic, self._universe):
+            self._vain_waits = 0 if commit_no > since else self._vain_waits + 1
+            # The check reads the whole store, so it runs after 1, 2, 4, … waits without a change.
+            if self._vain_waits.bit_count() == 1 and self._simulation.is_stuck():
+                lines = self._inner.peek(describe_waits, self._universe)
+                if self._simulation.is_down:
+                    lines.insert(0, "every process is down")
+                raise Deadlock(waits=lines)
         return commit_no
 
     def subscribe(self, topics: str | Sequence[str], since: int = 0) -> Subscription:

@@ -26,6 +26,7 @@ from holdfast.sim.actor import (
     describe_error,
     is_alive,
 )
+from holdfast.sim.call_protection import CallProtection
 from holdfast.sim.choice_tape import ChoiceTape
 from holdfast.sim.fault_injector import FaultInjector
 from holdfast.sim.faults import Fault, FaultPlan
@@ -101,6 +102,7 @@ class Simulation:
         self.coverage: Counter[str] = Counter()
         self.errors: list[tuple[str, str]] = []
         self.scheduler = Scheduler(tape, self.clock, threads)
+        self.call_protection = CallProtection(enabled=False)
         self.fault_plan = FaultPlan(tape, settings.rates, faults_by_commit)
         self._backends = _BackendFactory(backend)
         self.store = SimStore(

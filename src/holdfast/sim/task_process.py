@@ -3,7 +3,7 @@
 The loop of the process runs the worker's steps, coroutines of tasks, activations and steps of flows
 in turn. Plain functions run in the loop, too. The seed picks faults around the call of a task and
 of a step: the process dies before the call, or after it and before its outcome is recorded. Faults
-at commits are those of `faulting_client`.
+at commits are those of `faulting_client`. `call_protection` bounds the faults of one call.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import copy
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from typing import Any
 
 from holdfast.app.app import App
@@ -169,31 +170,40 @@ class SimulatedCalls:
         clock = self._incarnation.clock
         if attempt.grant.name.startswith(TASK_PREFIX):
             return await run_attempt_async(attempt, clock)
-        fault, what = self._faults.draw(), attempt.grant.name
-        self._faults.before(fault, what)
-        self._incarnation.record(
-            "task.call", name=what, key=attempt.idempotency_key, attempt=attempt.attempt
-        )
-        if attempt.code.asynchronous:
-            result = await run_attempt_async(attempt, clock)
-        else:
-            result = run_attempt(attempt, clock)
-        self._faults.after(fault, what)
-        return result
+        with self._calling(attempt.idempotency_key):
+            fault, what = self._faults.draw(), attempt.grant.name
+            self._faults.before(fault, what)
+            self._incarnation.record(
+                "task.call", name=what, key=attempt.idempotency_key, attempt=attempt.attempt
+            )
+            if attempt.code.asynchronous:
+                result = await run_attempt_async(attempt, clock)
+            else:
+                result = run_attempt(attempt, clock)
+            self._faults.after(fault, what)
+            return result
 
     async def invoke_step(self, work: LocalWork, run: StepRun, threads: Executor) -> Any:
-        fault, what = self._faults.draw(), f"{run.name}#{run.occurrence}"
-        self._faults.before(fault, what)
-        self._incarnation.record(
-            "step.call", flow=run.flow_id, step=what, key=run.idempotency_key, attempt=run.attempt
-        )
-        try:
-            result = await invoke_step(self.stubs.step_work(work, run), run, threads)
-        except Exception:
+        with self._calling(run.idempotency_key):
+            fault, what = self._faults.draw(), f"{run.name}#{run.occurrence}"
+            self._faults.before(fault, what)
+            self._incarnation.record(
+                "step.call",
+                flow=run.flow_id,
+                step=what,
+                key=run.idempotency_key,
+                attempt=run.attempt,
+            )
+            try:
+                result = await invoke_step(self.stubs.step_work(work, run), run, threads)
+            except Exception:
+                self._faults.after(fault, what)
+                raise
             self._faults.after(fault, what)
-            raise
-        self._faults.after(fault, what)
-        return result
+            return result
+
+    def _calling(self, key: str) -> AbstractContextManager[None]:
+        return self._incarnation.simulation.call_protection.calling(self._incarnation, key)
 
 
 class InlineTaskWorker(TaskWorker):
