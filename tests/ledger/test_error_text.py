@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.durable.error_text import NORMALISED_CHARS_MAX, normalise
 from holdfast.ledger.error_groups import EXAMPLES_MAX, GROUPS_KEPT, OTHER_ERRORS, ErrorGroups
-from holdfast.ledger.error_text import NORMALISED_CHARS_MAX, normalise
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ COMMANDS = {
     ),
     "runs": Command("holdfast.cli.runs", "stage runs: list, show, failed, retry, cancel, prune"),
     "dead": Command("holdfast.cli.dead", "dead letters: list, show, redrive, drop"),
+    "errors": Command("holdfast.cli.errors", "groups of errors: list, show, redrive, drop"),
     "backup": Command("holdfast.cli.backup", "back up a store while it is in use"),
     "restore": Command(
         "holdfast.cli.restore", "restore a store from a backup, as a new generation"

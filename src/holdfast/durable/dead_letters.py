@@ -15,6 +15,7 @@ import contextlib
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import ERROR_CODE_CHARS_MAX, ERROR_TEXT_CHARS_MAX
+from holdfast.durable import error_groups
 from holdfast.durable import item as items
 from holdfast.durable.item import (
     FailedAttempt,
@@ -169,6 +170,8 @@ def _store_letter(
     )
     txn.put(keys.dead + packed_seq, pack(letter))
     txn.put(keys.dead_by_time + pack_int(letter.died_ns) + packed_seq, packed_seq)
+    if universe := universe_of(keys.queue):
+        error_groups.add(txn, universe, error_groups.DEAD, *grouped(letter))
     return letter
 
 
@@ -183,7 +186,21 @@ def _remove_letter(txn: Txn, keys: QueueKeys, seq: int) -> DeadLetter:
     letter = _decode_letter(row)
     txn.delete(keys.dead + packed_seq)
     txn.delete(keys.dead_by_time + pack_int(letter.died_ns) + packed_seq)
+    if universe := universe_of(keys.queue):
+        error_groups.remove(txn, universe, error_groups.DEAD, *grouped(letter))
     return letter
+
+
+def universe_of(queue: str) -> str:
+    """The universe of a queue, or "" for a queue that an application named itself."""
+    universe, slash, _ = queue.partition("/")
+    return universe if slash else ""
+
+
+def grouped(letter: DeadLetter) -> tuple[str, int, tuple[str, int]]:
+    """The text of the error group of a letter, its time, and its queue without the universe with its seq."""
+    text = error_groups.group_text(letter.code, letter.error)
+    return text, letter.died_ns, (letter.queue.partition("/")[2], letter.seq)
 
 
 def _decrement_count(txn: Txn, keys: QueueKeys, count: int) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES
-from holdfast.durable import tags
+from holdfast.durable import error_groups, tags
 from holdfast.errors import NotFound
 from holdfast.flows import compensation_dead_letters, head_fold
 from holdfast.flows.model import (
@@ -144,6 +144,7 @@ class FlowUnit:
         tags.remove(self.txn, self.keys.tags, flow.body.tag, packed_seq)
         self.txn.delete(self.keys.states + tuples.pack((int(flow.head.state), flow.seq)))
         self._count(flow.body.spec.name, flow.head.state, -1)
+        self._group_error(flow.seq, flow.stored, None)
         del self._flows[flow.seq]
 
     # -- open steps and due times --------------------------------------------------------------
@@ -229,6 +230,7 @@ class FlowUnit:
                 self._count(name, stored.state, -1)
             self.txn.put(self.keys.states + tuples.pack((int(head.state), flow.seq)), b"")
             self._count(name, head.state, 1)
+        self._group_error(flow.seq, stored, head)
         was_ended = stored is not None and stored.state in ENDED
         if head.state in ENDED and not was_ended:
             until_ns = head.ended_ns + flow.body.spec.retain_ns
@@ -236,6 +238,16 @@ class FlowUnit:
             self.txn.notify(self.keys.topic(flow.seq))
             self.txn.notify(self.keys.due_topic)
         flow.stored = head
+
+    def _group_error(self, seq: int, stored: FlowHeadRow | None, head: FlowHeadRow | None) -> None:
+        """Move a flow from the group of its former error to that of its error."""
+        was, now = error_of(stored), error_of(head)
+        if was == now:
+            return
+        if was is not None:
+            error_groups.remove(self.txn, self.universe, error_groups.FLOW, *was, (seq,))
+        if now is not None:
+            error_groups.add(self.txn, self.universe, error_groups.FLOW, *now, (seq,))
 
     def _count(self, name: str, state: int, n: int) -> None:
         deltas = self._count_deltas.setdefault(name, {})
@@ -258,6 +270,14 @@ class FlowUnit:
 def get_counts(txn: Txn, keys: FlowKeys, name: str) -> FlowCounts:
     row = txn.get(keys.counts + tuples.pack((name,)))
     return FlowCounts() if row is None else codec.unpack_as(FlowCounts, row)
+
+
+def error_of(head: FlowHeadRow | None) -> tuple[str, int] | None:
+    """The text of the error group of an unsuccessful flow, and the time of its end; None for any other flow."""
+    if head is None or head.state not in (FlowState.FAILED, FlowState.DEAD) or head.redriven_by:
+        return None
+    error = f"{head.error_type}: {head.error}" if head.error_type else head.error
+    return error_groups.group_text(head.code, error), head.ended_ns
 
 
 @lru_cache(1024)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import field
 
 from holdfast.codec import Record
-from holdfast.ledger.error_text import normalise
+from holdfast.durable.error_text import normalise
 
 GROUPS_KEPT = 500
 EXAMPLES_MAX = 3

@@ -28,10 +28,10 @@ from typing import NoReturn
 
 from holdfast import codec
 from holdfast.config import NAME_BYTES_MAX
+from holdfast.durable.error_text import normalise
 from holdfast.errors import Fenced, IllegalTransition, Invalid
 from holdfast.ledger import outcome_rules
 from holdfast.ledger.assignment import first_batches, next_rows
-from holdfast.ledger.error_text import normalise
 from holdfast.ledger.events import (
     AdoptedRange,
     CancelCompleted,

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from holdfast.codec import Record
+from holdfast.durable.error_text import normalise
 from holdfast.errors import Invalid
-from holdfast.ledger.error_text import normalise
 
 # Distinct errors kept for `same_error`. Above it, the rarer half is dropped.
 ERRORS_KEPT = 4096

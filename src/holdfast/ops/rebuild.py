@@ -9,6 +9,7 @@
     dispatch     indexes and counters, from the requests
     task         statuses, from the task log; wait states and keys, from bodies and statuses; counters
     flow         heads, from the records; indexes, keys, timers, published values and counters, from heads and records
+    statistic    error groups, from failed tasks and flows and dead letters
     schedule     the due index, the queue of occurrences, its counter and the keys, from schedules and occurrences
 
 The rebuild holds an exclusive lock on the store (`store.admin.raw_access`). It verifies the logs first and
@@ -37,6 +38,7 @@ from holdfast.leadership import leader_lease
 from holdfast.ops import (
     catalog_queries,
     decode_errors,
+    error_group_check,
     index_rebuild,
     limit_check,
     store_copy,
@@ -97,6 +99,8 @@ def rebuild(url: str, universe: str, *, dry_run: bool = False) -> RebuildResult:
             before = _differences(txn, universe)
             if before:
                 _build_rows(txn, universe, len(before))
+            else:
+                _backfill(txn, universe)
             remaining = _differences(txn, universe)
             if remaining:
                 shown = [
@@ -165,11 +169,18 @@ def _build_rows(txn: ApplyTxn, universe: str, differences: int) -> None:
             index_rebuild.rebuild_flows,
             index_rebuild.rebuild_schedules,
             limit_check.rebuild,
+            error_group_check.rebuild,
         ):
             part(txn, universe)
     except decode_errors.DECODE_ERRORS as error:
         first = [decode_errors.error_text(error)]
         raise NotRebuilt(universe=universe, differences=differences, first=first) from None
+
+
+def _backfill(txn: ApplyTxn, universe: str) -> None:
+    """Write the rows that older versions did not have. Verify accepts that they are missing."""
+    index_rebuild.rebuild_effect_tags(txn, universe)
+    error_group_check.rebuild(txn, universe)
 
 
 def _catalog(txn: ApplyTxn, universe: str) -> None:

@@ -122,7 +122,10 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "c" <name> <n>                           the last changes of a schedule
                     <u> "k" <key>                                the schedule of an idempotency key
     18 audit        <u> <n>                                      actions of operators
-    19 statistic    <u> …                                        counters of ends, errors, tags and money
+    19 statistic    <u> "eg" <kind> <group>                      tasks, flows or dead letters with the same error
+                    <u> "em" <kind> <group> <at_ns> <subject>    index: the subjects of a group, by time
+                    <u> "en" <kind>                              the number of groups
+                    <u> "since"                                  older ends are not in groups
     20 setting      <u> "limits"                                 load limits of operators
                     <u> "verify"                                 the saved report of the last verification
     21 job          <u> "j" <number>                             an action on a selection, and its progress

@@ -31,7 +31,7 @@ from holdfast.tasks.model import (
     pack_text,
 )
 from holdfast.tasks.states import TaskState
-from holdfast.tasks.unit_of_work import UnitOfWork
+from holdfast.tasks.unit_of_work import UNSUCCESSFUL, UnitOfWork
 
 
 @operation("tasks.cancel")
@@ -260,6 +260,8 @@ def _remove_task(unit: UnitOfWork, packed_seq: bytes) -> None:
         if txn.get(key) == packed_seq:
             txn.delete(key)
     tags.remove(txn, keys.tags, body.tag, packed_seq)
+    if status.state in UNSUCCESSFUL:
+        unit.leave_error_group(packed_seq, status)
     txn.delete(keys.bodies + packed_seq)
     txn.delete(keys.statuses + packed_seq)
     txn.delete(keys.progress + packed_seq)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from holdfast.durable import load_limits
+from holdfast.durable import error_groups, load_limits
 from holdfast.durable.load_limits import LoadLimits
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
@@ -38,11 +38,14 @@ from holdfast.tasks.model import (
     pack_int,
     pack_text,
     queue_index,
+    unpack_seq,
 )
 from holdfast.tasks.row_ranges import RangeLeaseTable, remove_from_range
+from holdfast.tasks.states import TaskState
 
 # Dependents that one operation processes. Later operations process the rest.
 DEPENDENTS_MAX = 1_000
+UNSUCCESSFUL = (TaskState.FAILED, TaskState.DEAD)
 
 
 class UnitOfWork:
@@ -101,6 +104,22 @@ class UnitOfWork:
     def write_status(self, packed_seq: bytes, status: TaskStatusRow) -> None:
         self.leases.split_off(packed_seq, status)
         self.txn.put(self.keys.statuses + packed_seq, pack(status))
+        if status.state in UNSUCCESSFUL:
+            self._group_error(packed_seq, status)
+
+    def _group_error(self, packed_seq: bytes, status: TaskStatusRow) -> None:
+        """Put an unsuccessful task into the group of its error. A redrive takes it out."""
+        if status.redriven_by:
+            self.leave_error_group(packed_seq, status)
+        elif not self.body_and_spec(packed_seq)[1].owner:
+            subject = (unpack_seq(packed_seq),)
+            text, universe = error_of(status), self.keys.universe
+            error_groups.add(self.txn, universe, error_groups.TASK, text, status.ended_ns, subject)
+
+    def leave_error_group(self, packed_seq: bytes, status: TaskStatusRow) -> None:
+        subject = (unpack_seq(packed_seq),)
+        text, universe = error_of(status), self.keys.universe
+        error_groups.remove(self.txn, universe, error_groups.TASK, text, status.ended_ns, subject)
 
     def notify_queue(self, queue: str) -> None:
         self._queues_to_notify.add(queue)
@@ -408,6 +427,12 @@ class UnitOfWork:
         if awaited:
             # Dependents may be released after the task itself is removed, so store the outcome.
             self.txn.put(self.keys.pending_releases + pack_int(seq), place.encode())
+
+
+def error_of(status: TaskStatusRow) -> str:
+    """The text of the error group of an unsuccessful task. A dead task may have the error of an earlier attempt."""
+    error = status.error if status.state == TaskState.FAILED else ""
+    return error_groups.group_text(status.reason, error)
 
 
 def arguments_size(txn: Txn, body: TaskBodyRow) -> int:

@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from holdfast.durable import queue
+from holdfast.durable import error_groups, queue
 from holdfast.durable.item import keys_of as queue_keys_of
 from holdfast.errors import Invalid
 from holdfast.flows import flow_list
 from holdfast.flows import operations as flow_operations
 from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.flows.redrive import redrive as redrive_flow
-from holdfast.ops import catalog_queries
+from holdfast.ops import catalog_queries, error_group_documents
+from holdfast.ops.api import cursors
 from holdfast.ops.dead_letter_documents import redrive_within
 from holdfast.ops.jobs.model import JobRow
 from holdfast.store.api import Txn
@@ -155,6 +156,31 @@ def _drop_letters(txn: Txn, universe: str, row: JobRow, seqs: list[Any]) -> obje
     return receipts.delete_dead_letters(txn, row.selection["queue"], seqs)
 
 
+# -- error groups ----------------------------------------------------------------------------------
+
+
+def _select_group(txn: Txn, universe: str, row: JobRow, limit: int) -> SubjectPage:
+    """A subject that failed after the creation of the job is not selected."""
+    kind, group = row.selection["kind"], error_group_documents.parse_group(row.selection["group"])
+    after = cursors.decode(row.cursor, bytes) or b""
+    members = error_groups.list_members(txn, universe, kind, group, after, limit)
+    subjects = [
+        Subject("/".join(map(str, member.subject)), member.subject)
+        for member in members
+        if member.at_ns <= row.created_ns
+    ]
+    more = len(members) == limit
+    return SubjectPage(subjects, cursors.encode(members[-1].position) if more else "")
+
+
+def _redrive_group(txn: Txn, universe: str, row: JobRow, subjects: list[Any]) -> object:
+    return error_group_documents.redrive_within(txn, universe, row.selection["kind"], subjects)
+
+
+def _drop_group(txn: Txn, universe: str, row: JobRow, subjects: list[Any]) -> object:
+    return error_group_documents.drop_within(txn, universe, subjects)
+
+
 # -- worlds ----------------------------------------------------------------------------------------
 
 
@@ -189,6 +215,8 @@ _ENDED = {"state": ("failed", "dead")}
 _OPEN_FLOWS = {"state": ("running", "waiting", "parked")}
 _QUEUE: dict[str, tuple[str, ...]] = {"queue": ()}
 _TYPE: dict[str, tuple[str, ...]] = {"type": ()}
+_KIND: dict[str, tuple[str, ...]] = {"kind": error_groups.KINDS}
+_GROUP: dict[str, tuple[str, ...]] = {"group": ()}
 
 ACTIONS: dict[str, JobAction] = {
     "tasks.cancel": JobAction(_OPEN_TASKS, _QUEUE, _last_task, _select_tasks, _cancel_tasks),
@@ -198,6 +226,10 @@ ACTIONS: dict[str, JobAction] = {
     "flows.redrive": JobAction(_ENDED, {}, _last_flow, _select_flows, _redrive_flows),
     "dead.redrive": JobAction(_QUEUE, {}, _last_letter, _select_letters, _redrive_letters),
     "dead.drop": JobAction(_QUEUE, {}, _last_letter, _select_letters, _drop_letters),
+    "errors.redrive": JobAction(_KIND | _GROUP, {}, _no_last, _select_group, _redrive_group),
+    "errors.drop": JobAction(
+        {"kind": (error_groups.DEAD,)} | _GROUP, {}, _no_last, _select_group, _drop_group
+    ),
     "worlds.pause": JobAction(
         _TYPE, {}, _no_last, _select_worlds, _change_worlds(WorldEvent.PAUSE, WorldStatus.PAUSED)
     ),

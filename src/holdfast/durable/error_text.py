@@ -4,8 +4,8 @@
 
 The function replaces UUIDs, URLs, paths, quoted text, long identifiers, hexadecimal and decimal
 numbers. It keeps HTTP status codes (`HTTP Error 401`), because 401 and 503 are different errors.
-The report of a run and the rule `same_error` of `Stop` both use this function, so their counts
-agree.
+The report of a run, the rule `same_error` of `Stop` and the error groups of a universe use this
+function, so their groups agree.
 """
 
 from __future__ import annotations
