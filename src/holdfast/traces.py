@@ -151,6 +151,14 @@ def enter(
     return TraceScope(span, _received.set(context), otel.attach(under))
 
 
+def enter_child(name: str, kind: str, attributes: Attributes) -> TraceScope | None:
+    """Start a span under the current context and make it current. None if no span is made."""
+    span = start(name, kind, attributes)
+    if span is None or _otel is None:
+        return None
+    return TraceScope(span, _received.set(span.context), _otel.attach(_otel.with_span(span)))
+
+
 def enter_replay() -> TraceScope | None:
     """Make a context that is not sampled current in a replay, so that the user's own spans are not made again."""
     otel = _otel or _find_otel()
@@ -216,7 +224,7 @@ class Sending:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._span is not None:
             if error is not None:
-                self._span.fail(getattr(error, "code", "") or type(error).__name__, str(error))
+                self._span.fail(_code_of(error), str(error))
             self._span.end()
 
 
@@ -265,6 +273,15 @@ class TraceScope:
         _received.reset(self._token)
         if self._attached is not None and _otel is not None:
             _otel.detach(self._attached)
+
+    def __enter__(self) -> TraceScope:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if error is None:
+            self.exit()
+        else:
+            self.exit(_code_of(error), str(error))
 
     def exit(self, code: str = "", error: str = "") -> None:
         """Make the former context current again, and end the span. `code` is the code of an error."""
@@ -365,6 +382,10 @@ def _pack(span_context: Any) -> bytes:
     ids += bytes((span_context.trace_flags & _KNOWN_FLAGS,))
     state = span_context.trace_state
     return ids + _bounded_state(state.to_header()) if state else ids
+
+
+def _code_of(error: BaseException) -> str:
+    return str(getattr(error, "code", "") or type(error).__name__)
 
 
 def _find_otel() -> _OpenTelemetry | None:

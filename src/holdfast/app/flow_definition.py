@@ -197,8 +197,8 @@ class FlowCall(StartableFlow[P, T]):
         self.cancels_child = cancels_child
         self.tag = tag
 
-    def new_flow(self, packed: bytes) -> NewFlow:
-        return NewFlow(self.spec, packed, self.key, tag=self.tag)
+    def new_flow(self, packed: bytes, trace: bytes) -> NewFlow:
+        return NewFlow(self.spec, packed, self.key, tag=self.tag, trace=trace)
 
 
 class FlowDecorator(typing.Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from holdfast import traces
 from holdfast.app.call_arguments import stored_if_equal
 from holdfast.app.flow_definition import Flow, FlowCall
 from holdfast.app.flow_handle import FlowHandle, by_key_call, check_key
@@ -35,14 +36,21 @@ def start_packed(
 ) -> StartedFlow:
     """Start a flow, or return the flow of its key if it was started with equal arguments."""
     started: list[StartedFlow]
-    try:
-        started = transact(operations.start, universe, [call.new_flow(packed)])
-    except KeyConflict as conflict:
-        stored = read(stored_if_equal, universe, call.flow, packed, conflict)
-        if stored is None:
-            raise
-        started = transact(operations.start, universe, [call.new_flow(stored)])
+    with _sending(call) as sending:
+        trace = sending.context
+        try:
+            started = transact(operations.start, universe, [call.new_flow(packed, trace)])
+        except KeyConflict as conflict:
+            stored = read(stored_if_equal, universe, call.flow, packed, conflict)
+            if stored is None:
+                raise
+            started = transact(operations.start, universe, [call.new_flow(stored, trace)])
+        sending.sent(FlowId(started[0].generation, started[0].seq))
     return started[0]
+
+
+def _sending(call: FlowCall[Any, Any]) -> traces.Sending:
+    return traces.sending("start", call.spec.name, call.spec.queue)
 
 
 async def start_async(
@@ -50,18 +58,21 @@ async def start_async(
 ) -> FlowHandle[Any]:
     call = to_call(runtime, flow)
     packed, universe = call.flow.pack(args, kwargs), runtime.universe
-    try:
-        [started] = await runtime.store.submit(operations.start, universe, [call.new_flow(packed)])
-    except KeyConflict as error:
-        conflict = error
-    else:
-        return _handle(runtime, call, started)
-    stored = await runtime.waiting.read(
-        lambda txn: stored_if_equal(txn, universe, call.flow, packed, conflict)
-    )
-    if stored is None:
-        raise conflict
-    [started] = await runtime.store.submit(operations.start, universe, [call.new_flow(stored)])
+    with _sending(call) as sending:
+        new, started = call.new_flow(packed, sending.context), None
+        try:
+            [started] = await runtime.store.submit(operations.start, universe, [new])
+        except KeyConflict as error:
+            conflict = error
+        if started is None:
+            stored = await runtime.waiting.read(
+                lambda txn: stored_if_equal(txn, universe, call.flow, packed, conflict)
+            )
+            if stored is None:
+                raise conflict
+            new = call.new_flow(stored, sending.context)
+            [started] = await runtime.store.submit(operations.start, universe, [new])
+        sending.sent(FlowId(started.generation, started.seq))
     return _handle(runtime, call, started)
 
 

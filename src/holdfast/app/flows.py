@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from holdfast import codec, value_versions
+from holdfast import codec, traces, value_versions
 from holdfast.app.argument_digest import as_stored, digest_of, equal_calls, equal_digests
 from holdfast.app.definitions import Effect, EffectWithOptions, Event
 from holdfast.app.flow_definition import Flow, FlowCall, checked_int, decoder, ns, ns_or_zero
@@ -530,11 +530,20 @@ def _intent(execution: FlowExecution, step: StepCall, call: Any) -> Intent:
         timeout_ns=call.timeout_ns,
         tag=call.tag,
         generation=execution.id.generation,
+        trace=traces.current(),
     )
 
 
 def _request(call: StepCall, kind: int, **fields: Any) -> OpenRequest:
-    return OpenRequest(kind, call.name, call.occurrence, call.position, call.digest, **fields)
+    return OpenRequest(
+        kind,
+        call.name,
+        call.occurrence,
+        call.position,
+        call.digest,
+        trace=traces.current() if kind in (TASK, FLOW) else b"",
+        **fields,
+    )
 
 
 def _decode_none(packed: bytes, upcast: UpcastObjects | None = None) -> None:

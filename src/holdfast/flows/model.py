@@ -98,6 +98,8 @@ class FlowBodyRow(Record, frozen=True):
     fork_of: int = 0
     fork_at: str = ""
     tag: str = ""
+    # The trace context of the start. No digest of arguments includes it.
+    trace: bytes = b""
 
 
 class FlowHeadRow(Record, frozen=True):

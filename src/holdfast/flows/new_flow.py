@@ -20,6 +20,8 @@ class NewFlow(Record, frozen=True):
     key: str = ""
     parent: Parent | None = None
     tag: str = ""
+    # The trace context of the start.
+    trace: bytes = b""
 
 
 def check_new(universe: str, new_flow: NewFlow) -> None:

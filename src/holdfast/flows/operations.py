@@ -118,6 +118,7 @@ def start_within(unit: FlowUnit, new_flow: NewFlow) -> StartedFlow:
         blob,
         new_flow.parent,
         tag=new_flow.tag,
+        trace=new_flow.trace,
     )
     flow = unit.create(seq, body, FlowHeadRow(run_started_ns=unit.now_ns))
     if index_key:
@@ -154,6 +155,8 @@ class OpenRequest(Record, frozen=True):
     # After a redrive: the digests of the other ways to write the arguments of a child flow.
     equal_args: tuple[bytes, ...] = ()
     tag: str = ""
+    # The trace context of the flow's code, for a child.
+    trace: bytes = b""
 
 
 class FlowCommit(Record, frozen=True):
@@ -327,7 +330,7 @@ def _open(unit: FlowUnit, flow: OpenFlow, request: OpenRequest) -> None:
             flow,
             (name, occurrence),
             request.task,
-            TaskToSubmit(request.args, limit=request.limit, tag=request.tag),
+            TaskToSubmit(request.args, limit=request.limit, trace=request.trace, tag=request.tag),
         )
         step = replace(step, child=child)
     elif request.kind == FLOW:
@@ -352,7 +355,7 @@ def _start_child(unit: FlowUnit, flow: OpenFlow, request: OpenRequest) -> OpenFl
         flow.seq, flow.head.run, request.name, request.occurrence, request.cancels_child
     )
     key = children.child_key(flow, request.name, request.occurrence)
-    new_flow = NewFlow(request.flow, request.args, key, parent, request.tag)
+    new_flow = NewFlow(request.flow, request.args, key, parent, request.tag, request.trace)
     index_key = unit.keys.keys + tuples.pack((request.flow.name, key))
     if (packed := unit.txn.get(index_key)) is not None:
         former = unit.load(tuples.unpack_last_int(packed, 0))

@@ -213,7 +213,10 @@ class FlowUnit:
         for first in range(0, len(woken), BATCH_MAX):
             page = woken[first : first + BATCH_MAX]
             specs = [activation_spec(flow.body.spec) for flow in page]
-            new = [TaskToSubmit(codec.pack([flow.seq, flow.head.run])) for flow in page]
+            new = [
+                TaskToSubmit(codec.pack([flow.seq, flow.head.run]), trace=flow.body.trace)
+                for flow in page
+            ]
             for flow, seq in zip(page, create_each_within(self.tasks, specs, new), strict=True):
                 flow.head = replace(flow.head, task=seq)
 

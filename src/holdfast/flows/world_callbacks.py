@@ -25,7 +25,8 @@ def start(txn: Txn, intent: Intent) -> int | None:
     unit = FlowUnit(txn, intent.universe_id)
     try:
         key = intent.intent_hash.hex()
-        started = start_within(unit, NewFlow(spec, intent.params, key, parent, intent.tag))
+        new = NewFlow(spec, intent.params, key, parent, intent.tag, intent.trace)
+        started = start_within(unit, new)
     except KeyConflict:
         return None
     unit.close()

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from holdfast import codec, failpoints, logs
+from holdfast import codec, failpoints, logs, traces
 from holdfast.errors import CommitUnknown, Fenced, HoldfastError, Invalid, NotFound, Timeout
 from holdfast.flows import operations, step_threads
 from holdfast.flows.execution import (
@@ -234,7 +234,8 @@ class Activation:
     def _close_code(self) -> None:
         name = self._code.name
         if self._execution.close():
-            logs.warn("flows", "flow code abandoned", flow=self._id, name=name)
+            logs.warn("flows", "flow code abandoned", flow=self._id, name=name,
+                      **traces.log_ids(traces.current()))  # fmt: skip
         for error in self._execution.unhandled_errors[:LOGGED_ERRORS_MAX]:
             logs.warn(
                 "flows",
@@ -242,6 +243,7 @@ class Activation:
                 flow=self._id,
                 name=name,
                 error=error_text(error),
+                **traces.log_ids(traces.current()),
             )
         self._execution.dispose()
 
@@ -421,7 +423,8 @@ class Activation:
             divergence.fields["code"],
         )
         await self._commit([record], operations.PARK)
-        logs.warn("flows", "flow parked", flow=self._id, **divergence.fields)
+        logs.warn("flows", "flow parked", flow=self._id, **divergence.fields,
+                  **traces.log_ids(traces.current()))  # fmt: skip
         return True
 
     # -- the end ---------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ import contextvars
 import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
 import msgspec
 
-from holdfast import codec
+from holdfast import codec, traces
 from holdfast.clock import S
 from holdfast.config import ERROR_TEXT_CHARS_MAX, MESSAGE_BYTES_MAX
 from holdfast.errors import HoldfastError, Invalid
@@ -110,10 +111,11 @@ async def run_step(
         # Each attempt has its own `StepRun`: only the attempt that timed out is cancelled.
         attempt = StepRun(call, run.flow_id, lambda: run.cancelled, run.attempt)
         try:
-            value = await invoke(work, attempt, threads)
-            packed = call.versions + encode_result("step result", value)
-            # The flow gets the value as a replay would.
-            check_type("step result", packed, call.decode)
+            with _trace_of(attempt):
+                value = await invoke(work, attempt, threads)
+                packed = call.versions + encode_result("step result", value)
+                # The flow gets the value as a replay would.
+                check_type("step result", packed, call.decode)
             return StepCompleted(
                 name=call.name,
                 occurrence=call.occurrence,
@@ -150,6 +152,22 @@ async def run_step(
         delay_ns = backoff.delay_ns(run.attempt, jitter(call.position, run.attempt))
         run.attempt += 1
         await asyncio.sleep(delay_ns / S)
+
+
+def _trace_of(attempt: StepRun) -> AbstractContextManager[object]:
+    """Return the block whose span is the attempt of a step."""
+    if not traces.is_recording():
+        return _UNTRACED
+    attributes: dict[str, str | int | bool] = {
+        "holdfast.flow.id": attempt.flow_id,
+        "holdfast.step.name": attempt.name,
+        "holdfast.step.occurrence": attempt.occurrence,
+        "holdfast.attempt": attempt.attempt,
+    }
+    return traces.enter_child(f"step {attempt.name}", traces.INTERNAL, attributes) or _UNTRACED
+
+
+_UNTRACED: AbstractContextManager[object] = nullcontext()
 
 
 class StepTimeout(HoldfastError):
