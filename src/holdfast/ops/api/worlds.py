@@ -283,7 +283,10 @@ def send_world_event(call: ApiCall) -> SentEvent:
     key = ingress.user_key(body.key or call.key or None)
     to = WorldAddress(call.universe, type, name, world_operations.new_world_id())
     message = event_ingress(event_type, value, correlation_id=body.correlation_id)
-    return sent_event(call.transact(ingress.deliver, to, key, message, traces.current()))
+    with traces.sending("send", type, type) as sending:
+        delivered = call.transact(ingress.deliver, to, key, message, sending.context)
+        sending.sent(delivered.seq)
+    return sent_event(delivered)
 
 
 def sent_event(delivered: IngressResult) -> SentEvent:

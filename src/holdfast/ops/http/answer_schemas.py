@@ -23,6 +23,9 @@ class LeasedTask(msgspec.Struct, frozen=True):
     lease_s: float
     execution_window_s: float
     expires_in_s: float
+    # The trace context of the submission, if it had one.
+    traceparent: str | UnsetType = UNSET
+    tracestate: str | UnsetType = UNSET
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute, Match, Router
 
-from holdfast import failpoints
+from holdfast import failpoints, traces
 from holdfast.errors import HoldfastError
 from holdfast.ops.http.problem import (
     BadRequest,
@@ -110,6 +110,11 @@ class ApiRoute(BaseRoute):
         try:
             if failpoints.armed:
                 failpoints.hit("http.handle", call.request)
+            headers = call.request.headers
+            if traces.TRACEPARENT in headers:
+                # Each request has an asyncio task, whose context ends with it.
+                state = headers.get(traces.TRACESTATE)
+                traces.receive(traces.parse(headers[traces.TRACEPARENT], state))
             response: HttpResponse = await handler(call)
             return response
         except HoldfastError as error:

@@ -26,7 +26,9 @@ from functools import partial
 from typing import Any
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
+from holdfast import traces
 from holdfast.app.keyed_tasks import KeyedTasks
 from holdfast.clock import S
 from holdfast.errors import HoldfastError, Invalid
@@ -37,7 +39,7 @@ from holdfast.ops.http.problem import HttpResponse, encode_json
 from holdfast.ops.http.request_schemas import NewTaskBody, SubmissionBody
 from holdfast.ops.http.routes import HttpApi, Route, RouteCall, RouteHandler
 from holdfast.ops.http.server import HttpServer
-from holdfast.ops.http.task_batch import DeclaredTask, build_batch, require_tasks
+from holdfast.ops.http.task_batch import DeclaredTask, TaskBatch, build_batch, require_tasks
 from holdfast.ops.http.worker_routes import WorkerRoutes, check_wait
 from holdfast.ops.metrics.exposition import MetricsPage
 from holdfast.ops.task_documents import (
@@ -125,12 +127,17 @@ class TaskApi(HttpApi):
             await self._server.run_in_thread(
                 store.read, require_tasks, universe, batch.dependencies
             )
-        seqs = await KeyedTasks(batch.specs, batch.spec_indexes, batch.new).submit_async(
-            store.submit,
-            partial(self._server.run_in_thread, store.read),
-            universe,
-            self._declared,
-        )
+        with traces.sending("submit", "tasks", _first_queue(batch)) as sending:
+            new = batch.new
+            if trace := sending.context:
+                new = [replace(task, trace=trace) for task in new]
+            seqs = await KeyedTasks(batch.specs, batch.spec_indexes, new).submit_async(
+                store.submit,
+                partial(self._server.run_in_thread, store.read),
+                universe,
+                self._declared,
+            )
+            sending.sent_batch(len(seqs))
         if batch.has_keys:
             return await self._server.run_in_thread(store.read, queries.task_ids, universe, seqs)
         return [TaskId(store.generation, seq) for seq in seqs]
@@ -270,6 +277,10 @@ def _parse_seconds(text: str) -> float:
     except ValueError:
         raise Invalid(what="wait_s", found=text[:64], expected="seconds") from None
     return seconds
+
+
+def _first_queue(batch: TaskBatch) -> str:
+    return batch.specs[0].queue if batch.specs else ""
 
 
 def _check_query(call: RouteCall, accepted: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ Each kind has its own bound, so a kind of work that is slow delays no other.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -36,7 +37,7 @@ class HttpThreads:
 
     async def handle(self, fn: Callable[..., T], *args: Any) -> T:
         """Run the handler of an endpoint."""
-        return await asyncio.get_running_loop().run_in_executor(self._handlers, fn, *args)
+        return await _run_in(self._handlers, fn, *args)
 
     async def wait(self, fn: Callable[..., T], *args: Any) -> T:
         """Run a handler that may wait. Refuse it if all threads for such handlers are in use."""
@@ -44,7 +45,7 @@ class HttpThreads:
             raise ServerOverloaded(what="waiting requests", max=WAITING_THREADS)
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._waiters, fn, *args)
+            return await _run_in(self._waiters, fn, *args)
         finally:
             self._waiting -= 1
 
@@ -57,3 +58,9 @@ class HttpThreads:
     def shutdown(self) -> None:
         for pool in (self._readers, self._parser, self._handlers, self._waiters):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _run_in(pool: ThreadPoolExecutor, fn: Callable[..., T], *args: Any) -> T:
+    """Run a handler in a thread, with the trace context of its request."""
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(pool, context.run, fn, *args)

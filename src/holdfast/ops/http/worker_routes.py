@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from holdfast import traces
 from holdfast.clock import S
 from holdfast.config import ERROR_CODE_CHARS_MAX, ERROR_TEXT_CHARS_MAX
 from holdfast.durable.validation import check_limit
@@ -271,6 +272,7 @@ def _grant_document(grant: TaskGrant, generation: int, now_ns: int) -> dict[str,
         "lease_s": grant.lease_ns / S,
         "execution_window_s": grant.window_ns / S,
         "expires_in_s": max(grant.expires_ns - now_ns, 0) / S,
+        **traces.headers(grant.trace),
     }
 
 
