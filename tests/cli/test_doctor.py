@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,10 +12,12 @@ import pytest
 
 from holdfast import __version__
 from holdfast.cli import doctor
+from holdfast.cli.process_report import writer_report
 from holdfast.cli.report_redaction import SecretFilter, redact_log_line
 from holdfast.clock import S
 from holdfast.durable import queue
 from holdfast.leadership import worker_registry
+from holdfast.workers import limit_settings
 from holdfast.world import catalog
 from tests.cli.conftest import RunCommand
 from tests.ops.account_rig import UNIVERSE, AccountRig
@@ -59,6 +62,25 @@ def test_doctor_reports_each_part(run: RunCommand, path: Path, rig: AccountRig) 
     assert subject["type"] == "QuotedAccount"
     assert subject["blockers"][0]["reason"] == "world_paused"
     assert store["writer_log"] == []
+
+
+def test_doctor_shows_codes_limits_and_the_open_files_of_the_writer(
+    run: RunCommand, path: Path, rig: AccountRig
+) -> None:
+    rig.store.transact(limit_settings.change_limits, UNIVERSE, {"tasks": 7})
+    [store] = run("doctor", "--store", path, "--json").document["stores"]
+    [readiness] = store["readiness"]
+    assert "authority_missing" in readiness["why"]
+    assert readiness["limits"] == [{"name": "tasks", "limit": 7, "used": 0}]
+    writer = store["writer"]
+    assert Path(f"/proc/{writer['pid']}").exists()
+    assert writer["stopped"] is False
+    assert 0 < writer["open_files"] < writer["open_files_limit"]
+    os.kill(writer["pid"], signal.SIGSTOP)
+    try:
+        assert writer_report(path) == {**writer, "stopped": True}
+    finally:
+        os.kill(writer["pid"], signal.SIGCONT)
 
 
 def test_doctor_counts_dead_letters(run: RunCommand, path: Path, letters: list[int]) -> None:
@@ -116,6 +138,37 @@ def test_doctor_redacts_passwords_tokens_and_texts_of_the_configuration(
     assert content["stores"]["default"].startswith("postgresql://app:…@127.0.0.1:1/shop")
     assert content["mail"] == {"login": "…"}
     assert document["stores"][0]["url"] == content["stores"]["default"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://app:pa@{SECRET}@127.0.0.1:1/x",
+        f"postgresql://app:pa/{SECRET}@127.0.0.1:1/x",
+        f"postgresql://app:pa?{SECRET}@127.0.0.1:1/x",
+        f"postgresql://app:{SECRET}@127.0.0.1:port/x",
+        f"postgresql://app:{SECRET}",
+        f" postgresql://app:{SECRET}@127.0.0.1:1/x",
+        f"postgresql://app@127.0.0.1:1/x?PASSWORD={SECRET}",
+        f"postgresql://app@127.0.0.1:1/x?options=-c%20app.token%3D{SECRET}",
+        f"host=127.0.0.1 port=1 password={SECRET} dbname=x",
+        f"mysql://app:{SECRET}@127.0.0.1/x",
+    ],
+)
+@pytest.mark.parametrize("place", ["argument", "variable", "file"])
+def test_doctor_shows_no_password_of_a_mistyped_url(
+    run: RunCommand, monkeypatch: pytest.MonkeyPatch, url: str, place: str
+) -> None:
+    monkeypatch.setattr(doctor, "ANSWER_S", 1.0)
+    options: tuple[str, ...] = ("--store", url) if place == "argument" else ()
+    if place == "variable":
+        monkeypatch.setenv("HOLDFAST_STORE", url)
+    if place == "file":
+        Path("holdfast.toml").write_text(f'[stores]\ndefault = "{url}"\n')
+    for form in ((), ("--json",)):
+        result = run("doctor", *options, *form)
+        assert result.code == 1
+        assert SECRET not in result.out + result.err
 
 
 def test_doctor_shows_no_line_of_a_file_that_does_not_parse(run: RunCommand) -> None:

@@ -24,6 +24,16 @@ MODULES = ("holdfast.store.urls",)
         ("postgresql://host/db?pass%77ord=secret", "postgresql://host/db?pass%77ord=…"),
         ("postgresql://host/db?passwor=secret&host=h", "postgresql://host/db?passwor=…&host=h"),
         ("mysql://me:secret@host/db", "mysql://me:…@host/db"),
+        ("postgresql://me:secret", "postgresql://me:…"),
+        ("postgresql://me:secret/db", "postgresql://me:…"),
+        ("postgresql://host:5432/db", "postgresql://host:5432/db"),
+        ("postgresql://host:5432,other:5433/db", "postgresql://host:5432,other:5433/db"),
+        (" postgresql://me:secret@host/db", " postgresql://me:…@host/db"),
+        ("postgresql://h/db?options=-c%20app.token%3Dsecret", "postgresql://h/db?options=…"),
+        ("postgresql://h/db?options=-c%20search_path%3Dbilling",
+         "postgresql://h/db?options=-c%20search_path%3Dbilling"),
+        ("host=db password=secret dbname=x", "host=db password=… dbname=x"),
+        ("host=db sslpassword = 'se cr\\'et' dbname=x", "host=db sslpassword = … dbname=x"),
         ("lmdb:./data", "lmdb:./data"),
         ("lmdb:/a:b@c", "lmdb:/a:b@c"),
     ],
@@ -47,6 +57,13 @@ def test_redact_hides_passwords_in_a_url(url: str, expected: str) -> None:
 )
 def test_scheme_of_a_url_names_the_store_kind(url: str, expected: str) -> None:
     assert scheme_of(url) == expected
+
+
+def test_connection_string_of_libpq_is_refused_without_its_password() -> None:
+    with pytest.raises(BadUrl) as refused:
+        scheme_of("host=db password=secret dbname=x")
+    assert "secret" not in str(refused.value)
+    assert "postgresql://" in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["", "lmdb:"])

@@ -1,7 +1,8 @@
 """`holdfast doctor`: prints a report for a bug tracker, without secrets and payloads.
 
 The report has versions, platform, limits and configuration of this process, and for each store: health, clocks,
-queues, tasks, flows, workers, readiness and the last lines of the writer's log. The command changes nothing. A part
+queues, tasks, flows, workers, readiness with the codes of `why` and the limits of unfinished work, and of an embedded
+store the writer process with its open files and the last lines of its log. The command changes nothing. A part
 that cannot be read shows its error. The exit code is 1 if a store cannot be read, else 0. Without a store in the
 configuration and in the default directory, the report has the parts of the process alone.
 """
@@ -12,7 +13,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import sys
 import threading
 from importlib import metadata
@@ -22,8 +22,11 @@ from typing import Any
 import msgspec
 
 from holdfast import __version__
+from holdfast.blockers.answer import WhyAnswer
+from holdfast.blockers.explain import explain
 from holdfast.cli import EXIT_FAILED, EXIT_OK
 from holdfast.cli.output import bytes_text, emit, printable
+from holdfast.cli.process_report import process_limits, writer_report
 from holdfast.cli.report_redaction import SecretFilter, configuration, writer_log_tail
 from holdfast.cli.store import queue_counts
 from holdfast.cli.store_option import (
@@ -47,6 +50,7 @@ from holdfast.store.api import Store, Txn
 from holdfast.store.lmdb.writer_address import LOG_FILE
 from holdfast.store.urls import redact
 from holdfast.tasks import queries as task_queries
+from holdfast.workers.limit_settings import LimitFigure, list_figures
 from holdfast.workers.readiness import ReadinessBlocker, ReadinessReason
 from holdfast.workers.readiness_facts import read_readiness
 
@@ -76,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     document = {
         "versions": _versions(),
         "platform": _platform(),
-        "limits": _limits(),
+        "limits": process_limits(),
         "configuration": configuration(environment),
         "stores": stores,
     }
@@ -109,24 +113,6 @@ def _platform() -> dict[str, Any]:
     }
 
 
-def _limits() -> dict[str, Any]:
-    names = {
-        "open_files": resource.RLIMIT_NOFILE,
-        "file_bytes": resource.RLIMIT_FSIZE,
-        "address_space_bytes": resource.RLIMIT_AS,
-    }
-    limits: dict[str, Any] = {}
-    for name, number in names.items():
-        soft, hard = resource.getrlimit(number)
-        limits[name] = {"soft": _limit(soft), "hard": _limit(hard)}
-    return limits
-
-
-def _limit(value: int) -> int | None:
-    """Return a limit; None without one."""
-    return None if value == resource.RLIM_INFINITY else value
-
-
 # -- stores --------------------------------------------------------------------------------------
 
 
@@ -156,6 +142,7 @@ def _store_report(choice: StoreChoice, url: str) -> dict[str, Any]:
         }
     report |= parts
     if _is_embedded(url):
+        report["writer"] = writer_report(directory_of(url))
         report["writer_log"] = writer_log_tail(directory_of(url) / LOG_FILE)
     return report
 
@@ -250,11 +237,15 @@ def _workers(store: Store) -> list[dict[str, Any]]:
 def _readiness(store: Store, universe: str) -> dict[str, Any]:
     """Return the readiness of a universe. A world shows its id, because its name may be personal data."""
     snapshot = read_readiness(store, universe)
+    answer: WhyAnswer = store.read(explain, universe, "universe", universe, SYSTEM.wall_ns())
+    figures: list[LimitFigure] = store.read(list_figures, universe)
     return {
         "universe": universe,
         "ready": snapshot.ready,
         "blockers": [_blocker(blocker) for blocker in snapshot.reasons],
         "warnings": [_blocker(blocker) for blocker in snapshot.warnings],
+        "why": sorted({one["code"] for one in answer["blockers"]}),
+        "limits": [figure._asdict() for figure in figures[:ROWS_MAX]],
         "subjects": [
             {
                 "type": subject.name.partition("/")[0],

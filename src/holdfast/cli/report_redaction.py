@@ -31,6 +31,8 @@ _VISIBLE_VARIABLES = frozenset({
     "PGHOST", "PGPORT", "PGUSER", "PGDATABASE", "PGSSLMODE", "PGSSLROOTCERT", "PGPASSFILE", "PGCONNECT_TIMEOUT",
     "PGAPPNAME", "PGTARGETSESSIONATTRS",
 })  # fmt: skip
+# The values of a connection string of libpq.
+_KEYWORD_VALUE = re.compile(r"(?i)(?:password|secret|token)\w*\s*=\s*'?([^\s']+)")
 _SECRET_NAME = re.compile(r"PASSWORD|TOKEN|SECRET|KEY|CREDENTIAL", re.IGNORECASE)
 
 # The structure of a traceback, of `faulthandler` and of the lines of the writer, without texts of errors.
@@ -69,7 +71,7 @@ class SecretFilter:
 def _url_secrets(url: str) -> set[str]:
     """Return the password of a URL and the values of its hidden parameters, as written and decoded."""
     if "://" not in url:
-        return set()
+        return set() if redact(url) == url else set(_KEYWORD_VALUE.findall(url))
     try:
         parts = urlsplit(url)
         written = {parts.netloc.rpartition("@")[0].partition(":")[2]}

@@ -57,7 +57,7 @@ def connect_or_start(
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
             if start_writer(path, bootstrap=bootstrap, limits=limits) == "held":
                 # Another process is starting a writer, or a writer is exiting or stopped (SIGSTOP).
-                pid, start_time = _lock_holder(path)
+                pid, start_time = lock_holder(path)
                 if not is_stopped(pid):
                     stopped_since_ns = 0
                 elif not stopped_since_ns:
@@ -184,7 +184,7 @@ def peer_of(sock: socket.socket) -> tuple[int, str]:
     return pid, process_state(pid)[1]
 
 
-def _lock_holder(path: Path) -> tuple[int, str]:
+def lock_holder(path: Path) -> tuple[int, str]:
     """Pid and start time of a writer that holds the lock but does not listen; pid 0 if there is none."""
     inodes: set[str] = set()
     for file in (path, path / WRITER_LOCK_FILE):

@@ -93,6 +93,9 @@ def build_conninfo(url: str, *, idle_s: int | None = None) -> str:
         if "@" in settings_by_name.get("dbname", "") and redact(url) != url:
             why = "the password contains a / that must be written as %2F"
             raise BadUrl(url=redact(url), why=why)
+        if "@" in settings_by_name.get("host", "") and redact(url) != url:
+            why = "the password contains an @ that must be written as %40"
+            raise BadUrl(url=redact(url), why=why)
         settings_by_name["options"] = f"{settings_by_name.get('options', '')} {settings}".strip()
         return make_conninfo(**(_DEFAULTS | settings_by_name))
     except psycopg.ProgrammingError as error:
