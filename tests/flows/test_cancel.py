@@ -370,3 +370,64 @@ def test_other_tasks_of_the_flow_get_no_step_while_it_compensates(
     assert error.state == ("CANCELLED" if cancels else "FAILED")
     assert log[-2:] == ["refund begins", "refund ends"]
     assert "clean up" not in log
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "timeout"])
+def test_flow_that_waits_for_no_step_after_its_cancellation_ends_as_cancelled(
+    make_rig: Any, ends: str
+) -> None:
+    @hf.flow(timeout_s=10)
+    async def order() -> None:
+        hf.undo(double, 1)
+        try:
+            await hf.sleep(3600)
+        except asyncio.CancelledError:
+            await asyncio.get_running_loop().create_future()
+
+    rig = make_rig(app_of(order))
+    rig.environment.foreign_wait_s = 0.01
+    handle = rig.start(order)
+    rig.run_one()
+    if ends == "cancelled":
+        handle.cancel()
+    error = failure(rig, handle)
+    assert (error.state, error.code) == (
+        ("CANCELLED", "cancelled") if ends == "cancelled" else ("FAILED", "timeout")
+    )
+    assert [step.name for step in handle.steps()] == ["undo:double"]
+
+
+def test_flow_that_waits_for_no_step_fails_with_the_remedy(make_rig: Any) -> None:
+    @hf.flow(attempts=1)
+    async def order() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    rig = make_rig(app_of(order))
+    rig.environment.foreign_wait_s = 0.01
+    error = failure(rig, rig.start(order))
+    assert (error.code, error.error_type) == ("raised", "Invalid")
+    assert "use hf.step, hf.sleep or hf.receive" in error.error
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "timeout"])
+def test_step_failure_of_a_child_without_an_error_states_its_end(make_rig: Any, ends: str) -> None:
+    @hf.flow(timeout_s=10)
+    async def child() -> None:
+        await hf.sleep(3600)
+
+    @hf.flow
+    async def order() -> list[str]:
+        try:
+            await hf.step(child)
+        except hf.StepFailed as error:
+            return [error.error_type, error.error]
+        return []
+
+    rig = make_rig(app_of(order, child))
+    handle = rig.start(order)
+    rig.run_one()
+    [child_id] = rig.flow_ids("child")
+    if ends == "cancelled":
+        rig.handle(child_id).cancel()
+    state = "CANCELLED" if ends == "cancelled" else "FAILED"
+    assert rig.result(handle) == ["FlowFailed", f"{child_id} is {state}: {ends}"]

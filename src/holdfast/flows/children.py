@@ -20,6 +20,7 @@ from holdfast.flows.model import (
     TASK,
     UNDO_FAILED,
     UNDO_PREFIX,
+    FlowId,
     OpenStep,
     Parent,
     get_head,
@@ -226,9 +227,15 @@ def notify_parent(unit: FlowUnit, flow: OpenFlow) -> None:
             parent.name,
             parent.occurrence,
             code=head.code or FlowState(head.state).name.lower(),
-            error_type=head.error_type,
-            error=head.error,
+            # A child that timed out, was cancelled or lost its workers has no error of its code.
+            error_type=head.error_type or "FlowFailed",
+            error=head.error or _end_text(flow),
         )
+
+
+def _end_text(flow: OpenFlow) -> str:
+    state, code = FlowState(flow.head.state).name, flow.head.code
+    return f"{FlowId(flow.body.generation, flow.seq)} is {state}: {code or state.lower()}"
 
 
 def _is_awaited(unit: FlowUnit, flow: OpenFlow, parent: Parent) -> bool:

@@ -95,7 +95,7 @@ class StepCall:
     """One call of `hf.step`, `hf.sleep` or `hf.receive`."""
 
     __slots__ = (
-        "decode", "digest", "equal_digests", "former_digest", "future", "idempotency_key", "kind", "name",
+        "context", "decode", "digest", "equal_digests", "former_digest", "future", "idempotency_key", "kind", "name",
         "occurrence", "position", "returns_none", "versions", "work",
     )  # fmt: skip
 
@@ -123,6 +123,8 @@ class StepCall:
         # The bytes before its value that state the versions of the classes inside it.
         self.versions = b""
         self.idempotency_key = ""
+        # Of the code that called a local step.
+        self.context: contextvars.Context | None = None
         self.future: asyncio.Future[Any]
 
     @property
@@ -483,6 +485,7 @@ class FlowExecution:
             name = UNDO_PREFIX + undo.name
             call = StepCall(undo.kind, name, undo.digest, undo.work, undo.decode)
             call.former_digest, call.equal_digests = undo.former_digest, undo.equal_digests
+            call.context = undo.context
             # The number of its registration, which does not depend on the other compensations.
             self._occurrences[name] = undo.occurrence - 1
             try:
@@ -510,6 +513,8 @@ class FlowExecution:
                 return call.future
         self.requested[call.identity] = call
         if call.identity not in self.records.outcomes:
+            if call.kind is StepCallKind.LOCAL and call.context is None:
+                call.context = _context_of_step()
             self._new_steps.append(call)
         if not call.accepts(self.records.open_digests.get(call.identity, call.digest)):
             self._diverge(call, OTHER_ARGUMENTS)
@@ -542,6 +547,7 @@ class FlowExecution:
         registered = UndoRegistered(call.name, call.occurrence, call.position, call.digest)
         if call.position < self.records.forked_at or call.identity in self.records.parent_undos:
             return
+        call.context = _context_of_step()
         self._undos.append((registered, call))
         if (call.name, call.occurrence) not in self.records.undos:
             self._buffer.append(registered)
@@ -590,6 +596,13 @@ async def _guard(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return _next_run_of(group)
     except BaseException as error:
         raise FlowExited(raised=type(error).__name__) from None
+
+
+def _context_of_step() -> contextvars.Context:
+    """A copy of the context of the flow's code. It does not refer to the flow, because the flow refers to it."""
+    context = contextvars.copy_context()
+    context.run(CURRENT_FLOW.set, None)
+    return context
 
 
 def _next_run_of(group: BaseExceptionGroup[BaseException]) -> NextRun:

@@ -177,6 +177,7 @@ class FlowEnvironment:
     invoke: StepInvoker = invoke_step
     # The name of the worker in the worker registry, and its incarnation.
     worker: tuple[str, str] = ("", "")
+    foreign_wait_s: float = FOREIGN_WAIT_S
 
     def __post_init__(self) -> None:
         self.commits = CommitQueue(self.store, self.universe)
@@ -506,9 +507,11 @@ class Activation:
     async def _wait_for_nothing(self) -> bool:
         """Wait, up to a limit, for a future that belongs to no step: only code in this process can complete it."""
         try:
-            async with asyncio.timeout(FOREIGN_WAIT_S):
+            async with asyncio.timeout(self._environment.foreign_wait_s):
                 await self._wait()
         except TimeoutError:
+            if self._execution.cancelled or self._execution.timed_out:
+                return await self._fail(self._stopped())
             return await self._on_own_error(
                 Invalid(
                     what="flow",

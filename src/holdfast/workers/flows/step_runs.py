@@ -53,6 +53,7 @@ class StepRun:
         "_is_lost",
         "attempt",
         "cancel_requested",
+        "context",
         "flow_id",
         "idempotency_key",
         "name",
@@ -67,6 +68,8 @@ class StepRun:
         self.occurrence = call.occurrence
         self.idempotency_key = call.idempotency_key
         self.flow_id = flow_id
+        # The context variables of the code that called the step.
+        self.context = call.context
         self.attempt = attempt
         self.cancel_requested = False
         # The thread of an attempt that timed out, if it still runs.
@@ -186,7 +189,7 @@ class StepResultTooLarge(BadStepResult):
 
 async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
     """Call the function of a step once, within its timeout."""
-    context = contextvars.copy_context()
+    context = contextvars.copy_context() if run.context is None else run.context.copy()
     context.run(CURRENT_STEP.set, run)
     context.run(CURRENT_FLOW.set, None)
     loop = asyncio.get_running_loop()
@@ -194,7 +197,7 @@ async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
     # A callable object is asynchronous if its method is.
     method = getattr(type(work.fn), "__call__", None)  # noqa: B004
     if inspect.iscoroutinefunction(work.fn) or inspect.iscoroutinefunction(method):
-        result = work.fn(*work.args, **work.kwargs)
+        result = context.run(work.fn, *work.args, **work.kwargs)
     else:
         thread = threads.submit(context.run, _call_plain, work)
         result = await _end_in_thread(thread, run, work, deadline)
