@@ -26,7 +26,7 @@ class Deadlock(Timeout):
     code = "deadlock"
     retryable = False
     hint = (
-        "nothing is left to run and no time is due: send what is waited for before you wait, or give the receive a "
+        "nothing is left to run and no time is due: send the event before you wait for the result, or give the receive a "
         "timeout_s; after crash() call restart()"
     )
 
