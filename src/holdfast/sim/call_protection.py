@@ -1,7 +1,7 @@
 """A bound of the faults of one call, so that a flow with a long or unlucky step ends.
 
 Process deaths use up no attempt of a step, a task or an effect. A step of a minute renews its lease a hundred times, and
-each of these commits may kill its process, so without a bound it would be called for ever. After
+each of these commits may kill its process, so without a bound its calls would not end. After
 `LOST_CALLS_MAX` calls with one idempotency key whose outcome was lost, the process that makes the next call has no
 faults until it begins another call.
 """

@@ -1,6 +1,6 @@
 """Deadlock of a simulation: a call waits for a flow or a task, and no further commit can come.
 
-In production such a call waits for as long as its timeout says. In a simulation nothing outside sends an event, so the
+In production such a call waits until its timeout is over. In a simulation nothing outside sends an event, so the
 call raises `Deadlock`, which names the open flows and tasks and what each of them waits for.
 """
 
