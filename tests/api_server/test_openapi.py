@@ -64,6 +64,15 @@ def test_every_schema_is_valid_and_every_reference_resolves() -> None:
             Draft202012Validator.check_schema(schema)
 
 
+def test_object_without_declared_members_may_have_any() -> None:
+    schemas = openapi_document()["components"]["schemas"]
+    assert schemas["StartFlowBody"]["properties"]["kwargs"]["additionalProperties"] is True
+    assert schemas["StartFlowBody"]["additionalProperties"] is False
+    for node in nodes(schemas):
+        if node.get("type") == "object":
+            assert "properties" in node or "additionalProperties" in node
+
+
 def test_path_parameters_are_those_of_the_path() -> None:
     for path, operations in openapi_document()["paths"].items():
         names = {part[1:-1] for part in path.split("/") if part.startswith("{")}
@@ -108,8 +117,6 @@ def test_every_link_names_an_operation_its_parameters_and_values_that_exist() ->
                 named.add(name)
     for name in ("purge_world", "fork_world", "show_task", "delete_schedule", "complete_tasks"):
         assert name in named
-    linked = {route.operation_id for route in documented_routes() if "{" in route.path}
-    assert linked - named == {"show_timer", "why_timer", "why", "why_effect_queue"}
 
 
 def test_server_serves_the_document_to_clients_with_the_scope_read(rig: ServedRig) -> None:

@@ -108,6 +108,7 @@ def openapi_document(routes: Iterable[DocumentedRoute] | None = None) -> dict[st
     for route in documented:
         types += [kind for kind in (route.answer, route.body, route.query) if kind is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
+    _open_objects(components)
     schema_of = dict(zip(map(_type_key, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     links = links_by_operation(LinkedRoute(route.operation_id, route.path) for route in documented)
@@ -128,6 +129,17 @@ def openapi_document(routes: Iterable[DocumentedRoute] | None = None) -> dict[st
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _open_objects(schema: Any) -> None:
+    """State that an object without declared members may have any. Some generators of clients read it as empty."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "object" and "properties" not in schema:
+            schema.setdefault("additionalProperties", True)
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            _open_objects(part)
 
 
 def _type_key(kind: Any) -> str:

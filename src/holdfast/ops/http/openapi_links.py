@@ -67,6 +67,10 @@ SUBJECTS = (
         ("/v1/dead/{queue}/{seq}",),
         {"list_dead_letters": {"queue": "/items/0/queue", "seq": "/items/0/seq"}},
     ),
+    LinkedSubject(
+        ("/v1/errors/{kind}/{group}",),
+        {"list_error_groups": {"kind": "/items/0/kind", "group": "/items/0/group"}},
+    ),
     LinkedSubject(("/v1/runs/{run}",), {"list_runs": {"run": "/items/0/run_id"}}),
     LinkedSubject(("/v1/workers/{worker}",), {"list_workers": {"worker": "/items/0/worker"}}),
     LinkedSubject(
