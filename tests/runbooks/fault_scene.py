@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import holdfast as hf
 from holdfast.cli import main
@@ -50,6 +50,8 @@ class FaultScene:
         # The page that the test runs.
         self.page = ""
         self.env = {"PORT": str(free_port())}
+        # Opens a connection of the database administrator, if the fault has a server.
+        self.admin: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
         self.workers: list[Proc] = []
         self._exit = contextlib.ExitStack()
         shutil.copy(shelf_app.__file__, directory / "shop.py")
@@ -89,8 +91,11 @@ class FaultScene:
         return self._exit.enter_context(context)
 
     def move_store(self, path: Path) -> None:
-        self.store = str(path)
-        os.environ["HOLDFAST_STORE"] = self.store
+        self.use_store(str(path))
+
+    def use_store(self, url: str) -> None:
+        self.store = url
+        os.environ["HOLDFAST_STORE"] = url
 
     def use_configuration(self, text: str) -> None:
         """Find the stores by `holdfast.toml`."""
@@ -131,6 +136,13 @@ class FaultScene:
     def run_block(self, text: str) -> str:
         lines = text.replace("\\\n", " ").splitlines()
         return "".join(self.run_line(line) for line in lines if line.strip())
+
+    def run_sql(self, text: str) -> str:
+        """Run a block of SQL as the administrator of the database."""
+        assert self.admin is not None, "the fault has no database server"
+        with self.admin() as connection:
+            connection.execute(self._substituted(text))
+        return ""
 
     def run_line(self, line: str) -> str:
         if line.startswith("until "):

@@ -12,6 +12,7 @@ from tests.process.watch import until, writers_of
 from tests.processes import require_programs
 from tests.runbooks.alert_faults import Exists, Fault
 from tests.runbooks.fault_scene import FaultScene
+from tests.runbooks.postgres_login import worker_with_a_former_password
 from tests.runbooks.shelf_app import Shelf, Stocked, app
 
 DAMAGED_BYTES = 8192
@@ -70,5 +71,6 @@ PROCEDURES: dict[str, Fault] = {
     "backup-drill": store_without_a_backup,
     "restore": damaged_store,
     "move-a-store": store_on_a_former_machine,
+    "postgres-password": worker_with_a_former_password,
     "certificate-renewal": server_with_a_former_certificate,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from holdfast.blockers.codes import CODES
 from holdfast.blockers.runbooks import PAGES as PAGES_OF_CODES
+from holdfast.cli import main
 from holdfast.workers.readiness import ReadinessReason
 from tests.deploy.test_alerts import alerts
 from tests.postgres import fresh_url
@@ -21,7 +23,9 @@ from tests.runbooks import machine_faults
 from tests.runbooks.alert_faults import EMBEDDED, FAULTS, STAYS, VARIANTS, Fault
 from tests.runbooks.blocker_faults import CODE_FAULTS, CODE_VARIANTS
 from tests.runbooks.fault_scene import FaultScene
+from tests.runbooks.postgres_login import refused_worker, write_password
 from tests.runbooks.procedures import PROCEDURES
+from tests.runbooks.shelf_app import count_stock
 
 PAGES = ROOT / "docs" / "runbooks"
 INDEX = PAGES / "README.md"
@@ -29,8 +33,8 @@ assert machine_faults.SHIFTED_CLOCK
 ALL_FAULTS = {**FAULTS, **CODE_FAULTS}
 # Faults that end, of pages whose state mostly stays.
 ENDS = {"clock_that_was_years_behind_before_the_boot"}
-# Their faults need Spark, or the exit of a writer.
-DEEP = {"run-stopped", "schema-mismatch"}
+# Their faults need Spark, the exit of a writer, or a PostgreSQL server with passwords.
+DEEP = {"run-stopped", "schema-mismatch", "postgres-password"}
 LIMIT = (pytest.mark.timeout(120),)
 DEEP_MARKS = (pytest.mark.deep, pytest.mark.timeout(900))
 PROCEDURE_SECTIONS = ["When", "Type", "It worked"]
@@ -114,7 +118,7 @@ def test_page_has_its_sections_and_commands(name: str) -> None:
     for section, text in zip(parts[1::2], parts[2::2], strict=True):
         kinds = {block.kind for block in blocks_of(text)}
         assert "sh" in kinds or section not in ("Type", "It worked"), section
-        assert kinds <= {"sh", "text"}
+        assert kinds <= {"sh", "sql", "text"}
 
 
 @pytest.mark.parametrize(
@@ -146,8 +150,13 @@ def test_commands_of_a_page_mend_another_fault(
     run_page(name, variant, scene)
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", sorted(PROCEDURES))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=DEEP_MARKS if name in DEEP else LIMIT)
+        for name in sorted(PROCEDURES)
+    ],
+)
 def test_commands_of_a_procedure_succeed(name: str, scene: FaultScene) -> None:
     run_page(name, PROCEDURES[name], scene)
 
@@ -162,6 +171,17 @@ def test_commands_of_a_page_mend_its_fault_on_postgresql(
     run_page(name, ALL_FAULTS[name], scene_on_postgres)
 
 
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+def test_worker_whose_login_is_refused_continues_with_the_new_password(scene: FaultScene) -> None:
+    worker = refused_worker(scene)
+    until(lambda: main(["ready"]) != 0, "the refused login")
+    write_password(Path(os.environ["PGPASSFILE"]), "new-password")
+    scene.run_line("until holdfast ready; do sleep 1; done")
+    assert scene.client().submit(count_stock, "b").result(timeout=60) == "b is counted"
+    assert worker.running
+
+
 def run_page(name: str, fault: Fault, scene: FaultScene) -> None:
     scene.page = name
     exists = fault(scene)
@@ -170,6 +190,8 @@ def run_page(name: str, fault: Fault, scene: FaultScene) -> None:
     for block in blocks_of((PAGES / f"{name}.md").read_text()):
         if block.kind == "sh":
             output = scene.run_block(block.text)
+        elif block.kind == "sql":
+            output = scene.run_sql(block.text)
         else:
             pattern = pattern_of(block.text)
             assert re.fullmatch(pattern, without_times(output), re.DOTALL), output

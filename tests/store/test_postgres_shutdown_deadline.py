@@ -11,7 +11,7 @@ from holdfast.clock import SYSTEM, S
 from holdfast.errors import HoldfastError
 from holdfast.store.api import Txn
 from holdfast.store.postgres import engine, read_pool
-from holdfast.store.postgres.server import Outage, PostgresUnreachable
+from holdfast.store.postgres.server import Outage, PostgresUnreachable, ServerDenied
 from holdfast.store.postgres.store import PostgresStore
 from holdfast.store.postgres.watchdog import ShutdownDeadline
 from tests.chaos.proxy import Proxy
@@ -114,6 +114,19 @@ def test_stopping_store_reconnects_before_the_shutdown_deadline(
     assert call.has_ended()
     assert call.error is None
     assert store.read(get_row) == b"1"
+
+
+def test_login_that_is_refused_after_a_successful_one_is_an_outage() -> None:
+    outage = Outage(SYSTEM)
+    with pytest.raises(ServerDenied), outage:
+        raise ServerDenied(url="db/jobs", why="password authentication failed")
+    assert outage.since_ns == 0
+    with outage:
+        pass
+    with pytest.raises(PostgresUnreachable, match="PGPASSFILE") as refused, outage:
+        raise ServerDenied(url="db/jobs", why="password authentication failed")
+    assert refused.value.retryable
+    assert outage.since_ns > 0
 
 
 def test_no_connection_attempt_after_the_shutdown_deadline_during_an_outage() -> None:

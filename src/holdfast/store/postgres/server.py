@@ -55,6 +55,13 @@ class ServerDenied(StoreDenied):
     )
 
 
+class LoginRefused(PostgresUnreachable):
+    hint = (
+        "the server refuses the login of a process that was connected: put the new password into PGPASSFILE, which is "
+        "read at each attempt, or restart the process with it; holdfast retries automatically"
+    )
+
+
 class NoDatabase(NotFound):
     code = "no_database"
     hint = "create it, for the role of the URL: createdb --owner ROLE NAME"
@@ -182,13 +189,17 @@ def to_store_error(error: psycopg.Error, conninfo: str) -> HoldfastError:
 
 
 class Outage:
-    """The outage of a server: its start by the wall clock. Used as a context around each connection attempt."""
+    """The outage of a server: its start by the wall clock. Used as a context around each connection attempt.
+
+    A login that is refused after a successful one is an outage too: the password is being changed.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.shutdown_deadline = ShutdownDeadline()
         self.since_ns = 0
         self._mono_ns = 0
+        self._was_connected = False
 
     def __enter__(self) -> None:
         if self.since_ns and self.shutdown_deadline.is_expired:
@@ -196,11 +207,18 @@ class Outage:
                 why="the server was unreachable, and this process is stopping"
             )
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         if kind is None:
             self.since_ns = 0
-        elif issubclass(kind, PostgresUnreachable) and not self.since_ns:
+            self._was_connected = True
+            return
+        refused = error if isinstance(error, ServerDenied) and self._was_connected else None
+        if (refused or issubclass(kind, PostgresUnreachable)) and not self.since_ns:
             self._start()
+        if refused is not None:
+            raise LoginRefused(**refused.fields) from refused
 
     def _start(self) -> None:
         self.since_ns, self._mono_ns = self._clock.wall_ns(), self._clock.mono_ns()
