@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from examples.demo import agent_part
 from examples.demo.command import Demo, DemoOutput
 from tests.cli.conftest import RunCommand
-from tests.processes import Proc
+from tests.processes import ROOT, Proc
 
 DEMO_S = 300
 ACT_S = 100
@@ -19,11 +20,20 @@ ACT_S = 100
 @pytest.mark.slow
 @pytest.mark.timeout(DEMO_S)
 def test_demo_claims_all_hold(tmp_path: Path, run: RunCommand) -> None:
-    from tests.spark.class_archive import jvm_options  # imports Spark
+    # They import Spark.
+    from tests.spark.class_archive import jvm_options
+    from tests.spark.conftest import WARM
 
+    settings = " ".join(f"--conf {name}={value}" for name, value in WARM.items())
+    env = {
+        "SPARK_SUBMIT_OPTS": jvm_options(),
+        "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell",
+        # Of Spark's Python processes.
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+    }
     path = tmp_path / "store"
     command = [sys.executable, "-m", "holdfast.cli", "demo", "--store", str(path), "--json"]
-    with Proc.spawn(command, ready=None, env={"SPARK_SUBMIT_OPTS": jvm_options()}) as process:
+    with Proc.spawn(command, ready=None, env=env) as process:
         assert process.wait(DEMO_S) == 0, "\n".join(process.errors)
         outcome = json.loads("\n".join(process.lines))
         assert "all claims hold" in "\n".join(process.errors)

@@ -31,6 +31,8 @@ INTERPRETED = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # The text of each plan, which only the web UI shows.
+    "spark.sql.ui.explainMode": "simple",
 }
 WARM = {"spark.python.daemon.module": "tests.spark.warm_daemon"}
 LOCAL = {
@@ -52,7 +54,7 @@ SLOW_MODULES = ("test_tutorial", "test_faults", "test_stage", "test_hosts", "tes
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    positions = [position for position, item in enumerate(items) if here in item.path.parents]
+    positions = [position for position, item in enumerate(items) if item.path.parent == here]
     ours = sorted((items[position] for position in positions), key=_start_order)
     for position, item in zip(positions, ours, strict=True):
         items[position] = item
@@ -187,7 +189,7 @@ def remote_server(
     with contextlib.ExitStack() as stack:
         with spark_environment():
             server = stack.enter_context(
-                connect_server(tmp_path_factory.mktemp("connect"), config=INTERPRETED)
+                connect_server(tmp_path_factory.mktemp("connect"), config={**INTERPRETED, **WARM})
             )
         # Without its server, a session repeats its last request for minutes.
         stack.callback(session_slot.stop)

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from tests.ledger_service.test_service_tls import TlsFiles
+from tests.process.watch import until
 from tests.spark import hosts as hosts_module
 from tests.spark.clusters import cluster
-from tests.spark.conftest import INTERPRETED
+from tests.spark.conftest import INTERPRETED, WARM
 from tests.spark.host_driver import DriverError, HostDriver, driver_on
 from tests.spark.hosts import NEEDS_ROOT, NamespaceHost, assert_isolated, hosts
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
-pytestmark = pytest.mark.xdist_group("hosts")
-
 SHARED = "/mnt/shared"
 LEDGER_NAME = "ledger.example"
+IDLE_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +40,23 @@ def driver(
     with (
         cluster(directory, on=two_hosts) as spark_cluster,
         driver_on(
-            two_hosts[0], spark_cluster.url, {**spark_cluster.config, **INTERPRETED}
+            two_hosts[0], spark_cluster.url, {**spark_cluster.config, **INTERPRETED, **WARM}
         ) as host_driver,
     ):
         yield host_driver
+
+
+@pytest.fixture
+def idle_driver(driver: HostDriver) -> HostDriver:
+    """The driver, with a free slot on each host: the probe before a run sees the executors with a free slot only, and
+    the tasks of the last run may still be ending."""
+
+    def is_idle() -> bool:
+        locations = driver.call("places_of_tasks", tasks=2)
+        return {location["host"] for location in locations} == {"host-0", "host-1"}
+
+    until(is_idle, "a free slot on each host", IDLE_S)
+    return driver
 
 
 def test_spark_job_runs_on_both_hosts_with_different_pythons(driver: HostDriver) -> None:
@@ -65,43 +78,43 @@ def test_output_on_a_shared_mount_is_read_by_both_hosts(driver: HostDriver) -> N
 
 
 def test_output_on_the_driver_disk_is_refused_before_the_first_call(
-    driver: HostDriver, two_hosts: list[NamespaceHost]
+    idle_driver: HostDriver, two_hosts: list[NamespaceHost]
 ) -> None:
     with pytest.raises(DriverError) as refused:
-        driver.call("run_stage", name="local", output="/var/work/labels/here")
+        idle_driver.call("run_stage", name="local", output="/var/work/labels/here")
     assert refused.value.code == "output_not_shared"
     assert "/var/work/labels/here" in refused.value.text
     assert "host-1" in refused.value.text
     assert "object store" in refused.value.text
-    assert driver.call("status_of", name="local") == ["ingesting", 0]
+    assert idle_driver.call("status_of", name="local") == ["ingesting", 0]
     assert not two_hosts[0].machine_path("/var/work/labels").exists()
     # The same name resumes with an output that both hosts can read.
-    assert driver.call("run_stage", name="local", output=f"{SHARED}/local")["ids"] == list(
+    assert idle_driver.call("run_stage", name="local", output=f"{SHARED}/local")["ids"] == list(
         range(20)
     )
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["of the function", "in its body"])
 def test_module_missing_on_an_executor_is_reported_before_the_first_call(
-    driver: HostDriver, inside: bool
+    idle_driver: HostDriver, inside: bool
 ) -> None:
     with pytest.raises(DriverError) as refused:
-        driver.call("run_missing_module", name=f"missing-{inside}", inside=inside)
+        idle_driver.call("run_missing_module", name=f"missing-{inside}", inside=inside)
     assert refused.value.code == "not_loadable"
     module = "module_that_is_nowhere" if inside else "module_of_the_driver"
     assert f"module={module}" in refused.value.text.replace("'", "").replace('"', "")
-    assert driver.call("status_of", name=f"missing-{inside}") == ["ingesting", 0]
+    assert idle_driver.call("status_of", name=f"missing-{inside}") == ["ingesting", 0]
 
 
 def test_ledger_unreachable_from_an_executor_is_reported_before_the_first_call(
-    driver: HostDriver,
+    idle_driver: HostDriver,
 ) -> None:
     with pytest.raises(DriverError) as refused:
-        driver.call("run_stage", name="unreachable", ledger_host="127.0.0.1")
+        idle_driver.call("run_stage", name="unreachable", ledger_host="127.0.0.1")
     assert refused.value.code == "ledger_unreachable"
     assert "host-1" in refused.value.text
     assert "ledger_host=" in refused.value.text
-    assert driver.call("status_of", name="unreachable") == ["ingesting", 0]
+    assert idle_driver.call("status_of", name="unreachable") == ["ingesting", 0]
 
 
 def test_executors_reach_the_ledger_by_its_advertised_name_over_tls(

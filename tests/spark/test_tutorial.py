@@ -13,11 +13,13 @@ import pytest
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of
 from tests.process.watch import assert_no_process_left
 from tests.processes import ROOT, Proc
-from tests.spark.conftest import INTERPRETED
+from tests.spark.conftest import INTERPRETED, WARM
 
 TUTORIAL = ROOT / "docs" / "tutorial-spark.md"
 EXAMPLE = ROOT / "examples" / "label_documents"
 
+# The same results with less processor time.
+CONFIG = {"spark.ui.enabled": "false", **INTERPRETED, **WARM}
 TUTORIAL_S = 400
 LINGER_S = 5.0
 
@@ -51,7 +53,7 @@ def test_tutorial_output_matches_and_repeated_calls_are_bounded(tmp_path: Path) 
     for block in blocks:
         if block.kind == "python":
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
-    settings = " ".join(f"--conf {name}={value}" for name, value in INTERPRETED.items())
+    settings = " ".join(f"--conf {name}={value}" for name, value in CONFIG.items())
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {"PATH": path, "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell"}
     with Proc.spawn(["bash", "-c", script_of(blocks)], ready=None, cwd=tmp_path, env=env) as shell:
