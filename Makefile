@@ -79,7 +79,7 @@ chaos: setup  ## kill real processes KILLS times (200), then break servers and l
 	HOLDFAST_TEST_KILLS=12 $(BIN)/python -m pytest -q -m "not deep" $(KILL_LOOPS)
 	$(BIN)/python -m pytest -q tests/chaos
 	$(BIN)/python -m tests.chaos.run --seconds $(CHAOS_BUDGET)
-	$(BIN)/python -m pytest -q -m deep tests --ignore=tests/sim
+	$(BIN)/python tools/suites.py --deep
 
 bench: setup  ## measure within BUDGET seconds (120)
 	$(BIN)/python -m pytest -q -m bench tests/test_bench.py

@@ -3,6 +3,7 @@ temporary files and bytecode, the start of writers, the removal of test database
 armed, and the watchdog that ends a hanging test process."""
 
 import faulthandler
+import functools
 import gc
 import os
 import shutil
@@ -78,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(limit_s * SLOWNESS_FACTOR), append=False)
         if _runs_on_postgresql(item):
             item.add_marker("postgresql")
-            is_deep_directory = item.path.relative_to(TESTS).parts[0] in DEEP_ON_POSTGRESQL
+            is_deep_directory = _place(item.path)[0] in DEEP_ON_POSTGRESQL
             is_deep_seed = _params(item).get("seed", 0) >= SEEDS_ON_POSTGRESQL
             if (is_deep_directory or is_deep_seed) and "postgres" in _params(item).values():
                 item.add_marker("deep")
@@ -118,7 +119,7 @@ def _rotate_stores(items: list[pytest.Item]) -> int:
     is not selected."""
     by_test: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
     for item in items:
-        if item.path.relative_to(TESTS).parts[0] in EVERY_STORE or not hasattr(item, "callspec"):
+        if _place(item.path)[0] in EVERY_STORE or not hasattr(item, "callspec"):
             continue
         if item.get_closest_marker("deep") or item.get_closest_marker("spec"):
             continue
@@ -209,12 +210,18 @@ def pytest_runtest_teardown() -> Iterator[None]:
 
 def _runs_on_postgresql(item: pytest.Item) -> bool:
     """Whether the test runs on PostgreSQL, by its path or by a parameter that names the store."""
-    path = item.path.relative_to(TESTS)
-    if path.parts[0] == "chaos" or "on_postgres" in path.parts:
+    place = _place(item.path)
+    if place[0] == "chaos" or "on_postgres" in place:
         return True
-    return path.name.startswith("test_postgres") or any(
+    return place[-1].startswith("test_postgres") or any(
         isinstance(param, str) and param.startswith("postgres") for param in _params(item).values()
     )
+
+
+@functools.cache
+def _place(path: Path) -> tuple[str, ...]:
+    """The parts of a path below `tests`. The collection asks several times for each of the tests of a file."""
+    return path.relative_to(TESTS).parts
 
 
 def _params(item: pytest.Item) -> dict[str, Any]:

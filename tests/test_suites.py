@@ -2,14 +2,17 @@
 
 import json
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tools import file_order, suite_progress, suites
+from tests.processes import ROOT
+from tools import file_order, shared_imports, suite_progress, suites
 from tools.suites import Outcome, Stall
 
 # The clock of a fake suite is a file: each of its tests adds the time that it takes.
@@ -119,6 +122,20 @@ def test_stall_limit_is_longer_than_the_timeout_of_a_test(
     assert float(request.config.getini("timeout")) + HANG_GRACE_S < suites.STALLED_S
     assert suites.PROGRESS == suite_progress.PROGRESS
     assert suites.FAILED == suite_progress.FAILED
+
+
+def test_deep_run_has_two_workers_and_leaves_the_simulator_out() -> None:
+    arguments = suites.pytest_arguments([], is_deep=True)
+    assert arguments[:6] == ["tests", "-m", "deep", "--ignore=tests/sim", "-n", "2"]
+    assert suites.pytest_arguments([])[:5] == ["tests", "-m", "not bench and not deep", "-n", "4"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert "tools/suites.py --deep\n" in makefile
+
+
+def test_stall_limit_of_a_deep_run_is_longer_than_the_longest_timeout_of_a_test() -> None:
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    limits = [int(limit) for limit in re.findall(r"mark\.timeout\((\d+)\)", sources)]
+    assert max(limits) < suites.DEEP_STALLED_S
 
 
 def test_suite_is_timed_by_the_monotonic_clock() -> None:
@@ -270,3 +287,33 @@ def test_other_workers_start_with_files_without_spark() -> None:
     assert order[0] == "tests/cli/test_demo.py"
     assert order[1 : 1 + file_order.OTHERS_FIRST] == list(others)[: file_order.OTHERS_FIRST]
     assert order[1 + file_order.OTHERS_FIRST] == "tests/spark/0.py"
+
+
+def test_worker_processes_share_the_first_import_of_all_test_modules() -> None:
+    modules = shared_imports.modules_below([ROOT / "tests"], [ROOT / "tests" / "spark"], root=ROOT)
+    assert "tests.test_suites" in modules
+    assert "tests.sim.test_tasks" in modules
+    assert not [name for name in modules if name.startswith("tests.spark.")]
+    shares = [shared_imports.share(modules, number, 4) for number in range(4)]
+    assert sorted(name for share in shares for name in share) == modules
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_worker_imports_its_share_before_the_collection_and_skips_broken_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"test_shared_imports_{number}" for number in range(4)]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("")
+    (tmp_path / f"{names[0]}.py").write_text("import pytest; pytest.skip(allow_module_level=True)")
+    (tmp_path / f"{names[1]}.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for number, imported in ((0, names[2]), (1, names[3])):
+        config = SimpleNamespace(
+            workerinput={"workerid": f"gw{number}", "workercount": 2},
+            args=[str(tmp_path)],
+            rootpath=tmp_path,
+            getoption=lambda name: None,
+        )
+        shared_imports.pytest_collection(SimpleNamespace(config=config))
+        assert [name for name in names if sys.modules.pop(name, None)] == [imported]

@@ -3,6 +3,7 @@
     python tools/suites.py                   every test of `make test`
     python tools/suites.py simulator spark   the tests of the named parts
     python tools/suites.py --record          also store the seconds of each file (tests/durations.json)
+    python tools/suites.py --deep            the deep tests of `make chaos`, on two worker processes
 
 A free worker takes the next file, and the files with the longest stored time come first (tools/file_order.py).
 A file stays in one worker, so its module fixtures are set up once.
@@ -39,10 +40,14 @@ FAILED = "HOLDFAST_SUITE_FAILED"
 RETRIED = "retried "
 
 SELECTED = ["-m", "not bench and not deep"]
-# Many tests wait, for a lease or for a process: four workers keep two cores busy.
+# The deep tests of the simulator are part of `make sim`.
+DEEP = ["-m", "deep", "--ignore=tests/sim"]
+# Many tests wait, for a lease or for a process: four workers keep two cores busy. Deep tests kill processes for minutes
+# and measure limits of time: two workers.
+WORKERS, DEEP_WORKERS = 4, 2
 # A worker that crashes is replaced, and its test fails.
-WORKERS = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "2"]
-PLUGINS = ["-p", "tools.suite_progress", "-p", "tools.file_order"]
+DISTRIBUTED = ["--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "2"]
+PLUGINS = ["-p", "tools.suite_progress", "-p", "tools.file_order", "-p", "tools.shared_imports"]
 
 # The parts of the report: directories below tests/. The part "unit" has all other tests.
 PARTS = {
@@ -54,7 +59,7 @@ UNIT = "unit"
 RETRIED_MAX = 5
 
 # Longer than the longest limit of one test (tests/conftest.py ends a test that outlives its limit).
-STALLED_S = 600.0
+STALLED_S, DEEP_STALLED_S = 600.0, 7500.0
 LOOK_S = 1.0
 END_S = 20
 SLOWEST = 15
@@ -100,28 +105,40 @@ def main() -> int:
     names = (UNIT, *PARTS)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(names)}; all unless named")
     parser.add_argument("--record", action="store_true", help="store the seconds of each test file")
+    parser.add_argument("--deep", action="store_true", help="run the deep tests of `make chaos`")
     parser.add_argument(
         "--stalled-s",
         type=float,
-        default=STALLED_S * float(os.environ.get("HOLDFAST_TEST_SLOWNESS") or 1),
         metavar="N",
-        help="end the run when no test has finished for N seconds (%(default)g)",
+        help=f"end the run when no test has finished for N seconds ({STALLED_S:g}, deep {DEEP_STALLED_S:g})",
     )
     args = parser.parse_args()
     if unknown := set(args.parts) - set(names):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
 
+    if args.deep and args.record:
+        parser.error("--record stores the seconds of `make test`, not of --deep")
+    slowness = float(os.environ.get("HOLDFAST_TEST_SLOWNESS") or 1)
+    stalled_s = args.stalled_s or slowness * (DEEP_STALLED_S if args.deep else STALLED_S)
+
     # The end of this process ends the run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    outcome = run("tests", [*selected_paths(args.parts), *SELECTED, *WORKERS], args.stalled_s)
+    name = "deep" if args.deep else "tests"
+    outcome = run(name, pytest_arguments(args.parts, is_deep=args.deep), stalled_s)
     if outcome is None:
         print("no tests were found", flush=True)
         return 1
-    unstable = retry_failed(outcome, args.stalled_s)
+    unstable = retry_failed(outcome, stalled_s)
     report(outcome, unstable)
     if args.record:
         record_durations(outcome.tests)
     return 1 if outcome.failed else 0
+
+
+def pytest_arguments(parts: Iterable[str], *, is_deep: bool = False) -> list[str]:
+    """Return the arguments that select tests and distribute them to worker processes."""
+    selected, workers = (DEEP, DEEP_WORKERS) if is_deep else (SELECTED, WORKERS)
+    return [*selected_paths(parts), *selected, "-n", str(workers), *DISTRIBUTED]
 
 
 def selected_paths(parts: Iterable[str]) -> list[str]:
