@@ -77,3 +77,15 @@ def test_drain_refuses_an_invalid_timeout(
 ) -> None:
     result = run("queues", "drain", "mail", f"--timeout={timeout}", "--store", path)
     assert result.error.startswith("invalid: ")
+
+
+def test_ended_tasks_are_counted_per_minute(
+    run: RunCommand, path: Path, store: Store, running: TaskReport
+) -> None:
+    assert run("queues", "ended", "--store", path).out == "nothing ended\n"
+    store.transact(operations.apply_reports, SHOP, "worker", store.generation, [running])
+    for options in ((), ("--queue", "mail"), ("--minutes", 1_440)):
+        [row] = run("queues", "ended", *options, "--store", path, "--json").document["ended"]
+        assert (row["kind"], row["queue"], row["completed"], row["dead"]) == ("task", "mail", 1, 0)
+    assert run("queues", "ended", "--queue", "other", "--store", path).out == "nothing ended\n"
+    assert run("queues", "ended", "--minutes", 1_441, "--store", path).error.startswith("invalid")

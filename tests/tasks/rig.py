@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.clock import S, SimClock
 from holdfast.durable import journal
 from holdfast.durable.difference import Difference
-from holdfast.ops import error_group_check
+from holdfast.ops import ended_count_check, error_group_check
 from holdfast.store.api import Store, Txn
 from holdfast.store.prefix_scan import iter_rows
 from holdfast.tasks import consistency, events, replay_check
@@ -231,5 +231,6 @@ def _read_and_check(
         *replay_check.find_differences(txn, UNIVERSE),
         *consistency.find_differences(txn, UNIVERSE),
         *error_group_check.find_differences(txn, UNIVERSE),
+        *ended_count_check.find_differences(txn, UNIVERSE),
     ]
     return differences, journal.head(txn, KEYS.subject).height, _read_statuses(txn)

@@ -1,4 +1,4 @@
-"""`holdfast queues`: lists, pauses, resumes and drains queues of tasks.
+"""`holdfast queues`: lists, pauses, resumes and drains queues of tasks, and counts their ended work.
 
 A paused queue accepts tasks and grants none. Its running tasks continue. `drain` pauses a queue and waits until none of
 its tasks runs.
@@ -14,6 +14,15 @@ from holdfast.cli.output import emit, printable, table, time_text
 from holdfast.cli.store_option import ONE_UNIVERSE, add_options, open_existing
 from holdfast.cli.why import universe_of
 from holdfast.clock import SYSTEM, S
+from holdfast.durable import ended_counts
+from holdfast.durable.ended_counts import (
+    KEPT_MINUTES,
+    MINUTE_NS,
+    OUTCOMES,
+    QUEUES_MAX,
+    TASK,
+    EndedCount,
+)
 from holdfast.errors import Invalid
 from holdfast.ops import audit
 from holdfast.ops.task_documents import queue_summary
@@ -24,6 +33,9 @@ from holdfast.tasks.queries import QueueRow
 # The actor of audit entries of this command.
 ACTOR = "command line"
 DRAIN_S = 60.0
+ENDED_MINUTES = 60
+# Rows of the list of ended work: the queues of each minute of a day.
+ROWS_MAX = 2 * KEPT_MINUTES * (QUEUES_MAX + 1)
 POLL_S = 0.2
 
 
@@ -39,7 +51,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     for action in (paused, resumed, drained):
         action.add_argument("queue", metavar="QUEUE", help="name of the queue")
-    for action in (listed, paused, resumed, drained):
+    ended = actions.add_parser("ended", help="count ended tasks and flows per minute, by outcome")
+    ended.add_argument("--queue", metavar="Q", help="only tasks of this queue")
+    ended.add_argument(
+        "--minutes", metavar="N", type=int, default=ENDED_MINUTES,
+        help=f"the last N minutes, at most {KEPT_MINUTES} (default {ENDED_MINUTES})",
+    )  # fmt: skip
+    for action in (listed, paused, resumed, drained, ended):
         add_options(action, universe=ONE_UNIVERSE)
 
 
@@ -50,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
         universe = universe_of(store, args, "queues")
         if args.action == "list":
             return _list(store, universe, args)
+        if args.action == "ended":
+            return _ended(store, universe, args)
         changed = bool(store.transact(_set_paused, universe, args.queue, args.action))
         if args.action == "drain":
             return _drain(store, universe, args, changed)
@@ -75,6 +95,37 @@ def _list(store: Store, universe: str, args: argparse.Namespace) -> int:
     header = ("queue", "waiting", "leased", "concurrency", "per key", "paused")
     document = {"universe": universe, "queues": [queue_summary(row) for row in rows]}
     emit(args, document, table(header, cells) if cells else "no queues")
+    return EXIT_OK
+
+
+def _ended(store: Store, universe: str, args: argparse.Namespace) -> int:
+    if not 1 <= args.minutes <= KEPT_MINUTES:
+        raise Invalid(what="--minutes", found=args.minutes, min=1, max=KEPT_MINUTES)
+
+    def read(txn: Txn) -> list[EndedCount]:
+        last = txn.now_ns // MINUTE_NS
+        first = last - args.minutes + 1
+        if args.queue:
+            return ended_counts.queue_counts(txn, universe, TASK, args.queue, first, last)
+        rows = ended_counts.list_counts(txn, universe, first, last, b"", ROWS_MAX)
+        return [count for _, count in rows]
+
+    rows = store.read(read)
+    cells = [
+        (time_text(row.minute * MINUTE_NS), row.kind, row.queue or "other", *row.ended)
+        for row in rows
+    ]
+    items = [
+        {
+            "minute_ns": row.minute * MINUTE_NS,
+            "kind": row.kind,
+            "queue": row.queue or None,
+            **dict(zip(OUTCOMES, row.ended, strict=True)),
+        }
+        for row in rows
+    ]
+    text = table(("minute", "kind", "queue", *OUTCOMES), cells) if cells else "nothing ended"
+    emit(args, {"universe": universe, "ended": items}, text)
     return EXIT_OK
 
 

@@ -15,6 +15,7 @@ from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES
 from holdfast.durable import error_groups, tags
+from holdfast.durable.ended_counts import FLOW, EndedDeltas
 from holdfast.errors import NotFound
 from holdfast.flows import compensation_dead_letters, head_fold
 from holdfast.flows.model import (
@@ -70,6 +71,7 @@ class FlowUnit:
         # By seq, in the order of the activations.
         self._wakes: dict[int, OpenFlow] = {}
         self._count_deltas: dict[str, dict[str, int]] = {}
+        self._ended = EndedDeltas()
 
     # -- flows ---------------------------------------------------------------------------------
 
@@ -145,6 +147,7 @@ class FlowUnit:
         self.txn.delete(self.keys.states + tuples.pack((int(flow.head.state), flow.seq)))
         self._count(flow.body.spec.name, flow.head.state, -1)
         self._group_error(flow.seq, flow.stored, None)
+        self._remove_end(flow, flow.stored)
         del self._flows[flow.seq]
 
     # -- open steps and due times --------------------------------------------------------------
@@ -204,6 +207,7 @@ class FlowUnit:
         for flow in self._flows.values():
             self._save(flow)
         self._save_counts()
+        self._ended.save(self.txn, self.universe, FLOW, self.now_ns)
         if self._owns_tasks:
             self.tasks.close()
 
@@ -235,12 +239,21 @@ class FlowUnit:
             self._count(name, head.state, 1)
         self._group_error(flow.seq, stored, head)
         was_ended = stored is not None and stored.state in ENDED
+        if was_ended and head.state not in ENDED:
+            self._remove_end(flow, stored)
         if head.state in ENDED and not was_ended:
+            self._ended.add(flow.body.spec.queue, FlowState(head.state).name.lower())
             until_ns = head.ended_ns + flow.body.spec.retain_ns
             self.txn.put(self.keys.retained + tuples.pack((until_ns, flow.seq)), b"")
             self.txn.notify(self.keys.topic(flow.seq))
             self.txn.notify(self.keys.due_topic)
         flow.stored = head
+
+    def _remove_end(self, flow: OpenFlow, stored: FlowHeadRow | None) -> None:
+        """Note that an ended flow is removed, or runs again."""
+        if stored is not None and stored.state in ENDED:
+            outcome = FlowState(stored.state).name.lower()
+            self._ended.remove(flow.body.spec.queue, stored.ended_ns, outcome)
 
     def _group_error(self, seq: int, stored: FlowHeadRow | None, head: FlowHeadRow | None) -> None:
         """Move a flow from the group of its former error to that of its error."""

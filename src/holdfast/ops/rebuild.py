@@ -9,7 +9,7 @@
     dispatch     indexes and counters, from the requests
     task         statuses, from the task log; wait states and keys, from bodies and statuses; counters
     flow         heads, from the records; indexes, keys, timers, published values and counters, from heads and records
-    statistic    error groups, from failed tasks and flows and dead letters
+    statistic    error groups, from failed tasks and flows and dead letters; ends per minute, from tasks and flows
     schedule     the due index, the queue of occurrences, its counter and the keys, from schedules and occurrences
 
 The rebuild holds an exclusive lock on the store (`store.admin.raw_access`). It verifies the logs first and
@@ -38,6 +38,7 @@ from holdfast.leadership import leader_lease
 from holdfast.ops import (
     catalog_queries,
     decode_errors,
+    ended_count_check,
     error_group_check,
     index_rebuild,
     limit_check,
@@ -170,6 +171,7 @@ def _build_rows(txn: ApplyTxn, universe: str, differences: int) -> None:
             index_rebuild.rebuild_schedules,
             limit_check.rebuild,
             error_group_check.rebuild,
+            ended_count_check.rebuild,
         ):
             part(txn, universe)
     except decode_errors.DECODE_ERRORS as error:

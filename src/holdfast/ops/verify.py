@@ -1,7 +1,7 @@
 """Verification of derived rows and redundant records: runs the consistency checks of every feature.
 
 `durable.consistency`, `world.consistency`, `leadership.consistency`, `dispatch.consistency`,
-`tasks.consistency`, `flows.consistency`, `schedules.consistency`, `error_group_check` and `limit_check` hold the checks. All of them read one snapshot, so
+`tasks.consistency`, `flows.consistency`, `schedules.consistency`, `error_group_check`, `ended_count_check` and `limit_check` hold the checks. All of them read one snapshot, so
 concurrent commits cause no differences. `world_replay` verifies the journals of worlds, and `tasks.replay_check` reads the task log.
 """
 
@@ -14,7 +14,13 @@ from holdfast.durable import consistency as durable_consistency
 from holdfast.durable.difference import Difference
 from holdfast.flows import consistency as flow_consistency
 from holdfast.leadership.consistency import check_leader_lease
-from holdfast.ops import catalog_queries, decode_errors, error_group_check, limit_check
+from holdfast.ops import (
+    catalog_queries,
+    decode_errors,
+    ended_count_check,
+    error_group_check,
+    limit_check,
+)
 from holdfast.schedules import consistency as schedule_consistency
 from holdfast.store.api import Txn
 from holdfast.store.prefix_scan import iter_names
@@ -67,6 +73,7 @@ def _checks(txn: Txn) -> Iterator[tuple[str, str, Iterator[Difference]]]:
         yield "flow", universe, flow_consistency.find_differences(txn, universe)
     for universe in iter_names(txn, (int(Space.STATISTIC),)):
         yield "statistic", universe, error_group_check.find_differences(txn, universe)
+        yield "statistic", universe, ended_count_check.find_differences(txn, universe)
     for universe in iter_names(txn, (int(Space.SCHEDULE),)):
         yield "schedule", universe, schedule_consistency.find_differences(txn, universe)
 

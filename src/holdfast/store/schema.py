@@ -126,6 +126,8 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "em" <kind> <group> <at_ns> <subject>    index: the subjects of a group, by time
                     <u> "en" <kind>                              the number of groups
                     <u> "since"                                  older ends are not in groups
+                    <u> "m" <minute> <kind> <queue>              tasks and flows that ended in a minute
+                    <u> "msince"                                 older ends are not counted
     20 setting      <u> "limits"                                 load limits of operators
                     <u> "verify"                                 the saved report of the last verification
     21 job          <u> "j" <number>                             an action on a selection, and its progress

@@ -260,6 +260,9 @@ def _remove_task(unit: UnitOfWork, packed_seq: bytes) -> None:
         if txn.get(key) == packed_seq:
             txn.delete(key)
     tags.remove(txn, keys.tags, body.tag, packed_seq)
+    if not spec.owner:
+        outcome = TaskState(status.state).name.lower()
+        unit.ended.remove(spec.queue, status.ended_ns, outcome)
     if status.state in UNSUCCESSFUL:
         unit.leave_error_group(packed_seq, status)
     txn.delete(keys.bodies + packed_seq)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from holdfast.durable import error_groups, load_limits
+from holdfast.durable.ended_counts import TASK, EndedDeltas
 from holdfast.durable.load_limits import LoadLimits
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
@@ -56,6 +57,7 @@ class UnitOfWork:
         self.log = TaskLog()
         self.leases = RangeLeaseTable(txn, self.keys)
         self.counts = CountDeltas(txn, self.keys)
+        self.ended = EndedDeltas()
         # Tasks that ended in this operation, by retention time.
         self._ended_by_retention: dict[int, list[int]] = {}
         self._queues_to_notify: set[str] = set()
@@ -79,6 +81,7 @@ class UnitOfWork:
         if self.load_limits is not None:
             self._save_backlog(self.load_limits)
         self.counts.save()
+        self.ended.save(txn, keys.universe, TASK, self.now_ns)
         for queue in self._queues_to_notify:
             txn.notify(keys.queue_topic(queue))
 
@@ -411,6 +414,8 @@ class UnitOfWork:
     def finish_many(self, seqs: list[int], spec: TaskSpec, place: str) -> None:
         """Record the end of tasks: counters, retention and notifications."""
         self.counts.add(spec.queue, place, len(seqs))
+        if not spec.owner:
+            self.ended.add(spec.queue, place, len(seqs))
         if self.load_limits is not None:
             self._count_ended(seqs)
         retained = self._ended_by_retention.get(spec.retain_ns)
