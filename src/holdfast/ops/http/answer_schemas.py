@@ -74,6 +74,18 @@ class UniverseList(msgspec.Struct, frozen=True):
     next: None
 
 
+class SessionDocument(msgspec.Struct, frozen=True):
+    """The token of this client. `required`: the server has tokens. `csrf` and `until_ns` belong to the session of a
+    browser. `version` is the server's; a client without a token does not get it."""
+
+    required: bool
+    token: str | None
+    scopes: list[str]
+    csrf: str | None
+    until_ns: int | None
+    version: str | None
+
+
 class ProblemDocument(msgspec.Struct, frozen=True):
     """An error (RFC 9457). `code` is stable. `retryable`: the same request may succeed later."""
 

@@ -79,7 +79,7 @@ class ApiRoute(BaseRoute):
         request: HttpRequest
         connection, request = scope["extensions"]["holdfast"]
         route, names = self._table.find(request)
-        token = server.guard.find_token(request)
+        token = server.guard.find_token(request, server.loop.time(), checks_csrf=not route.open)
         if not route.open:
             server.guard.require_scope(request, token, *route.scopes)
             server.rate.take("" if token is None else token.name, server.loop.time())

@@ -5,7 +5,7 @@
 - `Host` must be an IP address, `localhost`, the listen name, or a configured name. This blocks DNS
   rebinding, where the request carries the attacker's host name. `Origin`, which browsers send, must match
   `Host`. For browser requests without `Origin`, such as images, `Sec-Fetch-Site` is checked. Every request
-  is checked, on every route.
+  is checked, on every route. A link on another site may open the page of the console, which has no data.
 - A body needs the JSON content type, which a form of another site cannot send.
 """
 
@@ -21,6 +21,7 @@ from holdfast.errors import Invalid
 from holdfast.ops.api.endpoint import Scope
 from holdfast.ops.http.problem import Forbidden, ScopeMissing, Unauthorized, WrongContentType
 from holdfast.ops.http.request_head import HttpRequest
+from holdfast.ops.http.sessions import BrowserSessions
 from holdfast.ops.http.tokens import LOCAL, Token, TokenFile, TokenSet, parse_tokens
 
 HOST = "127.0.0.1"
@@ -72,6 +73,8 @@ class RequestGuard:
             raise NoToken(what="--http", address=str(address))
         hostname = socket.gethostname()
         self._names = {name.lower() for name in ("localhost", hostname, address.host, *names)}
+        # The sessions of browsers. The server sets them when it knows its port.
+        self.sessions: BrowserSessions | None = None
 
     def refresh(self) -> None:
         """Read the token file again if it changed."""
@@ -91,21 +94,34 @@ class RequestGuard:
         ):
             raise Forbidden(what="origin", found=origin[:64], why="of another site")
         site = request.headers.get("sec-fetch-site", "none").lower()
-        if site not in ("none", "same-origin"):
+        if site not in ("none", "same-origin") and not _opens_console(request):
             raise Forbidden(what="sec-fetch-site", found=site[:64], why="of another site")
         if request.method not in ("GET", "HEAD"):
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
                 raise WrongContentType(what="content-type", found=kind[:64])
 
-    def find_token(self, request: HttpRequest) -> Token | None:
-        """Return the token of a request; None without a valid one. A server without tokens accepts every client."""
-        if not self._tokens.tokens:
+    def find_token(self, request: HttpRequest, now_s: float, *, checks_csrf: bool) -> Token | None:
+        """Return the token of a request: of its header `Authorization` or of the session of its browser. Return None
+        without a valid one. A server without tokens accepts every client."""
+        if not self.has_tokens:
             return LOCAL
+        if self.sessions is not None:
+            digest = self.sessions.token_digest(request, now_s, checks_csrf=checks_csrf)
+            if digest is not None:
+                return self._tokens.find_digest(digest)
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             return None
-        return self._tokens.find(credentials.strip().encode("latin-1"))
+        return self.find_text(credentials.strip().encode("latin-1"))
+
+    def find_text(self, text: bytes) -> Token | None:
+        """Return the valid token with this text."""
+        return self._tokens.find(text)
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._tokens.tokens)
 
     def require_scope(self, request: HttpRequest, token: Token | None, *scopes: Scope) -> None:
         """Raise ScopeMissing unless the token permits one of the scopes."""
@@ -124,6 +140,17 @@ class RequestGuard:
         if name.startswith("[") and name.endswith("]"):
             name = name[1:-1]
         return name in self._names or _is_address(name)
+
+
+def _opens_console(request: HttpRequest) -> bool:
+    """Whether a browser opens the page of the console in a tab, and not in a frame."""
+    headers = request.headers
+    return (
+        request.method == "GET"
+        and request.path == ("",)
+        and headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+    )
 
 
 def _is_address(name: str) -> bool:

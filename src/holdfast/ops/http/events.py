@@ -4,6 +4,8 @@
   flows and effects. So one event is enough to show the subject, and a client that missed some needs only the last one.
 - The id of an event is a digest of its data. A client that reconnects with `Last-Event-ID` gets an event only if the
   document has changed since. This holds on any server of the store, also after a restart.
+- `also=readiness,counts` adds these documents to the stream of a subject: a browser opens few connections to one host. The
+  id of an event then has the digest of each document.
 - All streams of a subject share one read at a time. A stream ends after STREAM_S, and the client reconnects: its token is
   checked again.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.store.api import Store
 
 CONTENT_TYPE = "text/event-stream"
-STREAMS_MAX = 100
+STREAMS_MAX = 500
 # The interval of reads of a subject, of comments that keep the connection open, and the longest stream.
 READ_S = 0.5
 COMMENT_S = 15.0
@@ -84,6 +86,17 @@ class SubjectFeed:
                 future.set_result(None)
 
 
+class StreamedSubject(NamedTuple):
+    # The universe and the subject.
+    key: tuple[str, str]
+    read: Callable[[], SubjectEvent]
+    first: SubjectEvent
+
+    @property
+    def kind(self) -> str:
+        return self.key[1].partition("/")[0]
+
+
 class EventStreams:
     """Used in the event loop of the server."""
 
@@ -105,10 +118,12 @@ class EventStreams:
 
     async def serve(self, call: RouteCall) -> HttpResponse:
         query = dict(call.request.query)
-        universe, subject = query.pop("universe", ""), query.pop("subject", "")
+        universe = query.pop("universe", "")
+        subjects = [query.pop("subject", ""), *parse_also(query.pop("also", ""))]
         if query:
-            raise Invalid(what="query", found=min(query)[:64], expected=["subject", "universe"])
-        operations, path = parse_subject(subject)
+            expected = ["also", "subject", "universe"]
+            raise Invalid(what="query", found=min(query)[:64], expected=expected)
+        parsed = [parse_subject(subject) for subject in subjects]
         if self._streams >= STREAMS_MAX:
             raise ServerOverloaded(what="event streams", max=STREAMS_MAX)
         # Before the first await: other requests must see the reserved place. The stream frees it at its end.
@@ -116,12 +131,15 @@ class EventStreams:
         stream = None
         try:
             name = await self._server.run_in_thread(self._universes.resolve, universe)
-            read = self._reader_of(name, operations, path)
-            # A missing subject is a problem, and not a stream.
-            first = await self._server.threads.handle(read)
-            last_id = call.request.headers.get("last-event-id", "")
+            streamed = []
+            for subject, (operations, path) in zip(subjects, parsed, strict=True):
+                read = self._reader_of(name, operations, path)
+                # A missing subject is a problem, and not a stream.
+                first = await self._server.threads.handle(read)
+                streamed.append(StreamedSubject((name, subject), read, first))
             if call.request.method != "HEAD":
-                stream = self._stream((name, subject), read, first, last_id, call.disconnect)
+                last_id = call.request.headers.get("last-event-id", "")
+                stream = self._stream(streamed, last_id, call.disconnect)
         finally:
             if stream is None:
                 self._streams -= 1
@@ -135,45 +153,53 @@ class EventStreams:
             feed.wake()
 
     async def _stream(
-        self,
-        key: tuple[str, str],
-        read: Callable[[], SubjectEvent],
-        first: SubjectEvent,
-        last_id: str,
-        disconnect: ClientDisconnect,
+        self, subjects: Sequence[StreamedSubject], last_id: str, disconnect: ClientDisconnect
     ) -> AsyncGenerator[bytes, None]:
         loop = self._server.loop
         until_s = loop.time() + STREAM_S
-        feed = self._feeds.setdefault(key, SubjectFeed())
-        feed.members += 1
+        seen = (
+            last_id.split(".") if last_id.count(".") == len(subjects) - 1 else [""] * len(subjects)
+        )
+        feeds = [self._feeds.setdefault(one.key, SubjectFeed()) for one in subjects]
+        for feed in feeds:
+            feed.members += 1
         try:
-            feed.publish(first)
-            if feed.reader is None:
-                feed.reader = loop.create_task(self._read_repeatedly(feed, read))
+            for feed, one in zip(feeds, subjects, strict=True):
+                feed.publish(one.first)
+                if feed.reader is None:
+                    feed.reader = loop.create_task(self._read_repeatedly(feed, one.read))
             yield b"retry: %d\n\n" % RECONNECT_MS
             while not self._closed and not disconnect.is_set and loop.time() < until_s:
-                event = feed.event
-                if event is None or event.id == last_id:
-                    if not await self._changed(feed, disconnect):
-                        yield _COMMENT
-                    continue
-                last_id = event.id
-                name = b"gone" if event.gone else key[1].partition("/")[0].encode()
-                yield b"id: %b\nevent: %b\ndata: %b\n\n" % (event.id.encode(), name, event.data)
-                if event.gone:
-                    return
+                is_idle = True
+                for at, (feed, one) in enumerate(zip(feeds, subjects, strict=True)):
+                    event = feed.event
+                    if event is None or event.id == seen[at]:
+                        continue
+                    is_idle, seen[at] = False, event.id
+                    name = b"gone" if event.gone else one.kind.encode()
+                    yield b"id: %b\nevent: %b\ndata: %b\n\n" % (
+                        ".".join(seen).encode(),
+                        name,
+                        event.data,
+                    )
+                    if event.gone:
+                        return
+                if is_idle and not await self._changed(feeds, disconnect):
+                    yield _COMMENT
         finally:
             self._streams -= 1
-            feed.members -= 1
-            if not feed.members:
-                self._feeds.pop(key, None)
-                if feed.reader is not None:
-                    feed.reader.cancel()
+            for feed, one in zip(feeds, subjects, strict=True):
+                feed.members -= 1
+                if not feed.members:
+                    self._feeds.pop(one.key, None)
+                    if feed.reader is not None:
+                        feed.reader.cancel()
 
-    async def _changed(self, feed: SubjectFeed, disconnect: ClientDisconnect) -> bool:
+    async def _changed(self, feeds: Sequence[SubjectFeed], disconnect: ClientDisconnect) -> bool:
         """Wait for the next event, a disconnect or the stop; return False if it takes COMMENT_S."""
         future: asyncio.Future[None] = self._server.loop.create_future()
-        feed.waiting.add(future)
+        for feed in feeds:
+            feed.waiting.add(future)
         disconnect.watch(future)
         try:
             async with asyncio.timeout(COMMENT_S):
@@ -181,7 +207,8 @@ class EventStreams:
         except TimeoutError:
             return False
         finally:
-            feed.waiting.discard(future)
+            for feed in feeds:
+                feed.waiting.discard(future)
         return True
 
     async def _read_repeatedly(self, feed: SubjectFeed, read: Callable[[], SubjectEvent]) -> None:
@@ -231,6 +258,14 @@ def parse_subject(text: str) -> tuple[tuple[str, ...], dict[str, str]]:
         form = "/".join((kind, *(f"{{{name}}}" for name in names)))
         raise Invalid(what="subject", found=text[:64], expected=form)
     return operations, dict(zip(names, parts, strict=True))
+
+
+def parse_also(text: str) -> list[str]:
+    """Return the further subjects of a stream."""
+    found = text.split(",") if text else []
+    if len(set(found)) != len(found) or not set(found) <= {READINESS, COUNTS}:
+        raise Invalid(what="also", found=text[:64], expected=f"{READINESS},{COUNTS}")
+    return found
 
 
 def _merged(operations: tuple[str, ...], answers: list[Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ PROBLEM = "application/problem+json"
 COMMON_STATUSES = (400, 401, 403, 404, 405, 408, 409, 411, 413, 415, 422, 429, 431, 503)
 STREAM = "text/event-stream"
 TEXT = "text/plain"
+PAGE = "text/html"
 
 
 _PROBLEM = {"content": {PROBLEM: {"schema": {"$ref": REF.format(name="ProblemDocument")}}}}
@@ -49,7 +50,10 @@ class DocumentedRoute(NamedTuple):
 
 
 class EventsQuery(RequestModel):
+    """`also`: `readiness`, `counts` or both with a comma, in the same stream."""
+
     subject: str
+    also: str = ""
 
 
 _GET, _POST = "GET", "POST"
@@ -67,6 +71,17 @@ SERVER_ROUTES = (
     DocumentedRoute(_GET, "/v1/events", "events",
                     "Stream the document of a subject each time that it changes", Scope.READ,
                     query=EventsQuery, content_type=STREAM),
+    DocumentedRoute(_GET, "/", "console_page", "The console", None, content_type=PAGE,
+                    has_universe=False),
+    DocumentedRoute(_GET, "/console/{file}", "console_file", "A module or style of the console",
+                    None, content_type="*/*", has_universe=False),
+    DocumentedRoute(_GET, "/v1/session", "show_session", "Show the token of this client", None,
+                    answers.SessionDocument, has_universe=False),
+    DocumentedRoute(_POST, "/v1/session", "start_session",
+                    "Exchange a token for the cookie of a browser", None, answers.SessionDocument,
+                    body=bodies.SessionBody, has_universe=False),
+    DocumentedRoute(_POST, "/v1/session/end", "end_session", "End the session of this browser",
+                    None, answers.SessionDocument, has_universe=False),
     DocumentedRoute(_POST, "/v1/tasks/lease", "lease_tasks",
                     "Lease tasks, and wait for them up to wait_s", Scope.WORK,
                     answers.LeaseAnswer, body=bodies.LeaseBody),

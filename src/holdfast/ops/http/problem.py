@@ -121,6 +121,11 @@ class ScopeMissing(Invalid):
     hint = "use a token with the missing scope"
 
 
+class CsrfMissing(Forbidden):
+    code = "csrf"
+    hint = "send the header X-Holdfast-CSRF with the value of GET /v1/session, or a token instead of a cookie"
+
+
 class RequestTooSlow(Timeout):
     code = "too_slow"
     hint = "the request took too long to arrive"

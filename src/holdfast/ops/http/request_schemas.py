@@ -28,6 +28,10 @@ class TaskOptionsBody(RequestBody):
     retain_s: float | None = None
 
 
+class SessionBody(RequestBody):
+    token: str = ""
+
+
 class NewTaskBody(RequestBody):
     name: str
     args: list[Any] = field(default_factory=list)

@@ -3,6 +3,7 @@
     /healthz /readyz                        this process; the universes
     /metrics                                the metrics of the store and of this process
     /v1/tasks… /v1/queues                   the worker protocol (`task_routes`)
+    / /console/… /v1/session                the console (`console_routes`)
     /v1/universes                           the universes of the store
     /v1/events                              changes of a subject, as server-sent events
     /v1/openapi.json                        every route with the types of its request and answer
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from holdfast.ops.api.endpoint import Scope
 from holdfast.ops.api.registry import endpoints
 from holdfast.ops.api.universes import UniverseRequired
+from holdfast.ops.http.console_routes import ConsoleRoutes
 from holdfast.ops.http.endpoint_routes import EndpointRoutes
 from holdfast.ops.http.events import EventStreams
 from holdfast.ops.http.openapi import openapi_document
@@ -67,6 +69,7 @@ class ServedApi(HttpApi):
             Route("GET", ("v1", "universes"), self._list),
             Route("GET", ("v1", "openapi.json"), self._openapi),
             Route("GET", ("v1", "events"), self._events.serve),
+            *ConsoleRoutes(server).build(),
         )
         built = {
             (route.method, route.path): route

@@ -38,6 +38,7 @@ from holdfast.ops.http.listener import (
 from holdfast.ops.http.protocol import HttpConnection
 from holdfast.ops.http.request_rate import RequestRate
 from holdfast.ops.http.routes import HttpApi, Route
+from holdfast.ops.http.sessions import BrowserSessions
 from holdfast.ops.http.threads import HttpThreads
 from holdfast.ops.http.tls import CertificateFiles
 
@@ -79,6 +80,7 @@ class HttpServer:
         self._socket = _bind(address)
         host, port = self._socket.getsockname()[:2]
         self.address = ListenAddress(host, port)
+        guard.sessions = BrowserSessions(port, is_secure=tls is not None)
         # By identity, oldest first.
         self._connections: dict[int, HttpConnection] = {}
         # Connections above the limit that are being rejected, oldest first.

@@ -69,8 +69,11 @@ class TokenSet:
         return len(self.tokens) == 1 and self.tokens[0].is_bare
 
     def find(self, text: bytes) -> Token | None:
-        """Return the token with this text. Compares with every token, so that the time depends on no token."""
-        digest = hashlib.sha256(text).digest()
+        """Return the token with this text."""
+        return self.find_digest(hashlib.sha256(text).digest())
+
+    def find_digest(self, digest: bytes) -> Token | None:
+        """Return the token with this digest. Compares with every token, so that the time depends on no token."""
         found: Token | None = None
         for token in self.tokens:
             if hmac.compare_digest(token.digest, digest):

@@ -1,0 +1,365 @@
+// Tasks and flows: one list, and a page for each.
+
+import { get } from "./api.js";
+import { badge, count, duration, facts, h, link, path, replace, section, short, when } from "./dom.js";
+import { PagedList } from "./list.js";
+import { action, blockers, buttons, copyButton, filters, heading, loaded, tree, whyPanel } from "./parts.js";
+import { address, go, setFilters } from "./router.js";
+import { option } from "./page-system.js";
+
+const TASK_STATES = ["ready", "delayed", "blocked", "leased", "suspect", "parked", "stray", "completed", "failed", "dead", "cancelled"];
+const FLOW_STATES = ["running", "waiting", "parked", "compensating", "completed", "failed", "cancelled", "dead"];
+
+async function readTasks({ state, queue, name }, cursor, limit, signal) {
+  const page = await get("tasks", { state, queue, name, cursor, limit }, signal);
+  return { items: page.tasks.map((task) => ({ ...task, kind: "task", started_ns: task.created_ns })), next: page.cursor };
+}
+
+async function readFlows({ state }, cursor, limit, signal) {
+  const page = await get("flows", { state, cursor, limit }, signal);
+  return { items: page.items.map((flow) => ({ ...flow, kind: "flow" })), next: page.next };
+}
+
+// Merge the pages of two lists, newest first. What one list has below the end of the other's page waits in the cursor.
+async function readBoth(values, cursor, limit, signal) {
+  const at = cursor ? JSON.parse(cursor) : { tasks: "", flows: "", skipTasks: 0, skipFlows: 0 };
+  const none = { items: [], next: null };
+  const [tasks, flows] = await Promise.all([
+    at.tasks === null ? none : readTasks(values, at.tasks, limit, signal),
+    at.flows === null ? none : readFlows(values, at.flows, limit, signal),
+  ]);
+  const left = tasks.items.slice(at.skipTasks);
+  const right = flows.items.slice(at.skipFlows);
+  const items = [];
+  let fromTasks = 0;
+  let fromFlows = 0;
+  // Stop where one page ends and more of its list follow.
+  while (items.length < limit) {
+    const task = left[fromTasks];
+    const flow = right[fromFlows];
+    if ((task === undefined && tasks.next !== null) || (flow === undefined && flows.next !== null)) break;
+    if (task === undefined && flow === undefined) break;
+    if (flow === undefined || (task !== undefined && task.started_ns >= flow.started_ns)) {
+      items.push(task);
+      fromTasks += 1;
+    } else {
+      items.push(flow);
+      fromFlows += 1;
+    }
+  }
+  const advance = (name, page, taken, all) => taken === all.length
+    ? { [name]: page.next, [`skip${name === "tasks" ? "Tasks" : "Flows"}`]: 0 }
+    : { [name]: at[name], [`skip${name === "tasks" ? "Tasks" : "Flows"}`]: at[`skip${name === "tasks" ? "Tasks" : "Flows"}`] + taken };
+  const next = { ...advance("tasks", tasks, fromTasks, left), ...advance("flows", flows, fromFlows, right) };
+  return { items, next: next.tasks === null && next.flows === null ? null : JSON.stringify(next) };
+}
+
+export function workPage(_, given) {
+  let values = { ...given };
+  let list = null;
+  const holder = h("div");
+  const jobs = h("div");
+
+  function rebuild() {
+    list?.close();
+    const { kind } = values;
+    const read = kind === "tasks" ? readTasks : kind === "flows" ? readFlows : readBoth;
+    list = new PagedList({
+      label: "Tasks and flows",
+      columns: [
+        { label: "Name", width: "minmax(8rem, 2fr)", show: (item) => item.name },
+        { label: "Kind", width: "4rem", wide: true, show: (item) => item.kind },
+        { label: "State", width: "8rem", show: (item) => badge(item.kind === "task" ? item.where : item.state) },
+        { label: "Key or id", width: "minmax(5rem, 1fr)", show: (item) => item.key ?? item.id },
+        { label: "Queue", wide: true, show: (item) => item.queue },
+        { label: "Started", width: "8rem", wide: true, show: (item) => when(item.started_ns) },
+        { label: "Error", width: "minmax(0, 2fr)", wide: true, show: (item) => item.error ?? "" },
+      ],
+      href: (item) => address(item.kind === "task" ? "tasks" : "flows", [item.id]),
+      fetch: (cursor, limit, signal) => read(values, cursor, limit, signal),
+      empty: "no task or flow has these properties",
+    });
+    replace(holder, list.node);
+    list.load();
+    replace(jobs, selectionActions(values));
+  }
+
+  const form = filters([
+    { name: "kind", label: "Kind", options: ["tasks", "flows"] },
+    { name: "state", label: "State", options: [...new Set([...TASK_STATES, ...FLOW_STATES])] },
+    { name: "queue", label: "Queue (tasks)" },
+    { name: "name", label: "Name (tasks)" },
+  ], values, (next) => {
+    values = { ...next };
+    if (values.queue || values.name) values.kind = "tasks";
+    else if (values.state && !values.kind) {
+      const task = TASK_STATES.includes(values.state);
+      const flow = FLOW_STATES.includes(values.state);
+      if (task !== flow) values.kind = task ? "tasks" : "flows";
+    }
+    form.elements.kind.value = values.kind ?? "";
+    setFilters(values);
+    rebuild();
+  });
+  const find = h("form", { class: "filters", onsubmit: (event) => {
+    event.preventDefault();
+    const text = find.elements.id.value.trim();
+    if (text) findWork(text, find.elements.problem);
+  } }, h("label", {}, h("span", {}, "Find"), h("input", { name: "id", type: "search", placeholder: "id of a task or flow" })),
+  h("button", { type: "submit" }, "Open"), h("output", { name: "problem", class: "problem" }));
+  const page = {
+    title: "Work",
+    node: h("div", {}, heading("Work"), find, form, jobs, holder),
+    refresh: () => list?.refresh(),
+    close: () => list?.close(),
+  };
+  rebuild();
+  return page;
+}
+
+async function findWork(text, problem) {
+  problem.value = "";
+  const kind = text.startsWith("f") ? "flows" : "tasks";
+  try {
+    await get(`${kind}/${path(text)}`);
+    go(kind, [text]);
+  } catch (error) {
+    problem.value = error.message;
+  }
+}
+
+// Jobs on everything that the filters select.
+function selectionActions({ kind, state, queue }) {
+  if (!state || !kind) return null;
+  const selection = kind === "tasks" && queue ? { state, queue } : { state };
+  const names = kind === "tasks"
+    ? { cancel: !["completed", "failed", "dead", "cancelled"].includes(state), redrive: ["failed", "dead"].includes(state) }
+    : { cancel: ["running", "waiting", "parked"].includes(state), redrive: ["failed", "dead"].includes(state), resume: state === "parked" };
+  const all = Object.entries(names).filter(([, fits]) => fits).map(([verb]) => jobAction(`${verb[0].toUpperCase()}${verb.slice(1)} all ${state} ${kind}`, `${kind}.${verb}`, selection,
+    kind === "tasks" ? ["tasks", verb, "--all", "--state", state, ...option("--queue", queue)] : null, verb === "cancel"));
+  return all.length ? buttons(all) : null;
+}
+
+export function jobAction(label, name, selection, command, danger) {
+  return action({
+    label, danger, route: () => "jobs",
+    text: `A job applies this to ${Object.entries(selection).map(([key, value]) => `${key} ${value}`).join(", ")}, as selected now. It continues when this page is closed.`,
+    fields: [
+      { name: "rate", label: "At most, each second", type: "number", value: 100 },
+      { name: "limit", label: "At most, in all", type: "number", hint: "empty: all" },
+    ],
+    body: (values) => ({ action: name, selection, rate_per_s: Number(values.rate || 100), ...(values.limit ? { limit: Number(values.limit) } : {}) }),
+    command: command && ((values) => [...command, ...option("--limit", values.limit)]),
+    done: (job) => go("jobs", [], { id: job.id }),
+  });
+}
+
+export function taskPage([id = ""]) {
+  const node = h("div");
+  const why = h("div");
+  const head = h("div");
+  const actions = h("div");
+  const details = h("div");
+  let stateShown = null;
+  let whyNode = null;
+
+  function draw(task) {
+    replace(head, heading(task.name, badge(task.where)));
+    if (stateShown !== task.state + task.where + task.attempt) {
+      stateShown = task.state + task.where + task.attempt;
+      whyNode = whyPanel("task", id);
+      replace(why, whyNode);
+      const ended = ["COMPLETED", "FAILED", "DEAD", "CANCELLED"].includes(task.state);
+      replace(actions, buttons(
+        action({
+          label: "Cancel task", danger: true, disabled: ended, route: () => `tasks/${path(id)}/cancel`,
+          fields: [{ name: "reason", label: "Reason" }], body: (values) => ({ reason: values.reason }),
+          command: (values) => ["tasks", "cancel", id, ...option("--reason", values.reason)],
+        }),
+        action({
+          label: "Redrive task", disabled: !["FAILED", "DEAD"].includes(task.state), route: () => `tasks/${path(id)}/redrive`,
+          text: "Submits the same task again, as a new task.", command: () => ["tasks", "redrive", id],
+          done: (made) => go("tasks", [made.id]),
+        }),
+        copyButton(() => `rt.submit(${task.name}${task.args.map((one) => `, ${python(one)}`).join("")}${Object.entries(task.kwargs).map(([key, value]) => `, ${key}=${python(value)}`).join("")})`, "Copy as Python"),
+        copyButton(() => curl("tasks", { name: task.name, args: task.args, kwargs: task.kwargs, options: { queue: task.queue } }), "Copy as curl")));
+    }
+    replace(details,
+      facts([
+        ["Id", task.id], ["Queue", link(address("queues"), task.queue)], ["Key", task.key], ["Limit key", task.limit_key],
+        ["Priority", task.priority], ["Attempts", `${task.attempt} of ${task.attempts}`], ["Failures", task.failures],
+        ["Lost leases", `${task.expiries} of ${task.expiries_max}`],
+        ["Worker", task.worker], ["Created", when(task.created_ns)], ["Not before", task.not_before_ns && when(task.not_before_ns)],
+        ["Granted", task.granted_ns && when(task.granted_ns)], ["Lease ends", task.expires_ns && when(task.expires_ns)],
+        ["Ended", task.ended_ns && when(task.ended_ns)],
+        ["Ran for", task.ended_ns && task.granted_ns ? duration((task.ended_ns - task.granted_ns) / 1e9) : null],
+        ["After", task.after.length ? task.after.map((one) => [link(address("tasks", [one]), one), " "]) : null],
+        ["Redrive of", task.redrive_of && link(address("tasks", [task.redrive_of]), task.redrive_of)],
+        ["Redriven by", task.redriven_by && link(address("tasks", [task.redriven_by]), task.redriven_by)],
+        ["Reason", task.reason],
+      ]),
+      task.error ? section("Error", h("pre", {}, task.error)) : null,
+      section("Arguments", tree({ args: task.args, kwargs: task.kwargs })),
+      task.progress !== null && task.progress !== undefined ? section("Progress", tree(task.progress)) : null,
+      "result" in task ? section("Result", tree(task.result)) : null);
+  }
+
+  replace(node, head, section("Why", why), actions, details);
+  const page = {
+    title: `Task ${id}`, node, subject: `task/${id}`,
+    event(name, document) {
+      if (name === "task") draw(document);
+      if (name === "gone") replace(details, h("p", { class: "problem" }, "This task is no longer stored."));
+    },
+    refresh: () => whyNode?.refresh(),
+  };
+  get(`tasks/${path(id)}`).then(draw).catch((error) => replace(head, heading(`Task ${id}`), h("p", { class: "problem" }, error.message)));
+  return page;
+}
+
+export function python(value) {
+  if (value === null || value === undefined) return "None";
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
+  if (typeof value === "object") return `{${Object.entries(value).map(([key, one]) => `${JSON.stringify(key)}: ${python(one)}`).join(", ")}}`;
+  return typeof value === "string" ? JSON.stringify(value) : String(value);
+}
+
+export function jsonText(value) {
+  return JSON.stringify(value, (_, one) => (typeof one === "bigint" ? JSON.rawJSON?.(String(one)) ?? Number(one) : one));
+}
+
+function curl(route, body) {
+  const text = jsonText(body).replaceAll("'", "'\\''");
+  return `curl -s '${window.location.origin}/v1/${route}' -H 'Content-Type: application/json' -d '${text}'`;
+}
+
+// Steps as bars over the time of the run.
+function waterfall(steps) {
+  if (!steps.length) return h("p", { class: "quiet" }, "no step is recorded");
+  const begins = steps.map((one) => one.began_ns ?? one.ended_ns).filter(Boolean);
+  const first = Math.min(...begins);
+  const last = Math.max(first + 1, ...steps.map((one) => one.ended_ns ?? one.began_ns ?? first));
+  return h("ol", { class: "waterfall" }, steps.map((one) => {
+    const began = one.began_ns ?? one.ended_ns ?? first;
+    const ended = one.ended_ns ?? last;
+    const track = h("span", { class: "track", "aria-hidden": "true" });
+    const piece = h("span", { class: `piece ${one.state === "failed" ? "bad" : one.ended_ns ? "good" : "busy"}` });
+    piece.style.marginLeft = `${(100 * (began - first)) / (last - first)}%`;
+    piece.style.width = `${Math.max(0.5, (100 * (ended - began)) / (last - first))}%`;
+    track.append(piece);
+    const label = `${one.name}${one.occurrence > 1 ? `#${one.occurrence}` : ""}`;
+    return h("li", {},
+      h("details", {},
+        h("summary", {}, h("span", { class: "step" }, h("span", {}, label), badge(one.state)), track,
+          h("span", { class: "number" }, one.ended_ns && one.began_ns ? duration((one.ended_ns - one.began_ns) / 1e9) : "–")),
+        facts([
+          ["Position", one.position], ["Kind", one.kind], ["Attempts", one.attempts], ["Began", when(one.began_ns)],
+          ["Ended", when(one.ended_ns)], ["Code", one.code], ["Error", one.error && `${one.error_type ?? ""}: ${one.error}`],
+        ]),
+        "value" in one && one.value !== null ? tree(one.value) : null));
+  }));
+}
+
+async function readSteps(id) {
+  const items = [];
+  let cursor = "";
+  // A page shows the first thousands; the rest is reached by the command.
+  for (let pages = 0; pages < 5; pages += 1) {
+    const page = await get(`flows/${path(id)}/steps`, { cursor, limit: 1_000 });
+    items.push(...page.items);
+    if (page.next === null) return { items, more: false };
+    cursor = page.next;
+  }
+  return { items, more: true };
+}
+
+export function flowPage([id = ""]) {
+  const head = h("div");
+  const why = h("div");
+  const actions = h("div");
+  const details = h("div");
+  let actionsFor = null;
+  let lastName = id;
+  let stepNames = [];
+  const steps = loaded(() => readSteps(id), ({ items, more }) => {
+    stepNames = items.map((one) => `${one.name}${one.occurrence > 1 ? `#${one.occurrence}` : ""}`);
+    return [waterfall(items), more ? h("p", { class: "quiet" }, `more steps: holdfast flows steps ${id}`) : null];
+  });
+
+  function draw(flow) {
+    lastName = flow.name;
+    replace(head, heading(`${flow.name} ${flow.key ?? flow.id}`, badge(flow.state)));
+    replace(why, blockers({ blockers: flow.blockers }));
+    if (actionsFor !== flow.state) {
+      actionsFor = flow.state;
+      drawActions(flow);
+    }
+    replace(details,
+      facts([
+        ["Id", flow.id], ["Key", flow.key], ["Queue", flow.queue], ["Run", flow.run], ["Failures", `${flow.failures} of ${flow.attempts} attempts`],
+        ["Started", when(flow.started_ns)], ["Ended", flow.ended_ns && when(flow.ended_ns)],
+        ["Took", flow.ended_ns ? duration((flow.ended_ns - flow.started_ns) / 1e9) : null],
+        ["Times out", flow.timeout_ns && when(flow.timeout_ns)], ["Code", flow.code], ["Step", flow.step],
+        ["Parent", flow.parent && (/^f\d/.test(flow.parent) ? link(address("flows", [flow.parent]), flow.parent) : flow.parent)],
+        ["Fork of", flow.fork_of && [link(address("flows", [flow.fork_of]), flow.fork_of), flow.fork_at ? ` at ${flow.fork_at}` : ""]],
+        ["Redrive of", flow.redrive_of && link(address("flows", [flow.redrive_of]), flow.redrive_of)],
+        ["Redriven by", flow.redriven_by && link(address("flows", [flow.redriven_by]), flow.redriven_by)],
+      ]),
+      flow.error ? section("Error", h("pre", {}, `${flow.error_type ?? ""}: ${flow.error}`)) : null,
+      section("Arguments", tree({ args: flow.args, kwargs: flow.kwargs })),
+      Object.keys(flow.published).length ? section("Published values", tree(flow.published)) : null,
+      flow.events.length ? section("Events that wait", tree(flow.events)) : null,
+      "result" in flow ? section("Result", tree(flow.result)) : null);
+  }
+
+  function drawActions(flow) {
+    const ended = ["COMPLETED", "FAILED", "CANCELLED", "DEAD"].includes(flow.state);
+    replace(actions, buttons(
+      action({
+        label: "Send event", scope: "submit", disabled: ended, route: () => `flows/${path(id)}/send`,
+        fields: [{ name: "type", label: "Type of the event", required: true }, { name: "event", label: "Fields (JSON)", type: "json", value: "{}" }, { name: "key", label: "Key (optional)" }],
+        body: (values) => `{"type":${JSON.stringify(values.type)},"event":${values.event || "{}"}${values.key ? `,"key":${JSON.stringify(values.key)}` : ""}}`,
+        command: (values) => ["flows", "send", id, values.type || "TYPE", values.event || "{}", ...option("--key", values.key), "--app", "MODULE:APP"],
+      }),
+      action({ label: "Cancel flow", danger: true, disabled: ended, route: () => `flows/${path(id)}/cancel`, text: "Its compensations run.", command: () => ["flows", "cancel", id] }),
+      action({ label: "Resume flow", disabled: flow.state !== "PARKED", route: () => `flows/${path(id)}/resume`, command: () => ["flows", "resume", id] }),
+      action({
+        label: "Redrive flow", disabled: !["FAILED", "DEAD"].includes(flow.state), route: () => `flows/${path(id)}/redrive`,
+        text: "Continues after the recorded steps. With compensations it starts again from the top, as a new flow.",
+        command: () => ["flows", "redrive", id], done: (made) => go("flows", [made.flow]),
+      }),
+      action({
+        label: "Fork flow", route: () => `flows/${path(id)}/fork`, text: "A new flow takes over the recorded steps before a step.",
+        fields: [{ name: "key", label: "Key of the fork", required: true }, { name: "at", label: "Before the step", options: ["(end of the record)", ...stepNames] }],
+        body: (values) => ({ key: values.key, ...(values.at.startsWith("(") ? {} : { at: values.at }) }),
+        command: (values) => ["flows", "fork", id, values.key || "KEY", ...(values.at?.startsWith("(") ? [] : option("--at", values.at))],
+        done: (made) => go("flows", [made.id]),
+      }),
+      copyButton(() => `rt.start(${flow.name}${flow.key ? `.options(key=${JSON.stringify(flow.key)})` : ""}${flow.args.map((one) => `, ${python(one)}`).join("")}${Object.entries(flow.kwargs).map(([key, value]) => `, ${key}=${python(value)}`).join("")})`, "Copy as Python"),
+      copyButton(() => curl("flows", { name: flow.name, args: flow.args, kwargs: flow.kwargs, options: flow.key ? { key: flow.key } : {} }), "Copy as curl")));
+  }
+
+  const page = {
+    get title() { return `Flow ${lastName}`; },
+    node: h("div", {}, head, section("Why", why), actions, section("Steps", steps), details),
+    subject: `flow/${id}`,
+    event(name, document) {
+      if (name !== "flow") return;
+      draw(document);
+      steps.refresh();
+    },
+    refresh() {
+      if (!steps.querySelector("details[open]")) steps.refresh();
+    },
+  };
+  steps.addEventListener("toggle", () => {}, true);
+  get(`flows/${path(id)}`).then((flow) => {
+    draw(flow);
+    steps.refresh().then(() => { actionsFor = null; draw(flow); });
+  }).catch((error) => replace(head, heading(`Flow ${id}`), h("p", { class: "problem" }, error.message)));
+  return page;
+}
+
+export { short, count };

@@ -1,0 +1,118 @@
+"""The application of the console's tests: worlds, effects, tasks, flows and a schedule, with work that ends badly."""
+
+from __future__ import annotations
+
+import asyncio
+
+import holdfast as hf
+
+
+class Deposit(hf.Event):
+    cents: int = 1
+
+
+class Refuse(hf.Event):
+    reason: str = "no"
+
+
+class QuoteWanted(hf.Event):
+    currency: str = "EUR"
+
+
+class Reminder(hf.Event):
+    after_s: float = 86_400.0
+
+
+class Review(hf.Event):
+    stars: int
+
+
+class CardDeclined(Exception):
+    pass
+
+
+@hf.effect("shop.quote", attempts=1)
+async def quote(call: hf.Call, currency: str) -> float:
+    if currency == "XXX":
+        raise ValueError("no rate for XXX")
+    return 1.1
+
+
+class Account(hf.World):
+    cents: int = 0
+    rate: float = 0.0
+    history: list[int] = []
+
+    @hf.on(Deposit)
+    def deposited(self, event: Deposit, cx: hf.Context) -> None:
+        self.cents += event.cents
+        self.history = [*self.history[-9:], event.cents]
+        cx.reply(self.cents)
+
+    @hf.on(Refuse)
+    def refused(self, event: Refuse, cx: hf.Context) -> None:
+        raise ValueError(event.reason)
+
+    @hf.on(QuoteWanted)
+    def quote_wanted(self, event: QuoteWanted, cx: hf.Context) -> None:
+        cx.do(quote, event.currency, tag=event.currency)
+
+    @hf.on(quote)
+    def quoted(self, receipt: hf.Receipt[float], cx: hf.Context) -> None:
+        self.rate = receipt.value if receipt.ok else -1.0
+
+    @hf.on(Reminder)
+    def reminded(self, event: Reminder, cx: hf.Context) -> None:
+        cx.after(event.after_s, Deposit(1), key="reminder")
+
+
+async def reserve(item: str) -> str:
+    return f"held-{item}"
+
+
+async def release(held: str) -> None:
+    await asyncio.sleep(0)
+
+
+async def charge(item: str, cents: int) -> int:
+    if cents < 0:
+        raise CardDeclined(f"card of {item} was declined")
+    return cents
+
+
+@hf.flow(attempts=1)
+async def order(item: str, cents: int) -> str:
+    held = await hf.step(reserve, item)
+    hf.undo(release, held)
+    await hf.step(charge, item, cents)
+    hf.publish("status", "paid")
+    review = await hf.receive(Review)
+    return f"{item}: {review.stars}"
+
+
+@hf.task(attempts=1, queue="print")
+def print_page(page: int) -> int:
+    if page < 0:
+        raise ValueError(f"no page {page}")
+    return page
+
+
+@hf.task(queue="slow")
+async def slow(seconds: float) -> float:
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@hf.task(every="0 3 * * *", zone="Europe/Berlin")
+def nightly() -> None:
+    pass
+
+
+app = hf.App(
+    "shop",
+    worlds=[Account],
+    effects=[quote],
+    tasks=[print_page, slow, nightly],
+    flows=[order],
+    events=[Review],
+)
