@@ -20,8 +20,8 @@ setup: $(STAMP) system  ## create .venv from the lock (needs only Python 3.11+ a
 # The dispatcher types prompts into tmux panes, and shell workers use curl and jq. If these programs are missing
 # and cannot be installed, everything else works. The tests that need them print the install command.
 PROGRAMS := tmux curl jq
-# The tests also need a connection pooler, network namespaces, a JDBC driver, promtool and systemd-analyze.
-TEST_PROGRAMS := $(PROGRAMS) pgbouncer iproute2 libpostgresql-jdbc-java prometheus systemd
+# The tests also need a browser, a connection pooler, network namespaces, a JDBC driver, promtool and systemd-analyze.
+TEST_PROGRAMS := $(PROGRAMS) chromium pgbouncer iproute2 libpostgresql-jdbc-java prometheus systemd
 
 .PHONY: system test-system
 test-system: PROGRAMS := $(TEST_PROGRAMS)

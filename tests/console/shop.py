@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 import holdfast as hf
 
 
@@ -41,7 +43,7 @@ async def quote(call: hf.Call, currency: str) -> float:
 class Account(hf.World):
     cents: int = 0
     rate: float = 0.0
-    history: list[int] = []
+    history: list[int] = msgspec.field(default_factory=list)
 
     @hf.on(Deposit)
     def deposited(self, event: Deposit, cx: hf.Context) -> None:

@@ -70,7 +70,9 @@ class JsonClient:
         response = self._connection.getresponse()
         data = response.read()
         lower = {name.lower(): value for name, value in response.getheaders()}
-        return JsonResponse(response.status, json.loads(data) if data else None, lower)
+        is_json = "json" in lower.get("content-type", "json")
+        text = data.decode() if not is_json else json.loads(data) if data else None
+        return JsonResponse(response.status, text, lower)
 
     def get(self, path: str, **options: Any) -> JsonResponse:
         return self.call("GET", path, **options)

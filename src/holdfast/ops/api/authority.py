@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.errors import NotFound
 from holdfast.leadership import leader_lease
 from holdfast.ops import audit, leadership_documents, verify_report
 from holdfast.ops.api import cursors
@@ -108,6 +109,13 @@ def show_verify_report(call: ApiCall) -> VerifyReport:
     return report
 
 
+def list_verify_reports(call: ApiCall) -> Page[VerifyReport]:
+    try:
+        return Page(items=[show_verify_report(call)])
+    except NotFound:
+        return Page(items=[])
+
+
 def list_audit(call: ApiCall) -> Page[AuditDocument]:
     limit = cursors.page_limit(call.query)
     before = cursors.decode(call.query.cursor, int)
@@ -133,6 +141,8 @@ ENDPOINTS = (
              "Show whether the universe is ready, and each blocker"),
     Endpoint("GET", "/v1/verify", Scope.READ, show_verify_report, VerifyReport,
              "Show the report of the last `holdfast verify --save`"),
+    Endpoint("GET", "/v1/verify/reports", Scope.READ, list_verify_reports, Page[VerifyReport],
+             "List the report of the last `holdfast verify --save`, if there is one"),
     Endpoint("GET", "/v1/audit", Scope.READ, list_audit, Page[AuditDocument],
              "List the actions of operators, newest first", EndpointOptions(query=PageQuery)),
 )  # fmt: skip

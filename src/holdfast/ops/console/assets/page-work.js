@@ -7,7 +7,7 @@ import { action, blockers, buttons, copyButton, filters, heading, loaded, tree, 
 import { address, go, setFilters } from "./router.js";
 import { option } from "./page-system.js";
 
-const TASK_STATES = ["ready", "delayed", "blocked", "leased", "suspect", "parked", "stray", "completed", "failed", "dead", "cancelled"];
+const TASK_STATES = ["ready", "delayed", "blocked", "leased", "suspect", "parked", "stray", "completed", "failed", "dead"];
 const FLOW_STATES = ["running", "waiting", "parked", "compensating", "completed", "failed", "cancelled", "dead"];
 
 async function readTasks({ state, queue, name }, cursor, limit, signal) {
@@ -133,7 +133,7 @@ function selectionActions({ kind, state, queue }) {
   if (!state || !kind) return null;
   const selection = kind === "tasks" && queue ? { state, queue } : { state };
   const names = kind === "tasks"
-    ? { cancel: !["completed", "failed", "dead", "cancelled"].includes(state), redrive: ["failed", "dead"].includes(state) }
+    ? { cancel: !["completed", "failed", "dead"].includes(state), redrive: ["failed", "dead"].includes(state) }
     : { cancel: ["running", "waiting", "parked"].includes(state), redrive: ["failed", "dead"].includes(state), resume: state === "parked" };
   const all = Object.entries(names).filter(([, fits]) => fits).map(([verb]) => jobAction(`${verb[0].toUpperCase()}${verb.slice(1)} all ${state} ${kind}`, `${kind}.${verb}`, selection,
     kind === "tasks" ? ["tasks", verb, "--all", "--state", state, ...option("--queue", queue)] : null, verb === "cancel"));
@@ -169,7 +169,7 @@ export function taskPage([id = ""]) {
       stateShown = task.state + task.where + task.attempt;
       whyNode = whyPanel("task", id);
       replace(why, whyNode);
-      const ended = ["COMPLETED", "FAILED", "DEAD", "CANCELLED"].includes(task.state);
+      const ended = ["COMPLETED", "FAILED", "DEAD"].includes(task.state);
       replace(actions, buttons(
         action({
           label: "Cancel task", danger: true, disabled: ended, route: () => `tasks/${path(id)}/cancel`,
