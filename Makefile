@@ -125,6 +125,10 @@ bench-spark: setup  ## measure stages under faults and their speed beside naive 
 	$(BIN)/python -m bench.spark.unsorted --gb $(UNSORTED_GB) --spool --save
 	$(BIN)/python -m bench.spark.spool --sizes $(SPOOL_SIZES) --save
 
+.PHONY: screenshots
+screenshots: setup test-system  ## write pictures of every page of the console to docs/images
+	$(BIN)/python -m tests.console.screenshots
+
 docs: setup  ## regenerate docs/traceability.md, docs/states.md and docs/spark-odd-inputs.md
 	$(BIN)/python tools/traceability.py
 	$(BIN)/python tools/states.py

@@ -22,7 +22,7 @@ ARGUMENTS = (
 )
 # Waits end as soon as the condition holds. A slow machine needs more than the default of 5 s.
 WAIT_MS = 30_000
-# A page records the violations of its policy, before any script of its own.
+# A page records the violations of its policy, before its scripts run.
 RECORD_VIOLATIONS = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));

@@ -19,11 +19,11 @@ from holdfast.ops.http.served_api import ServedApi
 from holdfast.ops.http.server import HttpServer
 from tests.console.browser import ConsolePage, open_browser
 from tests.console.shop import (
-    Account,
-    Deposit,
-    QuoteWanted,
+    Customer,
+    RateWanted,
     Refuse,
-    Reminder,
+    RemindMe,
+    TopUp,
     app,
     order,
     print_page,
@@ -62,13 +62,13 @@ class ConsoleRig:
 
     def fill(self) -> None:
         """Make one subject of each kind."""
-        ada = self.runtime.world(Account, "ada")
+        ada = self.runtime.world(Customer, "ada")
         for cents in (5, 6, 7):
-            ada.ask(Deposit(cents))
+            ada.ask(TopUp(cents))
         ada.send(Refuse("no more"))
-        ada.send(QuoteWanted("XXX"))
-        ada.send(Reminder())
-        ada.wait_for(lambda account: account.rate == -1.0)
+        ada.send(RateWanted("XXX"))
+        ada.send(RemindMe())
+        ada.wait_for(lambda customer: customer.rate == -1.0)
         self.runtime.start(order.options(key="o-1"), "tea", 500)
         with contextlib.suppress(hf.FlowFailed):
             self.runtime.start(order.options(key="o-2"), "tin", -1).result(timeout=WAIT_S)

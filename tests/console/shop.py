@@ -9,7 +9,7 @@ import msgspec
 import holdfast as hf
 
 
-class Deposit(hf.Event):
+class TopUp(hf.Event):
     cents: int = 1
 
 
@@ -17,15 +17,15 @@ class Refuse(hf.Event):
     reason: str = "no"
 
 
-class QuoteWanted(hf.Event):
+class RateWanted(hf.Event):
     currency: str = "EUR"
 
 
-class Reminder(hf.Event):
+class RemindMe(hf.Event):
     after_s: float = 86_400.0
 
 
-class Review(hf.Event):
+class Rating(hf.Event):
     stars: int
 
 
@@ -40,13 +40,13 @@ async def quote(call: hf.Call, currency: str) -> float:
     return 1.1
 
 
-class Account(hf.World):
+class Customer(hf.World):
     cents: int = 0
     rate: float = 0.0
     history: list[int] = msgspec.field(default_factory=list)
 
-    @hf.on(Deposit)
-    def deposited(self, event: Deposit, cx: hf.Context) -> None:
+    @hf.on(TopUp)
+    def deposited(self, event: TopUp, cx: hf.Context) -> None:
         self.cents += event.cents
         self.history = [*self.history[-9:], event.cents]
         cx.reply(self.cents)
@@ -55,17 +55,17 @@ class Account(hf.World):
     def refused(self, event: Refuse, cx: hf.Context) -> None:
         raise ValueError(event.reason)
 
-    @hf.on(QuoteWanted)
-    def quote_wanted(self, event: QuoteWanted, cx: hf.Context) -> None:
+    @hf.on(RateWanted)
+    def quote_wanted(self, event: RateWanted, cx: hf.Context) -> None:
         cx.do(quote, event.currency, tag=event.currency)
 
     @hf.on(quote)
     def quoted(self, receipt: hf.Receipt[float], cx: hf.Context) -> None:
         self.rate = receipt.value if receipt.ok else -1.0
 
-    @hf.on(Reminder)
-    def reminded(self, event: Reminder, cx: hf.Context) -> None:
-        cx.after(event.after_s, Deposit(1), key="reminder")
+    @hf.on(RemindMe)
+    def reminded(self, event: RemindMe, cx: hf.Context) -> None:
+        cx.after(event.after_s, TopUp(1), key="reminder")
 
 
 async def reserve(item: str) -> str:
@@ -88,7 +88,7 @@ async def order(item: str, cents: int) -> str:
     hf.undo(release, held)
     await hf.step(charge, item, cents)
     hf.publish("status", "paid")
-    review = await hf.receive(Review)
+    review = await hf.receive(Rating)
     return f"{item}: {review.stars}"
 
 
@@ -112,9 +112,9 @@ def nightly() -> None:
 
 app = hf.App(
     "shop",
-    worlds=[Account],
+    worlds=[Customer],
     effects=[quote],
     tasks=[print_page, slow, nightly],
     flows=[order],
-    events=[Review],
+    events=[Rating],
 )
