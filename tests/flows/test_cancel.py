@@ -16,6 +16,10 @@ from holdfast.ops.verify import find_differences
 from tests.flows.test_steps import app_of, double, failure
 
 
+class Approval(hf.Event):
+    by: str
+
+
 def test_cancel_is_true_once_and_seen_as_cancelled_error(make_rig: Any) -> None:
     seen: list[bool] = []
 
@@ -431,3 +435,43 @@ def test_step_failure_of_a_child_without_an_error_states_its_end(make_rig: Any, 
         rig.handle(child_id).cancel()
     state = "CANCELLED" if ends == "cancelled" else "FAILED"
     assert rig.result(handle) == ["FlowFailed", f"{child_id} is {state}: {ends}"]
+
+
+@pytest.mark.parametrize("kind", ["step", "sleep", "child"])
+def test_cancelled_flow_that_awaits_another_task_ends(make_rig: Any, kind: str) -> None:
+    """The step that the other task awaits gets no outcome, so its await ends by the cancellation."""
+    seen: list[str] = []
+
+    async def hang() -> None:
+        await asyncio.sleep(3600)
+
+    @hf.flow
+    async def child() -> None:
+        await hf.sleep(3600)
+
+    async def other() -> None:
+        try:
+            await {"step": lambda: hf.step(hang), "sleep": lambda: hf.sleep(3600)}.get(
+                kind, lambda: hf.step(child)
+            )()
+        except asyncio.CancelledError:
+            seen.append("other")
+            raise
+
+    @hf.flow
+    async def order() -> None:
+        hf.undo(double, 1)
+        task = asyncio.create_task(other())
+        try:
+            await hf.receive(Approval)
+        except asyncio.CancelledError:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            raise
+
+    rig = make_rig(app_of(order, child, events=[Approval]))
+    handle = rig.start(order)
+    handle.cancel()
+    assert failure(rig, handle).state == "CANCELLED"
+    assert seen
+    assert [step.name for step in handle.steps()] == ["undo:double"]

@@ -200,6 +200,9 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
             "pass",
         ),
     ),
+    "cancel: leaves the steps of other tasks open": (
+        Edit("flows.execution:FlowExecution._cancel_main", "call.future.cancel()", "pass"),
+    ),
     "generator: its clean-up is not awaited": (
         Edit(
             "flows.async_generators:AsyncGenerators.close_all", "if not self._closers:", "if True:"

@@ -455,8 +455,12 @@ class FlowExecution:
             self.divergence = Divergence(step=call.label, why=why, code=code or Divergence.code)
 
     def _cancel_main(self) -> None:
-        if self._main is not None and not self._main.done() and self.compensation is None:
-            self._main.cancel()
+        """Cancel the flow's code, and the steps that its other tasks await: they get no outcome."""
+        if self._main is None or self._main.done() or self.compensation is not None:
+            return
+        self._main.cancel()
+        for call in list(self.requested.values()):
+            call.future.cancel()
 
     # -- compensation ----------------------------------------------------------------------------
 

