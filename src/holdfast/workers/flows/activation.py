@@ -63,7 +63,16 @@ from holdfast.store import blobs, tuples
 from holdfast.store.api import Store, Txn, reads_block
 from holdfast.value_versions import UnreadableValue, UpcastObjects
 from holdfast.workers.flows.commit_queue import CommitQueue
-from holdfast.workers.flows.step_runs import StepInvoker, StepRun, invoke_step, run_step
+from holdfast.workers.flows.long_waits import LongWaits
+from holdfast.workers.flows.step_runs import (
+    StepInvoker,
+    StepRun,
+    completed_outcome,
+    failed_outcome,
+    invoke_step,
+    run_step,
+    start_coroutine,
+)
 from holdfast.workers.tasks.attempt import TaskAttempt, error_text
 
 # A flow that runs this long without a commit listens for outcomes from outside.
@@ -155,7 +164,7 @@ def new_execution(
 
 
 class _LocalStep(NamedTuple):
-    task: asyncio.Task[StepOutcome]
+    task: asyncio.Task[Any]
     run: StepRun
 
     def cancel(self) -> None:
@@ -181,6 +190,7 @@ class FlowEnvironment:
 
     def __post_init__(self) -> None:
         self.commits = CommitQueue(self.store, self.universe)
+        self.long_waits = LongWaits(LISTEN_AFTER_S)
 
 
 class Activation:
@@ -285,24 +295,60 @@ class Activation:
                     self._requests.append(call.work(call))
                 continue
             run = StepRun(call, self._id, self._is_lost)
-            environment = self._environment
-            task = self._loop.create_task(
-                run_step(
-                    call,
-                    run,
-                    environment.threads,
-                    self._store.now_ns,
-                    environment.invoke,
-                    self._report_thread,
-                )
+            began_ns = self._store.now_ns()
+            # A replaced `invoke` gets every attempt.
+            is_plain = self._environment.invoke is invoke_step
+            task = start_coroutine(call, run, self._loop) if is_plain else None
+            if task is None:
+                self._run_step(call, run, began_ns)
+            else:
+                self._local[call.identity] = _LocalStep(task, run)
+                task.add_done_callback(partial(self._on_coroutine_done, call, run, began_ns))
+
+    def _run_step(
+        self, call: StepCall, run: StepRun, began_ns: int, *, is_retry: bool = False
+    ) -> None:
+        environment = self._environment
+        task = self._loop.create_task(
+            run_step(
+                call,
+                run,
+                environment.threads,
+                environment.invoke,
+                self._report_thread,
+                began_ns=began_ns,
+                is_retry=is_retry,
             )
-            self._local[call.identity] = _LocalStep(task, run)
-            task.add_done_callback(partial(self._on_step_done, call.identity))
+        )
+        self._local[call.identity] = _LocalStep(task, run)
+        task.add_done_callback(partial(self._on_step_done, call.identity))
+
+    def _on_coroutine_done(
+        self, call: StepCall, run: StepRun, began_ns: int, task: asyncio.Task[Any]
+    ) -> None:
+        """Take the outcome of the first attempt of a coroutine function. Another attempt is a new asyncio task."""
+        outcome: StepOutcome | None
+        try:
+            outcome = completed_outcome(call, run, began_ns, task.result())
+        except asyncio.CancelledError as error:
+            if run.cancel_requested:
+                self._end_step(call.identity, None)
+                return
+            outcome = failed_outcome(call, run, began_ns, error)
+        except Exception as error:
+            outcome = failed_outcome(call, run, began_ns, error)
+        if outcome is None:
+            self._run_step(call, run, began_ns, is_retry=True)
+        else:
+            self._end_step(call.identity, outcome)
 
     def _on_step_done(self, identity: tuple[str, int], task: asyncio.Task[StepOutcome]) -> None:
+        self._end_step(identity, None if task.cancelled() else task.result())
+
+    def _end_step(self, identity: tuple[str, int], outcome: StepOutcome | None) -> None:
         self._local.pop(identity, None)
-        if not task.cancelled():
-            self._finished.append(task.result())
+        if outcome is not None:
+            self._finished.append(outcome)
         self._wake.set()
 
     async def _report_thread(self, attempt: StepRun) -> None:
@@ -498,11 +544,12 @@ class Activation:
         if self._listener is not None:
             await self._wake.wait()
             return
-        timer = self._loop.call_later(LISTEN_AFTER_S, self._start_listener)
+        waits = self._environment.long_waits
+        waits.add(self._start_listener, self._loop)
         try:
             await self._wake.wait()
         finally:
-            timer.cancel()
+            waits.remove(self._start_listener)
 
     async def _wait_for_nothing(self) -> bool:
         """Wait, up to a limit, for a future that belongs to no step: only code in this process can complete it."""

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -100,34 +101,24 @@ async def run_step(
     call: StepCall,
     run: StepRun,
     threads: Executor,
-    now_ns: Callable[[], int],
     invoke: StepInvoker,
     on_thread_left: Callable[[StepRun], Awaitable[None]],
+    *,
+    began_ns: int,
+    is_retry: bool = False,
 ) -> StepOutcome:
     """Run the attempts of a step with `invoke`. Cancellation of the asyncio task ends it without an outcome.
-    `on_thread_left` gets an attempt that timed out and whose thread still runs."""
-    work: LocalWork = call.work
-    began_ns = now_ns()
-    attempts = UNDO_ATTEMPTS if call.name.startswith(UNDO_PREFIX) else work.attempts
-    backoff = Backoff(int(work.backoff_s * S), 2.0, int(work.backoff_max_s * S))
+    `on_thread_left` gets an attempt that timed out and whose thread still runs. `is_retry` means that an attempt has
+    failed."""
+    if is_retry:
+        await _back_off(call, run)
     while True:
-        # Each attempt has its own `StepRun`: only the attempt that timed out is cancelled.
-        attempt = StepRun(call, run.flow_id, lambda: run.cancelled, run.attempt)
+        attempt = _attempt_of(call, run)
         try:
             with _trace_of(attempt):
-                value = await invoke(work, attempt, threads)
-                packed = call.versions + encode_result("step result", value)
-                # The flow gets the value as a replay would.
-                check_type("step result", packed, call.decode)
-            return StepCompleted(
-                name=call.name,
-                occurrence=call.occurrence,
-                position=call.position,
-                digest=call.digest,
-                value=packed,
-                attempts=run.attempt,
-                began_ns=began_ns,
-            )
+                value = await invoke(call.work, attempt, threads)
+                outcome = completed_outcome(call, run, began_ns, value)
+            return outcome
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -137,24 +128,85 @@ async def run_step(
             failure = error
         if attempt.thread is not None:
             await on_thread_left(attempt)
-        retried = isinstance(failure, work.retry_on) and not isinstance(
-            failure, Refused | BadStepResult
-        )
-        if run.attempt >= attempts or not retried or run.cancelled:
-            return StepFailure(
-                name=call.name,
-                occurrence=call.occurrence,
-                position=call.position,
-                digest=call.digest,
-                code=_code_of(call, failure),
-                error_type=type(failure).__name__,
-                error=_text(failure),
-                attempts=run.attempt,
-                began_ns=began_ns,
-            )
-        delay_ns = backoff.delay_ns(run.attempt, jitter(call.position, run.attempt))
-        run.attempt += 1
-        await asyncio.sleep(delay_ns / S)
+        failed = failed_outcome(call, run, began_ns, failure)
+        if failed is not None:
+            return failed
+        await _back_off(call, run)
+
+
+def start_coroutine(
+    call: StepCall, run: StepRun, loop: asyncio.AbstractEventLoop
+) -> asyncio.Task[Any] | None:
+    """Start the first attempt of a coroutine function without a time limit, in one asyncio task instead of two. Returns
+    None for any other function, and while spans are recorded: `run_step` runs it."""
+    work: LocalWork = call.work
+    fn = work.fn
+    if type(fn) is not FunctionType or work.timeout_s is not None or traces.is_recording():
+        return None
+    if not fn.__code__.co_flags & inspect.CO_COROUTINE:
+        return None
+    return loop.create_task(_call_coroutine(work), context=_context_of(_attempt_of(call, run)))
+
+
+async def _call_coroutine(work: LocalWork) -> Any:
+    result = await _await(work.fn(*work.args, **work.kwargs))
+    while inspect.isawaitable(result):
+        result = await _await(result)
+    return result
+
+
+def _attempt_of(call: StepCall, run: StepRun) -> StepRun:
+    """Each attempt has its own `StepRun`: only the attempt that timed out is cancelled."""
+    return StepRun(call, run.flow_id, lambda: run.cancelled, run.attempt)
+
+
+def completed_outcome(call: StepCall, run: StepRun, began_ns: int, value: Any) -> StepCompleted:
+    """Encode and check the value of a step."""
+    packed = call.versions + encode_result("step result", value)
+    # The flow gets the value as a replay would.
+    check_type("step result", packed, call.decode)
+    return StepCompleted(
+        name=call.name,
+        occurrence=call.occurrence,
+        position=call.position,
+        digest=call.digest,
+        value=packed,
+        attempts=run.attempt,
+        began_ns=began_ns,
+    )
+
+
+def failed_outcome(
+    call: StepCall, run: StepRun, began_ns: int, failure: BaseException
+) -> StepFailure | None:
+    """Return the final failure of a step, or None if it is tried again."""
+    work: LocalWork = call.work
+    attempts = UNDO_ATTEMPTS if call.name.startswith(UNDO_PREFIX) else work.attempts
+    retried = isinstance(failure, work.retry_on) and not isinstance(
+        failure, Refused | BadStepResult
+    )
+    if run.attempt < attempts and retried and not run.cancelled:
+        return None
+    return StepFailure(
+        name=call.name,
+        occurrence=call.occurrence,
+        position=call.position,
+        digest=call.digest,
+        code=_code_of(call, failure),
+        error_type=type(failure).__name__,
+        error=_text(failure),
+        attempts=run.attempt,
+        began_ns=began_ns,
+    )
+
+
+async def _back_off(call: StepCall, run: StepRun) -> None:
+    """Wait before the next attempt."""
+    work: LocalWork = call.work
+    backoff = Backoff(int(work.backoff_s * S), 2.0, int(work.backoff_max_s * S))
+    delay_ns = backoff.delay_ns(run.attempt, jitter(call.position, run.attempt))
+    run.attempt += 1
+    await asyncio.sleep(delay_ns / S)
 
 
 def _trace_of(attempt: StepRun) -> AbstractContextManager[object]:
@@ -189,9 +241,7 @@ class StepResultTooLarge(BadStepResult):
 
 async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
     """Call the function of a step once, within its timeout."""
-    context = contextvars.copy_context() if run.context is None else run.context.copy()
-    context.run(CURRENT_STEP.set, run)
-    context.run(CURRENT_FLOW.set, None)
+    context = _context_of(run)
     loop = asyncio.get_running_loop()
     deadline = None if work.timeout_s is None else loop.time() + work.timeout_s
     # A callable object is asynchronous if its method is.
@@ -206,6 +256,14 @@ async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
         task = loop.create_task(_await(result), context=context)
         result = await _end_of_task(task, run, work, deadline)
     return result
+
+
+def _context_of(run: StepRun) -> contextvars.Context:
+    """The context of an attempt: `hf.current_step()` returns it, and no flow runs there."""
+    context = contextvars.copy_context() if run.context is None else run.context.copy()
+    context.run(CURRENT_STEP.set, run)
+    context.run(CURRENT_FLOW.set, None)
+    return context
 
 
 def _left_s(deadline: float | None) -> float | None:
