@@ -113,7 +113,9 @@ def http_server(
     metrics = MetricsPage(store)
     if runtime is not None:
         roles = runtime.roles
-        metrics = MetricsPage(store, worker=runtime.worker, runners=lambda: runner_readings(roles))
+        metrics = MetricsPage(
+            store, worker=runtime.worker, runners=lambda: runner_readings(roles), roles=roles
+        )
     return HttpServer(
         lambda server: ServedApi(server, store, universes, metrics=metrics),
         address=parse_address(args.http),

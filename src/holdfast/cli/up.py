@@ -38,11 +38,10 @@ from holdfast.ops.app_loader import load_app
 from holdfast.store.admin.routing import StoreRouting, locate_store
 from holdfast.store.api import Store
 from holdfast.store.urls import redact
-from holdfast.workers.effects.pool import EffectWorkerPool
+from holdfast.workers.held_leases import held_leases
 from holdfast.workers.mail.peers import OutageAwareStore
-from holdfast.workers.orchestrator import Orchestrator
 from holdfast.workers.service import ManagedService
-from holdfast.workers.tasks.worker import STOP_GRACE_S, TaskWorker
+from holdfast.workers.tasks.worker import STOP_GRACE_S
 from holdfast.workers.world.policy import WorldWorkerPolicy
 from holdfast.workers.world.worker import WorldWorker
 
@@ -175,7 +174,8 @@ def run(args: argparse.Namespace) -> int:
                     check_store(runtime.store)
                     space.check()
             finally:
-                leases = held_leases(runtime.roles)
+                held = held_leases(runtime.roles)
+                leases = {kind: count for kind, count in held.items() if count}
                 limit_stop_time(runtime.store, args.grace_s)
         _print_unreleased(runtime.store, leases)
     finally:
@@ -318,21 +318,6 @@ def limit_stop_time(store: Store, seconds: float) -> None:
     """Limit how long a remote store may delay the stop."""
     if isinstance(store, OutageAwareStore):
         store.stop_within(seconds)
-
-
-def held_leases(roles: list[ManagedService]) -> dict[str, int]:
-    """Count the leases that these roles hold, by kind."""
-    counts: dict[str, int] = {}
-    for role in roles:
-        if isinstance(role, WorldWorker):
-            counts["worlds"] = len(role.hosted)
-        elif isinstance(role, EffectWorkerPool):
-            counts["effects"] = sum(runner.under_way for runner in role.runners)
-        elif isinstance(role, TaskWorker):
-            counts["tasks"] = role.leased_count
-        elif isinstance(role, Orchestrator):
-            counts["authority"] = int(role.is_leader)
-    return {name: count for name, count in counts.items() if count}
 
 
 def _print_unreleased(store: Store, leases: dict[str, int]) -> None:

@@ -18,6 +18,7 @@ The rules are pure functions. `LeaseSupervision` applies them with the store cal
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from holdfast.clock import MS
@@ -82,12 +83,21 @@ class LeaseOperations(Protocol[Work]):
         """Read which of the leases are lost."""
 
 
+@dataclass(slots=True)
+class LeaseCounters:
+    """The leases that the store has extended, and those that were lost."""
+
+    renewed: int = 0
+    lost: int = 0
+
+
 class LeaseSupervision(Generic[Work]):
     """Every method that yields work yields it because its lease is lost. The caller abandons it."""
 
     def __init__(self, leases: LeaseOperations[Work]) -> None:
         # The time of the next extension.
         self.renew_ns = NEVER_NS
+        self.counters = LeaseCounters()
         self._leases = leases
         self._revocations = 0
 
@@ -126,4 +136,5 @@ class LeaseSupervision(Generic[Work]):
                 # The owner of the work may have extended the lease further meanwhile.
                 work.expires_ns = max(work.expires_ns, expires_ns)
                 work.renew_ns = next_renewal_ns(now_ns, work.expires_ns)
+                self.counters.renewed += 1
         self.renew_ns = min((work.renew_ns for work in self._leases.held()), default=NEVER_NS)

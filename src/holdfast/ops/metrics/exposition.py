@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from holdfast.clock import SYSTEM, Clock
 from holdfast.ops.metrics.families import BY_NAME, MetricFamily, MetricSample, MetricType
+from holdfast.ops.metrics.process_samples import process_histograms, read_process_samples
 from holdfast.ops.metrics.runner_metrics import RunnerReading, latency_histogram
 from holdfast.ops.metrics.runner_metrics import read_samples as read_runner_samples
 from holdfast.ops.metrics.store_samples import read_samples as read_store_samples
@@ -37,10 +38,11 @@ class MetricsPage:
         *,
         worker: str = "",
         runners: ReadRunners = tuple,
+        roles: Sequence[object] = (),
         clock: Clock = SYSTEM,
     ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_HoldfastCollector(store, worker, runners, clock))
+        self._registry.register(_HoldfastCollector(store, worker, runners, roles, clock))
         # Memory, processor time, open files and garbage collection of this process.
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
@@ -52,10 +54,18 @@ class MetricsPage:
 
 
 class _HoldfastCollector(Collector):
-    def __init__(self, store: Store, worker: str, runners: ReadRunners, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        runners: ReadRunners,
+        roles: Sequence[object],
+        clock: Clock,
+    ) -> None:
         self._store = store
         self._worker = worker
         self._runners = runners
+        self._roles = roles
         self._clock = clock
 
     def describe(self) -> Iterable[Metric]:
@@ -69,11 +79,15 @@ class _HoldfastCollector(Collector):
             *self._store.read(read_store_samples, self._clock.wall_ns()),
             *read_runner_samples(self._worker, readings),
         ]
+        if self._worker:
+            samples += read_process_samples(self._worker, self._store, self._roles)
         # A stable sort keeps the order within a family.
         samples.sort(key=lambda sample: sample.family)
         for name, found in groupby(samples, key=lambda sample: sample.family):
             yield _metric(BY_NAME[name], found)
         yield from latency_histogram(self._worker, readings)
+        if self._worker:
+            yield from process_histograms(self._worker, self._store, self._roles)
 
 
 def _size_samples(store: Store) -> Iterator[MetricSample]:

@@ -99,6 +99,16 @@ PROCESS_FAMILIES = tuple(
         ("holdfast_runner_claims_lost_total", MetricType.COUNTER, _PER_RUNNER, "Items that were lost to another worker during an attempt."),
         ("holdfast_runner_sink_errors_total", MetricType.COUNTER, _PER_RUNNER, "Errors that a metrics sink of the app raised."),
         ("holdfast_runner_attempt_seconds", MetricType.HISTOGRAM, _PER_RUNNER, "Duration of attempts."),
+        ("holdfast_task_attempts_total", MetricType.COUNTER, ("worker", "outcome"), "Ended attempts of tasks; activations of flows are tasks."),
+        ("holdfast_task_attempt_seconds", MetricType.HISTOGRAM, ("worker",), "Duration of attempts of tasks."),
+        ("holdfast_task_reports_total", MetricType.COUNTER, ("worker", "answer"), "Reports of attempts by the answer of the store."),
+        ("holdfast_leases_held", MetricType.GAUGE, ("worker", "kind"), "Held leases: tasks, worlds, effects, and authority of the leader."),
+        ("holdfast_leases_renewed_total", MetricType.COUNTER, ("worker", "kind"), "Extended leases of tasks and worlds."),
+        ("holdfast_leases_lost_total", MetricType.COUNTER, ("worker", "kind"), "Leases of tasks and worlds that were lost or revoked."),
+        ("holdfast_commit_seconds", MetricType.HISTOGRAM, ("worker",), "Duration of commits of this process."),
+        ("holdfast_postgres_round_trips_total", MetricType.COUNTER, ("worker",), "Round trips of commits to PostgreSQL."),
+        ("holdfast_postgres_statements_total", MetricType.COUNTER, ("worker",), "Statements of commits on PostgreSQL."),
+        ("holdfast_postgres_retries_total", MetricType.COUNTER, ("worker",), "Commits that were repeated because PostgreSQL did not answer."),
     )
 )  # fmt: skip
 

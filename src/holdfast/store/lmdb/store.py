@@ -31,6 +31,7 @@ from holdfast.errors import (
 )
 from holdfast.store.api import Operation
 from holdfast.store.futures import CallbackThread, CommitFuture, complete_one
+from holdfast.store.latency_histogram import LatencyHistogram
 from holdfast.store.lmdb import backup as backups
 from holdfast.store.lmdb import permissions
 from holdfast.store.lmdb.backend import LmdbBackend, prepare_directory, storage_error
@@ -77,6 +78,11 @@ class LmdbStore:
     @property
     def generation(self) -> int:
         return self._client.welcome.generation
+
+    @property
+    def commit_latencies(self) -> LatencyHistogram:
+        """The durations of this process's commits, as its threads see them."""
+        return self._client.latencies
 
     def now_ns(self) -> int:
         now_ns = SYSTEM.boot_ns() + self._client.welcome.offset_ns

@@ -35,6 +35,7 @@ from holdfast.errors import (
     to_wire,
 )
 from holdfast.store.futures import CompletionBatch
+from holdfast.store.latency_histogram import LatencyHistogram
 from holdfast.store.lmdb.leader_lock import LeaderLock
 from holdfast.store.lmdb.protocol import (
     WriterWelcome,
@@ -105,6 +106,8 @@ class WriterClient:
         self._receiver: threading.Thread | None = None
         self._to_wake: deque[PendingCall] = deque()
         self.completions = CompletionBatch()
+        # From the send of a request to its answer, without parked requests. The reader adds them.
+        self.latencies = LatencyHistogram()
         # Per thread: the nesting depth of `batched`.
         self._batching = threading.local()
         self._connection = WriterConnection(
@@ -357,11 +360,14 @@ class WriterClient:
                 except (StoreGone, StoreReplaced) as error:
                     self._fail_all(error)
                     return
+            now_ns = SYSTEM.mono_ns()
             for answer in message.answers:
                 # The call stays pending until it has its answer, because an interrupt may occur here.
                 call = self._pending.get(answer.no)
                 if call is not None:
                     if call.answer is None:
+                        if call.sent_ns and not call.is_parked:
+                            self.latencies.add(now_ns - call.sent_ns)
                         self._finish(call, answer)
                     self._pending.pop(answer.no, None)
             if self._to_wake or self._outbox:

@@ -29,6 +29,7 @@ from holdfast.config import (
 from holdfast.errors import Conflict, HoldfastError, Invalid, StoreClosed, StoreForked, to_wire
 from holdfast.store.api import unwrap
 from holdfast.store.futures import CallbackThread, CommitFuture, CompletionBatch, complete_one
+from holdfast.store.latency_histogram import LatencyHistogram
 from holdfast.store.lmdb.protocol import build_request, resolve_deferred
 from holdfast.store.postgres import server
 from holdfast.store.postgres.cached_snapshot import CachedSnapshot, ScanTooLarge
@@ -98,6 +99,8 @@ class PostgresStore:
         self._contention_lock = threading.RLock()
         self._queue: deque[tuple[CommitRequest, int, OnAnswer]] = deque()
         self._queue_changed = threading.Condition()
+        # The durations of this process's commits. A commit has the transactions of several threads.
+        self.commit_latencies = LatencyHistogram()
         # The time of the last refresh of remote commits.
         self._refreshed_ns = clock.mono_ns() - STALENESS_MAX_NS
         # Notifications that the committer delivers after its answers.
@@ -378,6 +381,7 @@ class PostgresStore:
                     return
                 batch = self._take_batch()
             requests = [request for request, _, _ in batch]
+            started_ns = self._clock.mono_ns()
             try:
                 answers = self._engine.commit(requests, [history for _, history, _ in batch])
             except HoldfastError as error:
@@ -385,6 +389,7 @@ class PostgresStore:
             except Exception as error:
                 broken = Invalid(what="commit", why=f"{type(error).__name__}: {error}")
                 answers = [CommitAnswer(request.no, to_wire(broken)) for request in requests]
+            self.commit_latencies.add(self._clock.mono_ns() - started_ns)
             done = CompletionBatch()
             for (_, _, finish), answer in zip(batch, answers, strict=True):
                 finish(answer, done)

@@ -23,6 +23,7 @@ from holdfast.errors import HoldfastError, Invalid
 from holdfast.runner.counters import RunnerCounters
 from holdfast.runner.error_policy import OK_CODE, ErrorKind, HandlerExited, Refused, code_of
 from holdfast.runner.hooks import LogEvent, LogKind, RecordedStep, StepKind
+from holdfast.store.latency_histogram import LatencyHistogram
 from holdfast.tasks.operations import AttemptOutcome, TaskGrant, TaskReport
 
 
@@ -298,11 +299,18 @@ class AttemptObserver:
         self._worker = worker
         self._hooks = hooks
         self._counters = RunnerCounters(hooks.metrics)
+        self.outcomes = [0] * len(AttemptOutcome)
+        self.latencies = LatencyHistogram()
 
     def observe(self, results: list[AttemptResult]) -> None:
+        outcomes, add_latency = self.outcomes, self.latencies.add
         for result in results:
-            if result.report.end and result.report.end != AttemptOutcome.RELEASED:
-                self._log_failure(result)
+            end = result.report.end
+            outcomes[end] += 1
+            if end != AttemptOutcome.RELEASED:
+                add_latency(result.latency_ns)
+                if end:
+                    self._log_failure(result)
         if self._hooks is not NO_HOOKS:
             for result in results:
                 if result.report.end != AttemptOutcome.RELEASED:

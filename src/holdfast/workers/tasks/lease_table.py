@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from holdfast import logs, traces
 from holdfast.clock import Clock, S
-from holdfast.runner.lease_supervision import LeaseSupervision
+from holdfast.runner.lease_supervision import LeaseCounters, LeaseSupervision
 from holdfast.store.api import Store, Txn, read_stale
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.leases import is_current_lease
@@ -125,7 +125,12 @@ class LeaseTable:
         for attempt in self._supervision.expired(self._store.now_ns()):
             self.abandon(attempt)
 
+    @property
+    def counters(self) -> LeaseCounters:
+        return self._supervision.counters
+
     def abandon(self, attempt: TaskAttempt) -> None:
+        self._supervision.counters.lost += 1
         self.attempts.pop(attempt.token, None)
         self._executors.abandon(attempt)
 

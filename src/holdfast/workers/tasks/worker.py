@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast import failpoints, gc_control
@@ -36,9 +36,11 @@ from holdfast.durable.validation import check_name
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreClosed
 from holdfast.runner.drain import Drain, DrainPhase
 from holdfast.runner.executor import ExecutorExhausted
+from holdfast.runner.lease_supervision import LeaseCounters
 from holdfast.runner.unknown_outcome import can_repeat, orphaned_leases
 from holdfast.runner.wakeup import Wakeup
 from holdfast.store.api import Store, Txn, read_stale
+from holdfast.store.latency_histogram import LatencyHistogram
 from holdfast.tasks import operations as tasks
 from holdfast.tasks.leases import SOON_NS, leases_of_worker, next_due_ns
 from holdfast.tasks.model import keys_of
@@ -230,6 +232,20 @@ class TaskWorker:
     def counts(self) -> Mapping[tasks.ReportAnswer, int]:
         """The answers to this worker's reports, counted."""
         return self._reports.counts
+
+    @property
+    def outcomes(self) -> Sequence[int]:
+        """The number of ended attempts by `AttemptOutcome`."""
+        return self._reports.observer.outcomes
+
+    @property
+    def latencies(self) -> LatencyHistogram:
+        """The durations of ended attempts."""
+        return self._reports.observer.latencies
+
+    @property
+    def lease_counters(self) -> LeaseCounters:
+        return self._leases.counters
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self.run, name="holdfast-task", daemon=True)

@@ -27,6 +27,7 @@ from holdfast.errors import (
     UnknownEvent,
 )
 from holdfast.leadership import declarations, worker_registry
+from holdfast.runner.lease_supervision import LeaseCounters
 from holdfast.store.api import Store, Txn
 from holdfast.workers.world.policy import WorldWorkerPolicy
 from holdfast.workers.world.world_stop import WorldStop
@@ -81,6 +82,7 @@ class HostedWorlds(dict[str, HostedWorld]):
         self._clock = clock
         # Worlds held by another worker, and the time of the next lease request.
         self.retry_after_ns: dict[str, int] = {}
+        self.leases = LeaseCounters()
 
     def acquire(self, world_ids: list[str]) -> list[str]:
         """Acquire the leases of worlds and host them. Returns the worlds whose lease is refused."""

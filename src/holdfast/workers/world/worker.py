@@ -31,6 +31,7 @@ from holdfast.errors import (
 )
 from holdfast.leadership import declarations, leader_lease, worker_registry
 from holdfast.runner.commit_handoff import Handoff
+from holdfast.runner.lease_supervision import LeaseCounters
 from holdfast.runner.wakeup import Wakeup
 from holdfast.store.api import Deferred, Future, Store, Txn, read_stale
 from holdfast.workers.service import TickService
@@ -107,6 +108,10 @@ class WorldWorker(TickService):
     @property
     def hosted(self) -> list[str]:
         return list(self._hosted)
+
+    @property
+    def lease_counters(self) -> LeaseCounters:
+        return self._hosted.leases
 
     @property
     def working_on(self) -> tuple[str, int] | None:
@@ -286,6 +291,7 @@ class WorldWorker(TickService):
                 )
             except Fenced:
                 del self._hosted[world_id]
+                self._hosted.leases.lost += 1
                 continue
             worked |= self._run_and_submit([(world_id, at)], stop_ns, isolated=True)
         return worked
@@ -409,6 +415,7 @@ class WorldWorker(TickService):
             # Another worker may hold the lease now: no further writes.
             hosted.host.warn("write fenced")
             del self._hosted[world_id]
+            self._hosted.leases.lost += 1
         elif isinstance(error, (HeadMoved, Conflict, CommitUnknown, Busy)):
             hosted.host.invalidate()
         elif isinstance(error, WORLD_ERRORS):
@@ -442,9 +449,11 @@ class WorldWorker(TickService):
                     world_id = hosted.host.world.world_id
                     hosted.host.warn("lease lost")
                     del self._hosted[world_id]
+                    self._hosted.leases.lost += 1
                 else:
                     hosted.host.lease = answer
                     hosted.renew_at_ns = self._hosted.renewal_ns(answer)
+                    self._hosted.leases.renewed += 1
 
     def _release_idle(self, limit: int) -> bool:
         """Release at most `limit` idle worlds, so that active worlds do not wait."""
