@@ -10,6 +10,8 @@ import holdfast as hf
 from holdfast import store as stores
 from holdfast.app.runtime import Runtime
 from holdfast.errors import HoldfastError
+from tests.flows.rig import FlowRig
+from tests.limits import test_flow_inboxes as inboxes
 from tests.limits import test_load_limits as limits
 from tests.limits import test_worlds_per_worker as placement
 from tests.simulation.mutants_limits import LIMITS
@@ -34,6 +36,10 @@ def with_runtime(test: Callable[[Runtime], None]) -> Callable[[], None]:
 
 def with_rig(test: Callable[[WorkerRig], None]) -> Callable[[], None]:
     return lambda: test(WorkerRig())
+
+
+def with_flows(test: Callable[[FlowRig], None]) -> Callable[[], None]:
+    return lambda: test(inboxes.make_rig())
 
 
 def entry(name: str, limit: str) -> Callable[[], None]:
@@ -79,6 +85,12 @@ KILLERS: dict[str, Callable[[], None]] = {
     "limit keys: do not advance the reached rank": lambda: turns.test_new_limit_keys_do_not_starve_an_older_one(turns.make_rig()),
     "limit keys: keep the place of a throttled task": lambda: turns.test_throttled_tasks_return_in_order(turns.make_rig()),
     "limit: places one world too many on a worker": place_worlds,
+    "limit: accepts one event too many in the inbox of a flow": with_flows(inboxes.test_received_event_makes_room_in_the_inbox),
+    "limit: refuses the event of a waiting receive": with_flows(inboxes.test_waiting_receive_gets_its_event_at_any_limit),
+    "limit: ignores the bytes of events of flows": with_flows(inboxes.test_waiting_receive_gets_its_event_at_any_limit),
+    "limit: keeps the bytes of received events of flows": with_flows(inboxes.test_received_event_makes_room_in_the_inbox),
+    "limit: keeps received events in the depth of an inbox": with_flows(inboxes.test_received_event_makes_room_in_the_inbox),
+    "limit: keeps the bytes of events of ended flows": with_flows(inboxes.test_bytes_in_flight_counts_the_events_of_open_flows),
 }  # fmt: skip
 
 

@@ -120,4 +120,28 @@ LIMITS: dict[str, tuple[Edit, ...]] = {
             "pass",
         ),
     ),
+    "limit: accepts one event too many in the inbox of a flow": (
+        Edit("flows.mailbox:_judge", "depth > limits.flow_inbox", "depth > limits.flow_inbox + 1"),
+    ),
+    "limit: refuses the event of a waiting receive": (
+        Edit(
+            "flows.mailbox:_judge", "if _find_receiver(unit, flow, mail.type) is not None:", "if 0:"
+        ),
+    ),
+    "limit: ignores the bytes of events of flows": (
+        Edit("flows.mailbox:_judge", "if limits.bytes_in_flight:", "if False:"),
+    ),
+    "limit: keeps the bytes of received events of flows": (
+        Edit("flows.unit_of_work:FlowUnit.count_event", "sign * size", "max(sign, 0) * size"),
+    ),
+    "limit: keeps received events in the depth of an inbox": (
+        Edit(
+            "flows.unit_of_work:FlowUnit.count_event",
+            "flow.head.unread + sign, 0",
+            "flow.head.unread + sign, flow.head.unread",
+        ),
+    ),
+    "limit: keeps the bytes of events of ended flows": (
+        Edit("flows.unit_of_work:FlowUnit._save", "was_ended != (head.state in ENDED)", "False"),
+    ),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.blockers import tasks
+from holdfast.blockers import limits, tasks
 from holdfast.blockers.answer import Blocker, WhyAnswer, answer, blocker
 from holdfast.blockers.runbooks import PARKED_FLOW
 from holdfast.errors import NotFound
@@ -53,7 +53,11 @@ def list_blockers(txn: Txn, universe: str, seq: int) -> list[Blocker]:
     flow = str(FlowId(details.body.generation, seq))
     names = {"flow": flow, "universe": universe}
     names["resume"] = f"holdfast flows resume {flow} --universe {universe}"
-    return [*_waits(txn, universe, details, names), *_thread_blockers(txn, universe, seq)]
+    found = _waits(txn, universe, details, names)
+    if details.head.state not in ENDED:
+        figures = limits.flow_inbox_figures(txn, universe, details.head.unread)
+        found += limits.reached(universe, figures)
+    return [*found, *_thread_blockers(txn, universe, seq)]
 
 
 def _thread_blockers(txn: Txn, universe: str, seq: int) -> list[Blocker]:

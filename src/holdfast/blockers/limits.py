@@ -29,6 +29,13 @@ def queue_figures(txn: Txn, universe: str, name: str, waiting: int) -> list[Limi
     return [LimitFigure(name, values[key], waiting)] if key in values else []
 
 
+def flow_inbox_figures(txn: Txn, universe: str, depth: int) -> list[LimitFigure]:
+    """The limit of the inbox of a flow, with its depth."""
+    limits = load_limits.find(txn, universe)
+    has_limit = limits is not None and limits.flow_inbox
+    return [LimitFigure("flow_inbox", limits.flow_inbox, depth)] if limits and has_limit else []
+
+
 def inbox_figures(txn: Txn, universe: str, depth: int) -> list[LimitFigure]:
     """The limit of the inbox of a world, with its depth."""
     limits = load_limits.find(txn, universe)

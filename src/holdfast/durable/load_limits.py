@@ -6,7 +6,8 @@
     effect_kinds        effects without an outcome, by kind
     timers              pending timers of worlds
     inbox               unread messages of one world
-    bytes_in_flight     arguments of unfinished tasks, and unread messages
+    flow_inbox          unreceived events of one flow
+    bytes_in_flight     arguments of unfinished tasks, unread messages, and unreceived events of open flows
     worlds_per_worker   worlds that the orchestrator assigns to one worker
 
 - A limit bounds new work of clients: task submissions, flow starts, events, schedule occurrences. The commit that
@@ -49,6 +50,7 @@ class LoadLimits(Record, frozen=True):
     bytes_since_ns: int = 0
     # The digest of the last declaration in a file. Only a changed file overrides later settings of an operator.
     declared: bytes = b""
+    flow_inbox: int = 0
 
 
 NO_LIMITS = LoadLimits()

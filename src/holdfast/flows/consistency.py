@@ -88,7 +88,8 @@ def fold_head(flow: StoredFlow) -> FlowHeadRow:
     folded = FlowHeadRow() if run is None else run.head
     if folded.state == FlowState.RUNNING and not flow.head.task:
         folded = replace(folded, state=FlowState.WAITING)
-    return replace(flow.head, **{field: getattr(folded, field) for field in FOLDED_FIELDS})
+    fields = {field: getattr(folded, field) for field in FOLDED_FIELDS}
+    return replace(flow.head, **fields, unread=len(flow.mail))
 
 
 def _check_head(txn: Txn, stored: StoredFlows, flow: StoredFlow) -> Iterator[Difference]:
@@ -99,6 +100,8 @@ def _check_head(txn: Txn, stored: StoredFlows, flow: StoredFlow) -> Iterator[Dif
             if getattr(head, field) != getattr(expected, field):
                 found = getattr(head, field)
                 yield Difference("flow", where, field, found, getattr(expected, field))
+    if head.unread != expected.unread:
+        yield Difference("flow", where, "events in the inbox", head.unread, expected.unread)
     if head.open_steps != len(flow.opens):
         yield Difference("flow", where, "open steps", head.open_steps, len(flow.opens))
     if head.state in ENDED and head.task:

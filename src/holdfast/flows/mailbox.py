@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.config import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
+from holdfast.durable import load_limits
+from holdfast.durable.load_limits import BYTES
 from holdfast.durable.validation import check_name
 from holdfast.errors import KeyConflict, KeyTooLarge, NotFound, ValueTooLarge
 from holdfast.flows.model import (
@@ -55,6 +57,7 @@ def send(txn: Txn, universe: str, flow_seq: int, generation: int, mail: MailRow)
             flow=str(FlowId(generation, flow_seq)),
             state=FlowState(flow.head.state).name,
         )
+    _judge(unit, flow, mail)
     number = flow.head.mail + 1
     flow.head = replace(flow.head, mail=number)
     if key:
@@ -67,6 +70,24 @@ def send(txn: Txn, universe: str, flow_seq: int, generation: int, mail: MailRow)
     return number
 
 
+def _judge(unit: FlowUnit, flow: OpenFlow, mail: MailRow) -> None:
+    """Refuse a new event with Overloaded if it would exceed a load limit of inboxes. A waiting receive takes its event at
+    once, so that event is never refused."""
+    limits = unit.tasks.load_limits
+    if limits is None or not (limits.flow_inbox or limits.bytes_in_flight):
+        return
+    if _find_receiver(unit, flow, mail.type) is not None:
+        return
+    depth = flow.head.unread + 1
+    if limits.flow_inbox and depth > limits.flow_inbox:
+        id = str(FlowId(flow.body.generation, flow.seq))
+        raise load_limits.refuse("flow_inbox", unit.universe, depth, limits.flow_inbox, flow=id)
+    if limits.bytes_in_flight:
+        found = load_limits.counted(unit.txn, unit.universe, BYTES) + len(mail.value)
+        if found > limits.bytes_in_flight:
+            raise load_limits.refuse(BYTES, unit.universe, found, limits.bytes_in_flight)
+
+
 def _deliver(unit: FlowUnit, flow: OpenFlow, number: int, mail: MailRow) -> None:
     """Give an event to a waiting receive, or put it into the inbox under its number."""
     receiver = _find_receiver(unit, flow, mail.type)
@@ -74,6 +95,7 @@ def _deliver(unit: FlowUnit, flow: OpenFlow, number: int, mail: MailRow) -> None
         value, blob = unit.inline_or_blob(mail.value)
         stored = replace(mail, value=value, blob=blob)
         unit.txn.put(unit.keys.mail + tuples.pack((flow.seq, number)), codec.pack(stored))
+        unit.count_event(flow, 1, len(mail.value), mail.sent_ns)
         return
     name, occurrence, step = receiver
     unit.delete_open(flow, name, occurrence, step)
@@ -144,6 +166,7 @@ def take_mail(unit: FlowUnit, flow: OpenFlow, types: tuple[str, ...]) -> tuple[i
                 value = blobs.get(unit.txn, mail.blob)
                 blobs.release.fn(unit.txn, mail.blob)
                 mail = replace(mail, value=value, blob=b"")
+            unit.count_event(flow, -1, len(mail.value), mail.sent_ns)
             return tuples.unpack_last_int(key, len(prefix)), mail
     return None
 

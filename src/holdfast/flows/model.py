@@ -134,6 +134,8 @@ class FlowHeadRow(Record, frozen=True):
     code_version: str = ""
     # The number of compensations that completed or failed.
     undone: int = 0
+    # The number of events in the inbox.
+    unread: int = 0
 
 
 class OpenStep(Record, frozen=True):

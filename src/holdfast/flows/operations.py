@@ -418,6 +418,7 @@ def _start_next_run(unit: FlowUnit, flow: OpenFlow, args: bytes) -> None:
         run=flow.head.run + 1,
         run_started_ns=unit.now_ns,
         mail=flow.head.mail,
+        unread=flow.head.unread,
         args=inline,
         args_blob=blob,
         state=flow.head.state,

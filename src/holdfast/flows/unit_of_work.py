@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES
-from holdfast.durable import error_groups, tags
+from holdfast.durable import error_groups, load_limits, tags
 from holdfast.durable.ended_counts import FLOW, EndedDeltas
 from holdfast.errors import NotFound
-from holdfast.flows import compensation_dead_letters, head_fold
+from holdfast.flows import compensation_dead_letters, head_fold, inbox_bytes
 from holdfast.flows.model import (
     OWNER,
     RETRY_NAME,
@@ -241,6 +241,9 @@ class FlowUnit:
         was_ended = stored is not None and stored.state in ENDED
         if was_ended and head.state not in ENDED:
             self._remove_end(flow, stored)
+        if head.unread and was_ended != (head.state in ENDED):
+            # The events of an ended flow are not in flight. A redrive brings them back.
+            self._count_inbox(flow, 1 if was_ended else -1)
         if head.state in ENDED and not was_ended:
             self._ended.add(flow.body.spec.queue, FlowState(head.state).name.lower())
             until_ns = head.ended_ns + flow.body.spec.retain_ns
@@ -264,6 +267,19 @@ class FlowUnit:
             error_groups.remove(self.txn, self.universe, error_groups.FLOW, *was, (seq,))
         if now is not None:
             error_groups.add(self.txn, self.universe, error_groups.FLOW, *now, (seq,))
+
+    def _count_inbox(self, flow: OpenFlow, sign: int) -> None:
+        limits = self.tasks.load_limits
+        if limits is not None and limits.bytes_in_flight:
+            size = inbox_bytes.of_flow(self.txn, self.keys, flow.seq, limits.bytes_since_ns)
+            load_limits.add_to(self.txn, self.universe, load_limits.BYTES, sign * size)
+
+    def count_event(self, flow: OpenFlow, sign: int, size: int, sent_ns: int) -> None:
+        """Count an event that comes into the inbox, or that leaves it."""
+        flow.head = replace(flow.head, unread=max(flow.head.unread + sign, 0))
+        limits = self.tasks.load_limits
+        if limits is not None and limits.bytes_in_flight and sent_ns >= limits.bytes_since_ns:
+            load_limits.add_to(self.txn, self.universe, load_limits.BYTES, sign * size)
 
     def _count(self, name: str, state: int, n: int) -> None:
         deltas = self._count_deltas.setdefault(name, {})

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from holdfast.durable import inbox, item, load_limits
 from holdfast.durable.difference import Difference
 from holdfast.durable.load_limits import BYTES, COUNTED, EFFECTS, TASKS, LoadLimits
+from holdfast.flows import derived_rows, inbox_bytes
+from holdfast.flows.states import ENDED
 from holdfast.store import schema
 from holdfast.store.api import Txn
 from holdfast.store.prefix_scan import iter_names
@@ -64,4 +66,10 @@ def _bytes_in_flight(txn: Txn, universe: str, limits: LoadLimits) -> int:
     unread = [
         inbox.unread_bytes(txn, one, since_ns) for one in worlds if one.startswith(f"{universe}/")
     ]
-    return size + sum(unread)
+    open_flows = (
+        flow
+        for flow in derived_rows.load_flows(txn, universe).flows.values()
+        if flow.head.state not in ENDED
+    )
+    events = [inbox_bytes.sum_of(txn, flow.mail.values(), since_ns) for flow in open_flows]
+    return size + sum(unread) + sum(events)

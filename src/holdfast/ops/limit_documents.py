@@ -13,7 +13,7 @@ CHANGES_MAX = 1_000
 
 
 class LimitDocument(msgspec.Struct, frozen=True):
-    """A limit. `now` is the present figure, null for a limit of each world or worker."""
+    """A limit. `now` is the present figure, null for a limit of each world, flow or worker."""
 
     limit: str
     limit_max: int

@@ -22,7 +22,7 @@ PARENT = ["flow", "run", "name", "occurrence", "cancels", "intent", "schedule"]
 HEAD = [
     "state", "run", "records", "task", "failures", "cancelled", "timed_out", "end_state", "code",
     "step", "error_type", "error", "run_started_ns", "ended_ns", "result", "blob", "mail", "args",
-    "args_blob", "open_steps", "redriven_by", "code_version", "undone",
+    "args_blob", "open_steps", "redriven_by", "code_version", "undone", "unread",
 ]  # fmt: skip
 OPEN_STEP = [
     "kind", "position", "digest", "began_ns", "due_ns", "types", "child", "intent", "cancels_child",

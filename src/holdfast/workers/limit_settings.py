@@ -38,7 +38,9 @@ from holdfast.world import timers
 
 LIMIT_MAX = 1 << 50
 # The limits with one value, and the limits with a value for each name.
-SINGLE = ("tasks", "effects", "timers", "inbox", "bytes_in_flight", "worlds_per_worker")
+SINGLE = (
+    "tasks", "effects", "timers", "inbox", "flow_inbox", "bytes_in_flight", "worlds_per_worker",
+)  # fmt: skip
 NAMED = {"queue": "queues", "effect_kind": "effect_kinds"}
 
 
@@ -48,7 +50,7 @@ class BadLimits(Invalid):
 
 
 class LimitFigure(NamedTuple):
-    """A limit and its present figure. `used` is None for a limit of each world or worker."""
+    """A limit and its present figure. `used` is None for a limit of each world, flow or worker."""
 
     name: str
     limit: int
