@@ -36,7 +36,7 @@ COMMAND_S = 60.0
 # A driver of Spark.
 DRIVER_S = 400.0
 POLL_S = 0.05
-GREP = re.compile(r"(?P<command>holdfast [^|]*) \| grep -q (?P<text>[\w.=-]+)")
+GREP = re.compile(r"""(?P<command>holdfast [^|]*) \| grep -q (?P<text>[\w.=-]+|"[^"]+")""")
 
 
 class CommandFailed(AssertionError):
@@ -169,7 +169,7 @@ class FaultScene:
             return int(not code), output
         if found := GREP.fullmatch(line):
             _, output = self._run(found["command"])
-            return int(self._substituted(found["text"]) not in output), output
+            return int(self._substituted(found["text"].strip('"')) not in output), output
         # A command with an app runs in its own process, because this process imports another module `shop`.
         if line.startswith("holdfast ") and not set(line) & set("|><;") and "--app" not in line:
             out = io.StringIO()
@@ -188,8 +188,8 @@ class FaultScene:
         return shlex.split(self._substituted(line))
 
     def _substituted(self, line: str) -> str:
-        for name, value in self.env.items():
-            line = line.replace(f"${name}", value)
+        for name in sorted(self.env, key=len, reverse=True):
+            line = line.replace(f"${name}", self.env[name])
         assert "$" not in line, f"no value: {line}"
         return line
 

@@ -11,6 +11,7 @@ from holdfast.cli import main
 from tests.process.watch import until, writers_of
 from tests.processes import require_programs
 from tests.runbooks.alert_faults import Exists, Fault
+from tests.runbooks.deploy_load import two_workers_under_load
 from tests.runbooks.fault_scene import FaultScene
 from tests.runbooks.postgres_login import worker_with_a_former_password
 from tests.runbooks.shelf_app import Shelf, Stocked, app
@@ -68,6 +69,7 @@ def serial(path: Path) -> str:
 
 
 PROCEDURES: dict[str, Fault] = {
+    "zero-downtime-upgrade": two_workers_under_load,
     "backup-drill": store_without_a_backup,
     "restore": damaged_store,
     "move-a-store": store_on_a_former_machine,

@@ -36,6 +36,10 @@ class CopySent(hf.Event):
     """Its reducer sends mail to another universe."""
 
 
+class Counted(hf.Event):
+    """Answers how many of them the shelf has handled."""
+
+
 class CheckPlanned(hf.Event):
     seconds: float
 
@@ -60,6 +64,12 @@ def send_parcels(call: hf.Call) -> str:
 @hf.task(attempts=1)
 def count_stock(shelf: str) -> str:
     return f"{shelf} is counted"
+
+
+@hf.task(attempts=1)
+def count_slowly(shelf: str) -> str:
+    time.sleep(2)
+    return "counted"
 
 
 def read_scale(shelf: str) -> int:
@@ -109,11 +119,17 @@ class Shelf(hf.World):
     count: int = 0
     delivered: int = 0
     planned: int = 0
+    counted: int = 0
     checks: int = 0
 
     @hf.on(Stocked)
     def stocked(self, event: Stocked, cx: hf.Context) -> None:
         self.count += event.count * (2 if OTHER_CODE.exists() else 1)
+
+    @hf.on(Counted)
+    def on_counted(self, event: Counted, cx: hf.Context) -> None:
+        self.counted += 1
+        cx.reply(self.counted)
 
     @hf.on(DeliveryAsked)
     def delivery_asked(self, event: DeliveryAsked, cx: hf.Context) -> None:
@@ -153,7 +169,7 @@ class NightShift(hf.World):
 
 PARTS: dict[str, Any] = {
     "worlds": [Shelf],
-    "tasks": [count_stock, weigh],
+    "tasks": [count_stock, count_slowly, weigh],
     "flows": [refill, weigh_shelf, weigh_quickly, count_later],
     "version": "1",
 }

@@ -34,7 +34,7 @@ ALL_FAULTS = {**FAULTS, **CODE_FAULTS}
 # Faults that end, of pages whose state mostly stays.
 ENDS = {"clock_that_was_years_behind_before_the_boot"}
 # Their faults need Spark, the exit of a writer, or a PostgreSQL server with passwords.
-DEEP = {"run-stopped", "schema-mismatch", "postgres-password"}
+DEEP = {"run-stopped", "schema-mismatch", "postgres-password", "zero-downtime-upgrade"}
 LIMIT = (pytest.mark.timeout(120),)
 DEEP_MARKS = (pytest.mark.deep, pytest.mark.timeout(900))
 PROCEDURE_SECTIONS = ["When", "Type", "It worked"]

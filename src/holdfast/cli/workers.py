@@ -1,7 +1,8 @@
 """`holdfast workers`: lists, drains and undrains workers.
 
-A draining worker releases its worlds one by one, each with a final snapshot, and gets no new ones. No
-message is lost. Its process runs until it is stopped.
+A draining worker releases its worlds one by one, each with a final snapshot, finishes its running tasks, and gets no
+new ones. A task worker learns it by its next heartbeat, within three seconds. No message and no task is lost. Its
+process runs until it is stopped.
 """
 
 from __future__ import annotations
@@ -72,7 +73,11 @@ def _drain(store: Store, args: argparse.Namespace) -> None:
     record: worker_registry.WorkerRecord = store.transact(
         worker_registry.set_draining, universe, args.worker, draining
     )
-    message = "releases its worlds and gets no new ones" if draining else "accepts worlds again"
+    message = (
+        "releases its worlds, finishes its tasks and gets no new ones"
+        if draining
+        else "accepts worlds and tasks again"
+    )
     document = {"worker": record.worker, "universe": universe, "draining": record.draining}
     emit(args, document, printable(f"{record.worker} {message}"))
 
@@ -82,7 +87,7 @@ def _universe_of(txn: Txn, worker: str, universe: str | None) -> str:
     matches = [
         universe_name
         for universe_name in universes
-        if worker_registry.find(txn, universe_name, worker) is not None
+        if worker_registry.find_services(txn, universe_name, worker)
     ]
     if not matches:
         raise NotFound(what="worker", found=worker)

@@ -98,15 +98,17 @@ def heartbeat(
 
 @operation("worker_registry.set_draining")
 def set_draining(txn: Txn, universe: str, worker: str, draining: bool) -> WorkerRecord:
-    """Set or clear draining: a draining worker releases its worlds and gets no more."""
-    was = find(txn, universe, worker)
-    if was is None:
+    """Set or clear draining: a draining worker releases its worlds, finishes its tasks, and gets no more. The id of a
+    process stands for all of its services (`ID:task`). Return the first record."""
+    records = find_services(txn, universe, worker)
+    if not records:
         raise NotFound(what="worker", universe=universe, worker=worker)
-    now = replace(was, draining=draining)
-    if now != was:
-        txn.put(_key(universe, worker), codec.pack(now))
+    changed = [replace(was, draining=draining) for was in records if was.draining != draining]
+    for now in changed:
+        txn.put(_key(universe, now.worker), codec.pack(now))
+    if changed:
         txn.notify(topic(universe))
-    return now
+    return replace(records[0], draining=draining)
 
 
 @operation("worker_registry.remove")
@@ -155,6 +157,15 @@ def list_registered(
 def find(txn: Txn, universe: str, worker: str) -> WorkerRecord | None:
     row = txn.get(_key(universe, worker))
     return None if row is None else codec.unpack_as(WorkerRecord, row)
+
+
+def find_services(txn: Txn, universe: str, worker: str) -> list[WorkerRecord]:
+    """Return the record of a worker, and of the services of its process (`ID:task`)."""
+    found = find(txn, universe, worker)
+    services = list_registered(txn, universe, f"{worker}:")
+    return ([] if found is None else [found]) + [
+        record for record in services if record.worker.startswith(f"{worker}:")
+    ]
 
 
 def topic(universe: str) -> str:

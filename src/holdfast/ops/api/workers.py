@@ -36,9 +36,10 @@ def show_worker(call: ApiCall) -> WorkerDocument:
     worker = call.path["worker"]
 
     def read(txn: Txn) -> WorkerDocument:
-        record = worker_registry.find(txn, call.universe, worker)
-        if record is None:
+        records = worker_registry.find_services(txn, call.universe, worker)
+        if not records:
             raise NotFound(what="worker", universe=call.universe, worker=worker)
+        record = records[0]
         epoch = leader_lease.epoch(txn, call.universe)
         row = catalog_queries.worker_row(txn, call.universe, record, epoch)
         return leadership_documents.worker_document(row)

@@ -48,6 +48,8 @@ class LeaseDemand:
     def __init__(self, queues: list[str]) -> None:
         # Whether the worker looks for tasks without a notification.
         self.look_for_tasks = True
+        # Whether an operator drains the worker: it asks for no task.
+        self.draining = False
         # Whether finished outcomes wait for others to join their commit.
         self.reports_delayed = False
         # The store time of the next delayed task or lease expiry.
@@ -64,13 +66,17 @@ class LeaseDemand:
     @property
     def can_park(self) -> bool:
         """Whether a parked request may cover the demand. It grants no quarantined task."""
-        return len(self._queues) <= QUEUES_PER_COMMIT and not self._quarantine_waits
+        return (
+            len(self._queues) <= QUEUES_PER_COMMIT
+            and not self._quarantine_waits
+            and not self.draining
+        )
 
     def capacity(
         self, free_slots: tuple[int, ...], *, busy: bool, quarantined_runs: bool, now_ns: int
     ) -> LeaseCapacity:
         """Return the capacity of the worker. A quarantined task runs alone."""
-        if quarantined_runs:
+        if quarantined_runs or self.draining:
             return NO_CAPACITY
         if not self._quarantine_waits:
             return capacity_of(free_slots)

@@ -143,10 +143,12 @@ class TaskUpkeep:
 
 
 class WorkerHeartbeat:
-    """The entry of a task worker in the worker registry. `next_ns` is the time of the next beat."""
+    """The entry of a task worker in the worker registry. `next_ns` is the time of the next beat, `draining` whether an
+    operator drains the worker, as of the last one."""
 
     def __init__(self, store: Store, universe: str, worker: str, incarnation: str) -> None:
         self.next_ns = 0
+        self.draining = False
         self._store = store
         self._universe = universe
         self._worker = worker
@@ -155,7 +157,7 @@ class WorkerHeartbeat:
     def send_if_due(self, now_ns: int, leased_count: int) -> None:
         if now_ns < self.next_ns:
             return
-        self._store.transact(
+        record: worker_registry.WorkerRecord = self._store.transact(
             worker_registry.heartbeat,
             self._universe,
             self._worker,
@@ -163,6 +165,7 @@ class WorkerHeartbeat:
             roles=("task",),
             leases=leased_count,
         )
+        self.draining = record.draining
         self.next_ns = now_ns + HEARTBEAT_NS
 
     def remove(self) -> None:

@@ -343,6 +343,7 @@ class TaskWorker:
             self._supervise_leases()
             now_ns = self.store.now_ns()
             self._heartbeat.send_if_due(now_ns, self.leased_count)
+            self._apply_draining()
             self._upkeep.start_if_due(now_ns)
             # Last, so that the executors have the GIL when they start the tasks.
             moved = self._report_and_lease()
@@ -357,6 +358,19 @@ class TaskWorker:
             self._pause(RETRY_PAUSE_S)
             return True
         return moved
+
+    def _apply_draining(self) -> None:
+        """Ask for no task while an operator drains the worker, and look for tasks afterwards."""
+        draining = self._heartbeat.draining
+        if draining == self._demand.draining:
+            return
+        self._demand.draining = draining
+        if draining:
+            for attempt in self._executors.take_unstarted():
+                self._release_attempt(attempt)
+            self._unpark()
+        else:
+            self.look_for_tasks()
 
     def _pause(self, seconds: float) -> None:
         """Wait before another try. A stop request ends the wait."""
