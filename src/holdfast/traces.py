@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
-from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -30,6 +29,7 @@ TRACESTATE_BYTES_MAX = 512
 TRACESTATE_MEMBERS_MAX = 32
 # A span has at most this many links to the contexts of a batch.
 LINKS_MAX = 128
+FLUSH_MS = 2_000
 PRODUCER, CONSUMER, CLIENT, INTERNAL = "PRODUCER", "CONSUMER", "CLIENT", "INTERNAL"
 
 Attributes = Mapping[str, "str | int | bool"]
@@ -108,12 +108,14 @@ def start(
     tracer = None if otel is None else otel.tracer()
     if otel is None or tracer is None:
         return None
-    parent = current()
-    if parent and not is_sampled(parent):
+    local = otel.local_sampled()
+    if local is None:
+        received = _received.get()
+        if not received or is_sampled(received):
+            return otel.start_span(tracer, name, kind, attributes, otel.remote(received), links)
         return None
     # A local parent stays the SDK's own object.
-    under = None if otel.current() else otel.remote(parent)
-    return otel.start_span(tracer, name, kind, attributes, under, links)
+    return otel.start_span(tracer, name, kind, attributes, None, links) if local else None
 
 
 def start_root(
@@ -131,6 +133,20 @@ def is_recording() -> bool:
     """Whether the process has configured an SDK, so that code without a stored context starts a new trace."""
     otel = _otel or _find_otel()
     return otel is not None and otel.tracer() is not None
+
+
+def makes_span(context: bytes) -> bool:
+    """Whether code that runs for a stored context gets a span."""
+    return (not context or is_sampled(context)) and is_recording()
+
+
+def pass_on(context: bytes) -> TraceScope | None:
+    """Make a stored context current without a span. None without a context."""
+    if not context:
+        return None
+    token = _received.set(context)
+    otel = _otel or _find_otel()
+    return TraceScope(None, token, None if otel is None else otel.attach(otel.remote(context)))
 
 
 def enter(
@@ -231,6 +247,12 @@ class Sending:
 _UNTRACED = Sending(None)
 
 
+def flush() -> None:
+    """Export the ended spans of this process before it may be ended. Waits `FLUSH_MS` at most."""
+    if _otel is not None:
+        _otel.flush()
+
+
 class TraceSpan:
     """A span of the SDK, and its context to store."""
 
@@ -305,10 +327,11 @@ class _OpenTelemetry:
         self._trace = trace
         self._empty = context.Context()
         self._kinds = {kind.name: kind for kind in trace.SpanKind}
+        # Most contexts that are not sampled are only passed on: their objects are made when they are needed.
+        self._stored_span = _stored_span_class(trace.NonRecordingSpan, self._span_context)
         # Loads a provider that an environment variable names.
         self._seen: Any = trace.get_tracer_provider()
         self._tracer = self._tracer_of(self._seen)
-        self.remote = lru_cache(256)(self._remote)
         self.attach = context.attach
         self.detach = context.detach
 
@@ -322,11 +345,24 @@ class _OpenTelemetry:
             self._seen, self._tracer = provider, self._tracer_of(provider)
         return self._tracer
 
+    def flush(self) -> None:
+        force_flush = getattr(self._seen, "force_flush", None)
+        if force_flush is not None:
+            try:
+                force_flush(FLUSH_MS)
+            except Exception as error:
+                _warn_once(error)
+
     def _tracer_of(self, provider: Any) -> Any:
         without_sdk = (self._trace.ProxyTracerProvider, self._trace.NoOpTracerProvider)
         if provider is None or isinstance(provider, without_sdk):
             return None
         return provider.get_tracer("holdfast")
+
+    def local_sampled(self) -> bool | None:
+        """Whether the current span of this process is sampled. None without one."""
+        context = self._trace.get_current_span().get_span_context()
+        return bool(context.trace_flags & _SAMPLED) if context.is_valid else None
 
     def current(self) -> bytes:
         return _pack(self._trace.get_current_span().get_span_context())
@@ -356,12 +392,11 @@ class _OpenTelemetry:
     def _link(self, context: bytes) -> Any:
         return self._trace.Link(self._span_context(context))
 
-    def _remote(self, context: bytes) -> Any:
+    def remote(self, context: bytes) -> Any:
         """Return the context of OpenTelemetry for a stored context."""
         if len(context) < _IDS_BYTES:
             return self._empty
-        parent = self._trace.NonRecordingSpan(self._span_context(context))
-        return self._trace.set_span_in_context(parent, self._empty)
+        return self._trace.set_span_in_context(self._stored_span(context), self._empty)
 
     def _span_context(self, context: bytes) -> Any:
         trace = self._trace
@@ -373,6 +408,20 @@ class _OpenTelemetry:
             trace.TraceFlags(context[24]),
             trace.TraceState.from_header([state]) if state else trace.DEFAULT_TRACE_STATE,
         )
+
+
+def _stored_span_class(base: type, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Return the class of the remote parent with a stored context."""
+
+    def __init__(span: Any, context: bytes) -> None:
+        span.stored, span.decoded = context, None
+
+    def get_span_context(span: Any) -> Any:
+        if span.decoded is None:
+            span.decoded = decode(span.stored)
+        return span.decoded
+
+    return type("StoredSpan", (base,), {"__init__": __init__, "get_span_context": get_span_context})
 
 
 def _pack(span_context: Any) -> bytes:

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import holdfast as hf
 from holdfast import traces
+from holdfast.clock import S
 from holdfast.durable import journal
 from holdfast.ops import log_format
 from holdfast.store.api import Store
@@ -30,6 +32,7 @@ from tests.traces.recorded import (
     span_id_of,
     trace_of,
 )
+from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, UNKNOWN_BEFORE, Crash, WorldRig
 
 PARENT = traces.parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 OTHER = traces.parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
@@ -252,3 +255,26 @@ def test_log_lines_of_a_world_and_an_effect_have_the_trace_id(rt: hf.Runtime) ->
     assert {line["trace_id"] for line in lines} == {traces.trace_id(PARENT)}
     assert found["attempt failed"]["world_id"]
     assert len(found["attempt failed"]["intent"]) == 64
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_cycle_whose_commit_fails_makes_each_span_at_most_once(
+    recorded: Recorded, fault: str
+) -> None:
+    rig = WorldRig(APP)
+    rig.world(LedgerBook).send(Opened(5))
+    worker = rig.worker()
+    worker.tick()
+    rig.world(LedgerBook).send(Opened(6))
+    rig.backend.arm({1: fault})
+    with suppress(Crash):
+        worker.tick()
+    rig.backend.arm({})
+    if fault in (CRASH_BEFORE, CRASH_AFTER):
+        rig.clock.advance(60 * S)  # the lease of the dead worker expires
+        worker = rig.worker(incarnation="2")
+    rig.run(worker)
+    assert rig.world(LedgerBook).state().cents == 11
+    heights = [attributes_of(span)["holdfast.height"] for span in recorded.finished("reduce")]
+    # After an unknown commit that was applied, the span is lost and not made again.
+    assert heights == ([1, 2] if fault in (CRASH_BEFORE, UNKNOWN_BEFORE) else [1])

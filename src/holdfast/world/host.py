@@ -507,8 +507,8 @@ class CycleBuilder:
 
     def _enter_trace(self, item: inbox.InboxEntry, ingress: Ingress) -> traces.TraceScope | None:
         """Start the span of a reducer, if its ingress has a trace context or the process has a tracer."""
-        if not item.trace and not traces.is_recording():
-            return None
+        if not traces.makes_span(item.trace):
+            return traces.pass_on(item.trace)
         world = self._host.world
         type = world.definition.type
         attributes = traces.message_attributes("reduce", "process", type)

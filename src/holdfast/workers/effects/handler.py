@@ -260,8 +260,8 @@ def _log_ids(work: WorkItem, intent: Intent) -> logs.Ids:
 
 def _enter_trace(work: WorkItem, intent: Intent) -> traces.TraceScope | None:
     """Start the span of a call, if its intent has a trace context or the process has a tracer."""
-    if not intent.trace and not traces.is_recording():
-        return None
+    if not traces.makes_span(intent.trace):
+        return traces.pass_on(intent.trace)
     attributes: dict[str, str | int | bool] = {
         "holdfast.universe": intent.universe_id,
         "holdfast.world_id": intent.world_id,

@@ -236,8 +236,8 @@ async def run_attempt_async(task_attempt: TaskAttempt, clock: Clock) -> AttemptR
 def _enter_trace(attempt: TaskAttempt) -> traces.TraceScope | None:
     """Start the span of an attempt, if the task has a trace context or the process has a tracer."""
     grant = attempt.grant
-    if not grant.trace and not traces.is_recording():
-        return None
+    if not traces.makes_span(grant.trace):
+        return traces.pass_on(grant.trace)
     attributes = traces.message_attributes("run", "process", grant.queue)
     attributes |= {
         "messaging.message.id": str(grant.seq),
