@@ -83,6 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         ["loop_lag"],
         ["retention"],
         ["single"],
+        ["telemetry"],
     ):
         # Each command parses its options.
         command: int = importlib.import_module(f"bench.{argv[0]}").main(argv[1:])

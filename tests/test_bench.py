@@ -297,6 +297,21 @@ def test_bench_flows_saves_the_rate_of_every_tenth_of_the_sleepers(tmp_path: Pat
 
 @pytest.mark.bench
 @pytest.mark.timeout(120)
+def test_bench_telemetry_compares_each_mode_with_none(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.json"
+    options = ["--rounds", "2", "--slice-s", "0.1", "--json", str(rows), "--dir", str(tmp_path)]
+    assert bench.main(["telemetry", *options]) == 0
+    found = json.loads(rows.read_text(encoding="utf-8"))
+    modes = ["off", "control", "api", "sdk", "all"]
+    assert [(row["part"], row["mode"]) for row in found] == [
+        (part, mode) for part in ("tasks", "messages") for mode in modes
+    ]
+    assert all(row["us"] > 0 and row["ratio"] > 0 for row in found)
+    assert {row["ratio"] for row in found if row["mode"] == "off"} == {1.0}
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(120)
 def test_bench_loop_lag_calls_tasks_flows_and_worlds_and_saves_its_run(tmp_path: Path) -> None:
     file = tmp_path / "history.json"
     options = ["--frozen-s", "0.3", "--repeats", "1", "--callers", "3", "--save", str(file)]
