@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from holdfast import traces
 from holdfast.clock import SYSTEM
 from holdfast.ledger.run_policy import ErrorClass
 from holdfast.ledger.states import RowState
 from holdfast.spark.call_slots import CallSlot
 from holdfast.spark.caller import BatchOutcome, CallOutcome, FunctionCaller, OriginsBySeq
+from holdfast.spark.child_job import StageTrace
 
 # A unit of many rows emits its outcomes at least this often.
 EMIT_NS = 20_000_000
@@ -70,6 +72,36 @@ class GrantedRows:
     origins: OriginsBySeq = field(default_factory=dict)
     # Under a token limit: the estimate of each call, by its first row.
     token_estimates: dict[int, int] = field(default_factory=dict)
+    # The span of the rows in this process, and the trace context of their calls.
+    span: traces.TraceSpan | None = None
+    trace: bytes = b""
+
+    @property
+    def is_done(self) -> bool:
+        return self.lost or self.reported >= len(self.seqs)
+
+    def start_span(self, run: StageTrace, run_id: str) -> None:
+        self.trace = run.context
+        if not traces.makes_span(run.context):
+            return
+        attributes: dict[str, str | int | bool] = {
+            "holdfast.stage": run.stage,
+            "holdfast.run": run_id,
+            "holdfast.first_row": self.seqs[0],
+            "holdfast.rows": len(self.seqs),
+        }
+        self.span = traces.start_root(
+            f"rows {run.stage}", traces.CONSUMER, attributes, run.context, ()
+        )
+        if self.span is not None:
+            self.trace = self.span.context
+
+    def end_span(self) -> None:
+        if self.span is not None:
+            if self.reported < len(self.seqs):
+                self.span.fail("lost" if self.lost else "stopped")
+            self.span.end()
+            self.span = None
 
 
 def fail_unconvertible(granted: GrantedRows) -> None:
@@ -153,9 +185,12 @@ class ThreadCallPool(CallPool):
             if unit.granted.lost or self.draining:
                 continue
             self.running[place] = place
+            traced = traces.pass_on(unit.granted.trace)
             try:
                 self._run_unit(unit, slot)
             finally:
+                if traced is not None:
+                    traced.leave()
                 slot.end()
                 self.running.pop(place, None)
 
@@ -256,6 +291,8 @@ class AsyncCallPool(CallPool):
         task = asyncio.current_task()
         assert task is not None
         try:
+            # The context of this asyncio task ends with it.
+            traces.pass_on(unit.granted.trace)
             # The grant may be lost since `_start_waiting`, because another call blocked the loop.
             if not (unit.granted.lost or self.draining):
                 self._emit(await self._call_unit(unit, slot))

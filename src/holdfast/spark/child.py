@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from holdfast import traces
 from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
 from holdfast.spark import function_pickle, ledger_protocol
@@ -120,6 +121,9 @@ def _run_job(
             return _announce_successor(client, hung, executor)
         except HoldfastError as error:
             return ChildResult.failed(error, executor.exchanges)
+        finally:
+            if job.traced.context:
+                traces.flush()
 
 
 @functools.cache

@@ -24,6 +24,13 @@ class ProbeRequest(msgspec.Struct, frozen=True):
     spool_marker: bytes = b""
 
 
+class StageTrace(msgspec.Struct, frozen=True):
+    """The name of the stage, and the trace context of its run."""
+
+    stage: str = ""
+    context: bytes = b""
+
+
 class ChildJob(msgspec.Struct, frozen=True):
     """The job of a child: run, rows, concurrency."""
 
@@ -52,6 +59,7 @@ class ChildJob(msgspec.Struct, frozen=True):
     token_limited: bool = False
     # The spool of blocks and results, if the run has one.
     spool: SpoolAccess | None = None
+    traced: StageTrace = StageTrace()
 
 
 class HungCall(Exception):

@@ -125,6 +125,8 @@ class RowExecutor:
                 self._drain_events(min(self._pause_s(heartbeat_ns), PAUSE_S_MAX))
                 self._check_hung()
         finally:
+            for held in self._grants:
+                held.end_span()
             self._requests.close()
             self._pool.close()
             self._requests.close_spool()
@@ -346,10 +348,10 @@ class RowExecutor:
                 held.lost = held.lost or held.epoch in answer.lost
         elif isinstance(answer, ledger_protocol.ExchangeReply):
             self._on_exchange_reply(answer, attached, now_ns)
-        self._grants = [held for held in self._grants if self._is_active(held)]
-
-    def _is_active(self, granted: GrantedRows) -> bool:
-        return not granted.lost and granted.reported < len(granted.seqs)
+        for held in self._grants:
+            if held.is_done:
+                held.end_span()
+        self._grants = [held for held in self._grants if not held.is_done]
 
     def _on_exchange_reply(
         self, answer: ledger_protocol.ExchangeReply, attached: memoryview | pa.Table, now_ns: int
@@ -415,6 +417,7 @@ class RowExecutor:
             last_report_no=grant.last_report_no,
             origins=origins,
         )
+        granted.start_span(self.job.traced, self.job.run_id)
         if self.job.token_limited:
             self._admission.estimate(granted)
         return granted

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import pyarrow as pa
 
-from holdfast import codec, failpoints
+from holdfast import codec, failpoints, traces
 from holdfast.clock import SYSTEM
 from holdfast.errors import NotFound, from_wire
 from holdfast.ledger import runs
@@ -101,12 +101,16 @@ class RunDriver:
         self.tag = f"holdfast:{name}:{run_id}:{SYSTEM.entropy(4).hex()}"
         self._job_description = f"holdfast stage {name}, run {run_id}"
         self.display = ProgressDisplay(name, 0, mode, ui_url=spark_jobs.ui_link(spark))
+        self._run_id = run_id
+        self._traced: traces.TraceScope | None = None
         self._job: spark_jobs.SparkJob | None = None
         # The prebuilt pull job: its body, its number of tasks, its DataFrame.
         self._prebuilt_job: tuple[PullRows, int, DataFrame] | None = None
 
     def __enter__(self) -> RunDriver:
         self.display.__enter__()
+        attributes = {"holdfast.stage": self.name, "holdfast.run": self._run_id}
+        self._traced = traces.enter_child(f"stage {self.name}", traces.INTERNAL, attributes)
         return self
 
     def __exit__(
@@ -119,6 +123,8 @@ class RunDriver:
             self._job.cancel()
             self._job.join(CANCEL_S)
         self.display.__exit__(kind, error, trace)
+        if self._traced is not None:
+            self._traced.__exit__(kind, error, trace)
 
     def record(self) -> runs.RunRecord:
         config_record = codec.unpack_as(runs.RunRecord, self.supervisor.config.record)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast import codec
+from holdfast import codec, traces
 from holdfast.clock import SYSTEM
 from holdfast.ledger import runs
 from holdfast.spark.arrow_rows import to_arrow
-from holdfast.spark.child_job import ChildJob, SlotRelease
+from holdfast.spark.child_job import ChildJob, SlotRelease, StageTrace
 from holdfast.spark.run_data import encode_schema
 from holdfast.spark.spool import make_spool_access
 from holdfast.store.api import Store
@@ -76,4 +76,5 @@ def child_job_of(
         slot_release=SlotRelease(TIME_SLICE_S if stage.dynamic else 0.0, IDLE_RELEASE_S),
         lease_s=record.policy.lease_ns / 1e9,
         spool=make_spool_access(record),
+        traced=StageTrace(stage.name, traces.current()),
     )
