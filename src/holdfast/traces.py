@@ -240,7 +240,7 @@ class Sending:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._span is not None:
             if error is not None:
-                self._span.fail(_code_of(error), str(error))
+                self._span.fail(code_of(error), str(error))
             self._span.end()
 
 
@@ -303,7 +303,7 @@ class TraceScope:
         if error is None:
             self.exit()
         else:
-            self.exit(_code_of(error), str(error))
+            self.exit(code_of(error), str(error))
 
     def exit(self, code: str = "", error: str = "") -> None:
         """Make the former context current again, and end the span. `code` is the code of an error."""
@@ -433,7 +433,8 @@ def _pack(span_context: Any) -> bytes:
     return ids + _bounded_state(state.to_header()) if state else ids
 
 
-def _code_of(error: BaseException) -> str:
+def code_of(error: BaseException) -> str:
+    """Return the `error.type` of an error."""
     return str(getattr(error, "code", "") or type(error).__name__)
 
 

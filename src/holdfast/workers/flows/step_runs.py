@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FunctionType
 from typing import Any
@@ -211,15 +211,30 @@ async def _back_off(call: StepCall, run: StepRun) -> None:
 
 def _trace_of(attempt: StepRun) -> AbstractContextManager[object]:
     """Return the block whose span is the attempt of a step."""
-    if not traces.is_recording():
-        return _UNTRACED
+    return _traced(attempt) if traces.is_recording() else _UNTRACED
+
+
+@contextmanager
+def _traced(attempt: StepRun) -> Iterator[None]:
+    """Make a span current in the context of the attempt."""
     attributes: dict[str, str | int | bool] = {
         "holdfast.flow.id": attempt.flow_id,
         "holdfast.step.name": attempt.name,
         "holdfast.step.occurrence": attempt.occurrence,
         "holdfast.attempt": attempt.attempt,
     }
-    return traces.enter_child(f"step {attempt.name}", traces.INTERNAL, attributes) or _UNTRACED
+    context = _copy_of(attempt.context)
+    scope = context.run(traces.enter_child, f"step {attempt.name}", traces.INTERNAL, attributes)
+    attempt.context = context
+    code = text = ""
+    try:
+        yield
+    except BaseException as error:
+        code, text = traces.code_of(error), str(error)
+        raise
+    finally:
+        if scope is not None:
+            scope.end(code, text)
 
 
 _UNTRACED: AbstractContextManager[object] = nullcontext()
@@ -260,10 +275,14 @@ async def invoke_step(work: LocalWork, run: StepRun, threads: Executor) -> Any:
 
 def _context_of(run: StepRun) -> contextvars.Context:
     """The context of an attempt: `hf.current_step()` returns it, and no flow runs there."""
-    context = contextvars.copy_context() if run.context is None else run.context.copy()
+    context = _copy_of(run.context)
     context.run(CURRENT_STEP.set, run)
     context.run(CURRENT_FLOW.set, None)
     return context
+
+
+def _copy_of(context: contextvars.Context | None) -> contextvars.Context:
+    return contextvars.copy_context() if context is None else context.copy()
 
 
 def _left_s(deadline: float | None) -> float | None:
