@@ -56,6 +56,12 @@ class ConsolePage:
             "console",
             lambda message: message.type == "error" and self.errors.append(message.text),
         )
+        self.page.on(
+            "response",
+            lambda answer: (
+                answer.status >= 400 and self.errors.append(f"{answer.status} {answer.url}")
+            ),
+        )
         self.page.on("dialog", lambda dialog: self.errors.append(f"dialog {dialog.message}"))
 
     def open(self, *parts: str, universe: str = "shop", filters: str = "") -> ConsolePage:

@@ -112,7 +112,8 @@ def tab(browser: Browser, server: HttpServer) -> Iterator[ConsolePage]:
     opened = ConsolePage(browser, server.url)
     try:
         yield opened
-        assert (opened.errors, opened.violations()) == ([], [])
+        found = opened.errors + opened.violations()
+        assert not found, found
     finally:
         opened.close()
 
@@ -123,6 +124,7 @@ def other(browser: Browser, server: HttpServer) -> Iterator[ConsolePage]:
     opened = ConsolePage(browser, server.url)
     try:
         yield opened
-        assert (opened.errors, opened.violations()) == ([], [])
+        found = opened.errors + opened.violations()
+        assert not found, found
     finally:
         opened.close()

@@ -49,6 +49,7 @@ def write_pictures(directory: Path) -> list[Path]:
             "worlds": ("worlds",),
             "world": ("worlds", "Customer", "ada"),
             "effects": ("effects",),
+            "errors": ("errors",),
             "dead": ("dead", "shop/effects/shop.quote"),
             "schedules": ("schedules", "nightly"),
             "timers": ("timers",),

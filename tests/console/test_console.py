@@ -33,7 +33,7 @@ MODULES = (
 )
 
 PAGES = {
-    "now": "Now", "work": "Work", "worlds": "Worlds", "effects": "Effects", "dead": "Dead letters", "schedules": "Schedules",
+    "now": "Now", "work": "Work", "worlds": "Worlds", "effects": "Effects", "errors": "Errors", "dead": "Dead letters", "schedules": "Schedules",
     "timers": "Timers", "queues": "Queues and limits", "money": "Money", "workers": "Workers", "stages": "Stages",
     "jobs": "Jobs", "deploy": "Deploy", "audit": "Audit",
 }  # fmt: skip
@@ -284,6 +284,70 @@ def test_schedule_is_paused_run_backfilled_and_deleted(
     for verb in ("pause", "resume", "delete", "backfill"):
         assert f"{verb}_schedule schedule/hourly" in audited
     other.errors.clear()
+
+
+def redriven(shop: ConsoleRig, id: str) -> bool:
+    """Whether a failed task was redriven: nothing is left to do about it."""
+    return not shop.runtime.why("task", id)["blockers"]
+
+
+def test_group_of_errors_is_redriven_by_a_job(tab: ConsolePage, shop: ConsoleRig) -> None:
+    handles = shop.runtime.submit_many(print_page, [(-101,), (-102,)])
+    for handle in handles:
+        wait_until(lambda handle=handle: shop.runtime.why(handle)["state"] == "failed")  # type: ignore[misc]
+    tab.open("errors", filters="kind=task")
+    group = tab.page.get_by_role("table", name="Groups of errors").get_by_role("link").first
+    expect(group).to_contain_text("no page")
+    group.click()
+    subjects = tab.page.get_by_role("table", name="Subjects with this error").get_by_role("link")
+    expect(subjects.filter(has_text=handles[0].id)).to_have_count(1, timeout=WAIT_MS)
+    tab.act("Redrive group")
+    tab.heading("Jobs")
+    tab.sees("errors.redrive")
+    for handle in handles:
+        wait_until(lambda handle=handle: redriven(shop, handle.id))  # type: ignore[misc]
+
+
+def test_tag_filters_tasks_and_flows(tab: ConsolePage, shop: ConsoleRig) -> None:
+    shop.runtime.submit(slow.options(tag="blue", key="tagged-task", delay_s=3600), 1.0)
+    shop.runtime.start(order.options(tag="blue", key="tagged-flow"), "cup", 5)
+    tab.open("work", filters="tag=blue")
+    rows = tab.page.get_by_role("table", name="Tasks and flows").get_by_role("row")
+    for key in ("tagged-task", "tagged-flow"):
+        expect(rows.filter(has_text=key)).to_have_count(1, timeout=WAIT_MS)
+    expect(rows.filter(has_text="o-2")).to_have_count(0)
+
+
+def test_histogram_counts_the_ends_of_the_last_hour(tab: ConsolePage) -> None:
+    tab.open("work")
+    histogram = tab.page.get_by_role("img", name="Ended in the last hour")
+    expect(histogram).to_be_visible(timeout=WAIT_MS)
+    assert " 0 completed" not in str(histogram.get_attribute("aria-label"))
+
+
+def test_queue_is_paused_and_resumed(
+    tab: ConsolePage, other: ConsolePage, shop: ConsoleRig
+) -> None:
+    waiting = shop.runtime.submit(print_page.options(queue="pausing", delay_s=3600), 1)
+    for page in (tab, other):
+        page.open("queues")
+        page.is_live()
+    name = tab.page.get_by_role("heading", name="pausing", exact=True)
+    card = tab.page.get_by_role("main").locator("div", has=name).last
+    tab.act("Pause queue", within=card)
+    assert "pause_queue queue/pausing" in shop.audited()
+    other.sees("paused")
+    assert any(
+        one["code"] == "queue_paused" for one in shop.runtime.why("queue", "pausing")["blockers"]
+    )
+    card = (
+        tab.page.get_by_role("main")
+        .locator("div", has=tab.page.get_by_role("heading", name="pausing"))
+        .last
+    )
+    tab.act("Resume queue", within=card)
+    assert "resume_queue queue/pausing" in shop.audited()
+    assert shop.runtime.why(waiting)["state"] == "delayed"
 
 
 def test_limits_of_queues_and_of_load_are_set(tab: ConsolePage, shop: ConsoleRig) -> None:

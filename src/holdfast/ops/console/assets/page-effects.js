@@ -35,13 +35,13 @@ function effectListPage(given) {
   function rebuild() {
     list?.close();
     list = null;
-    if (!values.kind || !values.state) {
-      replace(holder, h("p", { class: "quiet" }, "Choose a kind and a state to list its intents."));
+    if (!values.tag && !(values.kind && values.state)) {
+      replace(holder, h("p", { class: "quiet" }, "Choose a kind and a state, or a tag, to list intents."));
       return;
     }
-    const { kind, state } = values;
+    const { kind, state, tag } = values;
     list = new PagedList({
-      label: `${state} effects of ${kind}`,
+      label: tag ? `effects with the tag ${tag}` : `${state} effects of ${kind}`,
       columns: [
         { label: "Intent", width: "minmax(7rem, 1fr)", show: (item) => short(item.intent, 16) },
         { label: "World", width: "minmax(6rem, 1fr)", show: (item) => item.world },
@@ -52,14 +52,14 @@ function effectListPage(given) {
         { label: "Code", wide: true, show: (item) => item.code ?? "" },
       ],
       href: (item) => address("effects", [item.intent]),
-      fetch: (cursor, limit, signal) => get("effects", { kind, state, cursor, limit }, signal),
-      empty: `no effect of ${kind} is ${state}`,
+      fetch: (cursor, limit, signal) => get("effects", tag ? { tag, state, cursor, limit } : { kind, state, cursor, limit }, signal),
+      empty: tag ? `no effect has the tag ${tag}` : `no effect of ${kind} is ${state}`,
     });
-    replace(holder, list.node, h("details", {}, h("summary", {}, "Why do they wait?"), whyPanel("queue", "effects", kind)));
+    replace(holder, list.node, h("details", {}, h("summary", {}, "Why do they wait?"), kind ? whyPanel("queue", "effects", kind) : null));
     list.load();
   }
 
-  const form = filters([{ name: "kind", label: "Kind" }, { name: "state", label: "State", options: STATES }], values, (next) => {
+  const form = filters([{ name: "kind", label: "Kind" }, { name: "state", label: "State", options: STATES }, { name: "tag", label: "Tag" }], values, (next) => {
     values = next;
     setFilters(values);
     rebuild();

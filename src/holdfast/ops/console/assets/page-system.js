@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { badge, count, facts, h, link, path, plural, replace, section, table, when } from "./dom.js";
-import { action, bar, buttons, heading, loaded, whyPanel } from "./parts.js";
+import { action, bar, buttons, endedHistogram, heading, loaded, whyPanel } from "./parts.js";
 import { address } from "./router.js";
 
 const BAD_STATES = ["failed", "dead", "parked"];
@@ -42,6 +42,7 @@ export function nowPage() {
   const effects = h("div");
   const endings = h("div");
   const numbers = h("div");
+  const ended = endedHistogram();
   const known = {};
 
   function draw() {
@@ -84,11 +85,12 @@ export function nowPage() {
   const page = {
     title: "Now",
     node: h("div", {}, heading("Now"), ready, numbers,
-      section("What ended badly", endings), section("Queues", queues), section("Flows", flows), section("Effects", effects)),
+      section("What ended badly", endings, h("p", {}, link(address("errors"), "Grouped by error"))), section("Ended", ended), section("Queues", queues), section("Flows", flows), section("Effects", effects)),
     event(name, document) {
       if (name === "readiness" || name === "counts") known[name] = document;
       draw();
     },
+    refresh: () => ended.refresh(),
   };
   // Before the first event.
   Promise.all([get("readiness"), get("queues"), get("flows/counts"), get("effects/counts")]).then(([readiness, queueList, flowList, effectList]) => {
@@ -123,9 +125,11 @@ export function option(name, value) {
 
 export function queuesPage() {
   const queues = loaded(() => get("queues"), ({ queues: all }) => all.length ? all.map((one) => h("div", { class: "card" },
-    h("h3", {}, one.queue), bar(queueParts(one)),
+    h("h3", {}, one.queue, one.paused_ns ? [" ", badge("paused")] : null), bar(queueParts(one)),
     facts([["At once", one.concurrency ?? "no limit"], ["For each limit key", one.per_key ?? "no limit"]]),
-    buttons(limitAction(one, () => queues.refresh())),
+    buttons(limitAction(one, () => queues.refresh()), one.paused_ns
+      ? action({ label: "Resume queue", route: () => `queues/${path(one.queue)}/resume`, command: () => ["queues", "resume", one.queue], done: () => queues.refresh() })
+      : action({ label: "Pause queue", route: () => `queues/${path(one.queue)}/pause`, command: () => ["queues", "pause", one.queue], text: "No task of it is granted. Running tasks continue.", done: () => queues.refresh() })),
     h("details", {}, h("summary", {}, "Why does it wait?"), whyPanel("queue", one.queue)))) : h("p", { class: "quiet" }, "no queue has tasks"));
   const limits = loaded(() => get("limits"), ({ limits: all }) => [
     table("Load limits", [

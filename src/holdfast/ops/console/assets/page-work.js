@@ -3,20 +3,20 @@
 import { get } from "./api.js";
 import { badge, count, duration, facts, h, link, path, replace, section, short, when } from "./dom.js";
 import { PagedList } from "./list.js";
-import { action, blockers, buttons, copyButton, filters, heading, loaded, tree, whyPanel } from "./parts.js";
+import { action, blockers, buttons, copyButton, endedHistogram, filters, heading, loaded, tree, whyPanel } from "./parts.js";
 import { address, go, setFilters } from "./router.js";
 import { option } from "./page-system.js";
 
 const TASK_STATES = ["ready", "delayed", "blocked", "leased", "suspect", "parked", "stray", "completed", "failed", "dead"];
 const FLOW_STATES = ["running", "waiting", "parked", "compensating", "completed", "failed", "cancelled", "dead"];
 
-async function readTasks({ state, queue, name }, cursor, limit, signal) {
-  const page = await get("tasks", { state, queue, name, cursor, limit }, signal);
+async function readTasks({ state, queue, name, tag }, cursor, limit, signal) {
+  const page = await get("tasks", { state, queue, name, tag, cursor, limit }, signal);
   return { items: page.tasks.map((task) => ({ ...task, kind: "task", started_ns: task.created_ns })), next: page.cursor };
 }
 
-async function readFlows({ state }, cursor, limit, signal) {
-  const page = await get("flows", { state, cursor, limit }, signal);
+async function readFlows({ state, tag }, cursor, limit, signal) {
+  const page = await get("flows", { state, tag, cursor, limit }, signal);
   return { items: page.items.map((flow) => ({ ...flow, kind: "flow" })), next: page.next };
 }
 
@@ -89,6 +89,7 @@ export function workPage(_, given) {
     { name: "state", label: "State", options: [...new Set([...TASK_STATES, ...FLOW_STATES])] },
     { name: "queue", label: "Queue (tasks)" },
     { name: "name", label: "Name (tasks)" },
+    { name: "tag", label: "Tag" },
   ], values, (next) => {
     values = { ...next };
     if (values.queue || values.name) values.kind = "tasks";
@@ -107,10 +108,14 @@ export function workPage(_, given) {
     if (text) findWork(text, find.elements.problem);
   } }, h("label", {}, h("span", {}, "Find"), h("input", { name: "id", type: "search", placeholder: "id of a task or flow" })),
   h("button", { type: "submit" }, "Open"), h("output", { name: "problem", class: "problem" }));
+  const ended = endedHistogram();
   const page = {
     title: "Work",
-    node: h("div", {}, heading("Work"), find, form, jobs, holder),
-    refresh: () => list?.refresh(),
+    node: h("div", {}, heading("Work"), section("Ended", ended), find, form, jobs, holder),
+    refresh: () => {
+      list?.refresh();
+      ended.refresh();
+    },
     close: () => list?.close(),
   };
   rebuild();
@@ -129,8 +134,8 @@ async function findWork(text, problem) {
 }
 
 // Jobs on everything that the filters select.
-function selectionActions({ kind, state, queue }) {
-  if (!state || !kind) return null;
+function selectionActions({ kind, state, queue, name, tag }) {
+  if (!state || !kind || name || tag) return null;
   const selection = kind === "tasks" && queue ? { state, queue } : { state };
   const names = kind === "tasks"
     ? { cancel: !["completed", "failed", "dead"].includes(state), redrive: ["failed", "dead"].includes(state) }
@@ -186,7 +191,7 @@ export function taskPage([id = ""]) {
     }
     replace(details,
       facts([
-        ["Id", task.id], ["Queue", link(address("queues"), task.queue)], ["Key", task.key], ["Limit key", task.limit_key],
+        ["Id", task.id], ["Tag", task.tag], ["Queue", link(address("queues"), task.queue)], ["Key", task.key], ["Limit key", task.limit_key],
         ["Priority", task.priority], ["Attempts", `${task.attempt} of ${task.attempts}`], ["Failures", task.failures],
         ["Lost leases", `${task.expiries} of ${task.expiries_max}`],
         ["Worker", task.worker], ["Created", when(task.created_ns)], ["Not before", task.not_before_ns && when(task.not_before_ns)],
@@ -298,7 +303,7 @@ export function flowPage([id = ""]) {
     }
     replace(details,
       facts([
-        ["Id", flow.id], ["Key", flow.key], ["Queue", flow.queue], ["Run", flow.run], ["Failures", `${flow.failures} of ${flow.attempts} attempts`],
+        ["Id", flow.id], ["Tag", flow.tag], ["Key", flow.key], ["Queue", flow.queue], ["Run", flow.run], ["Failures", `${flow.failures} of ${flow.attempts} attempts`],
         ["Started", when(flow.started_ns)], ["Ended", flow.ended_ns && when(flow.ended_ns)],
         ["Took", flow.ended_ns ? duration((flow.ended_ns - flow.started_ns) / 1e9) : null],
         ["Times out", flow.timeout_ns && when(flow.timeout_ns)], ["Code", flow.code], ["Step", flow.step],

@@ -2,6 +2,7 @@
 
 import { auditPage, deployPage, jobsPage } from "./page-records.js";
 import { deadPage, effectsPage } from "./page-effects.js";
+import { errorsPage } from "./page-errors.js";
 import { flowPage, taskPage, workPage } from "./page-work.js";
 import { moneyPage, nowPage, queuesPage, workersPage } from "./page-system.js";
 import { schedulesPage, timersPage } from "./page-time.js";
@@ -13,6 +14,7 @@ export const TITLES = {
   work: "Work",
   worlds: "Worlds",
   effects: "Effects",
+  errors: "Errors",
   dead: "Dead letters",
   schedules: "Schedules",
   timers: "Timers",
@@ -32,6 +34,7 @@ export const PAGES = {
   flows: flowPage,
   worlds: worldsPage,
   effects: effectsPage,
+  errors: errorsPage,
   dead: deadPage,
   schedules: schedulesPage,
   timers: timersPage,

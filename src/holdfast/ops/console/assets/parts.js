@@ -1,7 +1,7 @@
 // Parts that several pages share: actions with their dialog, values as trees, blockers, filters.
 
 import { get, may, newKey, post } from "./api.js";
-import { append, h, newId, replace, when } from "./dom.js";
+import { append, h, newId, nowMs, replace, when } from "./dom.js";
 
 const SHOWN_CHARS = 64 * 1024;
 const OPEN_DEPTH = 2;
@@ -234,6 +234,56 @@ export function bar(parts) {
   const legend = h("ul", { class: "legend" }, shown.map((part) => h("li", { class: part.tone },
     part.href ? h("a", { href: part.href }, `${part.label} ${part.count.toLocaleString("en")}`) : `${part.label} ${part.count.toLocaleString("en")}`)));
   return h("div", {}, stripe, shown.length ? legend : h("p", { class: "quiet" }, "nothing"));
+}
+
+const OUTCOMES = { completed: "good", failed: "bad", dead: "bad", cancelled: "plain" };
+
+async function readEnded(queue) {
+  const rows = [];
+  let cursor = "";
+  for (let pages = 0; pages < 5; pages += 1) {
+    const page = await get("ended", { queue, cursor, limit: 1_000 });
+    rows.push(...page.items);
+    if (page.next === null) break;
+    cursor = page.next;
+  }
+  return rows;
+}
+
+// The work that ended in each minute of the last hour, by outcome.
+export function endedHistogram(queue = "") {
+  return loaded(() => readEnded(queue), (rows) => {
+    const minutes = new Map();
+    const sums = Object.fromEntries(Object.keys(OUTCOMES).map((name) => [name, 0]));
+    for (const row of rows) {
+      const at = Math.round(Number(row.minute_ns) / 60e9);
+      const ends = minutes.get(at) ?? { ...sums, completed: 0, failed: 0, dead: 0, cancelled: 0 };
+      for (const name of Object.keys(OUTCOMES)) {
+        ends[name] += Number(row[name]);
+        sums[name] += Number(row[name]);
+      }
+      minutes.set(at, ends);
+    }
+    const total = (ends) => Object.values(ends).reduce((sum, one) => sum + one, 0);
+    const most = Math.max(1, ...[...minutes.values()].map(total));
+    const last = Math.floor(nowMs() / 60_000);
+    const label = Object.entries(sums).map(([name, number]) => `${number.toLocaleString("en")} ${name}`).join(", ");
+    const columns = h("div", { class: "histogram", role: "img", "aria-label": `Ended in the last hour: ${label}` });
+    for (let at = last - 59; at <= last; at += 1) {
+      const column = h("span", { class: "minute" });
+      const ends = minutes.get(at);
+      if (ends) {
+        for (const [name, tone] of Object.entries(OUTCOMES)) {
+          if (!ends[name]) continue;
+          const piece = h("span", { class: tone });
+          piece.style.height = `${(100 * ends[name]) / most}%`;
+          column.append(piece);
+        }
+      }
+      columns.append(column);
+    }
+    return [columns, h("p", { class: "quiet" }, `last hour: ${label}; most in a minute: ${most.toLocaleString("en")}`)];
+  });
 }
 
 export function heading(title, ...badges) {
