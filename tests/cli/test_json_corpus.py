@@ -112,7 +112,7 @@ def test_json_corpus_contains_every_command_with_json_output() -> None:
     # corpus (tests/cli/test_flows.py, tests/cli/test_schedules.py, tests/cli/test_why.py, tests/cli/test_doctor.py,
     # tests/cli/test_limits.py, tests/api_server).
     assert recorded == set(COMMANDS) - {
-        "up", "dev", "demo", "sim", "flows", "schedules", "serve", "tokens", "audit", "why", "doctor", "limits", "queues", "errors",
+        "up", "dev", "demo", "sim", "flows", "schedules", "serve", "tokens", "audit", "why", "doctor", "limits", "queues", "errors", "budgets",
     }  # fmt: skip
 
 

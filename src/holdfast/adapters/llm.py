@@ -177,13 +177,13 @@ def cost_bound(txn: Txn, params: bytes, prices: bytes, limited: bool = False) ->
     check_bounded(messages, options)
     if limited:
         check_cost_known(messages, options)
-    return charges_of(known.get(model), usage_bound(messages, options))
+    return charges_of(known.get(model), usage_bound(messages, options), str(model))
 
 
-def charges_of(price: Price | None, usage: Usage) -> list[Cost]:
+def charges_of(price: Price | None, usage: Usage, model: str = "") -> list[Cost]:
     """Return the charges for a usage."""
-    money = [] if price is None else [Cost(MONEY, price.micros(usage))]
-    return [*money, Cost(TOKENS, usage.tokens)]
+    money = [] if price is None else [Cost(MONEY, price.micros(usage), model)]
+    return [*money, Cost(TOKENS, usage.tokens, model)]
 
 
 _decode_prices = msgspec.msgpack.Decoder(dict[str, Price]).decode

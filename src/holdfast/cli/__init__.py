@@ -58,6 +58,7 @@ COMMANDS = {
     "queues": Command("holdfast.cli.queues", "queues of tasks: list, pause, resume, drain"),
     "flows": Command("holdfast.cli.flows", "flows: list, show, steps, why, send, fork, cancel, …"),
     "effects": Command("holdfast.cli.effects", "effects: list, show, redrive"),
+    "budgets": Command("holdfast.cli.budgets", "budgets: list, days"),
     "schedules": Command(
         "holdfast.cli.schedules", "schedules: list, show, pause, resume, run-now, backfill, delete"
     ),

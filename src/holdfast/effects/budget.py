@@ -36,6 +36,7 @@ from holdfast import codec, failpoints
 from holdfast.codec import Record
 from holdfast.durable import queue as queues
 from holdfast.durable.validation import check_limit, check_name, check_time
+from holdfast.effects import daily_costs
 from holdfast.errors import Invalid
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
@@ -55,10 +56,11 @@ WAKE_SCAN_MAX = 32
 
 
 class Cost(Record, frozen=True):
-    """An amount of one unit."""
+    """An amount of one unit, and the model that was called, if any."""
 
     unit: str
     amount: int
+    model: str = ""
 
 
 class BudgetAccount(Record, frozen=True):
@@ -311,9 +313,21 @@ def _settle(
         "r",
         {charge.unit: -charge.amount for charge in open_reservation.charges},
     )
+    _add_to_days(txn, universe, open_reservation, charges)
     _add_to_accounts(txn, universe, open_reservation, "s", _amounts(charges))
     for scope in (open_reservation.world, UNIVERSE_SCOPE):
         _wake_waiting(txn, universe, scope)
+
+
+def _add_to_days(txn: Txn, universe: str, owner: Reservation, charges: list[Cost]) -> None:
+    """Add charges to the spending of the day, before they are added to the accounts."""
+    for charge in charges:
+        if charge.amount:
+            for scope in (owner.world, UNIVERSE_SCOPE):
+                spent = txn.count(_key(universe, "s", scope, charge.unit))
+                daily_costs.add(
+                    txn, universe, scope, charge.unit, charge.model, charge.amount, spent
+                )
 
 
 def _wake_waiting(txn: Txn, universe: str, scope: str) -> None:
@@ -365,6 +379,7 @@ def _key(universe: str, *path: tuples.Element) -> bytes:
     "s" <scope> <unit>       spent
     "r" <scope> <unit>       reserved
     "n"                      the number of the last reservation
+    "m", "mb"                spending by day and model (`daily_costs`)
     "k" <key>                open reservations
     "t" <reserved_ns> <key>  the same, by time
     "w" <world>              when the last waiting call of a world is retried

@@ -31,6 +31,7 @@ from holdfast.durable import consistency as durable_consistency
 from holdfast.durable import inbox, item, journal
 from holdfast.durable import lease as leases
 from holdfast.durable.difference import Difference
+from holdfast.effects import daily_costs
 from holdfast.errors import NotFound, StoreCorrupt
 from holdfast.flows import derived_rows
 from holdfast.flows.model import FlowId
@@ -172,6 +173,7 @@ def _build_rows(txn: ApplyTxn, universe: str, differences: int) -> None:
             limit_check.rebuild,
             error_group_check.rebuild,
             ended_count_check.rebuild,
+            daily_costs.rebuild,
         ):
             part(txn, universe)
     except decode_errors.DECODE_ERRORS as error:

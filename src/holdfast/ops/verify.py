@@ -1,7 +1,7 @@
 """Verification of derived rows and redundant records: runs the consistency checks of every feature.
 
 `durable.consistency`, `world.consistency`, `leadership.consistency`, `dispatch.consistency`,
-`tasks.consistency`, `flows.consistency`, `schedules.consistency`, `error_group_check`, `ended_count_check` and `limit_check` hold the checks. All of them read one snapshot, so
+`tasks.consistency`, `flows.consistency`, `schedules.consistency`, `error_group_check`, `ended_count_check`, `effects.daily_costs` and `limit_check` hold the checks. All of them read one snapshot, so
 concurrent commits cause no differences. `world_replay` verifies the journals of worlds, and `tasks.replay_check` reads the task log.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from holdfast.dispatch.consistency import check_dispatches
 from holdfast.durable import consistency as durable_consistency
 from holdfast.durable.difference import Difference
+from holdfast.effects import daily_costs
 from holdfast.flows import consistency as flow_consistency
 from holdfast.leadership.consistency import check_leader_lease
 from holdfast.ops import (
@@ -61,6 +62,8 @@ def _checks(txn: Txn) -> Iterator[tuple[str, str, Iterator[Difference]]]:
         yield "authority", universe, check_leader_lease(txn, universe)
         yield "dispatch", universe, check_dispatches(txn, universe)
         yield "limit", universe, limit_check.find_differences(txn, universe)
+    for universe in iter_names(txn, (int(Space.APP_STATE), "budget")):
+        yield "statistic", universe, daily_costs.find_differences(txn, universe)
     yield "lease", "all", durable_consistency.check_leases(txn)
     yield "lease", "log", durable_consistency.check_lease_log(txn)
     yield "journal", "all", _check_journals(txn)

@@ -11,7 +11,7 @@ never change their meaning. The schema version changes when the meaning of store
     0  app_state    runner.schema.version (raw bytes)            the marker (8 bytes, document 001)
                     "meta"                                       generation, store id, clock anchor
                     "sim" …                                      free for tests and the simulator
-                    "budget" <u> …                               money and tokens, reserved and spent
+                    "budget" <u> …                               money and tokens, reserved and spent, by day and model
                     "dispatch" <u> …                             dispatch requests, by id, state and mark
                     "replay" <u> …                               progress of the leader's notifications
                     "code" <u> <digest>                          declarations of the workers' code

@@ -87,7 +87,7 @@ class Chat(Effect[..., Reply]):
 
     def bill(self, intent: Intent, result: Any) -> list[Cost]:
         model = codec.unpack(intent.params)[1]
-        return llm.charges_of(self.endpoint.price(model), result.value.usage)
+        return llm.charges_of(self.endpoint.price(model), result.value.usage, str(model))
 
     def unbilled(self, error: Exception) -> bool:
         if isinstance(error, Unavailable):

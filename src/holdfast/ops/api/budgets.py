@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.effects import budget
+from holdfast.effects import budget, daily_costs
 from holdfast.effects.budget import BudgetAccount
+from holdfast.effects.daily_costs import DAY_NS, KEPT_DAYS, DaySpending
+from holdfast.errors import Invalid
 from holdfast.ops.api import cursors
 from holdfast.ops.api.call import ApiCall
 from holdfast.ops.api.endpoint import (
@@ -18,6 +20,8 @@ from holdfast.ops.api.endpoint import (
 )
 from holdfast.store.api import Txn
 
+DAYS = 7
+
 
 class BudgetLimitBody(RequestModel):
     """`scope` is the id of a world or a flow, `*` for each of them, or empty for the universe. A null `amount`
@@ -26,6 +30,25 @@ class BudgetLimitBody(RequestModel):
     unit: str
     amount: int | None
     scope: str = ""
+
+
+class DaySpendingQuery(PageQuery):
+    """Days since 1970, by default the last seven, at most 100. `scope` is that of a budget; empty for the universe, whose
+    account has the calls of all worlds and flows."""
+
+    scope: str = ""
+    first_day: int = 0
+    last_day: int = 0
+
+
+class DaySpendingDocument(msgspec.Struct, frozen=True):
+    """What the calls of an account to one model spent on a day. `model` is null for calls without a model."""
+
+    day: int
+    scope: str
+    model: str | None
+    unit: str
+    spent: int
 
 
 class BudgetDocument(msgspec.Struct, frozen=True):
@@ -46,13 +69,30 @@ def list_budgets(call: ApiCall) -> Page[BudgetDocument]:
     def read(txn: Txn) -> list[BudgetDocument]:
         names = budget.list_accounts(txn, call.universe, after, limit + 1)
         return [
-            _document(scope, unit, budget.account(txn, call.universe, scope, unit))
+            budget_document(scope, unit, budget.account(txn, call.universe, scope, unit))
             for scope, unit in names
         ]
 
     found = call.read(read)
     last = (found[limit - 1].scope, found[limit - 1].unit) if len(found) > limit else None
     return Page(items=found[:limit], next=cursors.encode(last) if last else None)
+
+
+def list_budget_days(call: ApiCall) -> Page[DaySpendingDocument]:
+    query: DaySpendingQuery = call.query
+    limit, start = cursors.page_limit(query), cursors.decode(query.cursor, int) or 0
+
+    def read(txn: Txn) -> list[DaySpending]:
+        last = query.last_day or txn.now_ns // DAY_NS
+        first = query.first_day or max(last - DAYS + 1, 0)
+        if not 0 <= last - first < KEPT_DAYS or first < 0:
+            raise Invalid(what="days", found=[first, last], days_max=KEPT_DAYS)
+        return daily_costs.list_days(txn, call.universe, query.scope, first, last)
+
+    found = call.read(read)
+    items = [day_document(one) for one in found[start : start + limit]]
+    more = len(found) > start + limit
+    return Page(items=items, next=cursors.encode(start + limit) if more else None)
 
 
 def limit_budget(call: ApiCall) -> BudgetDocument:
@@ -66,10 +106,14 @@ def limit_budget(call: ApiCall) -> BudgetDocument:
         subject=f"budget/{body.scope}",
         detail=f"{body.unit} {body.amount}",
     )
-    return _document(body.scope, body.unit, account)
+    return budget_document(body.scope, body.unit, account)
 
 
-def _document(scope: str, unit: str, account: BudgetAccount) -> BudgetDocument:
+def day_document(row: DaySpending) -> DaySpendingDocument:
+    return DaySpendingDocument(row.day, row.scope, row.model or None, row.unit, row.amount)
+
+
+def budget_document(scope: str, unit: str, account: BudgetAccount) -> BudgetDocument:
     return BudgetDocument(
         scope, unit, account.spent, account.reserved, account.limit, account.remaining()
     )
@@ -78,6 +122,9 @@ def _document(scope: str, unit: str, account: BudgetAccount) -> BudgetDocument:
 ENDPOINTS = (
     Endpoint("GET", "/v1/budgets", Scope.READ, list_budgets, Page[BudgetDocument],
              "List the budgets that have a limit or had a call", EndpointOptions(query=PageQuery)),
+    Endpoint("GET", "/v1/budgets/days", Scope.READ, list_budget_days, Page[DaySpendingDocument],
+             "List what an account spent by day and model",
+             EndpointOptions(query=DaySpendingQuery)),
     Endpoint("POST", "/v1/budgets/limit", Scope.OPERATE, limit_budget, BudgetDocument,
              "Set or remove the limit of a budget", EndpointOptions(body=BudgetLimitBody)),
 )  # fmt: skip

@@ -1,0 +1,82 @@
+"""`holdfast budgets`: lists accounts with their limits, and their costs by day and model."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from holdfast.cli import EXIT_OK
+from holdfast.cli.output import emit, table, time_text
+from holdfast.cli.store_option import add_options, open_existing
+from holdfast.cli.why import universe_of
+from holdfast.effects import budget, daily_costs
+from holdfast.effects.daily_costs import DAY_NS, KEPT_DAYS, DaySpending
+from holdfast.errors import Invalid
+from holdfast.ops.api.budgets import DAYS, BudgetDocument, budget_document, day_document
+from holdfast.store.api import Store, Txn
+
+LIST_MAX = 100
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listed = actions.add_parser("list", help="list the accounts that have a limit or had a call")
+    listed.add_argument(
+        "--limit", metavar="N", type=int, default=LIST_MAX,
+        help=f"list at most N accounts (default {LIST_MAX})",
+    )  # fmt: skip
+    days = actions.add_parser("days", help="list what an account spent by day and model")
+    days.add_argument(
+        "--scope", metavar="ID", default="", help="world or flow (default: the whole universe)"
+    )
+    days.add_argument(
+        "--days", metavar="N", type=int, default=DAYS,
+        help=f"the last N days, at most {KEPT_DAYS} (default {DAYS})",
+    )  # fmt: skip
+    for action in (listed, days):
+        action.add_argument("--universe", metavar="U", help="universe, if the store has several")
+        add_options(action)
+
+
+def run(args: argparse.Namespace) -> int:
+    with open_existing(args) as store:
+        universe = universe_of(store, args, "budgets")
+        return (_list if args.action == "list" else _days)(store, universe, args)
+
+
+def _list(store: Store, universe: str, args: argparse.Namespace) -> int:
+    def read(txn: Txn) -> list[BudgetDocument]:
+        names = budget.list_accounts(txn, universe, None, args.limit)
+        return [
+            budget_document(scope, unit, budget.account(txn, universe, scope, unit))
+            for scope, unit in names
+        ]
+
+    rows = store.read(read)
+    cells = [
+        (one.scope or "(universe)", one.unit, one.spent, one.reserved, one.limit) for one in rows
+    ]
+    text = (
+        table(("account", "unit", "spent", "reserved", "limit"), cells) if cells else "no budgets"
+    )
+    emit(args, {"universe": universe, "budgets": msgspec.to_builtins(rows)}, text)
+    return EXIT_OK
+
+
+def _days(store: Store, universe: str, args: argparse.Namespace) -> int:
+    if not 1 <= args.days <= KEPT_DAYS:
+        raise Invalid(what="--days", found=args.days, min=1, max=KEPT_DAYS)
+
+    def read(txn: Txn) -> list[DaySpending]:
+        last = txn.now_ns // DAY_NS
+        return daily_costs.list_days(txn, universe, args.scope, last - args.days + 1, last)
+
+    rows = store.read(read)
+    cells = [
+        (time_text(one.day * DAY_NS)[:10], one.model or None, one.unit, one.amount) for one in rows
+    ]
+    text = table(("day", "model", "unit", "spent"), cells) if cells else "nothing was spent"
+    documents = msgspec.to_builtins([day_document(one) for one in rows])
+    emit(args, {"universe": universe, "days": documents}, text)
+    return EXIT_OK
