@@ -295,6 +295,34 @@ def test_flows_send_delivers_an_event_once_per_key(
     assert error.startswith("flow_ended: ")
 
 
+def test_flows_start_starts_a_flow_once_per_key(
+    run: RunCommand, path: Path, rig: FlowRig, flows: Any
+) -> None:
+    by_position = flows("start", "order", '["book", 5]', "--key", "o-9", *WITH_APP)
+    by_name = flows("start", "order", '{"cents": 5, "item": "book"}', "--key", "o-9", *WITH_APP)
+    assert by_position == by_name == {"id": by_name["id"], "name": "order", "key": "o-9"}
+    assert flows("show", "order/o-9")["args"] == ["book", 5]
+    text = run("flows", "start", "measured", *WITH_APP, store=path).out
+    assert text.endswith(" measured\n")
+    run_all(rig)
+    assert flows("show", text.split()[0])["result"] == 1
+    options = ("--queue", "slow", "--priority", 3, "--timeout-s", 60, "--tag", "mine")
+    slow = flows("start", "count", "[1]", *options, *WITH_APP)["id"]
+    shown = flows("show", slow)
+    assert (shown["queue"], shown["priority"]) == ("slow", 3)
+    assert shown["timeout_ns"]
+    for words, begin in (
+        (("order", '["book", 6]', "--key", "o-9"), "key_conflict: "),
+        (("order", '["book", "much"]'), "invalid: what='flow arguments'"),
+        (("order", "5"), "invalid: what='flow arguments'"),
+        (("order", "{"), "invalid: what='flow arguments'"),
+        (("unheard",), "invalid: what='flow'"),
+    ):
+        refused = run("flows", "start", *words, *WITH_APP, store=path)
+        assert (refused.code, refused.out) == (1, "")
+        assert refused.error.startswith(begin)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [

@@ -196,6 +196,17 @@ def test_error_in_a_flow_is_one_line_with_the_remedy(
     assert all(step.attempts == 1 for step in others)
 
 
+def test_result_that_was_not_awaited_says_so(make_rig: Any) -> None:
+    @hf.flow(attempts=1)
+    async def order() -> int:
+        return hf.step(double, 1)  # type: ignore[return-value]
+
+    rig = make_rig(app_of(order))
+    error = failure(rig, rig.start(order))
+    assert (error.code, error.error_type) == ("raised", "BadStepResult")
+    assert "it was not awaited; write await before it" in error.error
+
+
 OUTSIDE_A_FLOW: list[Callable[[], Any]] = [
     lambda: hf.step(double, 1),
     lambda: hf.sleep(1),

@@ -1,4 +1,4 @@
-"""`holdfast flows`: lists and shows flows and their steps, sends them events, cancels, forks, resumes and redrives them.
+"""`holdfast flows`: lists, shows and starts flows, sends them events, cancels, forks, resumes and redrives them.
 
 A flow is named by its id, such as `f1-17`, or by `NAME/KEY`.
 """
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast import codec
+from holdfast.app import flow_start
 from holdfast.blockers.answer import Blocker
 from holdfast.blockers.flows import list_blockers
 from holdfast.cli import EXIT_OK, EXIT_USAGE
@@ -99,6 +100,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_flow(why)
     _add_store(why)
 
+    _configure_start(actions)
+
     sent = actions.add_parser("send", help="send an event to a flow")
     add_flow(sent)
     sent.add_argument("type", metavar="TYPE", help="event type, as the application names it")
@@ -140,6 +143,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_store(redriven)
 
 
+def _configure_start(actions: Any) -> None:
+    started = actions.add_parser("start", help="start a flow, or find the flow of its key")
+    started.add_argument("name", metavar="NAME", help="flow, as the application names it")
+    started.add_argument(
+        "args",
+        metavar="JSON",
+        nargs="?",
+        default="[]",
+        help="its arguments: a JSON array by position, or a JSON object by name (default: none)",
+    )
+    started.add_argument("--key", metavar="K", help="idempotency key of the start")
+    started.add_argument("--queue", metavar="Q", help="queue of the flow (default: as declared)")
+    started.add_argument("--priority", metavar="N", type=int, help="priority in the queue")
+    started.add_argument(
+        "--timeout-s", metavar="S", type=float, help="end the flow after this time (seconds)"
+    )
+    started.add_argument("--tag", metavar="T", help="text by which lists find the flow")
+    started.add_argument(
+        "--app", metavar="MODULE:APP", required=True, help="application that declares the flow"
+    )
+    _add_store(started)
+
+
 @app_errors_are_usage
 def run(args: argparse.Namespace) -> int:
     selects = args.action in SELECTED_STATES
@@ -148,7 +174,8 @@ def run(args: argparse.Namespace) -> int:
             return EXIT_USAGE
         check_rate(args)
     # An application that cannot be loaded is reported before the store is opened.
-    app = load_app(args.app) if args.action == "send" else None
+    needs_app = args.action in ("start", "send")
+    app = load_app(args.app) if needs_app else None
     with open_existing(args) as store:
         if selects and args.dry_run:
             return dry_run(store, _universe_of(store, args), args, SELECTED_STATES[args.action])
@@ -156,7 +183,9 @@ def run(args: argparse.Namespace) -> int:
             "list": _list, "show": _show, "steps": _steps, "why": _why, "fork": _fork,
             "cancel": _cancel, "resume": _resume, "redrive": _redrive,
         }  # fmt: skip
-        return act[args.action](store, args) if app is None else _send(store, args, app)
+        if app is not None:
+            return (_start if args.action == "start" else _send)(store, args, app)
+        return act[args.action](store, args)
 
 
 # -- queries ---------------------------------------------------------------------------------------
@@ -375,6 +404,27 @@ def _error_text(error_type: str, error: str) -> str:
 
 
 # -- changes ---------------------------------------------------------------------------------------
+
+
+def _start(store: Store, args: argparse.Namespace, app: Any) -> int:
+    flow = app.flows.get(args.name)
+    if flow is None:
+        raise Invalid(
+            what="flow", name=args.name[:64], why="unknown to the app", known=sorted(app.flows)
+        )
+    try:
+        given = codec.new_json_decoder(list[Any] | dict[str, Any]).decode(args.args)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(what="flow arguments", flow=args.name, why=str(error)) from None
+    names = ("key", "queue", "priority", "timeout_s", "tag")
+    call = flow.options(**{name: getattr(args, name) for name in names})
+    packed = flow.pack((), given) if isinstance(given, dict) else flow.pack(tuple(given), {})
+    universe = args.universe or app.universe
+    started = flow_start.start_packed(store.transact, store.read, universe, call, packed)
+    id = FlowId(started.generation, started.seq)
+    document = {"id": str(id), "name": args.name, "key": call.key or None}
+    emit(args, document, printable(f"{id} {args.name}{'/' + call.key if call.key else ''}"))
+    return EXIT_OK
 
 
 def _send(store: Store, args: argparse.Namespace, app: Any) -> int:

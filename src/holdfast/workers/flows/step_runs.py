@@ -364,6 +364,10 @@ def encode_result(what: str, value: Any) -> bytes:
         packed = codec.pack_value(value)
         codec.check_depth(what, packed)
     except (*codec.ENCODE_ERRORS, Invalid) as error:
+        if inspect.isawaitable(value):
+            raise BadStepResult(
+                what=what, why="it was not awaited; write await before it"
+            ) from None
         raise BadStepResult(what=what, why=f"cannot be stored: {error}") from None
     if len(packed) > MESSAGE_BYTES_MAX:
         raise StepResultTooLarge(what=what, bytes=len(packed), bytes_max=MESSAGE_BYTES_MAX)
