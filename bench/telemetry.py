@@ -54,15 +54,15 @@ SCRAPE_S = 1.0
 HEADER = ("part", "mode", "µs each", "ratio", "quartiles", "least", "throughput")
 
 
-class Counted(hf.Event):
+class BenchCounted(hf.Event):
     pass
 
 
 class MeasuredWorld(hf.World):
     count: int = 0
 
-    @hf.on(Counted)
-    def counted(self, event: Counted, cx: hf.Context) -> None:
+    @hf.on(BenchCounted)
+    def counted(self, event: BenchCounted, cx: hf.Context) -> None:
         self.count += 1
 
 
@@ -246,7 +246,7 @@ def _run_tasks(rt: hf.Runtime, at: int) -> int:
 
 def _send_messages(rt: hf.Runtime, at: int) -> int:
     for number in range(BATCH):
-        rt.world(MeasuredWorld, f"w{(at * BATCH + number) % WORLDS}").send(Counted())
+        rt.world(MeasuredWorld, f"w{(at * BATCH + number) % WORLDS}").send(BenchCounted())
     return BATCH
 
 
@@ -254,7 +254,7 @@ def _settle(rt: hf.Runtime) -> None:
     """Wait until the sent events are handled: a reply follows all events before it."""
     for number in range(WORLDS):
         world = rt.world(MeasuredWorld, f"w{number}")
-        seq = world.send(Counted())
+        seq = world.send(BenchCounted())
         world.wait_for(lambda state, seq=seq: state.count >= seq)
 
 

@@ -85,7 +85,7 @@ class LeaseOperations(Protocol[Work]):
 
 @dataclass(slots=True)
 class LeaseCounters:
-    """The leases that the store has extended, and those that were lost."""
+    """The numbers of extended and of lost leases."""
 
     renewed: int = 0
     lost: int = 0
