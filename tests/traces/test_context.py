@@ -132,3 +132,31 @@ def test_process_that_does_not_use_opentelemetry_never_imports_it(tmp_path: Path
         """,
         tmp_path,
     )
+
+
+def test_error_of_the_sdk_is_logged_once_and_does_not_affect_the_work(tmp_path: Path) -> None:
+    output = run(
+        """
+        import holdfast as hf
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+
+        class Failing(SpanProcessor):
+            def on_start(self, span, parent_context=None):
+                raise RuntimeError("no disk")
+
+        provider = TracerProvider()
+        provider.add_span_processor(Failing())
+        trace.set_tracer_provider(provider)
+
+        @hf.task
+        def work(n: int) -> int:
+            return n
+
+        with hf.App("jobs", tasks=[work]).open("memory:", roles=("task",)) as rt:
+            assert [rt.submit(work, n).result(30) for n in range(3)] == [0, 1, 2]
+        """,
+        tmp_path,
+    )
+    assert output.count("tracing failed") == 1
+    assert "RuntimeError: no disk" in output

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 import holdfast as hf
 from holdfast import traces
 from holdfast.app.task_handle import TaskFailedError
+from tests.process.watch import until
+from tests.traces import traced_app
 from tests.traces.recorded import (
     Recorded,
     attributes_of,
@@ -189,18 +190,15 @@ def test_repeat_of_a_key_with_another_traceparent_is_the_same_task(
     assert trace_of(recorded.one("run resize")) == trace_of(submits[0])
 
 
-class BrokenProcessor(SpanProcessor):
-    def on_start(self, span: Any, parent_context: Any = None) -> None:
-        raise RuntimeError("broken processor")
-
-    def on_end(self, span: Any) -> None:
-        raise RuntimeError("broken processor")
-
-
-def test_error_of_a_span_processor_does_not_reach_the_task(rt: hf.Runtime) -> None:
-    recorded = configure_sdk()
-    recorded.provider.add_span_processor(BrokenProcessor())
-    try:
-        assert rt.submit(plain, "a").result(30) == "a"
-    finally:
-        remove_sdk()
+def test_child_process_of_a_task_has_the_context_and_makes_its_spans(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOLDFAST_TEST_SPANS", str(tmp_path))
+    with traced_app.app.open("memory:", roles=("task",)) as rt:
+        token = traces.receive(traces.parse(PARENT))
+        handle = rt.submit(traced_app.weigh, "a")
+        traces.forget(token)
+        assert handle.result(60) == PARENT[3:35]
+        [spans] = until(lambda: list(traced_app.read_spans(tmp_path).values()), "the spans")
+    assert [span["name"] for span in spans] == ["user process", "run weigh"]
+    assert {span["trace"] for span in spans} == {PARENT[3:35]}

@@ -142,12 +142,12 @@ def test_failed_attempt_and_failed_event_have_the_status_error(
     assert second.status.status_code is StatusCode.UNSET
     assert attributes_of(second)["holdfast.attempt"] == 2
     rt.world(LedgerBook, "eve").send(Opened(-1))
-    until(lambda: len(recorded.finished("reduce")) >= 4, "the failed event")
-    [failed] = [
-        s
-        for s in recorded.finished("reduce")
-        if attributes_of(s)["holdfast.world"] == "LedgerBook/eve"
-    ]
+
+    def of_eve() -> list[Any]:
+        spans = recorded.finished("reduce")
+        return [one for one in spans if attributes_of(one)["holdfast.world"] == "LedgerBook/eve"]
+
+    [failed] = until(of_eve, "the failed event")
     assert attributes_of(failed)["error.type"] == "reducer_failed"
     assert failed.status.description == "ValueError: negative"
 

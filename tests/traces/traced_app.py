@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
 import holdfast as hf
+from holdfast import traces
 
 
 class LineExporter(SpanExporter):
@@ -65,6 +66,12 @@ class Shelf(hf.World):
         self.charged += 1
 
 
+@hf.task(isolation="process")
+def weigh(what: str) -> str:
+    with trace.get_tracer("user").start_as_current_span("user process"):
+        return traces.trace_id(traces.current())
+
+
 def reserve(what: str) -> str:
     return what
 
@@ -86,7 +93,7 @@ async def order(what: str, marker: str = "") -> int:
     return await hf.step(charge, what)
 
 
-app = hf.App("shop", worlds=[Shelf], flows=[order], effects=[charge])
+app = hf.App("shop", worlds=[Shelf], flows=[order], effects=[charge], tasks=[weigh])
 
 if "HOLDFAST_TEST_SPANS" in os.environ:
     provider = TracerProvider()

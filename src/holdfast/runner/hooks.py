@@ -121,7 +121,10 @@ class Hooks:
     def lost(self, work: WorkItem) -> None:
         self.counters.add("lost")
         claim = work.claim
-        logs.warn("runner", "claim lost", queue=claim.queue, seq=work.seq, worker=self.worker)
+        ids = _intent_ids(work.payload) if "/effects/" in claim.queue else {}
+        logs.warn(
+            "runner", "claim lost", queue=claim.queue, seq=work.seq, worker=self.worker, **ids
+        )
         self._call_sink(
             self.log,
             LogEvent,
