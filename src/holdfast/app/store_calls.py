@@ -7,9 +7,8 @@
             yield Sleep(left_s)
         return …
 
-`run` answers the requests with blocking calls of the store. `run_cancellable` does, too, and another thread can end
-its wait. `run_async` answers them without blocking the event
-loop. A request that fails ends the call with its error.
+`run` answers the requests with blocking calls of the store. `run_async` answers them without blocking the event loop. A
+request that fails ends the call with its error.
 """
 
 from __future__ import annotations
@@ -81,32 +80,50 @@ class Cancellation:
 StoreCall = Generator[Commit | Read | Listen | Sleep, Any, T]
 
 
-def run(store: Store, call: StoreCall[T]) -> T:
-    """Run a call in this thread."""
-    topic = ""
-    since = 0
-    answer: Any = None
-    while True:
-        try:
-            request = call.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        answer = None
-        if isinstance(request, Commit):
-            answer = store.transact(request.operation, *request.args)
-        elif isinstance(request, Read):
-            answer = store.read(request.fn, *request.args)
-        elif isinstance(request, Listen):
-            topic = request.topic
-            since = store.wait(topic, 0, 0.0)
-        else:
-            since = store.wait(topic, since, request.seconds)
+class _TopicWait:
+    """The wait of a call in its thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._topic = ""
+        self._since = 0
+
+    def listen(self, topic: str) -> None:
+        self._topic = topic
+        self._since = self._store.wait(topic, 0, 0.0)
+
+    def sleep(self, seconds: float) -> None:
+        self._since = self._store.wait(self._topic, self._since, seconds)
+
+    def close(self) -> None: ...
 
 
-def run_cancellable(store: Store, call: StoreCall[T], cancellation: Cancellation) -> T:
-    """Run a call in this thread. Another thread may end its wait: that raises Timeout. A commit is not undone."""
-    subscription: Subscription | None = None
+class _CancellableWait:
+    """The wait of a call that another thread may end."""
+
+    def __init__(self, store: Store, cancellation: Cancellation) -> None:
+        self._store = store
+        self._cancellation = cancellation
+        self._subscription: Subscription | None = None
+
+    def listen(self, topic: str) -> None:
+        self._subscription = self._store.subscribe(topic)
+        self._cancellation.watch(self._subscription)
+
+    def sleep(self, seconds: float) -> None:
+        assert self._subscription is not None, "a call listens before it sleeps"
+        self._subscription.wait(seconds)
+        self._cancellation.check()
+
+    def close(self) -> None:
+        if self._subscription is not None:
+            self._subscription.cancel()
+
+
+def run(store: Store, call: StoreCall[T], cancellation: Cancellation | None = None) -> T:
+    """Run a call in this thread. With `cancellation` another thread may end its wait: that raises Timeout, and no
+    commit is undone."""
+    wait = _TopicWait(store) if cancellation is None else _CancellableWait(store, cancellation)
     answer: Any = None
     try:
         while True:
@@ -121,15 +138,11 @@ def run_cancellable(store: Store, call: StoreCall[T], cancellation: Cancellation
             elif isinstance(request, Read):
                 answer = store.read(request.fn, *request.args)
             elif isinstance(request, Listen):
-                subscription = store.subscribe(request.topic)
-                cancellation.watch(subscription)
+                wait.listen(request.topic)
             else:
-                assert subscription is not None, "a call listens before it sleeps"
-                subscription.wait(request.seconds)
-                cancellation.check()
+                wait.sleep(request.seconds)
     finally:
-        if subscription is not None:
-            subscription.cancel()
+        wait.close()
 
 
 async def run_async(store: Store, reader: ResultWaiter, call: StoreCall[T]) -> T:

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from holdfast.app.keyed_tasks import KeyedTasks
 from holdfast.clock import SYSTEM, S
-from holdfast.errors import Invalid, KeyConflict, NotFound
+from holdfast.errors import KeyConflict, NotFound
 from holdfast.ops import task_documents
 from holdfast.ops.api import cursors
 from holdfast.ops.api.call import ApiCall
@@ -23,15 +23,13 @@ from holdfast.ops.api.endpoint import (
     RequestModel,
     Scope,
 )
-from holdfast.ops.http.request_schemas import CancelBody, NewTaskBody, SubmissionBody
+from holdfast.ops.http.request_schemas import CancelBody, NewTaskBody, SubmissionBody, check_wait
 from holdfast.ops.http.task_batch import build_batch, require_tasks
 from holdfast.ops.task_documents import TaskReport, read_report
 from holdfast.store.api import Txn
 from holdfast.tasks import operations, queries, task_list
 from holdfast.tasks.ids import TaskId, parse_task_id
 from holdfast.tasks.model import QueueLimits, get_limits, keys_of
-
-WAIT_S_MAX = 60.0
 
 
 class TaskListQuery(PageQuery):
@@ -195,8 +193,7 @@ def show_task(call: ApiCall) -> TaskDetailsDocument:
 
 
 def _wait_until_ended(call: ApiCall, task: TaskId, wait_s: float) -> None:
-    if not 0 <= wait_s <= WAIT_S_MAX:
-        raise Invalid(what="wait_s", found=wait_s, min=0, max=WAIT_S_MAX)
+    check_wait(wait_s)
     until_ns = SYSTEM.mono_ns() + int(wait_s * S)
     topic = keys_of(call.universe).task_topic(task.seq)
     since = call.store.wait(topic, 0, 0.0)
@@ -210,18 +207,12 @@ def _wait_until_ended(call: ApiCall, task: TaskId, wait_s: float) -> None:
 def submit_tasks(call: ApiCall) -> ApiAnswer:
     """The idempotency key of the request is the key of a single task, unless its options have one."""
     body: SubmissionBody = call.body
+    new_tasks = body.new_tasks()
     if body.tasks is not UNSET:
-        if body != SubmissionBody(tasks=body.tasks):
-            raise Invalid(
-                what="body", why="name for one task and tasks for several exclude each other"
-            )
-        return ApiAnswer(SubmittedTasks(ids=[str(task) for task in _submit(call, body.tasks)]))
-    if body.name is UNSET:
-        raise Invalid(what="body", why="needs name for one task, or tasks for several")
-    options = body.options
-    if call.key and not options.key:
-        options = msgspec.structs.replace(options, key=call.key)
-    new = NewTaskBody(name=body.name, args=body.args, kwargs=body.kwargs, options=options)
+        return ApiAnswer(SubmittedTasks(ids=[str(task) for task in _submit(call, new_tasks)]))
+    [new] = new_tasks
+    if call.key and not new.options.key:
+        new.options = msgspec.structs.replace(new.options, key=call.key)
     [task] = _submit(call, [new])
     return ApiAnswer(SubmittedTasks(id=str(task)), headers=(("Location", f"/v1/tasks/{task}"),))
 

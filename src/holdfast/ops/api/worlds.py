@@ -315,7 +315,7 @@ def ask_world(call: ApiCall) -> ReplyDocument:
     handle: WorldHandle[Any] = WorldHandle(runtime, kind, name)
     asking = handle.ask_call(event, body.timeout_s, body.key or call.key or None)
     try:
-        reply = store_calls.run_cancellable(call.recording_store(), asking, call.cancellation)
+        reply = store_calls.run(call.recording_store(), asking, call.cancellation)
     except NoReply as error:
         # The dead letter and the journal have the traceback. A client that may only submit must not see source paths.
         fields = {**error.fields, "error": exception_text(error.fields["error"])}

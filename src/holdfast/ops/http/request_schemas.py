@@ -9,7 +9,10 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType, field
 
+from holdfast.errors import Invalid
 from holdfast.ops.http.json_values import RequestBody
+
+WAIT_S_MAX = 60.0
 
 
 class TaskOptionsBody(RequestBody):
@@ -47,6 +50,19 @@ class SubmissionBody(RequestBody):
     kwargs: dict[str, Any] = field(default_factory=dict)
     options: TaskOptionsBody = field(default_factory=TaskOptionsBody)
     tasks: list[NewTaskBody] | UnsetType = UNSET
+
+    def new_tasks(self) -> list[NewTaskBody]:
+        """Return the new tasks. Refuse a body that has neither one task nor several, or both."""
+        if self.tasks is UNSET:
+            if self.name is UNSET:
+                raise Invalid(what="body", why="needs name for one task, or tasks for several")
+            return [NewTaskBody(self.name, self.args, self.kwargs, self.options)]
+        if self != SubmissionBody(tasks=self.tasks):
+            # Arguments or options next to `tasks` would be ignored.
+            raise Invalid(
+                what="body", why="name for one task and tasks for several exclude each other"
+            )
+        return self.tasks
 
 
 class LeaseBody(RequestBody):
@@ -108,3 +124,8 @@ class CancelBody(RequestBody):
 
 class EmptyBody(RequestBody):
     pass
+
+
+def check_wait(wait_s: float) -> None:
+    if not 0 <= wait_s <= WAIT_S_MAX:
+        raise Invalid(what="wait_s", found=wait_s, min=0, max=WAIT_S_MAX)

@@ -36,11 +36,11 @@ from holdfast.ops.api.call import NoIndex
 from holdfast.ops.api.endpoint import Scope
 from holdfast.ops.http.json_values import decode
 from holdfast.ops.http.problem import HttpResponse, encode_json
-from holdfast.ops.http.request_schemas import NewTaskBody, SubmissionBody
+from holdfast.ops.http.request_schemas import NewTaskBody, SubmissionBody, check_wait
 from holdfast.ops.http.routes import HttpApi, Route, RouteCall, RouteHandler
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.task_batch import DeclaredTask, TaskBatch, build_batch, require_tasks
-from holdfast.ops.http.worker_routes import WorkerRoutes, check_wait
+from holdfast.ops.http.worker_routes import WorkerRoutes
 from holdfast.ops.metrics.exposition import MetricsPage
 from holdfast.ops.task_documents import (
     queue_summary,
@@ -98,27 +98,13 @@ class TaskApi(HttpApi):
     async def submit(self, call: RouteCall) -> HttpResponse:
         size = len(call.body)
         sent = await self._server.parse(size, decode, SubmissionBody, call.body)
-        if sent.tasks is UNSET:
-            if sent.name is UNSET:
-                raise Invalid(what="body", why="needs name for one task, or tasks for several")
-            [task] = await self._create(
-                [
-                    NewTaskBody(
-                        name=sent.name, args=sent.args, kwargs=sent.kwargs, options=sent.options
-                    )
-                ],
-                size,
-            )
-            return HttpResponse(
-                201, encode_json({"id": str(task)}), (("Location", f"/v1/tasks/{task}"),)
-            )
-        if sent != SubmissionBody(tasks=sent.tasks):
-            # Arguments or options next to `tasks` would be ignored.
-            raise Invalid(
-                what="body", why="name for one task and tasks for several exclude each other"
-            )
-        ids = await self._create(sent.tasks, size)
-        return HttpResponse(201, encode_json({"ids": [str(task) for task in ids]}))
+        ids = await self._create(sent.new_tasks(), size)
+        if sent.tasks is not UNSET:
+            return HttpResponse(201, encode_json({"ids": [str(task) for task in ids]}))
+        [task] = ids
+        return HttpResponse(
+            201, encode_json({"id": str(task)}), (("Location", f"/v1/tasks/{task}"),)
+        )
 
     async def _create(self, new_tasks: Sequence[NewTaskBody], size: int) -> list[TaskId]:
         store, universe = self._store, self._universe

@@ -21,7 +21,13 @@ from holdfast.errors import Invalid
 from holdfast.ops.http.json_values import arguments_to_json, decode, pack_json
 from holdfast.ops.http.long_poll import LongPoller
 from holdfast.ops.http.problem import HttpResponse, encode_json
-from holdfast.ops.http.request_schemas import CompletionBody, FailureBody, HeartbeatBody, LeaseBody
+from holdfast.ops.http.request_schemas import (
+    CompletionBody,
+    FailureBody,
+    HeartbeatBody,
+    LeaseBody,
+    check_wait,
+)
 from holdfast.ops.http.routes import ClientDisconnect, RouteCall
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.worker_registry import HttpWorkerRegistry
@@ -40,7 +46,6 @@ from holdfast.tasks.operations import (
     TaskReport,
 )
 
-WAIT_S_MAX = 60.0
 QUEUES_MAX = 100
 NAMES_MAX = 1_000
 PROGRESS_BYTES_MAX = 4096
@@ -245,11 +250,6 @@ class WorkerRoutes:
 
 
 # -- inside ---------------------------------------------------------------------------------------
-
-
-def check_wait(wait_s: float) -> None:
-    if not 0 <= wait_s <= WAIT_S_MAX:
-        raise Invalid(what="wait_s", found=wait_s, min=0, max=WAIT_S_MAX)
 
 
 def _were_granted(txn: Txn, universe: str, leases: list[LeaseId]) -> list[bool]:
