@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -198,8 +199,13 @@ def sending(operation: str, target: str, destination: str) -> Sending:
     otel = _otel or _find_otel()
     if otel is None or otel.tracer() is None:
         return _UNTRACED
-    attributes = message_attributes(operation, "send", destination)
-    return Sending(start(f"{operation} {target}", PRODUCER, attributes))
+    name, attributes = _message_of(operation, target, destination)
+    return Sending(start(name, PRODUCER, attributes))
+
+
+@lru_cache(1024)
+def _message_of(operation: str, target: str, destination: str) -> tuple[str, Attributes]:
+    return f"{operation} {target}", message_attributes(operation, "send", destination)
 
 
 def message_attributes(operation: str, kind: str, destination: str) -> dict[str, str | int | bool]:
@@ -326,6 +332,7 @@ class _OpenTelemetry:
         trace = import_module("opentelemetry.trace")
         self._trace = trace
         self._empty = context.Context()
+        self._error_status = trace.StatusCode.ERROR
         self._kinds = {kind.name: kind for kind in trace.SpanKind}
         # Most contexts that are not sampled are only passed on: their objects are made when they are needed.
         self._stored_span = _stored_span_class(trace.NonRecordingSpan, self._span_context)
@@ -377,11 +384,9 @@ class _OpenTelemetry:
         links: Iterable[bytes],
     ) -> TraceSpan | None:
         try:
-            span = tracer.start_span(
-                name, under, self._kinds[kind], attributes, [self._link(one) for one in links]
-            )
-            status = self._trace.StatusCode.ERROR
-            return TraceSpan(span, _pack(span.get_span_context()), status)
+            linked = [self._link(one) for one in links] if links else None
+            span = tracer.start_span(name, under, self._kinds[kind], attributes, linked)
+            return TraceSpan(span, _pack(span.get_span_context()), self._error_status)
         except Exception as error:
             _warn_once(error)
             return None
@@ -427,8 +432,8 @@ def _stored_span_class(base: type, decode: Callable[[bytes], Any]) -> Callable[[
 def _pack(span_context: Any) -> bytes:
     if not span_context.is_valid:
         return b""
-    ids: bytes = span_context.trace_id.to_bytes(16, "big") + span_context.span_id.to_bytes(8, "big")
-    ids += bytes((span_context.trace_flags & _KNOWN_FLAGS,))
+    both = span_context.trace_id << 64 | span_context.span_id
+    ids: bytes = (both << 8 | span_context.trace_flags & _KNOWN_FLAGS).to_bytes(_IDS_BYTES, "big")
     state = span_context.trace_state
     return ids + _bounded_state(state.to_header()) if state else ids
 
