@@ -18,7 +18,8 @@ import holdfast as hf
 from holdfast import traces
 from holdfast.clock import S
 from holdfast.durable import journal
-from holdfast.ops import log_format
+from holdfast.ops import log_format, world_replay
+from holdfast.ops.verify import find_differences
 from holdfast.store.api import Store
 from holdfast.world.catalog import subject_of
 from tests.process.watch import until
@@ -186,7 +187,13 @@ def test_journal_and_verification_do_not_see_a_context(recorded: Recorded, tmp_p
         assert b"Opened" in bodies
         for context in (PARENT[:16], PARENT[:16].hex().encode()):
             assert context not in bodies
-        recorded.wait("reduce LedgerBook", 3)
+        recorded.wait("reduce", 4)
+        before = recorded.names()
+        assert rt.store.read(find_differences) == []
+        for target in rt.store.read(world_replay.targets, "bank"):
+            finding = world_replay.check_world(rt.store, APP, target)
+            assert (finding.code, finding.steps > 0) == ("", True)
+        assert recorded.names() == before
 
 
 def test_restored_world_makes_no_span_again(recorded: Recorded, tmp_path: Path) -> None:
