@@ -196,7 +196,7 @@ def test_error_in_a_flow_is_one_line_with_the_remedy(
     assert all(step.attempts == 1 for step in others)
 
 
-def test_result_that_was_not_awaited_says_so(make_rig: Any) -> None:
+def test_result_that_was_not_awaited_is_named_in_the_error(make_rig: Any) -> None:
     @hf.flow(attempts=1)
     async def order() -> int:
         return hf.step(double, 1)  # type: ignore[return-value]

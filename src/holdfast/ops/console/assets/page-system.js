@@ -2,8 +2,8 @@
 
 import { get } from "./api.js";
 import { badge, count, facts, h, link, path, plural, replace, section, table, when } from "./dom.js";
-import { action, bar, buttons, endedHistogram, heading, loaded, whyPanel } from "./parts.js";
-import { address } from "./router.js";
+import { action, bar, buttons, endedHistogram, filters, heading, loaded, whyPanel } from "./parts.js";
+import { address, setFilters } from "./router.js";
 
 const BAD_STATES = ["failed", "dead", "parked"];
 
@@ -156,7 +156,7 @@ export function queuesPage() {
   };
 }
 
-export function moneyPage() {
+export function moneyPage(_, given) {
   const budgets = loaded(() => get("budgets", { limit: 1_000 }), ({ items }) => table("Budgets", [
     { label: "Scope", show: (row) => row.scope },
     { label: "Unit", show: (row) => row.unit },
@@ -171,7 +171,27 @@ export function moneyPage() {
       done: () => budgets.refresh(),
     }) },
   ], items, "no effect has spent money or has a budget"));
-  return { title: "Money", node: h("div", {}, heading("Money"), section("Budgets", budgets)), refresh: () => document.querySelector("dialog[open]") ?? budgets.refresh() };
+  let scope = given.scope ?? "";
+  const days = loaded(() => get("budgets/days", { scope, limit: 1_000 }), ({ items }) => table("Spent by day", [
+    { label: "Day", show: (row) => new Date(Number(row.day) * 86_400_000).toISOString().slice(0, 10) },
+    { label: "Model", show: (row) => row.model ?? "without a model" },
+    { label: "Unit", show: (row) => row.unit },
+    { label: "Spent", number: true, show: (row) => count(row.spent) },
+  ], items, "nothing was spent in the last seven days"));
+  const form = filters([{ name: "scope", label: "Scope of the account", placeholder: "empty: the universe" }], { scope }, (values) => {
+    scope = values.scope ?? "";
+    setFilters({ scope });
+    days.refresh();
+  });
+  return {
+    title: "Money",
+    node: h("div", {}, heading("Money"), section("Budgets", budgets), section("Last seven days", form, days)),
+    refresh() {
+      if (document.querySelector("dialog[open]")) return;
+      budgets.refresh();
+      days.refresh();
+    },
+  };
 }
 
 export function workersPage() {
