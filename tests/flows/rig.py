@@ -18,7 +18,7 @@ from holdfast.app.flow_handle import FlowHandle
 from holdfast.app.flow_start import to_call
 from holdfast.clock import S, SimClock
 from holdfast.errors import CommitUnknown
-from holdfast.flows import operations, parked_flows, retention
+from holdfast.flows import due_times, operations, parked_flows, retention
 from holdfast.flows.model import TASK_PREFIX, FlowId, decode_body, decode_head, keys_of
 from holdfast.flows.new_flow import NewFlow
 from holdfast.flows.states import ENDED
@@ -230,7 +230,7 @@ class FlowRig:
         self.clock.advance(left_ns)
         # A timer that dies is started again.
         with suppress(Crashed, CommitUnknown):
-            if not self.crashing_store.transact(operations.fire_due, self.universe, 100):
+            if not self.crashing_store.transact(due_times.fire_due, self.universe, 100):
                 self.crashing_store.idle.add(self.crashing_store.commits)
 
     def resume_parked(self, versions: dict[str, str]) -> None:

@@ -98,14 +98,14 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
     ),
     "receive: does not wake the flow": (Edit("flows.mailbox:_deliver", "unit.wake(flow)", "pass"),),
     "sleep: ends early": (
-        Edit("flows.operations:fire_due", "unit.now_ns + 1", "unit.now_ns + 200_000_000"),
+        Edit("flows.due_times:fire_due", "unit.now_ns + 1", "unit.now_ns + 200_000_000"),
     ),
-    "sleep: never ends": (Edit("flows.operations:fire_due", "unit.now_ns + 1", "0"),),
+    "sleep: never ends": (Edit("flows.due_times:fire_due", "unit.now_ns + 1", "0"),),
     "timeout: is not recorded": (
-        Edit("flows.operations:_fire", "unit.append(flow, FlowTimedOut())", "pass"),
+        Edit("flows.due_times:_fire", "unit.append(flow, FlowTimedOut())", "pass"),
     ),
     "timeout: reaches a flow that is cancelled or compensates": (
-        Edit("flows.operations:_fire", "if not head.end_state and not head.cancelled:", "if True:"),
+        Edit("flows.due_times:_fire", "if not head.end_state and not head.cancelled:", "if True:"),
     ),
     "cancel: the code gets further steps": (
         Edit(
@@ -255,7 +255,7 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
     ),
     "timer: leaves the step open": (
         Edit(
-            "flows.operations:_fire",
+            "flows.due_times:_fire",
             "unit.delete_open(flow, name, occurrence, replace(step, due_ns=0))",
             "pass",
         ),

@@ -26,7 +26,14 @@ from holdfast.errors import (
     StoreFull,
     StoreReplaced,
 )
-from holdfast.flows import compensation_dead_letters, fork, mailbox, parked_flows, redrive
+from holdfast.flows import (
+    compensation_dead_letters,
+    due_times,
+    fork,
+    mailbox,
+    parked_flows,
+    redrive,
+)
 from holdfast.flows import operations as flows
 from holdfast.flows.compensation_redrive import redrive_compensations
 from holdfast.flows.model import MailRow, decode_head, get_body, keys_of, parse_flow_id
@@ -452,7 +459,9 @@ class FlowTimer(Actor):
     def run_process(self, incarnation: Incarnation) -> None:
         while True:
             try:
-                incarnation.store.transact(flows.fire_due, UNIVERSE, 1 + incarnation.tape.draw(4))
+                incarnation.store.transact(
+                    due_times.fire_due, UNIVERSE, 1 + incarnation.tape.draw(4)
+                )
                 if not incarnation.faults_stopped and incarnation.tape.chance(SCHEDULES_MILLE):
                     incarnation.store.transact(
                         schedules.fire_due, UNIVERSE, schedule_wall_ns(incarnation), 5

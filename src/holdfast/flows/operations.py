@@ -3,10 +3,9 @@
     start      a new flow, or the flow of its key
     commit     the records of a worker under the lease of the flow's activation; suspend, end, again, park
     cancel     recorded once; the flow's code sees it at its next await
-    fire_due   sleeps, timeouts and retries that are due
     resume     a PARKED flow runs again
 
-`mailbox.py`, `commit_batch.py`, `redrive.py` and `fork.py` have more operations.
+`due_times.py`, `mailbox.py`, `commit_batch.py`, `redrive.py` and `fork.py` have more operations.
 
 Each operation runs where commits are applied, so two of them never conflict. An outcome from outside (an event, a
 timer, the end of a child) is its own record. It wakes the flow in the same commit: the commit also submits
@@ -30,10 +29,7 @@ from holdfast.flows.model import (
     FLOW,
     RECEIVE,
     RECEIVE_NAME,
-    RETRY_NAME,
-    SLEEP,
     TASK,
-    TIMEOUT_NAME,
     FlowBodyRow,
     FlowHeadRow,
     FlowId,
@@ -53,7 +49,6 @@ from holdfast.flows.records import (
     FlowResumed,
     FlowTimedOut,
     StepCompleted,
-    StepFailure,
     decode_record,
 )
 from holdfast.flows.redrive import redrive_within
@@ -462,80 +457,6 @@ def cancel_within(unit: FlowUnit, flow: OpenFlow) -> bool:
     unit.append(flow, CancelRequested())
     unit.wake(flow)
     return True
-
-
-# -- due times -------------------------------------------------------------------------------------
-
-
-@operation("flows.fire_due")
-def fire_due(txn: Txn, universe: str, limit: int) -> int:
-    """End the sleeps and timeouts that are due, oldest first. Returns their number."""
-    check_limit(limit)
-    unit = FlowUnit(txn, universe)
-    due = txn.scan(unit.keys.due, unit.keys.due + tuples.pack((unit.now_ns + 1,)), limit)
-    for key, _ in due:
-        txn.delete(key)
-        *_, seq, name, occurrence = tuples.unpack(key)
-        assert isinstance(seq, int)
-        assert isinstance(name, str)
-        assert isinstance(occurrence, int)
-        try:
-            flow = unit.load(seq)
-        except NotFound:
-            continue
-        _fire(unit, flow, name, occurrence)
-    unit.close()
-    return len(due)
-
-
-def _fire(unit: FlowUnit, flow: OpenFlow, name: str, occurrence: int) -> None:
-    head = flow.head
-    if head.state in ENDED:
-        return
-    if name == RETRY_NAME:
-        if not head.task:
-            unit.wake(flow)
-        return
-    if name == TIMEOUT_NAME:
-        if not head.end_state and not head.cancelled:
-            unit.append(flow, FlowTimedOut())
-            unit.wake(flow)
-        return
-    step = unit.open_step(flow, name, occurrence)
-    if step is None:
-        return
-    if step.kind in (TASK, EFFECT, FLOW):
-        children.cancel_child(unit, step, cancel_within)
-    unit.delete_open(flow, name, occurrence, replace(step, due_ns=0))
-    if step.kind == SLEEP:
-        unit.append(
-            flow,
-            StepCompleted(
-                name,
-                occurrence,
-                step.position,
-                step.digest,
-                codec.pack(None),
-                began_ns=step.began_ns,
-            ),
-        )
-    else:
-        unit.append(
-            flow,
-            StepFailure(
-                name,
-                occurrence,
-                step.position,
-                step.digest,
-                "timeout",
-                "Timeout",
-                "no event came in time"
-                if step.kind == RECEIVE
-                else "the step exceeded its timeout",
-                began_ns=step.began_ns,
-            ),
-        )
-    unit.wake(flow)
 
 
 # -- operators -------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "events": ("holdfast.world.redrive",),
     "flows": (
         "holdfast.flows.operations",
+        "holdfast.flows.due_times",
         "holdfast.flows.mailbox",
         "holdfast.flows.commit_batch",
         "holdfast.flows.fork",

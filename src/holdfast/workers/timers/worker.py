@@ -16,8 +16,7 @@ from typing import NamedTuple
 from holdfast import codec
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.durable import delayed, queue
-from holdfast.flows import operations as flow_operations
-from holdfast.flows import retention
+from holdfast.flows import due_times, retention
 from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.messages import Intent, TimerSet
 from holdfast.schedules import operations as schedule_operations
@@ -105,7 +104,7 @@ class TimerWorker(TickService):
         occurrences of schedules."""
         fired = 0
         if dues.flows_in_ns <= 0:
-            fired += self.store.transact(flow_operations.fire_due, self._universe, BATCH_MAX)
+            fired += self.store.transact(due_times.fire_due, self._universe, BATCH_MAX)
         if dues.removals_in_ns <= 0:
             fired += self.store.transact(retention.remove_ended, self._universe, BATCH_MAX)
         if dues.schedules_in_ns <= 0:
