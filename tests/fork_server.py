@@ -5,7 +5,7 @@ A new interpreter spends most of its start on imports. A forked process has them
 
 - A forked process is a child of the test process (CLONE_PARENT), which waits for it like for a spawned one.
 - The server has one thread and no open store. It exits when the test process closes its socket or ends.
-- The hash seed and the command line in /proc are those of the server.
+- The hash seed and the command line in /proc are those of the server. `is_renamed` writes the command line anew.
 - HOLDFAST_TEST_FRESH=1 starts every process in a new interpreter instead. `make chaos` sets it.
 """
 
@@ -52,6 +52,7 @@ class ForkRequest(msgspec.Struct):
     cwd: str
     umask: int
     limits: list[tuple[int, int]]
+    is_renamed: bool = False
 
 
 class ForkedChild:
@@ -86,33 +87,45 @@ def can_fork(command: Sequence[str], env: Mapping[str, str] | None) -> bool:
 class ForkServer:
     """The client side of the server, which starts with the first request."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str] = PRELOADED_MODULES) -> None:
+        self._modules = modules
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def fork(self, command: Sequence[str], env: Mapping[str, str], cwd: str) -> ForkedChild:
         """Fork a process that runs `command` in a new session."""
-        request = ForkRequest(
-            list(command[1:]), dict(env), cwd, _umask(), [resource.getrlimit(r) for r in RESOURCES]
-        )
-        body = msgspec.msgpack.encode(request)
-        assert len(body) <= REQUEST_BYTES_MAX
         stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
         theirs = [stdin[0], stdout[1], stderr[1]]
-        with self._lock:
-            server = self._connect()
-            socket.send_fds(server, [body], theirs)
-            pid = int(server.recv(64))
+        pid = self.fork_with(command, env, cwd, theirs)
         for fd in theirs:
             os.close(fd)
         return ForkedChild(pid, stdin[1], stdout[0], stderr[0])
+
+    def fork_with(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        fds: list[int],
+        *,
+        is_renamed: bool = False,
+    ) -> int:
+        """Fork a process with these standard streams, and return its pid."""
+        limits = [resource.getrlimit(r) for r in RESOURCES]
+        request = ForkRequest(list(command[1:]), dict(env), cwd, _umask(), limits, is_renamed)
+        body = msgspec.msgpack.encode(request)
+        assert len(body) <= REQUEST_BYTES_MAX
+        with self._lock:
+            server = self._connect()
+            socket.send_fds(server, [body], fds)
+            return int(server.recv(64))
 
     def _connect(self) -> socket.socket:
         if self._socket is None:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), *self._modules],
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -121,6 +134,16 @@ class ForkServer:
             )
             theirs.close()
         return self._socket
+
+
+def rename_process(command: list[str]) -> None:
+    """Overwrite the command line of this process, which must be at least as long."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    text = b"".join(os.fsencode(word) + b"\0" for word in command)
+    assert len(text) <= end - start, "the command line is too long"
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text, len(text))
 
 
 def _umask() -> int:
@@ -176,6 +199,8 @@ def run(request: ForkRequest) -> None:
     for number, limit in zip(RESOURCES, request.limits, strict=True):
         if resource.getrlimit(number) != tuple(limit):
             resource.setrlimit(number, limit)
+    if request.is_renamed:
+        rename_process([sys.executable, *request.command])
     importlib.invalidate_caches()
     kind, target, *arguments = request.command
     main: Any = types.ModuleType("__main__")
@@ -190,7 +215,7 @@ def run(request: ForkRequest) -> None:
 
 
 if __name__ == "__main__":
-    for name in PRELOADED_MODULES:
+    for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from holdfast.spark.session import session
+from tests.forked_services import forked_services
 from tests.processes import ROOT
 from tests.spark.class_archive import jvm_options
 from tests.spark.clusters import (
@@ -82,7 +83,7 @@ def spark_environment() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def _importable_tests() -> Iterator[None]:
     """The environment ends with the module: the same process also runs tests of other directories."""
-    with spark_environment():
+    with spark_environment(), forked_services():
         yield
 
 
