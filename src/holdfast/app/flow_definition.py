@@ -62,6 +62,13 @@ class Flow(StartableFlow[P, T]):
         self.returns: Any = hints.pop("return", Any)
         self._hints = hints
         self.types = types_of(self.signature, hints)
+        # The number of arguments by position that certainly fits the signature. -1: none does.
+        kinds = {parameter.kind for parameter in self.signature.parameters.values()}
+        is_plain = kinds <= {
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        }
+        self._arguments_in_full = len(self.signature.parameters) if is_plain else -1
         self.code_version = _fingerprint(fn)
         # The schedule of `@hf.flow(every=…)`.
         self.schedule: ScheduleOptions | None = None
@@ -138,6 +145,9 @@ class Flow(StartableFlow[P, T]):
     ) -> Callable[[], Coroutine[Any, Any, Any]]:
         versions, body = codec.split_versions(args)
         stored, stored_named = codec.unpack(body)
+        if stored_named or len(stored) != self._arguments_in_full:
+            # Raises TypeError if the arguments do not fit the signature.
+            self.signature.bind(*stored, **stored_named)
         positional, named = self.types.convert(
             stored,
             stored_named,
