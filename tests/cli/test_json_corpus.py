@@ -28,7 +28,8 @@ BY_KEY = {
     "why": "a sentence for operators, reworded",
     "bytes": "stored operations have shorter names, and file sizes depend on the file system",
     "disk_bytes": "file sizes depend on the file system",
-    "rows": "effects with a tag got an index",
+    "rows": "effects with a tag got an index, and a purge an audit entry",
+    "commit_no": "a purge has a further commit, of its audit entry",
     "written": "a rebuild adds the error groups of an older store",
 }
 # Keys that a command's document got after the record, with the reason. A dotted key is one of the items of a list.
@@ -40,7 +41,7 @@ ADDED_KEYS = {
 
 
 # Key spaces that the recorded code did not write.
-ADDED_SPACES = ("statistic",)
+ADDED_SPACES = ("statistic", "audit")
 
 
 def without_added_keys(run: dict[str, Any]) -> dict[str, Any]:
@@ -54,6 +55,18 @@ def without_added_keys(run: dict[str, Any]) -> dict[str, Any]:
             if key not in added
         }
     return {**run, "document": document}
+
+
+def with_changed_spaces(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record with the digest of the sequences by type: audit entries of a purge have numbers."""
+    document = record["document"]
+    if not isinstance(document, dict) or not isinstance(document.get("spaces"), list):
+        return record
+    spaces = [
+        {**item, "sha256": {TYPE: ["str"]}} if item["space"] == "sequence" else item
+        for item in document["spaces"]
+    ]
+    return {**record, "document": {**document, "spaces": spaces}}
 
 
 def _without(items: Any, prefix: str, added: dict[str, str]) -> Any:
@@ -86,7 +99,9 @@ def test_json_output_of_every_command_equals_the_recorded_output(
         f"holdfast {' '.join(record['argv'])}: {line}"
         for record in CORPUS
         for line in differences(
-            record, without_added_keys(run_command(record["argv"], places)), by_key=BY_KEY
+            with_changed_spaces(record),
+            without_added_keys(run_command(record["argv"], places)),
+            by_key=BY_KEY,
         )
     ]
     assert not found, "\n".join(found)

@@ -260,6 +260,10 @@ def test_worlds_purge_prints_the_remaining_hash_and_the_copies(
     assert run("worlds", "show", "QuotedAccount/ada", "--store", path).error.startswith("not_found")
     # A second purge by id prints the same document. The fork still shows its lineage.
     assert run("worlds", "purge", world_id, "--store", path, "--json").document == document
+    audited = run("audit", "--store", path, "--json").document["entries"]
+    assert {(one["actor"], one["action"], one["subject"]) for one in audited} == {
+        ("command line", "worlds.purge", f"world/by-id/{world_id}")
+    }
     assert world_id in run("worlds", "show", "QuotedAccount/child", "--store", path).out
     assert run("verify", "--store", path).code == 0
 

@@ -16,13 +16,15 @@ from holdfast.cli.app_argument import add_app_option, app_errors_are_usage
 from holdfast.cli.output import emit, field_lines, printable, table, time_text
 from holdfast.cli.store_option import ONE_UNIVERSE, add_options, open_existing
 from holdfast.errors import Invalid
-from holdfast.ops import catalog_queries, erasure, world_documents, world_operations
+from holdfast.ops import audit, catalog_queries, erasure, world_documents, world_operations
 from holdfast.ops.app_loader import load_app
 from holdfast.ops.catalog_queries import WorldRow
 from holdfast.store.api import Store, Txn
 from holdfast.world import catalog
 from holdfast.world.catalog import WorldEvent, WorldRecord
 
+# The actor of audit entries of this command.
+ACTOR = "command line"
 LIST_MAX = 100
 ENTRIES_MAX = 100
 EVENT_CHARS_MAX = 100
@@ -335,6 +337,8 @@ def _unpin(store: Store, args: argparse.Namespace) -> None:
 def _purge(store: Store, args: argparse.Namespace) -> None:
     universe, world_id = store.read(erasure.find_purgeable, args.world, args.universe)
     tombstone, forks = erasure.world_purge(store, universe, world_id, force=args.force)
+    # By its id: the name of a purged world is erased.
+    store.transact(audit.record, universe, ACTOR, "worlds.purge", f"world/by-id/{world_id}")
     purged, backups = time_text(tombstone.purged_ns), erasure.backups_text(tombstone)
     document = msgspec.to_builtins(
         world_documents.purge_document(universe, tombstone, forks, backups)
