@@ -1,4 +1,4 @@
-"""Flow code that exits its process while the worker closes it: the worker and the other flows go on."""
+"""Exits of the process and errors of the interpreter in flows and steps: they end the flow, not its worker."""
 
 import asyncio
 import sys
@@ -92,3 +92,51 @@ def test_exit_of_one_suspended_flow_leaves_the_flows_of_its_worker(make_rig: Any
     started.extend(handles)
     handles[0].send(Nudged(9))
     assert [rig.result(one) for one in handles] == [9, 8]
+
+
+def exhaust() -> int:
+    return next(iter([]))
+
+
+async def leave() -> int:
+    raise GeneratorExit
+
+
+@pytest.mark.parametrize(
+    ("fn", "error_type"), [(exhaust, "RuntimeError"), (leave, "GeneratorExit")]
+)
+def test_step_that_raises_an_error_of_the_interpreter_fails(
+    make_rig: Any, fn: Any, error_type: str
+) -> None:
+    @hf.flow
+    async def order() -> None:
+        await hf.step(fn)
+
+    rig = make_rig(app_of(order))
+    error = failure(rig, rig.start(order))
+    assert (error.code, error.step, error.error_type) == ("step_failed", fn.__name__, error_type)
+
+
+def test_thread_of_the_code_that_raises_stop_iteration_ends(make_rig: Any) -> None:
+    @hf.flow(attempts=1)
+    async def order() -> None:
+        await asyncio.to_thread(exhaust)
+
+    rig = make_rig(app_of(order))
+    error = failure(rig, rig.start(order))
+    assert (error.code, error.error_type) == ("raised", "RuntimeError")
+    assert "StopIteration" in error.error
+
+
+def test_flow_that_raises_generator_exit_fails_with_its_compensations(make_rig: Any) -> None:
+    @hf.flow
+    async def order() -> None:
+        hf.undo(release, 7)
+        await hf.step(double, 1)
+        raise GeneratorExit
+
+    rig = make_rig(app_of(order))
+    handle = rig.start(order)
+    error = failure(rig, handle)
+    assert (error.code, error.error_type) == ("raised", "FlowExited")
+    assert [step.name for step in handle.steps()] == ["double", "undo:release"]

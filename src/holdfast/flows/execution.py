@@ -594,8 +594,13 @@ async def _guard(body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         return next_run
     except FlowStopped:
         raise asyncio.CancelledError from None
-    except (Exception, asyncio.CancelledError, GeneratorExit, FlowSuspended):
+    except (Exception, asyncio.CancelledError):
         raise
+    except (GeneratorExit, FlowSuspended) as error:
+        flow = CURRENT_FLOW.get()
+        if flow is None or flow.closed:
+            raise
+        raise FlowExited(raised=type(error).__name__) from None
     except BaseExceptionGroup as group:
         return _next_run_of(group)
     except BaseException as error:

@@ -200,7 +200,7 @@ class FlowLoop(_Base):  # type: ignore[misc]
         """Run a function in a thread of the worker. Not recorded: a replay runs it again."""
         future = self.create_future()
         self.foreign_waits += 1
-        started = self._host.run_in_executor(executor, fn, *args)
+        started = self._host.run_in_executor(executor, _call, fn, *args)
 
         def on_done(done: Any) -> None:
             self.foreign_waits -= 1
@@ -321,6 +321,14 @@ class FlowLoop(_Base):  # type: ignore[misc]
 
     def get_task_factory(self) -> Any:
         return None
+
+
+def _call(fn: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return fn(*args)
+    except StopIteration as error:
+        # Up to Python 3.11 a future with this error never ends.
+        raise RuntimeError("the function raised StopIteration") from error
 
 
 def _arguments_of_as_completed() -> Iterable[Any] | None:

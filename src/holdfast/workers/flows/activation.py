@@ -335,7 +335,7 @@ class Activation:
                 self._end_step(call.identity, None)
                 return
             outcome = failed_outcome(call, run, began_ns, error)
-        except Exception as error:
+        except (Exception, GeneratorExit) as error:
             outcome = failed_outcome(call, run, began_ns, error)
         if outcome is None:
             self._run_step(call, run, began_ns, is_retry=True)

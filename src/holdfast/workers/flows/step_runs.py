@@ -124,6 +124,8 @@ async def run_step(
             if task is not None and task.cancelling():
                 raise
             failure: BaseException = error  # the step's own code raised it
+        except GeneratorExit as error:
+            failure = error
         except Exception as error:
             failure = error
         if attempt.thread is not None:
@@ -352,6 +354,9 @@ async def _await(awaitable: Any) -> Any:
 def _call_plain(work: LocalWork) -> Any:
     try:
         return work.fn(*work.args, **work.kwargs)
+    except StopIteration as error:
+        # A future cannot hold it. A coroutine that raises it raises RuntimeError, too.
+        raise RuntimeError("the function raised StopIteration") from error
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:
