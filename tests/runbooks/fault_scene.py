@@ -29,7 +29,7 @@ from holdfast.ops.metrics.families import BY_NAME
 from holdfast.ops.metrics.store_samples import read_samples
 from tests.process.watch import until
 from tests.processes import Proc
-from tests.runbooks import shelf_app
+from tests.runbooks import drill_app, shelf_app
 
 T = TypeVar("T")
 COMMAND_S = 60.0
@@ -52,9 +52,12 @@ class FaultScene:
         self.env = {"PORT": str(free_port())}
         # Opens a connection of the database administrator, if the fault has a server.
         self.admin: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
+        # Starts the database server again.
+        self.start_server: Callable[[], None] | None = None
         self.workers: list[Proc] = []
         self._exit = contextlib.ExitStack()
         shutil.copy(shelf_app.__file__, directory / "shop.py")
+        shutil.copy(drill_app.__file__, directory / "drill.py")
 
     def __enter__(self) -> FaultScene:
         return self
@@ -68,10 +71,10 @@ class FaultScene:
         """A runtime without roles."""
         return self._exit.enter_context(app.open(self.store, roles=()))
 
-    def up(self, *words: str) -> Proc:
+    def up(self, *words: str, env: dict[str, str] | None = None) -> Proc:
         """Start `holdfast up` and return when its roles have completed their first round."""
         line = [sys.executable, "-m", "holdfast.cli", "up", *words]
-        worker = Proc.spawn(line, cwd=self.directory)
+        worker = Proc.spawn(line, cwd=self.directory, env=env, fresh=env is not None)
         self.workers.append(self._exit.enter_context(worker))
         self.env["PID"] = str(worker.pid)
         self.env["WORKER"] = worker.lines[0].split()[-1]

@@ -24,7 +24,7 @@ _ALL = (
     # -- worlds
     BlockerCode("world_paused", "An operator paused the world. It accepts messages and handles none.", f"`holdfast worlds resume {{world}} {_U}`"),
     BlockerCode("world_parked", "The host parked the world after an error whose code is not on this page.", f"mend what the text names, then `holdfast worlds resume {{world}} {_U}`"),
-    BlockerCode("replay_diverged", "The code replays recorded work of a world or a flow differently.", "deploy code that asks for the recorded steps of a flow, or replays the entries of a world identically, then `{resume}`"),
+    BlockerCode("replay_diverged", "The code replays recorded work of a world or a flow differently.", "deploy code that replays the entries of a world identically, or asks for the recorded steps of a flow, then `{resume}`"),
     BlockerCode("reducer_stuck", "The lease was lost several times while a reducer handled the same message.", f"mend the reducer, then `holdfast worlds resume {{world}} {_U}`"),
     BlockerCode("unknown_event", "No live worker declares the type of the next message, or the world type.", "start a worker whose app declares the type"),
     BlockerCode("code_missing", "No live worker has the code that made an entry of the journal.", "start a worker with the code that the text names"),
