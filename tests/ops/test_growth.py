@@ -77,7 +77,7 @@ def grown(before: Counter[str], after: Counter[str]) -> dict[str, tuple[int, int
         ("flows.unit_of_work:FlowUnit.forget", "self._group_error(flow.seq, flow.stored, None)"),
     ],
 )
-def test_row_that_is_left_behind_is_seen_as_growth(where: str, text: str) -> None:
+def test_left_row_of_removed_work_fails_the_comparison(where: str, text: str) -> None:
     with Mutant("growth", (Edit(where, text, "pass"),)).planted(), pytest.raises(AssertionError):
         test_rows_and_bytes_of_bounded_work_do_not_grow()
 
