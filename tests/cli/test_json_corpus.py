@@ -30,6 +30,7 @@ BY_KEY = {
     "disk_bytes": "file sizes depend on the file system",
     "rows": "effects with a tag got an index, and a purge an audit entry",
     "commit_no": "a purge has a further commit, of its audit entry",
+    "draining": "a drain reaches every worker of the process",
     "written": "a rebuild adds the error groups of an older store",
 }
 # Keys that a command's document got after the record, with the reason. A dotted key is one of the items of a list.
