@@ -105,7 +105,7 @@ class Churn:
             self.leader.tick()
             self.worker.tick()
         upkeep.run_round(store, UNIVERSE)
-        # The log of so few tasks reaches the size of a checkpoint only after hours.
+        # The log of this test reaches the size of a checkpoint only after hours.
         checkpoint.create(store, UNIVERSE)
 
     def _run_worlds(self) -> None:
