@@ -5,7 +5,7 @@ A new interpreter spends most of its start on imports. A forked process has them
 
 - A forked process is a child of the test process (CLONE_PARENT), which waits for it like for a spawned one.
 - The server has one thread and no open store. It exits when the test process closes its socket or ends.
-- The hash seed and the command line in /proc are those of the server. `is_renamed` writes the command line anew.
+- The hash seed and the command line in /proc are those of the server. `is_renamed` writes the command line again.
 - HOLDFAST_TEST_FRESH=1 starts every process in a new interpreter instead. `make chaos` sets it.
 """
 
