@@ -291,7 +291,7 @@ def test_changed_arguments_park_the_flow_with_the_remedy(make_rig: Any, call_dou
     [blocker] = handle.why()
     assert blocker["code"] == "replay_diverged"
     assert "double#1" in blocker["text"]
-    assert "deploy code that asks for the recorded steps" in blocker["action"]
+    assert "asks for the recorded steps of a flow" in blocker["action"]
     argument[0] = 1
     assert handle.resume()
     assert rig.result(handle) == 2

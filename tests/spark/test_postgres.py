@@ -37,9 +37,9 @@ def spark(cluster_spark: SparkSession) -> SparkSession:
 
 @pytest.fixture
 def place(tmp_path: Path) -> StageRig:
-    """The store is a database that requires a password."""
+    """The store is a database that requires a password. Its role creates the tables."""
     made = StageRig(tmp_path)
-    url = fresh_url()
+    url = fresh_url(empty=True)
     made.store = role_url(url, "guarded", SECRET)
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("GRANT ALL ON SCHEMA public TO guarded")
