@@ -49,7 +49,7 @@ class ConsoleRig:
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
         self.store = self._open.enter_context(stores.open("memory:"))
-        self.runtime = self._open.enter_context(app.open(self.store))
+        self.runtime = self._open.enter_context(app.open(self.store, stop_grace_s=0.0))
 
     def serve(self, tokens: str = "", address: str = "127.0.0.1:0") -> HttpServer:
         listen = parse_address(address)

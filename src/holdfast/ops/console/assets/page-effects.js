@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { badge, count, facts, h, link, path, replace, section, short, table, when } from "./dom.js";
 import { PagedList } from "./list.js";
-import { action, bar, buttons, filters, heading, loaded, tree, whyPanel } from "./parts.js";
+import { action, bar, buttons, filters, heading, loaded, tree, whyDetails, whyPanel } from "./parts.js";
 import { address, go, setFilters } from "./router.js";
 import { effectParts } from "./page-system.js";
 import { jobAction } from "./page-work.js";
@@ -55,7 +55,7 @@ function effectListPage(given) {
       fetch: (cursor, limit, signal) => get("effects", tag ? { tag, state, cursor, limit } : { kind, state, cursor, limit }, signal),
       empty: tag ? `no effect has the tag ${tag}` : `no effect of ${kind} is ${state}`,
     });
-    replace(holder, list.node, h("details", {}, h("summary", {}, "Why do they wait?"), kind ? whyPanel("queue", "effects", kind) : null));
+    replace(holder, list.node, kind ? whyDetails("Why do they wait?", "queue", "effects", kind) : null);
     list.load();
   }
 

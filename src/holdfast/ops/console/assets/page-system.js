@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { badge, count, facts, h, link, path, plural, replace, section, table, when } from "./dom.js";
-import { action, bar, buttons, endedHistogram, filters, heading, loaded, whyPanel } from "./parts.js";
+import { action, bar, buttons, endedHistogram, filters, heading, loaded, whyDetails } from "./parts.js";
 import { address, setFilters } from "./router.js";
 
 const BAD_STATES = ["failed", "dead", "parked"];
@@ -130,7 +130,7 @@ export function queuesPage() {
     buttons(limitAction(one, () => queues.refresh()), one.paused_ns
       ? action({ label: "Resume queue", route: () => `queues/${path(one.queue)}/resume`, command: () => ["queues", "resume", one.queue], done: () => queues.refresh() })
       : action({ label: "Pause queue", route: () => `queues/${path(one.queue)}/pause`, command: () => ["queues", "pause", one.queue], text: "No task of it is granted. Running tasks continue.", done: () => queues.refresh() })),
-    h("details", {}, h("summary", {}, "Why does it wait?"), whyPanel("queue", one.queue)))) : h("p", { class: "quiet" }, "no queue has tasks"));
+    whyDetails("Why does it wait?", "queue", one.queue))) : h("p", { class: "quiet" }, "no queue has tasks"));
   const limits = loaded(() => get("limits"), ({ limits: all }) => [
     table("Load limits", [
       { label: "Limit", show: (row) => row.limit },

@@ -206,6 +206,13 @@ export function whyPanel(kind, ...id) {
   return loaded(() => get(route), (answer) => blockers(answer));
 }
 
+// Blockers that are read when the reader opens them.
+export function whyDetails(title, kind, ...id) {
+  const details = h("details", {}, h("summary", {}, title));
+  details.addEventListener("toggle", () => details.open && details.append(whyPanel(kind, ...id)), { once: true });
+  return details;
+}
+
 // A form of filters; `change` gets the values that are set. It keeps the address of the page true.
 export function filters(fields, values, change) {
   const form = h("form", { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() });
