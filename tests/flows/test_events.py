@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import pytest
@@ -251,3 +252,33 @@ def test_send_to_an_ended_flow_is_refused(make_rig: Any) -> None:
     rig.result(handle)
     with pytest.raises(Invalid, match="start a new one, or redrive it"):
         handle.send(Payment(1))
+
+
+@pytest.mark.parametrize("is_second_run", [False, True])
+def test_event_for_a_cancelled_receive_is_the_first_record_of_its_run(
+    make_rig: Any, is_second_run: bool
+) -> None:
+    """The event comes while the code waits for something that is not recorded, and then cancels the receive."""
+    sent: list[int] = []
+
+    def outside() -> None:
+        if not sent:
+            # The commit of the receive comes first.
+            while not any(step.state == "open" for step in handle.steps()):
+                time.sleep(0.001)
+            sent.append(handle.send(Payment(3)))
+
+    @hf.flow
+    async def order(again: bool) -> int:
+        if again:
+            hf.again(False)
+        one = asyncio.ensure_future(hf.receive(Payment))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(outside)
+        one.cancel()
+        return (await hf.receive(Payment)).cents
+
+    rig = make_rig(app_with_events(order))
+    handle = rig.start(order, is_second_run)
+    rig.run(lambda: bool(sent))
+    assert rig.result(handle) == 3

@@ -89,7 +89,7 @@ def fold_head(flow: StoredFlow) -> FlowHeadRow:
     if folded.state == FlowState.RUNNING and not flow.head.task:
         folded = replace(folded, state=FlowState.WAITING)
     fields = {field: getattr(folded, field) for field in FOLDED_FIELDS}
-    return replace(flow.head, **fields, unread=len(flow.mail))
+    return replace(flow.head, **fields, unread=sum(mail.counted for mail in flow.mail.values()))
 
 
 def _check_head(txn: Txn, stored: StoredFlows, flow: StoredFlow) -> Iterator[Difference]:

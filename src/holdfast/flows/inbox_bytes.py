@@ -11,8 +11,8 @@ from holdfast.store.prefix_scan import iter_rows
 
 
 def sum_of(txn: Txn, events: Iterable[MailRow], since_ns: int) -> int:
-    """Return the bytes of the events that were sent since a time."""
-    return sum(_size(txn, mail) for mail in events if mail.sent_ns >= since_ns)
+    """Return the bytes of the counted events that were sent since a time."""
+    return sum(_size(txn, mail) for mail in events if mail.counted and mail.sent_ns >= since_ns)
 
 
 def of_flow(txn: Txn, keys: FlowKeys, seq: int, since_ns: int) -> int:

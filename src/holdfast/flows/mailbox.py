@@ -93,7 +93,7 @@ def _deliver(unit: FlowUnit, flow: OpenFlow, number: int, mail: MailRow) -> None
     receiver = _find_receiver(unit, flow, mail.type)
     if receiver is None:
         value, blob = unit.inline_or_blob(mail.value)
-        stored = replace(mail, value=value, blob=blob)
+        stored = replace(mail, value=value, blob=blob, counted=True)
         unit.txn.put(unit.keys.mail + tuples.pack((flow.seq, number)), codec.pack(stored))
         unit.count_event(flow, 1, len(mail.value), mail.sent_ns)
         return
@@ -120,7 +120,8 @@ def return_received(unit: FlowUnit, flow: OpenFlow, receives: set[tuple[str, int
         return
     prefix = unit.keys.records_of(flow.seq, flow.head.run)
     returned: dict[int, StepCompleted] = {}
-    forked = Forked(0, 0)
+    # No fork: nothing was taken over. `Forked(0, 0)` would take over the first record of the run.
+    forked = Forked(0)
     for index, (_, row) in enumerate(unit.txn.scan(prefix, tuples.prefix_end(prefix))):
         record = decode_record(row).record
         if isinstance(record, Forked):
@@ -166,7 +167,8 @@ def take_mail(unit: FlowUnit, flow: OpenFlow, types: tuple[str, ...]) -> tuple[i
                 value = blobs.get(unit.txn, mail.blob)
                 blobs.release.fn(unit.txn, mail.blob)
                 mail = replace(mail, value=value, blob=b"")
-            unit.count_event(flow, -1, len(mail.value), mail.sent_ns)
+            if mail.counted:
+                unit.count_event(flow, -1, len(mail.value), mail.sent_ns)
             return tuples.unpack_last_int(key, len(prefix)), mail
     return None
 

@@ -162,6 +162,8 @@ class MailRow(Record, frozen=True):
     blob: bytes = b""
     key: str = ""
     sent_ns: int = 0
+    # Whether the number and the bytes of unread events count it. Rows of former releases do not count.
+    counted: bool = False
 
 
 class FlowCounts(Record, frozen=True):

@@ -27,7 +27,7 @@ HEAD = [
 OPEN_STEP = [
     "kind", "position", "digest", "began_ns", "due_ns", "types", "child", "intent", "cancels_child",
 ]  # fmt: skip
-MAIL = ["type", "value", "blob", "key", "sent_ns"]
+MAIL = ["type", "value", "blob", "key", "sent_ns", "counted"]
 _STEP = ["name", "occurrence", "position", "digest"]
 RECORDS: list[tuple[str, list[str]]] = [
     ("completed", [*_STEP, "value", "blob", "attempts", "began_ns", "mail"]),
