@@ -239,7 +239,7 @@ def service_pids(pid: int) -> list[int]:
     return [
         child_pid
         for child_pid in _descendants(pid, processes)
-        if SERVICE in processes[child_pid].args
+        if processes[child_pid].args[1:3] == ["-m", SERVICE]
     ]
 
 
