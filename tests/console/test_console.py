@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from holdfast.errors import NotFound
+from holdfast.ops.http.tokens import TokenSet, parse_tokens
 from tests.api_server.served_rig import token_lines, token_of
 from tests.console.browser import WAIT_MS, ConsolePage
 from tests.console.rig import (
@@ -390,7 +391,38 @@ def test_dialog_shows_the_equal_command(tab: ConsolePage, shop: ConsoleRig) -> N
     tab.page.get_by_role("button", name="Fork flow").click()
     dialog = tab.page.get_by_role("dialog")
     dialog.get_by_label("Key of the fork").fill("a key")
-    expect(dialog.locator("code")).to_have_text(f"holdfast flows fork {flow.id} 'a key'")
+    command = f"holdfast flows fork {flow.id} 'a key' --universe shop"
+    expect(dialog.locator("code")).to_have_text(command, timeout=WAIT_MS)
+    # A dialog of one page must not act on another one.
+    tab.page.evaluate("window.location.hash = '#/shop/audit'")
+    tab.heading("Audit")
+    expect(dialog).to_have_count(0)
+
+
+def test_fork_starts_at_the_height_of_the_slider(tab: ConsolePage) -> None:
+    tab.open("worlds", "Customer", "ada", filters="at=2")
+    tab.sees("cents: 11")
+    tab.act("Fork world", {"Name of the fork": "ada-at-2"})
+    tab.heading("Customer/ada-at-2")
+    tab.sees("at height 2")
+    tab.sees("cents: 11")
+
+
+def test_refused_list_is_not_asked_for_again_at_once(tab: ConsolePage) -> None:
+    asked: list[str] = []
+    tab.page.on(
+        "request", lambda request: "/v1/flows?" in request.url and asked.append(request.url)
+    )
+    tab.open("work", filters="kind=flows&state=ready")
+    tab.heading("Work")
+    tab.page.wait_for_timeout(1_500)
+    assert 1 <= len(asked) <= 5
+    tab.errors.clear()
+
+
+def test_unknown_universe_is_named(tab: ConsolePage) -> None:
+    tab.open("audit", universe="nowhere")
+    tab.sees("This store has no universe nowhere.")
 
 
 # -- sign-in ---------------------------------------------------------------------------------------
@@ -424,6 +456,12 @@ def test_sign_in_with_a_token_that_may_only_read(browser: Browser, shop: Console
         expect(tab.page.get_by_role("button", name="Pause world")).to_be_enabled(timeout=WAIT_MS)
         tab.act("Pause world")
         tab.act("Resume world")
+        # A rotated token ends the session and its event stream, also on a page that sends no requests.
+        tab.open("now")
+        tab.is_live()
+        server.guard._tokens = TokenSet(parse_tokens(token_lines(reader="read")))
+        shop.runtime.submit(print_page, 1)
+        expect(tab.page.get_by_label("Token")).to_be_visible(timeout=WAIT_MS)
         tab.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 from holdfast.ops.console.files import POLICY, console_files
 from holdfast.ops.http.request_head import HttpRequest
 from holdfast.ops.http.server import HttpServer
-from holdfast.ops.http.sessions import SESSION_S, SESSIONS_MAX, BrowserSessions
+from holdfast.ops.http.sessions import SESSION_S, SESSIONS_MAX, TOKEN_SESSIONS_MAX, BrowserSessions
 from holdfast.ops.http.tokens import Token, TokenFile, parse_tokens
 from tests.api_server.served_rig import ONE_SCOPE_EACH, ServedRig, rig, token_lines, token_of
 from tests.ops.http_rig import JsonClient, JsonResponse
@@ -170,11 +170,29 @@ def test_oldest_session_ends_above_the_limit() -> None:
     sessions = BrowserSessions(80, is_secure=False)
     token = read_token()
     first = request_with(sessions.start(token, 0.0)[0].partition(";")[0])
-    for _ in range(SESSIONS_MAX - 1):
-        sessions.start(token, 0.0)
+    for number in range(SESSIONS_MAX - 1):
+        sessions.start(token._replace(digest=b"%d" % number), 0.0)
     assert sessions.find(first, 1.0) is not None
-    sessions.start(token, 0.0)
+    sessions.start(token._replace(digest=b"another"), 0.0)
     assert sessions.find(first, 1.0) is None
+
+
+def test_sign_ins_with_one_token_end_no_session_of_another() -> None:
+    sessions = BrowserSessions(80, is_secure=False)
+    token = read_token()
+    other = request_with(sessions.start(token._replace(digest=b"other"), 0.0)[0].partition(";")[0])
+    first = request_with(sessions.start(token, 0.0)[0].partition(";")[0])
+    for _ in range(TOKEN_SESSIONS_MAX):
+        sessions.start(token, 0.0)
+    assert sessions.find(other, 1.0) is not None
+    assert sessions.find(first, 1.0) is None
+
+
+def test_cookie_of_the_same_name_does_not_hide_the_session() -> None:
+    sessions = BrowserSessions(80, is_secure=False)
+    cookie = sessions.start(read_token(), 0.0)[0].partition(";")[0]
+    name = cookie.partition("=")[0]
+    assert sessions.find(request_with(f"{name}=x; {cookie}"), 1.0) is not None
 
 
 def test_server_without_tokens_needs_no_session(rig: ServedRig) -> None:
@@ -195,8 +213,9 @@ def test_every_file_has_its_type_and_the_policy(client: JsonClient) -> None:
         assert response.status == 200
         assert response.headers["content-security-policy"] == POLICY
         assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["cache-control"] == "no-cache"
         repeat = client.get(path, headers={"If-None-Match": response.headers["etag"]})
-        assert repeat.status == 304
+        assert (repeat.status, repeat.headers["cache-control"]) == (304, "no-cache")
     assert "unsafe" not in POLICY
 
 

@@ -7,13 +7,14 @@
 - `also=readiness,counts` adds these documents to the stream of a subject: a browser opens few connections to one host. The
   id of an event then has the digest of each document.
 - All streams of a subject share one read at a time. A stream ends after STREAM_S, and the client reconnects: its token is
-  checked again.
+  checked again. It also ends before an event for a token or session that has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ import msgspec
 from holdfast import codec
 from holdfast.errors import HoldfastError, Invalid, NotFound
 from holdfast.ops.api.call import ApiCall, decode_query, run
-from holdfast.ops.api.endpoint import Endpoint
+from holdfast.ops.api.endpoint import Endpoint, Scope
 from holdfast.ops.http.problem import HttpResponse, ServerOverloaded
 from holdfast.ops.http.routes import ClientDisconnect, RouteCall
 
@@ -39,6 +40,7 @@ COMMENT_S = 15.0
 STREAM_S = 900.0
 RECONNECT_MS = 1_000
 _COMMENT = b":\n\n"
+_log = logging.getLogger("holdfast.http")
 
 # Each kind with the operations whose answers it shows, and the path parameters in its id.
 READINESS, COUNTS = "readiness", "counts"
@@ -139,7 +141,7 @@ class EventStreams:
                 streamed.append(StreamedSubject((name, subject), read, first))
             if call.request.method != "HEAD":
                 last_id = call.request.headers.get("last-event-id", "")
-                stream = self._stream(streamed, last_id, call.disconnect)
+                stream = self._stream(streamed, last_id, call)
         finally:
             if stream is None:
                 self._streams -= 1
@@ -153,9 +155,9 @@ class EventStreams:
             feed.wake()
 
     async def _stream(
-        self, subjects: Sequence[StreamedSubject], last_id: str, disconnect: ClientDisconnect
+        self, subjects: Sequence[StreamedSubject], last_id: str, call: RouteCall
     ) -> AsyncGenerator[bytes, None]:
-        loop = self._server.loop
+        loop, disconnect = self._server.loop, call.disconnect
         until_s = loop.time() + STREAM_S
         seen = (
             last_id.split(".") if last_id.count(".") == len(subjects) - 1 else [""] * len(subjects)
@@ -165,8 +167,9 @@ class EventStreams:
             feed.members += 1
         try:
             for feed, one in zip(feeds, subjects, strict=True):
-                feed.publish(one.first)
-                if feed.reader is None:
+                if feed.event is None:
+                    feed.publish(one.first)
+                if feed.reader is None or feed.reader.done():
                     feed.reader = loop.create_task(self._read_repeatedly(feed, one.read))
             yield b"retry: %d\n\n" % RECONNECT_MS
             while not self._closed and not disconnect.is_set and loop.time() < until_s:
@@ -176,6 +179,8 @@ class EventStreams:
                     if event is None or event.id == seen[at]:
                         continue
                     is_idle, seen[at] = False, event.id
+                    if not self._may_read(call):
+                        return
                     name = b"gone" if event.gone else one.kind.encode()
                     yield b"id: %b\nevent: %b\ndata: %b\n\n" % (
                         ".".join(seen).encode(),
@@ -194,6 +199,12 @@ class EventStreams:
                     self._feeds.pop(one.key, None)
                     if feed.reader is not None:
                         feed.reader.cancel()
+
+    def _may_read(self, call: RouteCall) -> bool:
+        """Whether the token or the session of the stream is still valid."""
+        now_s = self._server.loop.time()
+        token = self._server.guard.find_token(call.request, now_s, checks_csrf=False)
+        return token is not None and token.permits(Scope.READ)
 
     async def _changed(self, feeds: Sequence[SubjectFeed], disconnect: ClientDisconnect) -> bool:
         """Wait for the next event, a disconnect or the stop; return False if it takes COMMENT_S."""
@@ -221,6 +232,8 @@ class EventStreams:
             except HoldfastError:
                 # Such as a store that does not answer: the next read tries again.
                 continue
+            except Exception:
+                _log.exception("reading a subject of the event streams failed")
 
     def _reader_of(
         self, universe: str, operations: tuple[str, ...], path: Mapping[str, str]

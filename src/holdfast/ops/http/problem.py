@@ -37,6 +37,7 @@ from holdfast.ops.api.universes import UniverseRequired
 from holdfast.ops.http.request_rate import RateExceeded
 
 RETRY_AFTER_S = 1
+_NO_STORE = (("cache-control", "no-store"),)
 # The reason phrases of RFC 9110. Python adopted them in 3.13; responses must not depend on the version.
 REASON_PHRASES = {
     413: "Content Too Large",
@@ -62,13 +63,14 @@ class HttpResponse(NamedTuple):
 
     @property
     def all_headers(self) -> list[tuple[str, str]]:
+        caching = () if any(name == "Cache-Control" for name, _ in self.headers) else _NO_STORE
         if self.status in (204, 304):
-            return [("cache-control", "no-store"), *self.headers]
+            return [*caching, *self.headers]
         length = [("content-length", str(len(self.body)))] if self.stream is None else []
         return [
             ("content-type", self.content_type),
             *length,
-            ("cache-control", "no-store"),
+            *caching,
             ("x-content-type-options", "nosniff"),
             *self.headers,
         ]

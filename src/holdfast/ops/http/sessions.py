@@ -19,8 +19,9 @@ from holdfast.ops.http.request_head import HttpRequest
 from holdfast.ops.http.tokens import Token
 
 SESSION_S = 12 * 3600
-# Above this number the oldest session ends.
+# Above these numbers, in all and of one token, the oldest session ends.
 SESSIONS_MAX = 1_000
+TOKEN_SESSIONS_MAX = 50
 CSRF_HEADER = "x-holdfast-csrf"
 
 
@@ -42,6 +43,9 @@ class BrowserSessions:
 
     def start(self, token: Token, now_s: float) -> tuple[str, BrowserSession]:
         """Start a session of this token; return the header `Set-Cookie` and the session."""
+        same = [key for key, one in self._sessions.items() if one.token_digest == token.digest]
+        for key in same[: max(len(same) - TOKEN_SESSIONS_MAX + 1, 0)]:
+            del self._sessions[key]
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
         value = secrets.token_urlsafe(32)
@@ -51,19 +55,21 @@ class BrowserSessions:
 
     def end(self, request: HttpRequest) -> str:
         """End the session of a request, if it has one; return the header that removes the cookie."""
-        self._sessions.pop(_digest(self._value(request)), None)
+        for value in self._values(request):
+            self._sessions.pop(_digest(value), None)
         return self._set_cookie("", 0)
 
     def find(self, request: HttpRequest, now_s: float) -> BrowserSession | None:
         """Return the session of a request. A request with the header `Authorization` has none."""
         if "authorization" in request.headers:
             return None
-        key = _digest(self._value(request))
-        session = self._sessions.get(key)
-        if session is not None and session.until_s <= now_s:
-            del self._sessions[key]
-            return None
-        return session
+        # Another server on this host may have set a cookie of the same name.
+        for key in map(_digest, self._values(request)):
+            session = self._sessions.get(key)
+            if session is not None and session.until_s > now_s:
+                return session
+            self._sessions.pop(key, None)
+        return None
 
     def token_digest(
         self, request: HttpRequest, now_s: float, *, checks_csrf: bool
@@ -78,12 +84,11 @@ class BrowserSessions:
                 raise CsrfMissing(what=CSRF_HEADER, why="wrong" if sent else "missing")
         return session.token_digest
 
-    def _value(self, request: HttpRequest) -> str:
-        for part in request.headers.get("cookie", "").split(";"):
-            name, _, value = part.strip().partition("=")
-            if name == self._cookie:
-                return value
-        return ""
+    def _values(self, request: HttpRequest) -> list[str]:
+        pairs = (
+            part.strip().partition("=") for part in request.headers.get("cookie", "").split(";")
+        )
+        return [value for name, _, value in pairs if name == self._cookie]
 
     def _set_cookie(self, value: str, age_s: int) -> str:
         secure = "; Secure" if self._is_secure else ""

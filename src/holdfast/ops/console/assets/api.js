@@ -87,23 +87,23 @@ export function may(scope) {
   return session.scopes.includes(scope) || (scope === "read" && session.scopes.includes("operate"));
 }
 
-async function applySession(document) {
+function applySession(document) {
   Object.assign(session, document);
   listeners.forEach((listener) => listener());
 }
 
 export async function loadSession() {
-  await applySession(await send("/v1/session"));
+  applySession(await send("/v1/session"));
 }
 
 export async function signIn(token) {
-  await applySession(await send("/v1/session", {
+  applySession(await send("/v1/session", {
     method: "POST", headers: headers(""), body: JSON.stringify({ token }),
   }));
 }
 
 export async function signOut() {
-  await applySession(await send("/v1/session/end", { method: "POST", headers: headers(""), body: "{}" }));
+  applySession(await send("/v1/session/end", { method: "POST", headers: headers(""), body: "{}" }));
 }
 
 export async function loadUniverses() {

@@ -60,6 +60,7 @@ export class PagedList {
     this.busy = null;
     this.pages = [];
     this.next = undefined;
+    this.problem = null;
     this.scroller.scrollTop = 0;
     await this.#more();
   }
@@ -116,7 +117,7 @@ export class PagedList {
       if (error.name === "AbortError") return;
       this.problem = error;
     }
-    this.draw(true);
+    this.draw();
   }
 
   #item(index) {
@@ -128,7 +129,7 @@ export class PagedList {
     return undefined;
   }
 
-  draw(again = false) {
+  draw() {
     if (this.closed) return;
     const length = this.length;
     this.body.style.height = `${length * ROW_PX}px`;
@@ -138,7 +139,7 @@ export class PagedList {
     const focused = document.activeElement?.closest?.("[data-row]")?.dataset.row;
     for (const [index, row] of this.rows) {
       const item = this.#item(index);
-      if (index < top || index >= bottom || (again && row.item !== item) || row.item !== item) {
+      if (index < top || index >= bottom || row.item !== item) {
         row.element.remove();
         this.rows.delete(index);
       }
@@ -158,7 +159,8 @@ export class PagedList {
     const known = this.next === null ? length : -1;
     this.grid.setAttribute("aria-rowcount", known === -1 ? -1 : known + 1);
     this.#say(length);
-    if (bottom >= length - visible) this.#more();
+    // A failed read waits for the next refresh.
+    if (!this.problem && bottom >= length - visible) this.#more();
   }
 
   #say(length) {

@@ -6,9 +6,11 @@ const HIDDEN_MS = 60_000;
 const RETRY_MS = [1_000, 2_000, 4_000];
 
 export class Live {
-  // `onState` gets "live", "waiting" or "lost".
-  constructor(onState) {
+  // `onState` gets "live", "waiting" or "lost". `onRefused` is called when the server refuses the stream; it returns whether
+  // the subject of the page is missing.
+  constructor(onState, onRefused) {
     this.onState = onState;
+    this.onRefused = onRefused;
     this.source = null;
     this.failures = 0;
     this.timer = null;
@@ -44,6 +46,10 @@ export class Live {
     if (this.subject === undefined) return;
     clearTimeout(this.timer);
     this.source?.close();
+    if (document.hidden) {
+      this.source = null;
+      return;
+    }
     if (resets) this.failures = 0;
     const source = new EventSource(this.#url());
     this.source = source;
@@ -63,8 +69,14 @@ export class Live {
       if (source.readyState === EventSource.CLOSED) {
         const delay = RETRY_MS[Math.min(this.failures - 1, RETRY_MS.length - 1)];
         this.timer = setTimeout(() => this.#reopen(false), delay);
+        this.#refused(this.subject);
       }
     };
+  }
+
+  // The browser hides the status of the answer.
+  async #refused(subject) {
+    if (await this.onRefused(subject) && this.subject === subject) this.subject = "";
   }
 
   #event(source, name, event) {

@@ -3,6 +3,7 @@
 import { get, loadSession, loadUniverses, may, onSession, place, session, signIn, signOut } from "./api.js";
 import { h, nowMs, replace, setServerTime, updateTimes } from "./dom.js";
 import { Live } from "./live.js";
+import { announce } from "./parts.js";
 import { address, parse } from "./router.js";
 import { PAGES, TITLES } from "./pages.js";
 
@@ -95,9 +96,18 @@ const live = new Live((state) => {
   const wasLost = liveState !== "live";
   showLive(state);
   if (state === "live" && wasLost) shown?.page.refresh?.();
+}, async (subject) => {
+  try {
+    // An ended session shows here: the stream itself has no status.
+    await get("readiness");
+  } catch {
+    return false;
+  }
+  return subject !== "";
 });
 
 function leave() {
+  document.querySelectorAll("dialog").forEach((dialog) => dialog.close());
   shown?.page.close?.();
   shown = null;
 }
@@ -134,6 +144,12 @@ async function route() {
   }
   if (!frame) buildFrame();
   leave();
+  if (at.universe && place.universe !== at.universe) {
+    live.close();
+    replace(frame.main, h("h1", { tabindex: -1 }, "No such universe"), h("p", { class: "problem" }, `This store has no universe ${at.universe}.`),
+      h("p", {}, h("a", { href: address("now") }, `Universe ${place.universe}`)));
+    return;
+  }
   const known = Object.hasOwn(PAGES, at.page) ? at.page : "now";
   const { universe, who, nav, main } = frame;
   replace(universe, place.universes.map((one) => h("option", { value: one.universe }, one.universe)));
@@ -155,8 +171,12 @@ function section(page) {
 }
 
 async function leaveSession() {
-  await signOut();
-  showSignIn();
+  try {
+    await signOut();
+    showSignIn();
+  } catch (error) {
+    announce(error.message);
+  }
 }
 
 async function start() {

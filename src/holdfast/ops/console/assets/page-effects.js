@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { badge, count, facts, h, link, path, replace, section, short, table, when } from "./dom.js";
 import { PagedList } from "./list.js";
 import { action, bar, buttons, filters, heading, loaded, tree, whyDetails, whyPanel } from "./parts.js";
-import { address, go, setFilters } from "./router.js";
+import { address, go, setFilters, worldParts } from "./router.js";
 import { effectParts } from "./page-system.js";
 import { jobAction } from "./page-work.js";
 
@@ -93,7 +93,7 @@ function effectPage(intent) {
         done: (made) => go("effects", [made.redriven_as]),
       })),
       facts([
-        ["Intent", effect.intent], ["World", effect.world.includes("/") ? link(address("worlds", effect.world.split("/", 2)), effect.world) : effect.world],
+        ["Intent", effect.intent], ["World", effect.world.includes("/") ? link(address("worlds", worldParts(effect.world)), effect.world) : effect.world],
         ["Tag", effect.tag], ["Failures", effect.failures], ["Lost leases", effect.expiries], ["Owner", effect.owner],
         ["Not before", effect.not_before_ns && when(effect.not_before_ns)], ["Code", effect.code],
         ["Redrive of", effect.redrive_of && link(address("effects", [effect.redrive_of]), short(effect.redrive_of))],

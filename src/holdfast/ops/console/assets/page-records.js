@@ -1,10 +1,9 @@
 // Jobs, the last replay report, and the audit log.
 
 import { get } from "./api.js";
-import { badge, count, facts, h, path, replace, section, table, when } from "./dom.js";
+import { badge, count, facts, h, path, section, when } from "./dom.js";
 import { PagedList } from "./list.js";
 import { action, buttons, heading, loaded, tree } from "./parts.js";
-import { address } from "./router.js";
 
 export function jobsPage(parts, { id = "" }) {
   const all = loaded(() => get("jobs", { limit: 200 }), ({ items }) => items.length ? items.map((job) => h("article", { class: `card${job.id === id ? " chosen" : ""}`, "aria-label": `Job ${job.id}` },
@@ -70,5 +69,3 @@ export function auditPage() {
     },
   };
 }
-
-export { address, replace };

@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { badge, count, facts, h, link, path, section, table, when } from "./dom.js";
 import { PagedList } from "./list.js";
 import { action, buttons, heading, loaded, whyPanel } from "./parts.js";
-import { address, go } from "./router.js";
+import { address, go, worldParts } from "./router.js";
 import { option } from "./page-system.js";
 
 function scheduleActions(schedule, refresh) {
@@ -100,7 +100,7 @@ export function timersPage() {
       { label: "Due", width: "9rem", show: (item) => when(item.due_ns) },
       { label: "Repeats", wide: true, show: (item) => item.cron ? `${item.cron} (${item.zone})` : "" },
     ],
-    href: (item) => address("worlds", item.world.split("/", 2)),
+    href: (item) => address("worlds", worldParts(item.world)),
     fetch: (cursor, limit, signal) => get("timers", { cursor, limit }, signal),
     empty: "no timer waits",
   });

@@ -1,7 +1,7 @@
 // Tasks and flows: one list, and a page for each.
 
-import { get } from "./api.js";
-import { badge, count, duration, facts, h, link, path, replace, section, short, when } from "./dom.js";
+import { get, query } from "./api.js";
+import { badge, duration, facts, h, link, path, replace, section, when } from "./dom.js";
 import { PagedList } from "./list.js";
 import { action, blockers, buttons, copyButton, endedHistogram, filters, heading, loaded, tree, whyPanel } from "./parts.js";
 import { address, go, setFilters } from "./router.js";
@@ -22,14 +22,15 @@ async function readFlows({ state, tag }, cursor, limit, signal) {
 
 // Merge the pages of two lists, newest first. What one list has below the end of the other's page waits in the cursor.
 async function readBoth(values, cursor, limit, signal) {
-  const at = cursor ? JSON.parse(cursor) : { tasks: "", flows: "", skipTasks: 0, skipFlows: 0 };
+  const at = cursor ? JSON.parse(cursor) : { tasks: "", flows: "", afterTasks: "", afterFlows: "" };
   const none = { items: [], next: null };
   const [tasks, flows] = await Promise.all([
     at.tasks === null ? none : readTasks(values, at.tasks, limit, signal),
     at.flows === null ? none : readFlows(values, at.flows, limit, signal),
   ]);
-  const left = tasks.items.slice(at.skipTasks);
-  const right = flows.items.slice(at.skipFlows);
+  // Ids, and not counts: new rows move the others.
+  const left = tasks.items.slice(tasks.items.findIndex((one) => one.id === at.afterTasks) + 1);
+  const right = flows.items.slice(flows.items.findIndex((one) => one.id === at.afterFlows) + 1);
   const items = [];
   let fromTasks = 0;
   let fromFlows = 0;
@@ -47,10 +48,10 @@ async function readBoth(values, cursor, limit, signal) {
       fromFlows += 1;
     }
   }
-  const advance = (name, page, taken, all) => taken === all.length
-    ? { [name]: page.next, [`skip${name === "tasks" ? "Tasks" : "Flows"}`]: 0 }
-    : { [name]: at[name], [`skip${name === "tasks" ? "Tasks" : "Flows"}`]: at[`skip${name === "tasks" ? "Tasks" : "Flows"}`] + taken };
-  const next = { ...advance("tasks", tasks, fromTasks, left), ...advance("flows", flows, fromFlows, right) };
+  const advance = (name, after, page, taken, all) => taken === all.length
+    ? { [name]: page.next, [after]: "" }
+    : { [name]: at[name], [after]: taken ? all[taken - 1].id : at[after] };
+  const next = { ...advance("tasks", "afterTasks", tasks, fromTasks, left), ...advance("flows", "afterFlows", flows, fromFlows, right) };
   return { items, next: next.tasks === null && next.flows === null ? null : JSON.stringify(next) };
 }
 
@@ -154,7 +155,7 @@ export function jobAction(label, name, selection, command, danger) {
       { name: "limit", label: "At most, in all", type: "number", hint: "empty: all" },
     ],
     body: (values) => ({ action: name, selection, rate_per_s: Number(values.rate || 100), ...(values.limit ? { limit: Number(values.limit) } : {}) }),
-    command: command && ((values) => [...command, ...option("--limit", values.limit)]),
+    command: command && ((values) => [...command, ...(name.endsWith(".cancel") ? [] : option("--rate", values.rate)), ...option("--limit", values.limit)]),
     done: (job) => go("jobs", [], { id: job.id }),
   });
 }
@@ -178,7 +179,7 @@ export function taskPage([id = ""]) {
       replace(actions, buttons(
         action({
           label: "Cancel task", danger: true, disabled: ended, route: () => `tasks/${path(id)}/cancel`,
-          fields: [{ name: "reason", label: "Reason" }], body: (values) => ({ reason: values.reason }),
+          fields: [{ name: "reason", label: "Reason" }], body: (values) => (values.reason ? { reason: values.reason } : {}),
           command: (values) => ["tasks", "cancel", id, ...option("--reason", values.reason)],
         }),
         action({
@@ -237,7 +238,7 @@ export function jsonText(value) {
 
 function curl(route, body) {
   const text = jsonText(body).replaceAll("'", "'\\''");
-  return `curl -s '${window.location.origin}/v1/${route}' -H 'Content-Type: application/json' -d '${text}'`;
+  return `curl -s '${window.location.origin}/v1/${route}${query({})}' -H 'Content-Type: application/json' -d '${text}'`;
 }
 
 // Steps as bars over the time of the run.
@@ -337,7 +338,7 @@ export function flowPage([id = ""]) {
       }),
       action({
         label: "Fork flow", route: () => `flows/${path(id)}/fork`, text: "A new flow takes over the recorded steps before a step.",
-        fields: [{ name: "key", label: "Key of the fork", required: true }, { name: "at", label: "Before the step", options: ["(end of the record)", ...stepNames] }],
+        fields: [{ name: "key", label: "Key of the fork", required: true }, { name: "at", label: "Before the step", options: () => ["(end of the record)", ...stepNames] }],
         body: (values) => ({ key: values.key, ...(values.at.startsWith("(") ? {} : { at: values.at }) }),
         command: (values) => ["flows", "fork", id, values.key || "KEY", ...(values.at?.startsWith("(") ? [] : option("--at", values.at))],
         done: (made) => go("flows", [made.id]),
@@ -353,18 +354,15 @@ export function flowPage([id = ""]) {
     event(name, document) {
       if (name !== "flow") return;
       draw(document);
-      steps.refresh();
+      this.refresh();
     },
     refresh() {
       if (!steps.querySelector("details[open]")) steps.refresh();
     },
   };
-  steps.addEventListener("toggle", () => {}, true);
   get(`flows/${path(id)}`).then((flow) => {
     draw(flow);
     steps.refresh().then(() => { actionsFor = null; draw(flow); });
   }).catch((error) => replace(head, heading(`Flow ${id}`), h("p", { class: "problem" }, error.message)));
   return page;
 }
-
-export { short, count };

@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { badge, count, facts, h, link, path, replace, section, short, table, when } from "./dom.js";
 import { PagedList } from "./list.js";
 import { action, buttons, differences, filters, heading, loaded, tree, whyPanel } from "./parts.js";
-import { address, go, setFilters } from "./router.js";
+import { address, go, setFilters, worldParts } from "./router.js";
 import { jobAction } from "./page-work.js";
 import { number, option } from "./page-system.js";
 
@@ -176,7 +176,7 @@ function worldPage(type, name, given) {
         label: "Fork world", route: () => `${route}/fork`, text: "A new world with the state after an entry.",
         fields: [
           { name: "name", label: "Name of the fork", required: true },
-          { name: "at", label: "Height", type: "number", value: at ?? "", hint: "empty: the present state" },
+          { name: "at", label: "Height", type: "number", value: () => at ?? "", hint: "empty: the present state" },
           { name: "effects", label: "Open effects", options: ["drop", "fail", "reissue"] },
           { name: "timers", label: "Timers", options: ["drop", "keep"] },
         ],
@@ -187,7 +187,7 @@ function worldPage(type, name, given) {
       paused ? verb("Resume world", "resume") : verb("Pause world", "pause", { text: "It accepts messages and does not handle them." }),
       action({
         label: "Pin world", route: () => `${route}/pin`, text: "The world stays on this worker, also while the worker is gone.",
-        fields: [{ name: "worker", label: "Worker", value: world.worker ?? "", required: true }], body: (values) => ({ worker: values.worker }),
+        fields: [{ name: "worker", label: "Worker", value: () => world.worker ?? "", required: true }], body: (values) => ({ worker: values.worker }),
         command: (values) => ["worlds", "pin", id, values.worker || "WORKER"], done: () => refresh(),
       }),
       verb("Unpin world", "unpin"),
@@ -206,7 +206,7 @@ function worldPage(type, name, given) {
 
   const lineage = loaded(() => get(`${route}/lineage`), ({ items }) => items.length
     ? h("ol", { class: "lineage" }, [...items].reverse().map((one) => h("li", {},
-      one.parent.includes("/") ? link(address("worlds", one.parent.split("/", 2)), one.parent) : one.parent, ` at height ${one.forked_at_height}, snapshot `, short(one.parent_snapshot_hash))),
+      one.parent.includes("/") ? link(address("worlds", worldParts(one.parent)), one.parent) : one.parent, ` at height ${one.forked_at_height}, snapshot `, short(one.parent_snapshot_hash))),
     h("li", {}, h("b", {}, id))) : h("p", { class: "quiet" }, "not a fork"));
   const timers = loaded(() => get("timers", { limit: 1_000 }), ({ items }) => table("Timers of this world", [
     { label: "Key", show: (row) => link(address("timers"), row.key) },

@@ -1,6 +1,6 @@
 // Parts that several pages share: actions with their dialog, values as trees, blockers, filters.
 
-import { get, may, newKey, post } from "./api.js";
+import { get, may, newKey, place, post } from "./api.js";
 import { append, h, newId, nowMs, replace, when } from "./dom.js";
 
 const SHOWN_CHARS = 64 * 1024;
@@ -49,7 +49,7 @@ export function action({ label, scope = "operate", route, body = () => ({}), com
       h("div", { class: "buttons" }, h("button", { type: "button", value: "no", onclick: () => dialog.close() }, "Back"), go));
     const dialog = h("dialog", { "aria-labelledby": titleId }, form);
     const update = () => {
-      if (command) shownCommand.textContent = commandLine(["holdfast", ...command(values())]);
+      if (command) shownCommand.textContent = commandLine(["holdfast", ...command(values()), ...(place.universe ? ["--universe", place.universe] : [])]);
     };
     form.addEventListener("input", update);
     form.addEventListener("submit", async (event) => {
@@ -78,7 +78,11 @@ export function action({ label, scope = "operate", route, body = () => ({}), com
   return button;
 }
 
-function fieldInput({ name, value = "", type = "text", options = null, required = false }) {
+// `value` and `options` may be functions: they are read when the dialog opens.
+function fieldInput(field) {
+  const { name, type = "text", required = false } = field;
+  const value = typeof field.value === "function" ? field.value() : field.value ?? "";
+  const options = typeof field.options === "function" ? field.options() : field.options;
   if (options) {
     const select = h("select", { name }, options.map((one) => h("option", { value: one }, one)));
     select.value = value || options[0];
@@ -264,7 +268,7 @@ export function endedHistogram(queue = "") {
     const sums = Object.fromEntries(Object.keys(OUTCOMES).map((name) => [name, 0]));
     for (const row of rows) {
       const at = Math.round(Number(row.minute_ns) / 60e9);
-      const ends = minutes.get(at) ?? { ...sums, completed: 0, failed: 0, dead: 0, cancelled: 0 };
+      const ends = minutes.get(at) ?? { completed: 0, failed: 0, dead: 0, cancelled: 0 };
       for (const name of Object.keys(OUTCOMES)) {
         ends[name] += Number(row[name]);
         sums[name] += Number(row[name]);

@@ -20,6 +20,12 @@ export function parse(hash) {
   return { universe: universe === "-" ? "" : universe, page, parts: rest, filters: Object.fromEntries(new URLSearchParams(filters ?? "")) };
 }
 
+// The type and the name of a world's path. The name may contain slashes.
+export function worldParts(id) {
+  const slash = id.indexOf("/");
+  return [id.slice(0, slash), id.slice(slash + 1)];
+}
+
 export function go(page, parts = [], filters = {}) {
   window.location.hash = address(page, parts, filters);
 }
