@@ -13,6 +13,9 @@
     ├── HeadMoved             re-read: the journal has new entries, the computed step is void
     ├── IllegalTransition     fix the code: the transition is not in the table
     ├── ReplayDiverged        fix the code: replay of a journaled step gives a different result
+    ├── ReducerTimeout        fix the code: a replay for the HTTP API did not end
+    ├── ReducerDied           fix the code: a replay for the HTTP API ended its process
+    ├── ReducerMemory         fix the code: a replay for the HTTP API needs too much memory
     ├── NoReply               the handler sent no reply
     ├── UnknownEvent          deploy code that knows the event, then redrive its dead letter
     ├── Conflict              retry: a concurrent transaction committed first
@@ -22,6 +25,7 @@
     │   ├── NothingToDo       a parked operation found no work: it stays parked (`store.parked`)
     │   ├── RequestCancelled  the client cancelled its parked request
     │   ├── Overloaded        wait for `retry_after_s`: the queue is full
+    │   ├── StatesBusy        the process that computes states is in use
     │   ├── StoreBusy         another process has exclusive access to the store
     │   └── WriterLost        the writer process exited and no new one is reachable yet
     ├── Timeout               the call exceeded its timeout
@@ -138,6 +142,23 @@ class ReplayDiverged(HoldfastError):
     hint = "the world is parked; deploy code that replays its journal identically, then resume it"
 
 
+class ReducerTimeout(HoldfastError):
+    code = "reducer_timeout"
+    hint = (
+        "the code did not compute this state in time; the output of the server shows where it was"
+    )
+
+
+class ReducerDied(HoldfastError):
+    code = "reducer_died"
+    hint = "the code ended the process that computes states; the output of the server may say why"
+
+
+class ReducerMemory(HoldfastError):
+    code = "reducer_memory"
+    hint = "the code needs more memory to compute this state than the server permits"
+
+
 class NoReply(HoldfastError):
     code = "no_reply"
     hint = "the handler of this event does not call cx.reply, or it failed"
@@ -175,6 +196,11 @@ class Held(Busy):
 class AlreadyHeldByOther(Held):
     code = "already_held_by_other"
     hint = "the lease expires at until_ns unless its owner renews it"
+
+
+class StatesBusy(Busy):
+    code = "states_busy"
+    hint = "the process that computes states is in use; retry"
 
 
 class StoreBusy(Busy):

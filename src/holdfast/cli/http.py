@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from holdfast.adapters.errors import NotInstalled
@@ -21,7 +22,8 @@ from holdfast.ops.http.auth import (
 from holdfast.ops.http.request_rate import RequestRate
 from holdfast.ops.http.tls import CertificateFiles
 from holdfast.ops.http.tokens import TokenFile
-from holdfast.store.api import Store
+from holdfast.ops.state_process import StateProcess
+from holdfast.store.api import Store, connection_url
 
 if TYPE_CHECKING:
     from holdfast.ops.http.server import HttpServer
@@ -123,6 +125,12 @@ def http_server(
         tls=build_tls(args),
         rate=RequestRate(args.http_rate),
     )
+
+
+def state_processes(store: Store, sources: Mapping[str, str]) -> dict[str, StateProcess]:
+    """Return the process that computes states, of each universe. `sources` has the import paths of the applications."""
+    url = connection_url(store)
+    return {universe: StateProcess(url, source) for universe, source in sources.items()}
 
 
 def _require_extra() -> None:

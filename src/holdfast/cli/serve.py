@@ -14,7 +14,7 @@ import signal
 from holdfast.app.app import App
 from holdfast.cli import EXIT_OK
 from holdfast.cli.app_argument import app_errors_are_usage
-from holdfast.cli.http import DEFAULT, add_http, build_guard, http_server
+from holdfast.cli.http import DEFAULT, add_http, build_guard, http_server, state_processes
 from holdfast.cli.process_log import SpaceWatch, add_log, configure_log
 from holdfast.cli.stop_signal import StopSignal
 from holdfast.cli.store_option import add_options, check_store, open_existing
@@ -49,14 +49,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     configure_log(args)
     guard = build_guard(args)
-    apps = _load_apps(args.app)
+    apps, sources = _load_apps(args.app)
     if args.universe is None and len(apps) == 1:
         args.universe = next(iter(apps))
     stop_signal = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop_signal.set())
     with open_existing(args) as store:
-        universes = UniverseChoice(store, apps, default=args.universe or "")
+        states = state_processes(store, sources)
+        universes = UniverseChoice(store, apps, default=args.universe or "", states=states)
         with http_server(args, store, universes, guard) as http:
             assert http is not None
             space = SpaceWatch(store)
@@ -69,16 +70,18 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _load_apps(names: list[str]) -> dict[str, App]:
+def _load_apps(names: list[str]) -> tuple[dict[str, App], dict[str, str]]:
+    """Return the applications and their import paths, by universe."""
     apps: dict[str, App] = {}
+    sources: dict[str, str] = {}
     for name in names:
         app = load_app(name)
         if app.universe in apps:
             raise Invalid(
                 what="--app", universe=app.universe, why="two applications of one universe"
             )
-        apps[app.universe] = app
-    return apps
+        apps[app.universe], sources[app.universe] = app, name
+    return apps, sources
 
 
 def _print_ready(args: argparse.Namespace, url: str) -> None:

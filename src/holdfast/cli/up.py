@@ -26,7 +26,7 @@ from holdfast.app.app import App
 from holdfast.app.runtime import ROLES, Runtime
 from holdfast.cli import EXIT_OK
 from holdfast.cli.app_argument import app_errors_are_usage
-from holdfast.cli.http import add_http, build_guard, http_server
+from holdfast.cli.http import add_http, build_guard, http_server, state_processes
 from holdfast.cli.process_log import SpaceWatch, add_log, configure_log
 from holdfast.cli.stop_signal import StopSignal
 from holdfast.cli.store_option import add_options, check_store, is_embedded
@@ -160,7 +160,9 @@ def run(args: argparse.Namespace) -> int:
         with (
             Watchdog(runtime, args.stuck_s),
             runtime,
-            http_server(args, runtime.store, universe_choice(runtime), guard, runtime) as http,
+            http_server(
+                args, runtime.store, universe_choice(runtime, args.app), guard, runtime
+            ) as http,
         ):
             configure_log(args, universe=runtime.universe, worker=runtime.worker)
             space = SpaceWatch(runtime.store)
@@ -184,10 +186,11 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def universe_choice(runtime: Runtime) -> UniverseChoice:
-    """The HTTP API serves all universes of the store, and has the code of this one."""
-    name = runtime.universe
-    return UniverseChoice(runtime.store, {name: runtime.app}, default=name)
+def universe_choice(runtime: Runtime, source: str) -> UniverseChoice:
+    """The HTTP API serves all universes of the store, and has the code of this one. `source` is its import path."""
+    name, store = runtime.universe, runtime.store
+    states = state_processes(store, {name: source})
+    return UniverseChoice(store, {name: runtime.app}, default=name, states=states)
 
 
 def open_runtime(

@@ -102,14 +102,19 @@ class ReplayProcess(SpawnedChild):
         self._send([sys.path, sys.argv, module, url, app])
 
     def replay(
-        self, function: ReplayFunction[Result], targets: Sequence[Any], limit_s: float | None
+        self,
+        function: ReplayFunction[Result],
+        targets: Sequence[Any],
+        limit_s: float | None,
+        stop_s: float = STOP_S,
     ) -> Iterator[Result | HoldfastError | LostReplay]:
-        """Yield one answer per target. A LostReplay is the last one."""
+        """Yield one answer per target. A LostReplay is the last one. `stop_s` is the time in which a function ends by
+        itself at its limit."""
         try:
             self._wait_until_ready()
             self._send([function.name, limit_s, targets])
             for _ in targets:
-                kind, value = self._receive(None if limit_s is None else limit_s + STOP_S)
+                kind, value = self._receive(None if limit_s is None else limit_s + stop_s)
                 if kind == "error":
                     yield from_wire(value)
                 else:

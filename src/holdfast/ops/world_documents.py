@@ -9,12 +9,14 @@ import msgspec
 
 from holdfast import codec
 from holdfast.app.app import App
-from holdfast.durable import journal
+from holdfast.config import SCAN_PAGE
+from holdfast.durable import journal, snapshot
 from holdfast.durable.journal import ChainedEntry
-from holdfast.errors import HoldfastError, Invalid
+from holdfast.errors import HoldfastError, Invalid, NotFound
 from holdfast.messages import IngressKind, IntentReceipt
 from holdfast.ops import catalog_queries
 from holdfast.ops.catalog_queries import WorldRow
+from holdfast.ops.http.json_values import to_json
 from holdfast.store.api import Txn
 from holdfast.world import journal_entry
 from holdfast.world.catalog import WorldRecord, subject_of
@@ -83,11 +85,23 @@ class EntryDocument(msgspec.Struct, frozen=True):
 
 
 class StateDocument(msgspec.Struct, frozen=True):
-    """The fields of a state, after the last entry if `at` is null."""
+    """The fields of a state, after the last entry if `at` is null.
+
+    `raw_height` is not null if the server has no code of this application: the fields are the stored values of the
+    snapshot after this entry, the last one at or below `at`.
+    """
 
     world: str
     at: int | None
     state: dict[str, Any]
+    raw_height: int | None = None
+
+
+class RawState(NamedTuple):
+    """The stored values of a snapshot, which need no code of the application, and its height."""
+
+    height: int
+    fields: dict[str, Any]
 
 
 class PurgeCopies(msgspec.Struct, frozen=True):
@@ -169,6 +183,20 @@ def read_state(txn: Txn, record: WorldRecord, app: App, at: int | None) -> dict[
     state = restore(txn, world, at=at).state
     field_values: dict[str, Any] = json_types(state)
     return field_values
+
+
+def read_raw_state(txn: Txn, record: WorldRecord, at: int | None) -> RawState | None:
+    """Return the last snapshot at or below a height; None if there is none."""
+    subject = subject_of(record.universe, record.world_id)
+    head = journal.head(txn, subject)
+    if at is not None and not 0 <= at <= head.height:
+        raise NotFound(what="height", world=record.world_id, found=at, head=head.height)
+    saved = snapshot.heights(txn, subject, SCAN_PAGE)
+    height = next((found for found in saved if at is None or found <= at), None)
+    if height is None:
+        return None
+    fields = to_json(snapshot.load(txn, subject, height))
+    return RawState(height, fields if isinstance(fields, dict) else {"value": fields})
 
 
 def json_types(value: Any) -> Any:

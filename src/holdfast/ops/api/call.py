@@ -26,6 +26,7 @@ from holdfast.store.txn import ApplyTxn
 
 if TYPE_CHECKING:
     from holdfast.app.app import App
+    from holdfast.ops.state_process import StateProcess
 
 T = TypeVar("T")
 
@@ -58,6 +59,8 @@ class ApiCall:
     store: Store
     universe: str
     app: App | None = None
+    # Computes states of worlds in another process. None: in this one.
+    states: StateProcess | None = None
     path: Mapping[str, str] = field(default_factory=dict)
     query: Any = None
     body: Any = None

@@ -12,6 +12,7 @@ from holdfast.store.api import Store, Txn
 
 if TYPE_CHECKING:
     from holdfast.app.app import App
+    from holdfast.ops.state_process import StateProcess
 
 NAMES_SHOWN = 20
 
@@ -24,17 +25,34 @@ class UniverseRequired(Invalid):
 class UniverseChoice:
     """The universes that a server serves."""
 
-    def __init__(self, store: Store, apps: Mapping[str, App], default: str = "") -> None:
-        """`apps` has the app of each universe whose code the server has."""
+    def __init__(
+        self,
+        store: Store,
+        apps: Mapping[str, App],
+        default: str = "",
+        *,
+        states: Mapping[str, StateProcess] | None = None,
+    ) -> None:
+        """`apps` has the app of each universe whose code the server has. `states` has the process that
+        computes states of its worlds; without one they are computed in this process."""
         self._store = store
         self._apps = apps
         self.default = default
+        self._states = states or {}
         self._named = {*apps, default} - {""}
         # The universes that were found in the store. They never leave it.
         self._known: set[str] = set(self._named)
 
     def app_of(self, universe: str) -> App | None:
         return self._apps.get(universe)
+
+    def states_of(self, universe: str) -> StateProcess | None:
+        return self._states.get(universe)
+
+    def close(self) -> None:
+        """End the processes that compute states."""
+        for process in self._states.values():
+            process.close()
 
     def names(self) -> list[str]:
         """Return the universes of the server and of the store."""

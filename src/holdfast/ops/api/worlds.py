@@ -5,7 +5,7 @@ A world is `{type}/{name}` in a path. With `by-id` as the type, the name is the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import field
@@ -14,7 +14,17 @@ from holdfast import codec, traces
 from holdfast.app import store_calls
 from holdfast.app.world_handle import WorldHandle
 from holdfast.durable import journal
-from holdfast.errors import IllegalTransition, Invalid, NoReply, NotFound, UnknownEvent
+from holdfast.errors import (
+    IllegalTransition,
+    Invalid,
+    NoReply,
+    NotFound,
+    ReducerDied,
+    ReducerMemory,
+    ReducerTimeout,
+    StatesBusy,
+    UnknownEvent,
+)
 from holdfast.messages import event_ingress
 from holdfast.ops import catalog_queries, erasure, world_documents, world_operations
 from holdfast.ops.api import cursors
@@ -46,6 +56,9 @@ from holdfast.world import catalog, ingress
 from holdfast.world.catalog import WorldEvent, WorldRecord, subject_of
 from holdfast.world.ingress import IngressResult, WorldAddress
 from holdfast.world.purge import WorldInUse
+
+if TYPE_CHECKING:
+    from holdfast.app.app import App
 
 BY_ID = "by-id"
 ASK_TIMEOUT_S_MAX = 60.0
@@ -190,24 +203,36 @@ def show_world(call: ApiCall) -> WorldWithLineage:
 
 
 def show_world_state(call: ApiCall) -> StateDocument | ApiAnswer:
-    app, at = call.require_app(), call.query.at
+    app, at, states = call.app, call.query.at, call.states
+    if app is None:
+        return _raw_state(call)
+    record = world_of(call)
+    world, subject = f"{record.type}/{record.name}", subject_of(record.universe, record.world_id)
+    height = call.read(journal.head, subject).height if at is None else at
+    etag = _etag(record, height, app)
+    if call.etag == etag and at is None:
+        return ApiAnswer(None, 304, etag)
+    if states is None:
+        fields = call.read(world_documents.read_state, record, app, height)
+    else:
+        fields = states.read(record.universe, record.world_id, height)
+    return ApiAnswer(StateDocument(world, at, fields), 200, etag)
 
-    def read(txn: Txn) -> StateDocument | ApiAnswer:
-        record = find_world(txn, call.universe, call.path["type"], call.path["name"])
-        subject = subject_of(record.universe, record.world_id)
-        height = journal.head(txn, subject).height if at is None else at
-        # Other code may read the same entries as another state.
-        program = app.programs.get(record.type)
-        code = b"" if program is None else program.version.encode()
-        version = codec.digest(code).hex()[:12]
-        etag = f'"{record.world_id}-{height}-{version}"'
-        if call.etag == etag and at is None:
-            return ApiAnswer(None, 304, etag)
-        fields = world_documents.read_state(txn, record, app, at)
-        return ApiAnswer(StateDocument(f"{record.type}/{record.name}", at, fields), 200, etag)
 
-    answer: StateDocument | ApiAnswer = call.read(read)
-    return answer
+def _etag(record: WorldRecord, height: int, app: App) -> str:
+    """Other code may read the same entries as another state."""
+    program = app.programs.get(record.type)
+    code = b"" if program is None else program.version.encode()
+    return f'"{record.world_id}-{height}-{codec.digest(code).hex()[:12]}"'
+
+
+def _raw_state(call: ApiCall) -> StateDocument:
+    record, at = world_of(call), call.query.at
+    raw: world_documents.RawState | None = call.read(world_documents.read_raw_state, record, at)
+    if raw is None:
+        why = "the world has no snapshot that shows raw values"
+        raise NeedsApp(what="show_world_state", why=why)
+    return StateDocument(f"{record.type}/{record.name}", at, raw.fields, raw.height)
 
 
 def list_world_journal(call: ApiCall) -> Page[EntryDocument]:
@@ -433,7 +458,8 @@ ENDPOINTS = (
              "Show status, blocker, height, lease and lineage of a world"),
     Endpoint("GET", f"{_WORLD}/state", Scope.READ, show_world_state, StateDocument,
              "Show the state of a world after its last journal entry, or after any other",
-             EndpointOptions(query=StateQuery, needs_app=True)),
+             EndpointOptions(query=StateQuery, waits=True, problems=(
+                 NeedsApp, ReducerTimeout, ReducerDied, ReducerMemory, StatesBusy))),
     Endpoint("GET", f"{_WORLD}/journal", Scope.READ, list_world_journal, Page[EntryDocument],
              "List the journal entries of a world, oldest first", EndpointOptions(query=JournalQuery)),
     Endpoint("GET", f"{_WORLD}/lineage", Scope.READ, list_world_lineage, Page[AncestorDocument],

@@ -86,7 +86,8 @@ class EndpointRoutes:
 
     def _run(self, make_call: Callable[..., ApiCall], universe: str) -> HttpResponse:
         name = self._universes.resolve(universe)
-        answer = run(make_call(universe=name, app=self._universes.app_of(name)))
+        app, states = self._universes.app_of(name), self._universes.states_of(name)
+        answer = run(make_call(universe=name, app=app, states=states))
         headers = (*((("ETag", answer.etag),) if answer.etag else ()), *answer.headers)
         if answer.status in (204, 304):
             return HttpResponse(answer.status, b"", headers)

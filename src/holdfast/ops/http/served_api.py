@@ -84,6 +84,7 @@ class ServedApi(HttpApi):
 
     def close(self) -> None:
         self._events.close()
+        self._universes.close()
         self._jobs.request_stop()
         self._jobs.join(JOBS_STOP_S)
         for tasks in self._tasks.values():

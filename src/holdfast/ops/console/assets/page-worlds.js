@@ -92,12 +92,14 @@ function worldPage(type, name, given) {
     try {
       const shown = await get(`${route}/state`, at === null ? {} : { at });
       let changed = null;
-      if (height > Math.max(0, world.floor - 1)) {
+      const isRaw = shown.raw_height !== null;
+      if (!isRaw && height > Math.max(0, world.floor - 1)) {
         const before = await get(`${route}/state`, { at: height - 1 }).catch(() => null);
         if (before) changed = differences(before.state, shown.state);
       }
       if (mine !== stateTurn) return;
-      replace(state, tree(shown.state, 0, changed), changed ? h("p", { class: "quiet" }, changed.leaves.size ? "Marked: changed by this entry." : "This entry changed nothing.") : null);
+      const raw = isRaw ? h("p", { class: "quiet" }, `The server has no code of this application. These are the raw values of the snapshot after entry ${count(shown.raw_height)}.`) : null;
+      replace(state, raw, tree(shown.state, 0, changed), changed ? h("p", { class: "quiet" }, changed.leaves.size ? "Marked: changed by this entry." : "This entry changed nothing.") : null);
     } catch (error) {
       if (mine === stateTurn) replace(state, h("p", { class: "problem" }, error.message));
     }

@@ -3,7 +3,7 @@
 import { get, may, newKey, place, post } from "./api.js";
 import { append, h, newId, nowMs, replace, when } from "./dom.js";
 
-const SHOWN_CHARS = 64 * 1024;
+const SHOWN_BYTES = 64 * 1024;
 const OPEN_DEPTH = 2;
 const ITEMS = 200;
 
@@ -104,16 +104,24 @@ export function copyButton(text, label = "Copy") {
   }, label);
 }
 
-// A value as a tree of elements. Texts above 64 KiB are shown in part.
+// The first 64 KiB of a text in UTF-8; null if it is not longer.
+function firstPart(text) {
+  if (text.length * 3 <= SHOWN_BYTES) return null;
+  const bytes = new TextEncoder().encode(text);
+  // As a stream, the decoder leaves out a character that the cut divides.
+  return bytes.length <= SHOWN_BYTES ? null : new TextDecoder().decode(bytes.subarray(0, SHOWN_BYTES), { stream: true });
+}
+
+// A value as a tree of elements, with a download if it has more than 64 KiB. Texts above 64 KiB are shown in part.
 export function tree(value, depth = 0, changed = null, at = "") {
   const mark = changed?.leaves.has(at) ? "changed" : null;
   if (value === null || typeof value !== "object") {
     const kind = value === null ? "null" : typeof value;
     let text = kind === "string" ? JSON.stringify(value) : String(value);
-    const cut = text.length > SHOWN_CHARS;
-    if (cut) text = `${text.slice(0, SHOWN_CHARS)}…`;
+    const part = firstPart(text);
+    if (part !== null) text = `${part}…`;
     return h("span", { class: ["value", kind, mark].filter(Boolean).join(" ") }, text,
-      cut ? [" ", downloadButton(value)] : null);
+      part === null ? null : [" ", downloadButton(value)]);
   }
   const isList = Array.isArray(value);
   const entries = isList ? value.map((item, index) => [index, item]) : Object.entries(value);
@@ -141,17 +149,20 @@ export function tree(value, depth = 0, changed = null, at = "") {
     details.open = true;
     fill();
   }
-  return details;
+  if (depth) return details;
+  const text = JSON.stringify(value);
+  return firstPart(text) === null ? details : h("div", {}, details, downloadButton(value, "Download all"));
 }
 
-function downloadButton(value) {
+function downloadButton(value, label = "Download") {
+  const isText = typeof value === "string";
   return h("button", {
     type: "button", class: "small", onclick: () => {
-      const url = URL.createObjectURL(new Blob([String(value)], { type: "application/octet-stream" }));
-      h("a", { href: url, download: "value.txt" }).click();
+      const url = URL.createObjectURL(new Blob([isText ? value : JSON.stringify(value)], { type: "application/octet-stream" }));
+      h("a", { href: url, download: isText ? "value.txt" : "value.json" }).click();
       setTimeout(() => URL.revokeObjectURL(url), 1_000);
     },
-  }, "Download");
+  }, label);
 }
 
 // The places that differ between two values, as paths, and the places above them.
