@@ -1,5 +1,7 @@
 """The application of these tests: accounts with an effect and a timer, a task, and a flow that waits for an event."""
 
+import asyncio
+
 import holdfast as hf
 
 
@@ -75,6 +77,19 @@ async def order(item: str, cents: int) -> str:
     return f"{item}: {review.stars}"
 
 
+@hf.task(queue="unserved")
+def slow_page(page: int) -> int:
+    return page
+
+
+@hf.flow
+async def dinner(seconds: float) -> None:
+    """Waits for a timer and for a child of each kind."""
+    await asyncio.gather(
+        hf.sleep(seconds), hf.step(slow_page, 1), hf.step(quote, "EUR"), hf.step(order, "tea", 5)
+    )
+
+
 @hf.task(attempts=1)
 def print_page(page: int) -> int:
     if page < 0:
@@ -86,7 +101,7 @@ app = hf.App(
     "shop",
     worlds=[ShopAccount, ShopAudit],
     effects=[quote],
-    tasks=[print_page],
-    flows=[order],
+    tasks=[print_page, slow_page],
+    flows=[order, dinner],
     events=[Review],
 )

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
+from holdfast import traces
 from holdfast.clock import SYSTEM, S
+from holdfast.effects import budget
+from holdfast.effects.budget import MONEY, Cost
 from holdfast.errors import Invalid, KeyConflict, NotFound
 from holdfast.ops.api.call import NeedsApp, NoIndex
 from tests.api import shop
@@ -127,6 +130,59 @@ def test_flows_are_listed_newest_first_in_pages(rig: ApiRig) -> None:
         rig.get("/v1/flows", name="order")
     with pytest.raises(Invalid):
         rig.get("/v1/flows", state="sleeping")
+
+
+def test_open_step_shows_its_due_time_its_event_types_and_its_child(rig: ApiRig) -> None:
+    rig.start("task")
+    id = start(rig)
+    wait_for(rig, id, "WAITING")
+    charged, receive = rig.pages(f"/v1/flows/{id}/steps")
+    assert (charged["types"], charged["due_ns"], charged["child"]) == ([], None, None)
+    assert (receive["kind"], receive["types"]) == ("receive", ["Review"])
+    assert receive["due_ns"] is None
+    body = {"name": "dinner", "args": [3600.0]}
+    dinner = rig.post("/v1/flows", body)["id"]
+    wait_for(rig, dinner, "WAITING")
+    steps = {one["kind"]: one for one in rig.pages(f"/v1/flows/{dinner}/steps")}
+    assert steps["sleep"]["due_ns"] - steps["sleep"]["began_ns"] == 3600 * S
+    [child] = rig.get(f"/v1/flows/{dinner}")["children"]
+    assert (child["name"], steps["flow"]["child"]) == ("order", child["id"])
+    assert rig.get(f"/v1/flows/{child['id']}")["parent"] == dinner
+    page = steps["task"]["child"]
+    assert rig.get(f"/v1/tasks/{page}")["name"] == "slow_page"
+    effect = steps["effect"]["child"]
+    assert rig.get(f"/v1/effects/{effect}")["kind"] == "fx.quote"
+
+
+def test_flow_that_waits_for_a_worker_shows_its_activation(rig: ApiRig) -> None:
+    id = start(rig)
+    shown = rig.get(f"/v1/flows/{id}")["activation"]
+    assert (shown["state"], shown["worker"], shown["lease"]) == ("ready", None, None)
+    assert rig.get(f"/v1/tasks/{shown['task']}")["name"] == "flow:order"
+    rig.start("task")
+    assert wait_for(rig, id, "WAITING")["activation"] is None
+
+
+def test_flow_and_task_show_the_trace_of_their_start(rig: ApiRig) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    context = traces.parse(f"00-{trace}-00f067aa0ba902b7-01")
+    token = traces.receive(context)
+    try:
+        flow = start(rig)
+        task = rig.post("/v1/tasks", {"name": "print_page", "args": [1]})["id"]
+    finally:
+        traces.forget(token)
+    assert rig.get(f"/v1/flows/{flow}")["trace_id"] == trace
+    assert rig.get(f"/v1/tasks/{task}")["trace_id"] == trace
+    assert rig.get(f"/v1/flows/{start(rig, 'o-2')}")["trace_id"] is None
+
+
+def test_flow_shows_what_its_effects_spent(rig: ApiRig) -> None:
+    id = start(rig)
+    assert rig.get(f"/v1/flows/{id}")["cost"] == []
+    scope = f"flow/{id.partition('-')[2]}"
+    rig.store.transact(budget.reserve, rig.universe, scope, "k", [Cost(MONEY, 70)])
+    assert rig.get(f"/v1/flows/{id}")["cost"] == [{"unit": "money", "spent": 0, "reserved": 70}]
 
 
 @pytest.mark.parametrize("verb", ["send", "cancel", "resume", "fork", "redrive"])

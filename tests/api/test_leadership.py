@@ -14,6 +14,8 @@ from holdfast.leadership import leader_lease, worker_registry
 from holdfast.ops import verify_report
 from holdfast.ops.api.call import NoIndex
 from tests.api.rig import ACTOR, ApiRig
+from tests.api.shop import app as shop
+from tests.ops.app import app as bank
 
 MODULES = (
     "holdfast.ops.api.workers",
@@ -126,10 +128,14 @@ def test_last_verify_report_is_shown(rig: ApiRig) -> None:
         ("worlds", "steps", "compared", "not_compared", "flows"), 3
     )
     document |= {"sound": True, "findings": [], "differences": [], "flow_findings": [], "parks": []}
-    report = verify_report.make_report(document, 7, rig.universe, None)
+    build = verify_report.build_of(shop)
+    report = verify_report.make_report(document, 7, rig.universe, "shop:app", build)
     rig.store.transact(verify_report.save, report)
     shown = rig.get("/v1/verify")
     assert (shown["at_ns"], shown["sound"], shown["worlds"]) == (7, True, 3)
+    assert shown["build"] == build
+    # Other code is another build.
+    assert verify_report.build_of(bank) != build
 
 
 # -- budgets ---------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """The endpoints of stage runs."""
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.errors import Invalid, NotFound
+from holdfast.ledger import runs
 from holdfast.ledger.run_policy import ErrorClass
 from holdfast.ops.api.call import NoIndex
 from tests.api.rig import ApiRig
@@ -36,6 +38,27 @@ def test_run_is_listed_and_shown(rig: ApiRig, labels: str) -> None:
     names = [run["name"] for run in rig.pages("/v1/runs", limit=1)]
     assert names == sorted(names)
     assert {labels, other.name} <= set(names)
+
+
+def test_plots_of_a_run_have_its_series(rig: ApiRig, labels: str) -> None:
+    run_id = rig.get(f"/v1/runs/{labels}")["run_id"]
+    progress = rig.store.read(runs.get_progress, run_id)
+    assert progress is not None
+    series = [(0, 0, 0, 0, 4, 0.0), (1_000, 10, 1, 2, 4, 0.5), (2_000, 40, 2, 8, 0, 1.5)]
+    measured = replace(
+        progress, series=series, latency_log2_us=[0, 0, 5, 0, 7, 0], failed_by_class=[0, 2, 0, 1]
+    )
+    rig.store.transact(runs.put_progress, run_id, measured)
+    plots = rig.get(f"/v1/runs/{labels}/plots")
+    assert plots["run_id"] == run_id
+    assert plots["points"][1] == {
+        "t_ms": 1_000, "succeeded": 10, "failed": 1, "skipped": 2, "in_flight": 4, "cost": 0.5,
+    }  # fmt: skip
+    ended = [one["rows_per_s"] * (one["end_s"] - one["begin_s"]) for one in plots["throughput"]]
+    assert sum(ended) == pytest.approx(50)
+    # The buckets between the first and the last call.
+    assert [(one["from_us"], one["calls"]) for one in plots["latency"]] == [(4, 5), (8, 0), (16, 7)]
+    assert plots["failed_by_class"] == rig.get(f"/v1/runs/{labels}")["failed_by_class"]
 
 
 def test_failed_rows_of_a_run_are_listed_in_pages(rig: ApiRig, labels: str) -> None:
@@ -85,7 +108,7 @@ def test_old_runs_are_pruned(rig: ApiRig) -> None:
 
 
 def test_unknown_run_is_not_found(rig: ApiRig) -> None:
-    for path in ("", "/failed"):
+    for path in ("", "/failed", "/plots"):
         with pytest.raises(NotFound):
             rig.get(f"/v1/runs/unheard{path}")
     for verb in ("retry", "cancel"):

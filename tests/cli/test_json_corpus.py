@@ -36,7 +36,9 @@ BY_KEY = {
 # Keys that a command's document got after the record, with the reason. A dotted key is one of the items of a list.
 ADDED_KEYS = {
     "verify": dict.fromkeys(("flows", "flow_findings", "parks"), "the replay of stored flows"),
-    "tasks": {"tag": "the tag of a task", "tasks.tag": "the same", "queues.paused_ns": "the pause of a queue"},
+    "tasks": {"tag": "the tag of a task", "tasks.tag": "the same", "queues.paused_ns": "the pause of a queue",
+              "trace_id": "the trace of the submission"},
+    "worlds": {"epoch": "the fencing epoch of the lease", "leased_until_ns": "the end of the lease"},
     "effects": dict.fromkeys(("intents.kind", "intents.state"), "a list by tag has several kinds"),
 }  # fmt: skip
 

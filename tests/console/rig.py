@@ -51,11 +51,13 @@ class ConsoleRig:
         self.store = self._open.enter_context(stores.open("memory:"))
         self.runtime = self._open.enter_context(app.open(self.store, stop_grace_s=0.0))
 
-    def serve(self, tokens: str = "", address: str = "127.0.0.1:0") -> HttpServer:
+    def serve(
+        self, tokens: str = "", address: str = "127.0.0.1:0", trace_url: str = ""
+    ) -> HttpServer:
         listen = parse_address(address)
         universes = UniverseChoice(self.store, {UNIVERSE: app}, UNIVERSE)
         return HttpServer(
-            lambda server: ServedApi(server, self.store, universes),
+            lambda server: ServedApi(server, self.store, universes, trace_url=trace_url),
             address=listen,
             guard=RequestGuard(listen, tokens),
         )

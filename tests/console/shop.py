@@ -92,6 +92,30 @@ async def order(item: str, cents: int) -> str:
     return f"{item}: {review.stars}"
 
 
+@hf.flow
+async def trip(item: str) -> None:
+    """Waits for a timer, an event with a timeout, and a child of each kind."""
+    await hf.step(reserve, item)
+    await asyncio.gather(
+        hf.sleep(7_200),
+        hf.receive(Rating, timeout_s=3_600),
+        hf.step(slow, 600.0),
+        hf.step(order, item, 5),
+        hf.step(quote, "XXX"),
+        return_exceptions=True,
+    )
+
+
+async def pack(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+@hf.flow
+async def delivery(seconds: float) -> None:
+    """Runs a step under the lease of its activation."""
+    await hf.step(pack, seconds)
+
+
 @hf.task(attempts=1, queue="print")
 def print_page(page: int) -> int:
     if page < 0:
@@ -115,6 +139,6 @@ app = hf.App(
     worlds=[Customer],
     effects=[quote],
     tasks=[print_page, slow, nightly],
-    flows=[order],
+    flows=[order, trip, delivery],
     events=[Rating],
 )

@@ -229,6 +229,8 @@ def test_files_load_nothing_from_other_hosts_and_write_no_html() -> None:
         text = file.content.decode()
         if name.endswith(".svg"):
             continue
+        # The name of the namespace is no address: nothing is loaded from it.
+        text = text.replace('"http://www.w3.org/2000/svg"', "")
         assert not re.search(r"https?://|@import", text), name
         assert name.endswith(".js") or "url(" not in text, name
         assert not re.search(

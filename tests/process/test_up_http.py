@@ -98,6 +98,9 @@ def test_up_without_http_option_does_not_listen(up: Up) -> None:
         (["--http", "127.0.0.1:0"], "short", "invalid"),
         (["--http", "127.0.0.1:0", "--http-token-file", "none"], "", "not_found"),
         (["--http-name", "here"], "", "invalid"),
+        (["--http-trace-url", "http://traces.example/{trace_id}"], "", "invalid"),
+        (["--http", "127.0.0.1:0", "--http-trace-url", "http://traces.example/"], "", "invalid"),
+        (["--http", "127.0.0.1:0", "--http-trace-url", "javascript:{trace_id}"], "", "invalid"),
     ],
 )
 def test_up_http_refuses_invalid_options_before_opening_the_store(

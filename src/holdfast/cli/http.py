@@ -71,6 +71,12 @@ def add_http(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="accept this host name in the Host header, too; repeatable",
     )
+    parser.add_argument(
+        "--http-trace-url",
+        metavar="URL",
+        default="",
+        help="link tasks and flows in the console to their traces: a URL with {trace_id} in it",
+    )
 
 
 def build_tls(args: argparse.Namespace) -> CertificateFiles | None:
@@ -84,10 +90,17 @@ def build_tls(args: argparse.Namespace) -> CertificateFiles | None:
 def build_guard(args: argparse.Namespace) -> RequestGuard | None:
     """Validate the HTTP options before the store is opened and roles start; None without --http."""
     if args.http is None:
-        if args.http_token_file or args.http_name or args.http_cert or args.http_key:
+        if (
+            args.http_token_file
+            or args.http_name
+            or args.http_cert
+            or args.http_key
+            or args.http_trace_url
+        ):
             raise Invalid(what="--http", why="HTTP options need --http")
         return None
     _require_extra()
+    _check_trace_url(args.http_trace_url)
     tokens = (
         TokenFile(args.http_token_file)
         if args.http_token_file is not None
@@ -119,7 +132,9 @@ def http_server(
             store, worker=runtime.worker, runners=lambda: runner_readings(roles), roles=roles
         )
     return HttpServer(
-        lambda server: ServedApi(server, store, universes, metrics=metrics),
+        lambda server: ServedApi(
+            server, store, universes, metrics=metrics, trace_url=args.http_trace_url
+        ),
         address=parse_address(args.http),
         guard=guard,
         tls=build_tls(args),
@@ -131,6 +146,12 @@ def state_processes(store: Store, sources: Mapping[str, str]) -> dict[str, State
     """Return the process that computes states, of each universe. `sources` has the import paths of the applications."""
     url = connection_url(store)
     return {universe: StateProcess(url, source) for universe, source in sources.items()}
+
+
+def _check_trace_url(url: str) -> None:
+    if url and not (url.startswith(("https://", "http://")) and "{trace_id}" in url):
+        expected = "a http or https URL with {trace_id}"
+        raise Invalid(what="--http-trace-url", found=url[:64], expected=expected)
 
 
 def _require_extra() -> None:

@@ -27,6 +27,7 @@ from holdfast.cli.store_option import (
 from holdfast.clock import SYSTEM
 from holdfast.durable.difference import Difference
 from holdfast.ops import catalog_queries, flow_replay, verify, verify_report, world_replay
+from holdfast.ops.app_loader import load_app
 from holdfast.ops.decode_errors import as_corrupt
 from holdfast.ops.flow_replay import FlowFinding, FlowTarget
 from holdfast.ops.world_replay import WorldFinding, WorldTarget
@@ -86,7 +87,10 @@ def run(args: argparse.Namespace) -> int:
             differences = store.read(verify.find_differences)
         document = _document(findings, flows, differences)
         if args.save:
-            report = verify_report.make_report(document, SYSTEM.wall_ns(), args.universe, args.app)
+            build = None if args.app is None else verify_report.build_of(load_app(args.app))
+            report = verify_report.make_report(
+                document, SYSTEM.wall_ns(), args.universe, args.app, build
+            )
             store.transact(verify_report.save, report)
     wrong = [finding for finding in findings if finding.code]
     reported = [flow for flow in flows if flow.code or flow.removed]

@@ -112,6 +112,18 @@ def get_flow(txn: Txn, keys: FlowKeys, seq: int) -> FlowRow | None:
     return FlowRow(seq, decode_body(body), decode_head(head))
 
 
+def list_children(txn: Txn, universe: str, seq: int, limit: int) -> list[FlowRow]:
+    """Return the child flows of a flow that still exist, oldest first."""
+    check_limit(limit)
+    keys = keys_of(universe)
+    prefix = keys.children + pack_int(seq)
+    seqs = [
+        int(tuples.unpack(key)[-1]) for key, _ in txn.scan(prefix, tuples.prefix_end(prefix), limit)
+    ]
+    rows = [get_flow(txn, keys, child) for child in seqs]
+    return [row for row in rows if row is not None]
+
+
 def _matches(row: FlowRow, state: str, name: str) -> bool:
     return name in ("", row.body.spec.name) and state in ("", row.state.name.lower())
 

@@ -14,10 +14,15 @@ from typing import Any, NamedTuple
 from holdfast import codec
 from holdfast.errors import Invalid
 from holdfast.flows.model import (
+    EFFECT,
+    FLOW,
     KIND_NAMES,
     RECEIVE_NAME,
+    TASK,
+    FlowId,
     FlowKeys,
     OpenStep,
+    decode_body,
     decode_open,
     get_head,
     keys_of,
@@ -28,6 +33,9 @@ from holdfast.flows.records import RecordRow, StepCompleted, StepFailure, decode
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
 from holdfast.store.prefix_scan import iter_rows
+from holdfast.tasks.ids import TaskId
+from holdfast.tasks.model import get_body as get_task_body
+from holdfast.tasks.model import keys_of as task_keys_of
 
 # Steps of one page.
 PAGE_STEPS_MAX = 10_000
@@ -48,6 +56,10 @@ class FlowStep(NamedTuple):
     began_ns: int = 0
     ended_ns: int = 0
     kind: str = "step"
+    # Of an open step: the end of its sleep or of its timeout, the event types that it waits for, and the id of its child.
+    due_ns: int = 0
+    types: tuple[str, ...] = ()
+    child: str = ""
 
 
 class StepPage(NamedTuple):
@@ -87,7 +99,11 @@ def list_steps(
         while limit and count - len(kept[-largest[0]]) >= limit:
             count -= len(kept.pop(-heapq.heappop(largest)))
             has_more = True
-    steps = [_to_step(txn, position, row) for position in sorted(kept) for row in kept[position]]
+    steps = [
+        _to_step(txn, universe, position, row)
+        for position in sorted(kept)
+        for row in kept[position]
+    ]
     return StepPage(steps, -largest[0] if has_more else 0)
 
 
@@ -106,11 +122,20 @@ def _iter_steps(
             yield step.position, _OpenRow(str(name), int(occurrence), step)
 
 
-def _to_step(txn: Txn, position: int, row: RecordRow | _OpenRow) -> FlowStep:
+def _to_step(txn: Txn, universe: str, position: int, row: RecordRow | _OpenRow) -> FlowStep:
     if isinstance(row, _OpenRow):
         name, occurrence, step = row
-        kind = KIND_NAMES[step.kind]
-        return FlowStep(name, occurrence, position, "open", began_ns=step.began_ns, kind=kind)
+        return FlowStep(
+            name,
+            occurrence,
+            position,
+            "open",
+            began_ns=step.began_ns,
+            kind=KIND_NAMES[step.kind],
+            due_ns=step.due_ns,
+            types=step.types,
+            child=_child_id(txn, universe, step),
+        )
     record = row.record
     assert isinstance(record, StepCompleted | StepFailure)
     step_fields: dict[str, Any] = {"state": "completed"}
@@ -133,6 +158,17 @@ def _to_step(txn: Txn, position: int, row: RecordRow | _OpenRow) -> FlowStep:
         ended_ns=row.decided_ns,
         **step_fields,
     )
+
+
+def _child_id(txn: Txn, universe: str, step: OpenStep) -> str:
+    """The id of a child task or flow, or the intent of an effect. Empty if the child was removed."""
+    if step.kind == TASK:
+        task = get_task_body(txn, task_keys_of(universe), pack_int(step.child))
+        return "" if task is None else str(TaskId(task.generation, step.child))
+    if step.kind == FLOW:
+        flow = txn.get(keys_of(universe).bodies + pack_int(step.child))
+        return "" if flow is None else str(FlowId(decode_body(flow).generation, step.child))
+    return step.intent.hex() if step.kind == EFFECT else ""
 
 
 def _step_value(name: str, packed: bytes) -> Any:

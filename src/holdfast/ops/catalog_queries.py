@@ -29,6 +29,9 @@ class WorldRow(NamedTuple):
     holder: str
     # The height of the oldest kept entry.
     floor: int = 1
+    # The fencing epoch of the last lease, 0 without any, and the end of a live lease.
+    epoch: int = 0
+    leased_until_ns: int = 0
 
 
 class WorkerRow(NamedTuple):
@@ -62,14 +65,17 @@ def world(txn: Txn, record: WorldRecord) -> WorldRow:
     subject = subject_of(record.universe, record.world_id)
     assigned = catalog.find_assignment(txn, record.universe, record.world_id)
     lease = leases.current_status(txn, subject)
+    live = lease is not None and lease.is_live(txn.now_ns, txn.generation)
     head = journal.head(txn, subject)
     return WorldRow(
         record,
         head.height,
         inbox.depth(txn, subject),
         "" if assigned is None else assigned.desired_worker_id or "",
-        "" if lease is None or not lease.is_live(txn.now_ns, txn.generation) else lease.worker,
-        head.floor,
+        lease.worker if live and lease else "",
+        floor=head.floor,
+        epoch=lease.epoch if lease else 0,
+        leased_until_ns=lease.expires_ns if live and lease else 0,
     )
 
 

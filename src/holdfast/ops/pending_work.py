@@ -183,6 +183,36 @@ def tagged_page(
     return found, page[limit - 1][0] if len(page) > limit else b""
 
 
+def world_page(
+    txn: Txn, universe: str, world_id: str, after: bytes, limit: int, scanned_max: int
+) -> tuple[list[IntentRow], bytes]:
+    """Return a page of the open and dead effects of a world, by intent, and the intent that the next page follows; empty at
+    the end. It reads at most `scanned_max` effects of the universe, so a page may be short."""
+    check_limit(limit)
+    page = world_intents.pending_page(txn, universe, after, scanned_max)
+    mine = [(raw, pending) for raw, pending in page if pending.world_id == world_id]
+    found = [_intent_row(_effect(txn, universe, raw, pending)) for raw, pending in mine[:limit]]
+    if len(mine) > limit:
+        return found, mine[limit - 1][0]
+    return found, page[-1][0] if len(page) == scanned_max else b""
+
+
+def world_timers(
+    txn: Txn, universe: str, world_id: str, after: str, limit: int
+) -> tuple[list[TimerRow], str]:
+    """Return a page of the pending timers of a world, by key, and the key that the next page follows; empty at the end."""
+    check_limit(limit)
+    page = slots.list_slots(txn, universe, world_id, limit + 1, after)
+    found = []
+    for _, slot in page[:limit]:
+        keys = keys_of(slot.queue(universe))
+        row = txn.get(keys.items + pack_int(slot.seq))
+        # The timer of a slot may be a dead letter.
+        if row is not None:
+            found.append(_timer(txn, universe, items.decode_item(row)))
+    return found, page[limit - 1][0] if len(page) > limit else ""
+
+
 def timers_page(
     txn: Txn, universe: str, position: tuple[int, bytes], limit: int
 ) -> tuple[list[TimerRow], tuple[int, bytes] | None]:

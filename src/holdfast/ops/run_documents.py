@@ -92,6 +92,42 @@ class RunDocument(RunCallsDocument, frozen=True):
     errors: list[RunErrorDocument]
 
 
+class RunPoint(msgspec.Struct, frozen=True):
+    """The rows of a run and its cost, `t_ms` milliseconds of driver time after its start."""
+
+    t_ms: int
+    succeeded: int
+    failed: int
+    skipped: int
+    in_flight: int
+    cost: float
+
+
+class RunThroughput(msgspec.Struct, frozen=True):
+    """The rows that ended in each second of an interval."""
+
+    begin_s: float
+    end_s: float
+    rows_per_s: float
+
+
+class RunLatency(msgspec.Struct, frozen=True):
+    """The calls that took `from_us` microseconds to less than twice as long."""
+
+    from_us: int
+    calls: int
+
+
+class RunPlots(msgspec.Struct, frozen=True):
+    """The series of the plots of a run, as the stage report draws them."""
+
+    run_id: str
+    points: list[RunPoint]
+    throughput: list[RunThroughput]
+    latency: list[RunLatency]
+    failed_by_class: dict[str, int]
+
+
 class FailedRowDocument(msgspec.Struct, frozen=True):
     seq: int
     key: str
@@ -165,9 +201,7 @@ def run_document(view: RunView) -> RunDocument:
         time_ns=summary.elapsed_ns(progress),
         setup_ns=progress.setup_ns,
         calls_ns=progress.calls_ns,
-        failed_by_class={
-            class_name(code): rows for code, rows in enumerate(progress.failed_by_class) if rows
-        },
+        failed_by_class=failed_by_class(progress),
         key=record.key,
         output=record.sink,
         config=record.config,
@@ -186,6 +220,28 @@ def run_document(view: RunView) -> RunDocument:
             for group in progress.errors
         ],
     )
+
+
+def run_plots(view: RunView) -> RunPlots:
+    progress = view.progress
+    return RunPlots(
+        view.record.run_id,
+        [
+            RunPoint(t_ms, succeeded, failed, skipped, in_flight, cost)
+            for t_ms, succeeded, failed, skipped, in_flight, cost in progress.series
+        ],
+        [RunThroughput(*interval) for interval in summary.throughput(progress.series)],
+        [
+            RunLatency(1 << at, calls)
+            for at, calls in enumerate(progress.latency_log2_us)
+            if any(progress.latency_log2_us[: at + 1]) and any(progress.latency_log2_us[at:])
+        ],
+        failed_by_class(progress),
+    )
+
+
+def failed_by_class(progress: RunProgress) -> dict[str, int]:
+    return {class_name(code): rows for code, rows in enumerate(progress.failed_by_class) if rows}
 
 
 def row_document(row: FailedRow) -> FailedRowDocument:

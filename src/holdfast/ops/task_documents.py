@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from holdfast import traces
 from holdfast.blockers import tasks as task_blockers
 from holdfast.ops.http.json_values import arguments_to_json, to_json
 from holdfast.store.api import Txn
@@ -68,6 +69,7 @@ def task_details(report: TaskReport) -> dict[str, Any]:
     document["after"] = [str(task) for task in details.after]
     document["redrive_of"] = str(details.redrive_of) if details.redrive_of else None
     document["redriven_by"] = str(details.redriven_by) if details.redriven_by else None
+    document["trace_id"] = traces.trace_id(row.body.trace) or None
     document["args"] = args
     document["kwargs"] = kwargs
     if row.state is TaskState.COMPLETED:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from holdfast import codec
+from holdfast.app.app import App
 from holdfast.errors import NotFound
 from holdfast.store import schema
 from holdfast.store.api import Txn
@@ -44,10 +45,23 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     flow_findings_count: int
     flow_findings: list[dict[str, Any]]
     parks_count: int
+    # The fingerprint of the code that replayed. Null without an app, and in reports of former releases.
+    build: str | None = None
+
+
+def build_of(app: App) -> str:
+    """Return the fingerprint of the code of an app's worlds and flows."""
+    worlds = sorted((name, program.version) for name, program in app.programs.items())
+    flows = sorted((name, flow.code_version) for name, flow in app.flows.items())
+    return codec.digest(codec.pack([worlds, flows])).hex()[:12]
 
 
 def make_report(
-    document: dict[str, Any], at_ns: int, universe: str | None, app: str | None
+    document: dict[str, Any],
+    at_ns: int,
+    universe: str | None,
+    app: str | None,
+    build: str | None = None,
 ) -> VerifyReport:
     """Build a report from the document that `holdfast verify --json` prints."""
     lists = {
@@ -56,7 +70,7 @@ def make_report(
     }
     counts = {f"{name}_count": len(document[name]) for name in (*lists, "parks")}
     plain = ("sound", "worlds", "steps", "compared", "not_compared", "flows")
-    about = {"at_ns": at_ns, "universe": universe, "app": app}
+    about = {"at_ns": at_ns, "universe": universe, "app": app, "build": build}
     fields = about | {name: document[name] for name in plain} | lists | counts
     return msgspec.convert(fields, VerifyReport)
 

@@ -59,9 +59,21 @@ class AncestorDocument(msgspec.Struct, frozen=True):
     parent_snapshot_hash: str
 
 
-class WorldWithLineage(WorldDocument, frozen=True):
-    """A world with its fork ancestors, the direct parent first."""
+class ForkDocument(msgspec.Struct, frozen=True):
+    """A world that was forked from another one."""
 
+    world_id: str
+    type: str
+    name: str
+    forked_at_height: int
+
+
+class WorldWithLineage(WorldDocument, frozen=True):
+    """A world with its fork ancestors, the direct parent first. `epoch` is the fencing epoch of its last lease, null
+    without any, and `leased_until_ns` the end of a live lease."""
+
+    epoch: int | None
+    leased_until_ns: int | None
     lineage: list[AncestorDocument]
 
 
@@ -150,7 +162,12 @@ def world_document(row: WorldRow) -> WorldDocument:
 
 def with_lineage(row: WorldRow, parents: list[WorldRecord]) -> WorldWithLineage:
     document = msgspec.structs.asdict(world_document(row))
-    return WorldWithLineage(**document, lineage=ancestor_documents(row.record, parents))
+    return WorldWithLineage(
+        **document,
+        epoch=row.epoch or None,
+        leased_until_ns=row.leased_until_ns or None,
+        lineage=ancestor_documents(row.record, parents),
+    )
 
 
 def ancestor_documents(record: WorldRecord, parents: list[WorldRecord]) -> list[AncestorDocument]:

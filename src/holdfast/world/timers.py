@@ -138,10 +138,13 @@ def find_slot(txn: Txn, universe: str, world_id: str, key: str) -> TimerSlot | N
     return None if row is None else codec.unpack_as(TimerSlot, row)
 
 
-def list_slots(txn: Txn, universe: str, world_id: str, limit: int) -> list[tuple[str, TimerSlot]]:
-    """Return the pending timers of a world."""
+def list_slots(
+    txn: Txn, universe: str, world_id: str, limit: int, after: str = ""
+) -> list[tuple[str, TimerSlot]]:
+    """Return the pending timers of a world by slot, after a slot."""
     prefix = _slots_prefix(universe, world_id)
-    rows = txn.scan(prefix, tuples.prefix_end(prefix), limit)
+    lo = prefix + tuples.pack((after,)) + b"\x00" if after else prefix
+    rows = txn.scan(lo, tuples.prefix_end(prefix), limit)
     return [
         (str(tuples.unpack(key[len(prefix) :])[0]), codec.unpack_as(TimerSlot, row))
         for key, row in rows

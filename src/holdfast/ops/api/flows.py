@@ -29,7 +29,8 @@ from holdfast.ops.api.endpoint import (
     RequestModel,
     Scope,
 )
-from holdfast.ops.flow_documents import find_flow
+from holdfast.ops.event_documents import EventTypeDocument, event_type_documents
+from holdfast.ops.flow_documents import SpentDocument, find_flow
 from holdfast.store.api import Txn
 
 
@@ -105,8 +106,29 @@ class MailDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     event: Any
 
 
+class ActivationDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The task under whose lease a worker runs a flow. Without a lease it waits in its queue."""
+
+    task: str
+    state: str
+    attempt: int
+    expiries: int
+    worker: str | None
+    lease: str | None
+    created_ns: int
+    granted_ns: int | None
+    expires_ns: int | None
+
+
+class ChildFlowDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    name: str
+    state: str
+
+
 class FlowDetailsDocument(FlowDocument, frozen=True, kw_only=True):
-    """A flow with all details. `result` is present if it completed."""
+    """A flow with all details. `activation` is null while it waits and after its end. `children` has its first 1,000 child
+    flows, `cost` what its effects spent by unit. `result` is present if it completed."""
 
     blockers: list[Blocker]
     timeout_ns: int | None
@@ -114,6 +136,10 @@ class FlowDetailsDocument(FlowDocument, frozen=True, kw_only=True):
     fork_at: str | None
     redrive_of: str | None
     redriven_by: str | None
+    trace_id: str | None
+    activation: ActivationDocument | None
+    children: list[ChildFlowDocument]
+    cost: list[SpentDocument]
     parent: str | None
     args: list[Any]
     kwargs: dict[str, Any]
@@ -137,6 +163,9 @@ class FlowCountsDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class StepDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A step. Of an open step: `due_ns` is the end of its sleep or of its timeout, `types` the events that it waits for,
+    `child` the id of its task or flow, or the intent of its effect."""
+
     position: int
     name: str
     occurrence: int
@@ -145,6 +174,9 @@ class StepDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attempts: int
     began_ns: int | None
     ended_ns: int | None
+    due_ns: int | None
+    types: list[str]
+    child: str | None
     value: Any
     code: str | None
     error_type: str | None
@@ -225,6 +257,12 @@ def show_flow(call: ApiCall) -> FlowDetailsDocument:
         return flow_documents.read_report(txn, call.universe, row)
 
     return msgspec.convert(flow_documents.flow_details(call.read(read)), FlowDetailsDocument)
+
+
+def list_flow_event_types(call: ApiCall) -> Page[EventTypeDocument]:
+    app = call.require_app()
+    _flow(call)
+    return Page(items=event_type_documents(app, app.events))
 
 
 def list_flow_steps(call: ApiCall) -> Page[StepDocument]:
@@ -337,6 +375,9 @@ ENDPOINTS = (
              "Show a flow: its state with the reason, its arguments, its result or error"),
     Endpoint("GET", f"{_FLOW}/steps", Scope.READ, list_flow_steps, Page[StepDocument],
              "List the steps of a flow with their outcomes", EndpointOptions(query=StepQuery)),
+    Endpoint("GET", f"{_FLOW}/event-types", Scope.READ, list_flow_event_types,
+             Page[EventTypeDocument], "List the event types of the app, with their fields",
+             EndpointOptions(needs_app=True)),
     Endpoint("POST", f"{_FLOW}/send", Scope.SUBMIT, send_flow_event, SentMail,
              "Send an event to a flow",
              EndpointOptions(body=FlowEventBody, needs_app=True, finds_repeat=True,

@@ -19,7 +19,7 @@ from holdfast.ops.api.endpoint import (
     RequestModel,
     Scope,
 )
-from holdfast.ops.run_documents import FailedRowDocument, RunDocument, find_run
+from holdfast.ops.run_documents import FailedRowDocument, RunDocument, RunPlots, find_run
 from holdfast.ops.run_retention import PruneDocument, RunPolicyRequest
 
 
@@ -81,6 +81,11 @@ def show_run(call: ApiCall) -> RunDetails:
     )
 
 
+def show_run_plots(call: ApiCall) -> RunPlots:
+    view: run_documents.RunView = call.read(find_run, call.path["run"])
+    return run_documents.run_plots(view)
+
+
 def list_failed_rows(call: ApiCall) -> Page[FailedRowDocument]:
     limit = cursors.page_limit(call.query)
     after = cursors.decode(call.query.cursor, int)
@@ -131,6 +136,8 @@ ENDPOINTS = (
              "Delete old runs from the store; outputs stay", EndpointOptions(body=PruneBody)),
     Endpoint("GET", _RUN, Scope.READ, show_run, RunDetails,
              "Show counts, calls, errors, output and the next steps of a run"),
+    Endpoint("GET", f"{_RUN}/plots", Scope.READ, show_run_plots, RunPlots,
+             "Show the series of the plots of a run: rows, throughput, cost, and times of calls"),
     Endpoint("GET", f"{_RUN}/failed", Scope.READ, list_failed_rows, Page[FailedRowDocument],
              "List the failed rows of a run by seq",
              EndpointOptions(query=PageQuery, problems=(NoIndex,))),

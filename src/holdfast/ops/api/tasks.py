@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from holdfast import traces
 from holdfast.app.keyed_tasks import KeyedTasks
 from holdfast.clock import SYSTEM, S
 from holdfast.errors import KeyConflict, NotFound
@@ -96,6 +97,7 @@ class TaskDetailsDocument(TaskDocument, frozen=True, kw_only=True):
     after: list[str]
     redrive_of: str | None
     redriven_by: str | None
+    trace_id: str | None
     args: list[Any]
     kwargs: dict[str, Any]
     result: Any | UnsetType = UNSET
@@ -222,8 +224,13 @@ def _submit(call: ApiCall, new_tasks: list[NewTaskBody]) -> list[TaskId]:
     batch = build_batch(new_tasks, declared)
     if batch.dependencies:
         call.read(require_tasks, call.universe, batch.dependencies)
-    tasks = KeyedTasks(batch.specs, batch.spec_indexes, batch.new)
-    seqs = tasks.submit(call.transact, call.read, call.universe, declared)
+    with traces.sending("submit", "tasks", batch.first_queue) as sending:
+        new = batch.new
+        if trace := sending.context:
+            new = [msgspec.structs.replace(task, trace=trace) for task in new]
+        tasks = KeyedTasks(batch.specs, batch.spec_indexes, new)
+        seqs = tasks.submit(call.transact, call.read, call.universe, declared)
+        sending.sent_batch(len(seqs))
     found: list[TaskId] = call.read(queries.task_ids, call.universe, seqs)
     return found
 

@@ -76,7 +76,8 @@ class UniverseList(msgspec.Struct, frozen=True):
 
 class SessionDocument(msgspec.Struct, frozen=True):
     """The token of this client. `required`: the server has tokens. `csrf` and `until_ns` belong to the session of a
-    browser. `version` is the server's; a client without a token does not get it."""
+    browser. `version` is the server's, and `trace_url` the URL of a trace with `{trace_id}` in it; a client without a token
+    gets neither."""
 
     required: bool
     token: str | None
@@ -84,6 +85,7 @@ class SessionDocument(msgspec.Struct, frozen=True):
     csrf: str | None
     until_ns: int | None
     version: str | None
+    trace_url: str | None
 
 
 class ProblemDocument(msgspec.Struct, frozen=True):

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 
 class ConsoleRoutes:
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, trace_url: str = "") -> None:
         self._server = server
+        self._trace_url = trace_url
 
     def build(self) -> tuple[Route, ...]:
         return (
@@ -84,6 +85,7 @@ class ConsoleRoutes:
             csrf=csrf,
             until_ns=None if csrf is None else time.time_ns() + int((until_s - now_s) * S),
             version=__version__ if token is not None else None,
+            trace_url=(self._trace_url or None) if token is not None else None,
         )
 
 

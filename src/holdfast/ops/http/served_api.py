@@ -52,8 +52,9 @@ class ServedApi(HttpApi):
         universes: UniverseChoice,
         metrics: MetricsPage | None = None,
         declared: Mapping[str, DeclaredTask] | None = None,
+        trace_url: str = "",
     ) -> None:
-        """`declared` replaces the declared tasks of the app."""
+        """`declared` replaces the declared tasks of the app. `trace_url` has `{trace_id}`; the console links to it."""
         self._server = server
         self._store = store
         self._universes = universes
@@ -69,7 +70,7 @@ class ServedApi(HttpApi):
             Route("GET", ("v1", "universes"), self._list),
             Route("GET", ("v1", "openapi.json"), self._openapi),
             Route("GET", ("v1", "events"), self._events.serve),
-            *ConsoleRoutes(server).build(),
+            *ConsoleRoutes(server, trace_url).build(),
         )
         built = {
             (route.method, route.path): route

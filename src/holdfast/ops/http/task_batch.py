@@ -47,6 +47,10 @@ class TaskBatch(NamedTuple):
         """Whether a key may resolve to an existing task."""
         return any(task.key for task in self.new)
 
+    @property
+    def first_queue(self) -> str:
+        return self.specs[0].queue if self.specs else ""
+
 
 def build_batch(tasks: Sequence[NewTaskBody], declared: Mapping[str, DeclaredTask]) -> TaskBatch:
     check_limit(len(tasks), "tasks")

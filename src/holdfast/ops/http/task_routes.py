@@ -39,7 +39,7 @@ from holdfast.ops.http.problem import HttpResponse, encode_json
 from holdfast.ops.http.request_schemas import NewTaskBody, SubmissionBody, check_wait
 from holdfast.ops.http.routes import HttpApi, Route, RouteCall, RouteHandler
 from holdfast.ops.http.server import HttpServer
-from holdfast.ops.http.task_batch import DeclaredTask, TaskBatch, build_batch, require_tasks
+from holdfast.ops.http.task_batch import DeclaredTask, build_batch, require_tasks
 from holdfast.ops.http.worker_routes import WorkerRoutes
 from holdfast.ops.metrics.exposition import MetricsPage
 from holdfast.ops.task_documents import (
@@ -113,7 +113,7 @@ class TaskApi(HttpApi):
             await self._server.run_in_thread(
                 store.read, require_tasks, universe, batch.dependencies
             )
-        with traces.sending("submit", "tasks", _first_queue(batch)) as sending:
+        with traces.sending("submit", "tasks", batch.first_queue) as sending:
             new = batch.new
             if trace := sending.context:
                 new = [replace(task, trace=trace) for task in new]
@@ -263,10 +263,6 @@ def _parse_seconds(text: str) -> float:
     except ValueError:
         raise Invalid(what="wait_s", found=text[:64], expected="seconds") from None
     return seconds
-
-
-def _first_queue(batch: TaskBatch) -> str:
-    return batch.specs[0].queue if batch.specs else ""
 
 
 def _check_query(call: RouteCall, accepted: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 import { setServerTime } from "./dom.js";
 
-export const session = { required: false, token: null, scopes: [], csrf: null, version: null };
+export const session = { required: false, token: null, scopes: [], csrf: null, version: null, trace_url: null };
 export const place = { universe: "", universes: [] };
 
 const listeners = new Set();

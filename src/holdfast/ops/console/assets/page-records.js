@@ -1,9 +1,10 @@
 // Jobs, the last replay report, and the audit log.
 
 import { get } from "./api.js";
-import { badge, count, facts, h, path, section, when } from "./dom.js";
+import { badge, count, facts, h, link, path, section, table, when } from "./dom.js";
 import { PagedList } from "./list.js";
 import { action, buttons, heading, loaded, tree } from "./parts.js";
+import { address, worldParts } from "./router.js";
 
 export function jobsPage(parts, { id = "" }) {
   const all = loaded(() => get("jobs", { limit: 200 }), ({ items }) => items.length ? items.map((job) => h("article", { class: `card${job.id === id ? " chosen" : ""}`, "aria-label": `Job ${job.id}` },
@@ -33,13 +34,25 @@ export function deployPage() {
     : [
       h("p", { class: `verdict ${found.sound ? "good" : "bad"}` }, found.sound ? "No difference: this code replays what is stored." : "This code differs from what is stored."),
       facts([
-        ["Checked", when(found.at_ns)], ["Application", found.app ?? "none: stored data only"], ["Universe", found.universe], ["Worlds", count(found.worlds)],
-        ["Entries replayed", count(found.steps)], ["Compared", count(found.compared)], ["Not compared", count(found.not_compared)], ["Flows", count(found.flows)],
-        ["Flows that would park", count(found.parks_count)],
+        ["Checked", when(found.at_ns)], ["Application", found.app ?? "none: stored data only"], ["Build", found.build], ["Universe", found.universe ?? "all"],
+        ["Worlds", count(found.worlds)], ["Entries replayed", count(found.steps)], ["Compared", count(found.compared)], ["Not compared", count(found.not_compared)],
+        ["Flows", count(found.flows)], ["Flows that would park", count(found.parks_count)],
       ]),
-      section(`Differences of worlds (${count(found.differences_count)})`, found.differences.length ? tree(found.differences) : h("p", { class: "quiet" }, "none")),
-      section(`Findings in flows (${count(found.flow_findings_count)})`, found.flow_findings.length ? tree(found.flow_findings) : h("p", { class: "quiet" }, "none")),
-      section(`Findings in stored data (${count(found.findings_count)})`, found.findings.length ? tree(found.findings) : h("p", { class: "quiet" }, "none")),
+      section(`Worlds that differ (${count(found.findings_count)})`, table("Worlds that differ", [
+        { label: "World", show: (row) => row.world?.includes("/") ? link(address("worlds", worldParts(row.world), { at: row.height || "" }), row.world) : row.world ?? "–" },
+        { label: "Height", number: true, show: (row) => row.height ? count(row.height) : "–" },
+        { label: "Code", show: (row) => row.code },
+        { label: "First difference", show: (row) => row.text },
+      ], found.findings, "none")),
+      section(`Flows that differ (${count(found.flow_findings_count)})`, table("Flows that differ", [
+        { label: "Flow", show: (row) => link(address("flows", [row.flow]), `${row.name} ${row.key || row.flow}`) },
+        { label: "State", show: (row) => badge(row.state) },
+        { label: "Would park", show: (row) => row.parks ? "yes" : row.parks === null ? "unknown" : "no" },
+        { label: "Step", show: (row) => row.step },
+        { label: "Code", show: (row) => row.code },
+        { label: "First difference", show: (row) => row.text || (row.removed?.length ? `no longer asks for ${row.removed.join(", ")}` : "") },
+      ], found.flow_findings, "none")),
+      section(`Findings in stored data (${count(found.differences_count)})`, found.differences.length ? tree(found.differences) : h("p", { class: "quiet" }, "none")),
       h("p", { class: "quiet" }, "A new report: ", h("code", {}, command)),
     ]);
   return { title: "Deploy", node: h("div", {}, heading("Deploy"), report) };

@@ -3,7 +3,8 @@
 import { get } from "./api.js";
 import { badge, count, duration, facts, h, link, path, replace, section, table, when } from "./dom.js";
 import { PagedList } from "./list.js";
-import { action, bar, buttons, heading, tree, whyPanel } from "./parts.js";
+import { action, bar, buttons, heading, loaded, tree, whyPanel } from "./parts.js";
+import { columnPlot, linePlot, microseconds, shortCount } from "./plots.js";
 import { address } from "./router.js";
 
 function rowParts(run) {
@@ -44,6 +45,38 @@ function runListPage() {
   };
 }
 
+// The plots of the stage report.
+function runPlots({ points, throughput, latency, failed_by_class: failedByClass }) {
+  const figures = [];
+  const seconds = (point) => point.t_ms / 1_000;
+  if (points.length > 1) {
+    const lines = [["done", "good", "succeeded"], ["skipped", "plain", "skipped"], ["failed", "bad", "failed"]]
+      .filter(([, , name], at) => !at || points.some((point) => point[name]))
+      .map(([label, tone, name]) => ({ label, tone, of: (point) => point[name] }));
+    figures.push(linePlot("Rows over time", points, lines, { seconds, stacked: true }));
+  }
+  if (throughput.length) {
+    const edges = throughput.flatMap((one) => [{ at: one.begin_s, rate: one.rows_per_s }, { at: one.end_s, rate: one.rows_per_s }]);
+    figures.push(linePlot("Throughput", edges, [{ label: "rows/s", tone: "good", of: (edge) => edge.rate }], { seconds: (edge) => edge.at, note: "rows a second, from the first call on" }));
+  }
+  if (points.length > 1) {
+    for (const [name, label, field, format] of [["In flight", "rows begun", "in_flight", shortCount], ["Cost over time", "", "cost", (value) => Number(value.toPrecision(3)).toString()]]) {
+      if (points.some((point) => point[field])) figures.push(linePlot(name, points, [{ label, tone: "busy", of: (point) => point[field] }], { seconds, format }));
+    }
+  }
+  if (latency.length) {
+    const calls = latency.reduce((sum, one) => sum + Number(one.calls), 0);
+    figures.push(columnPlot("Time of a call", latency.map((one) => ({
+      label: microseconds(one.from_us), value: Number(one.calls), title: `${count(one.calls)} calls took ${microseconds(one.from_us)} to ${microseconds(2 * one.from_us)}`,
+    })), { tone: "busy", note: `${count(calls)} calls` }));
+  }
+  const classes = Object.entries(failedByClass);
+  if (classes.length) {
+    figures.push(columnPlot("Failures by class", classes.map(([label, rows]) => ({ label, value: Number(rows), title: `${count(rows)} rows: ${label}` })), { tone: "bad", note: "rows that finally failed" }));
+  }
+  return figures.length ? h("div", { class: "plots" }, figures) : h("p", { class: "quiet" }, "no call was measured yet");
+}
+
 function runPage(id) {
   const head = h("div");
   const details = h("div");
@@ -60,6 +93,7 @@ function runPage(id) {
     empty: "no row has failed",
   });
   failed.load();
+  const plots = loaded(() => get(`runs/${path(id)}/plots`), runPlots);
   let former = null;
   const actions = h("div");
   function draw(run) {
@@ -90,9 +124,11 @@ function runPage(id) {
   get(`runs/${path(id)}`).then(draw).catch((error) => replace(head, heading("Stage run"), h("p", { class: "problem" }, error.message)));
   return {
     title: "Stage run", subject: `run/${id}`,
-    node: h("div", {}, head, section("Why", whyPanel("run", id)), actions, details, section("Failed rows", failed.node)),
+    node: h("div", {}, head, section("Why", whyPanel("run", id)), actions, details, section("Plots", plots), section("Failed rows", failed.node)),
     event(name, document) {
-      if (name === "run") draw(document);
+      if (name !== "run") return;
+      draw(document);
+      plots.refresh();
     },
     close: () => failed.close(),
   };

@@ -1,11 +1,13 @@
 // Tasks and flows: one list, and a page for each.
 
-import { get, query } from "./api.js";
-import { badge, duration, facts, h, link, path, replace, section, when } from "./dom.js";
+import { get, query, session } from "./api.js";
+import { badge, count, duration, facts, h, link, path, plural, replace, section, when } from "./dom.js";
+import { sendAction } from "./event-form.js";
 import { PagedList } from "./list.js";
 import { action, blockers, buttons, copyButton, endedHistogram, filters, heading, loaded, tree, whyPanel } from "./parts.js";
 import { address, go, setFilters } from "./router.js";
 import { option } from "./page-system.js";
+import { leaseSpans, nowNs, timeline, took } from "./timeline.js";
 
 const TASK_STATES = ["ready", "delayed", "blocked", "leased", "suspect", "parked", "stray", "completed", "failed", "dead"];
 const FLOW_STATES = ["running", "waiting", "parked", "compensating", "completed", "failed", "cancelled", "dead"];
@@ -202,8 +204,9 @@ export function taskPage([id = ""]) {
         ["After", task.after.length ? task.after.map((one) => [link(address("tasks", [one]), one), " "]) : null],
         ["Redrive of", task.redrive_of && link(address("tasks", [task.redrive_of]), task.redrive_of)],
         ["Redriven by", task.redriven_by && link(address("tasks", [task.redriven_by]), task.redriven_by)],
-        ["Reason", task.reason],
+        ["Reason", task.reason], ["Lease", task.lease], ["Trace", traceLink(task.trace_id)],
       ]),
+      section("Time line", timeline([taskRow(task)], "")),
       task.error ? section("Error", h("pre", {}, task.error)) : null,
       section("Arguments", tree({ args: task.args, kwargs: task.kwargs })),
       task.progress !== null && task.progress !== undefined ? section("Progress", tree(task.progress)) : null,
@@ -221,6 +224,20 @@ export function taskPage([id = ""]) {
   };
   get(`tasks/${path(id)}`).then(draw).catch((error) => replace(head, heading(`Task ${id}`), h("p", { class: "problem" }, error.message)));
   return page;
+}
+
+// The wait of a task and its last attempt.
+function taskRow(task) {
+  return {
+    label: task.attempt ? `attempt ${task.attempt}${task.worker ? ` on ${task.worker}` : ""}` : "no attempt yet",
+    state: task.where, spans: leaseSpans(task),
+    note: Number(task.failures) + Number(task.expiries) ? `${task.failures} failed, ${task.expiries} lost before` : "",
+    took: took(task.granted_ns ?? task.created_ns, task.ended_ns ?? nowNs()),
+    details: [
+      ["Waited", took(task.created_ns, task.granted_ns ?? task.ended_ns ?? nowNs())], ["Ran", task.granted_ns ? took(task.granted_ns, task.ended_ns ?? nowNs()) : null],
+      ["Worker", task.worker], ["Lease", task.lease], ["Lease ends", task.expires_ns && when(task.expires_ns)],
+    ],
+  };
 }
 
 export function python(value) {
@@ -241,31 +258,65 @@ function curl(route, body) {
   return `curl -s '${window.location.origin}/v1/${route}${query({})}' -H 'Content-Type: application/json' -d '${text}'`;
 }
 
-// Steps as bars over the time of the run.
-function waterfall(steps) {
-  if (!steps.length) return h("p", { class: "quiet" }, "no step is recorded");
-  const begins = steps.map((one) => one.began_ns ?? one.ended_ns).filter(Boolean);
-  const first = Math.min(...begins);
-  const last = Math.max(first + 1, ...steps.map((one) => one.ended_ns ?? one.began_ns ?? first));
-  return h("ol", { class: "waterfall" }, steps.map((one) => {
-    const began = one.began_ns ?? one.ended_ns ?? first;
-    const ended = one.ended_ns ?? last;
-    const track = h("span", { class: "track", "aria-hidden": "true" });
-    const piece = h("span", { class: `piece ${one.state === "failed" ? "bad" : one.ended_ns ? "good" : "busy"}` });
-    piece.style.marginLeft = `${(100 * (began - first)) / (last - first)}%`;
-    piece.style.width = `${Math.max(0.5, (100 * (ended - began)) / (last - first))}%`;
-    track.append(piece);
-    const label = `${one.name}${one.occurrence > 1 ? `#${one.occurrence}` : ""}`;
-    return h("li", {},
-      h("details", {},
-        h("summary", {}, h("span", { class: "step" }, h("span", {}, label), badge(one.state)), track,
-          h("span", { class: "number" }, one.ended_ns && one.began_ns ? duration((one.ended_ns - one.began_ns) / 1e9) : "–")),
-        facts([
-          ["Position", one.position], ["Kind", one.kind], ["Attempts", one.attempts], ["Began", when(one.began_ns)],
-          ["Ended", when(one.ended_ns)], ["Code", one.code], ["Error", one.error && `${one.error_type ?? ""}: ${one.error}`],
-        ]),
-        "value" in one && one.value !== null ? tree(one.value) : null));
-  }));
+// The link to a trace in the tool of the operator, if the server has its URL.
+function traceLink(id) {
+  if (!id) return null;
+  const template = session.trace_url ?? "";
+  if (!/^https?:\/\//.test(template)) return h("code", {}, id);
+  return h("a", { href: template.replaceAll("{trace_id}", encodeURIComponent(id)), target: "_blank", rel: "noreferrer" }, `trace ${id.slice(0, 8)}…`);
+}
+
+function costText(cost) {
+  const amounts = cost.map((one) => {
+    const format = (amount) => (one.unit === "money" ? (Number(amount) / 1e6).toFixed(4) : count(amount));
+    return `${format(one.spent)} ${one.unit}${Number(one.reserved) ? ` and ${format(one.reserved)} reserved` : ""}`;
+  });
+  return amounts.join(", ") || null;
+}
+
+// The task under which a worker runs the flow, as a row of the waterfall.
+function activationRow(activation) {
+  return {
+    label: activation.worker ? `run by ${activation.worker}` : "in the queue",
+    state: activation.state,
+    note: plural(Number(activation.attempt), "attempt"),
+    spans: leaseSpans(activation),
+    took: took(activation.granted_ns ?? activation.created_ns, nowNs()),
+    details: [
+      ["Task", link(address("tasks", [activation.task]), activation.task)], ["Worker", activation.worker], ["Lease", activation.lease],
+      ["Lost leases", activation.expiries], ["Queued", when(activation.created_ns)], ["Granted", when(activation.granted_ns)], ["Lease ends", when(activation.expires_ns)],
+    ],
+  };
+}
+
+const WAITS = ["sleep", "receive"];
+const CHILD_PAGES = { task: "tasks", flow: "flows", effect: "effects" };
+
+function stepRow(one) {
+  const isOpen = one.state === "open";
+  const waits = WAITS.includes(one.kind) || ["hf.sleep", "hf.receive"].includes(one.name);
+  const tone = one.state === "failed" ? "bad" : waits ? "waiting" : isOpen ? "busy" : "good";
+  const began = one.began_ns ?? one.ended_ns;
+  const until = one.ended_ns ?? nowNs();
+  const spans = began ? [{ from: began, to: until, tone, title: isOpen ? "open" : one.state }] : [];
+  if (isOpen && one.due_ns && Number(one.due_ns) > until) spans.push({ from: until, to: one.due_ns, tone: "plain", title: "until its end" });
+  const notes = [
+    Number(one.attempts) > 1 ? plural(Number(one.attempts), "attempt") : null,
+    one.types.length ? `waits for ${one.types.join(" or ")}` : null,
+    one.child ? `waits for ${one.kind} ${one.child.slice(0, 16)}` : null,
+  ];
+  return {
+    label: `${one.name}${one.occurrence > 1 ? `#${one.occurrence}` : ""}`, state: one.state, spans,
+    note: notes.filter(Boolean).join(", "),
+    took: took(began, isOpen ? nowNs() : one.ended_ns),
+    details: [
+      ["Position", one.position], ["Kind", one.kind], ["Attempts", one.attempts], ["Began", when(one.began_ns)], ["Ended", when(one.ended_ns)],
+      ["Until", one.due_ns && when(one.due_ns)], ["Waits for", one.types.join(", ")],
+      ["Child", one.child && link(address(CHILD_PAGES[one.kind] ?? "tasks", [one.child]), one.child)],
+      ["Code", one.code], ["Error", one.error && `${one.error_type ?? ""}: ${one.error}`],
+    ],
+    more: one.value !== null && one.value !== undefined ? tree(one.value) : null,
+  };
 }
 
 async function readSteps(id) {
@@ -289,13 +340,17 @@ export function flowPage([id = ""]) {
   let actionsFor = null;
   let lastName = id;
   let stepNames = [];
+  let awaited = [];
+  let activation = null;
   const steps = loaded(() => readSteps(id), ({ items, more }) => {
     stepNames = items.map((one) => `${one.name}${one.occurrence > 1 ? `#${one.occurrence}` : ""}`);
-    return [waterfall(items), more ? h("p", { class: "quiet" }, `more steps: holdfast flows steps ${id}`) : null];
+    awaited = items.filter((one) => one.state === "open").flatMap((one) => one.types);
+    return [timeline([...(activation ? [activationRow(activation)] : []), ...items.map(stepRow)], "no step is recorded"), more ? h("p", { class: "quiet" }, `more steps: holdfast flows steps ${id}`) : null];
   });
 
   function draw(flow) {
     lastName = flow.name;
+    activation = flow.activation;
     replace(head, heading(`${flow.name} ${flow.key ?? flow.id}`, badge(flow.state)));
     replace(why, blockers({ blockers: flow.blockers }));
     if (actionsFor !== flow.state) {
@@ -308,6 +363,7 @@ export function flowPage([id = ""]) {
         ["Started", when(flow.started_ns)], ["Ended", flow.ended_ns && when(flow.ended_ns)],
         ["Took", flow.ended_ns ? duration((flow.ended_ns - flow.started_ns) / 1e9) : null],
         ["Times out", flow.timeout_ns && when(flow.timeout_ns)], ["Code", flow.code], ["Step", flow.step],
+        ["Cost", costText(flow.cost)], ["Trace", traceLink(flow.trace_id)],
         ["Parent", flow.parent && (/^f\d/.test(flow.parent) ? link(address("flows", [flow.parent]), flow.parent) : flow.parent)],
         ["Fork of", flow.fork_of && [link(address("flows", [flow.fork_of]), flow.fork_of), flow.fork_at ? ` at ${flow.fork_at}` : ""]],
         ["Redrive of", flow.redrive_of && link(address("flows", [flow.redrive_of]), flow.redrive_of)],
@@ -315,6 +371,7 @@ export function flowPage([id = ""]) {
       ]),
       flow.error ? section("Error", h("pre", {}, `${flow.error_type ?? ""}: ${flow.error}`)) : null,
       section("Arguments", tree({ args: flow.args, kwargs: flow.kwargs })),
+      flow.children.length ? section("Child flows", h("ul", {}, flow.children.map((one) => h("li", {}, link(address("flows", [one.id]), `${one.name} ${one.id}`), " ", badge(one.state))))) : null,
       Object.keys(flow.published).length ? section("Published values", tree(flow.published)) : null,
       flow.events.length ? section("Events that wait", tree(flow.events)) : null,
       "result" in flow ? section("Result", tree(flow.result)) : null);
@@ -323,11 +380,9 @@ export function flowPage([id = ""]) {
   function drawActions(flow) {
     const ended = ["COMPLETED", "FAILED", "CANCELLED", "DEAD"].includes(flow.state);
     replace(actions, buttons(
-      action({
-        label: "Send event", scope: "submit", disabled: ended, route: () => `flows/${path(id)}/send`,
-        fields: [{ name: "type", label: "Type of the event", required: true }, { name: "event", label: "Fields (JSON)", type: "json", value: "{}" }, { name: "key", label: "Key (optional)" }],
-        body: (values) => `{"type":${JSON.stringify(values.type)},"event":${values.event || "{}"}${values.key ? `,"key":${JSON.stringify(values.key)}` : ""}}`,
-        command: (values) => ["flows", "send", id, values.type || "TYPE", values.event || "{}", ...option("--key", values.key), "--app", "MODULE:APP"],
+      sendAction({
+        route: `flows/${path(id)}`, disabled: ended, awaited: () => awaited,
+        command: (values, event) => ["flows", "send", id, values.type || "TYPE", event, ...option("--key", values.key), "--app", "MODULE:APP"],
       }),
       action({ label: "Cancel flow", danger: true, disabled: ended, route: () => `flows/${path(id)}/cancel`, text: "Its compensations run.", command: () => ["flows", "cancel", id] }),
       action({ label: "Resume flow", disabled: flow.state !== "PARKED", route: () => `flows/${path(id)}/resume`, command: () => ["flows", "resume", id] }),

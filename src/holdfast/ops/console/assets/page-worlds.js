@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { badge, count, facts, h, link, path, replace, section, short, table, when } from "./dom.js";
+import { sendAction } from "./event-form.js";
 import { PagedList } from "./list.js";
 import { action, buttons, differences, filters, heading, loaded, tree, whyPanel } from "./parts.js";
 import { address, go, setFilters, worldParts } from "./router.js";
@@ -143,7 +144,8 @@ function worldPage(type, name, given) {
     }
     replace(details, facts([
       ["Id", world.world_id], ["Height", count(world.height)], ["Oldest entry", count(world.floor)], ["Unread messages", count(world.depth)],
-      ["Assigned to", world.worker], ["Lease of", world.holder], ["Created", when(world.created_ns)],
+      ["Assigned to", world.worker], ["Lease of", world.holder ?? "no worker"], ["Epoch of the lease", world.epoch],
+      ["Lease ends", world.leased_until_ns && when(world.leased_until_ns)], ["Created", when(world.created_ns)],
     ]));
     slider.max = world.height;
     slider.min = Math.max(0, world.floor - 1);
@@ -156,23 +158,14 @@ function worldPage(type, name, given) {
     }
   }
 
-  function eventFields() {
-    return [
-      { name: "type", label: "Type of the event", required: true },
-      { name: "event", label: "Fields (JSON)", type: "json", value: "{}" },
-      { name: "key", label: "Key (optional)", hint: "a repeat with this key is not handled twice" },
-    ];
-  }
-
   function drawActions() {
     const paused = world.status === "paused" || world.status === "parked";
     const verb = (label, name, options = {}) => action({
       label, route: () => `${route}/${name}`, command: () => ["worlds", name, id], done: () => refresh(), ...options,
     });
     replace(actions, buttons(
-      action({
-        label: "Send event", scope: "submit", route: () => `${route}/send`, fields: eventFields(),
-        body: (values) => `{"type":${JSON.stringify(values.type)},"event":${values.event || "{}"}${values.key ? `,"key":${JSON.stringify(values.key)}` : ""}}`,
+      sendAction({
+        route, command: (values, event) => ["worlds", "send", id, values.type || "TYPE", event, ...option("--key", values.key), "--app", "MODULE:APP"],
       }),
       action({
         label: "Fork world", route: () => `${route}/fork`, text: "A new world with the state after an entry.",
@@ -206,26 +199,66 @@ function worldPage(type, name, given) {
     draw(await get(route));
   }
 
-  const lineage = loaded(() => get(`${route}/lineage`), ({ items }) => items.length
-    ? h("ol", { class: "lineage" }, [...items].reverse().map((one) => h("li", {},
-      one.parent.includes("/") ? link(address("worlds", worldParts(one.parent)), one.parent) : one.parent, ` at height ${one.forked_at_height}, snapshot `, short(one.parent_snapshot_hash))),
-    h("li", {}, h("b", {}, id))) : h("p", { class: "quiet" }, "not a fork"));
-  const timers = loaded(() => get("timers", { limit: 1_000 }), ({ items }) => table("Timers of this world", [
-    { label: "Key", show: (row) => link(address("timers"), row.key) },
+  const lineage = loaded(() => Promise.all([get(`${route}/lineage`), readAll(`${route}/forks`)]), ([{ items }, forks]) => lineageTree(id, items, forks));
+  const timers = loaded(() => get(`${route}/timers`, { limit: 1_000 }), ({ items, next }) => [table("Timers of this world", [
+    { label: "Key", show: (row) => row.key },
     { label: "Event", show: (row) => row.event },
     { label: "Due", show: (row) => when(row.due_ns) },
-  ], items.filter((one) => one.world === id), "no timer waits among the next 1,000"));
+    { label: "Repeats", show: (row) => row.cron ? `${row.cron} (${row.zone})` : "" },
+  ], items, "no timer waits"), next ? h("p", { class: "quiet" }, "the first 1,000") : null]);
+  const effects = loaded(() => readAll(`${route}/effects`), ({ items, more }) => [table("Open effects", [
+    { label: "Effect", show: (row) => link(address("effects", [row.intent]), row.kind) },
+    { label: "State", show: (row) => badge(row.state) },
+    { label: "Tag", show: (row) => row.tag },
+    { label: "Attempts", number: true, show: (row) => count(row.attempts) },
+    { label: "When", show: (row) => when(row.time_ns) },
+    { label: "Owner", show: (row) => row.owner ?? "" },
+  ], items, "no effect is open or dead"), more ? h("p", { class: "quiet" }, "The universe has more effects than this page reads.") : null]);
   refresh().catch((error) => replace(head, heading(id), h("p", { class: "problem" }, error.message)));
   return {
     title: id, subject: `world/${id}`,
     node: h("div", {}, head, section("Why", why), actions, details,
       section("State", h("div", { class: "slider" }, slider, heightInput, jump), state),
-      section("Journal", journal.node), section("Timers", timers), section("Lineage", lineage)),
+      section("Journal", journal.node), section("Open effects", effects), section("Timers", timers), section("Lineage", lineage)),
     event(name, document) {
       if (name === "world") draw(document);
       if (name === "gone") replace(details, h("p", { class: "problem" }, "This world is deleted."));
     },
-    refresh: () => timers.refresh(),
+    refresh() {
+      timers.refresh();
+      effects.refresh();
+    },
     close: () => journal.close(),
   };
+}
+
+const PAGES_MAX = 10;
+
+// The items of the first pages of a list. `more`: the list continues.
+async function readAll(route) {
+  const items = [];
+  let cursor = "";
+  for (let pages = 0; pages < PAGES_MAX; pages += 1) {
+    const page = await get(route, { cursor, limit: 200 });
+    items.push(...page.items);
+    if (page.next === null) return { items, more: false };
+    cursor = page.next;
+  }
+  return { items, more: true };
+}
+
+// Ancestors, this world, and its forks, each below its parent.
+function lineageTree(id, ancestors, forks) {
+  const worldLink = (name) => name.includes("/") ? link(address("worlds", worldParts(name)), name) : name;
+  const below = forks.items.length || forks.more ? h("ul", {}, forks.items.map((one) => h("li", {}, worldLink(`${one.type}/${one.name}`), ` at height ${one.forked_at_height}`)),
+    forks.more ? h("li", { class: "quiet" }, "more forks than this page reads") : null) : null;
+  if (!ancestors.length && !below) return h("p", { class: "quiet" }, "not a fork, and it has no forks");
+  // The height and the snapshot of an ancestor are those at which its child was forked.
+  const [parent] = ancestors;
+  let node = h("li", {}, h("b", {}, id), parent ? [` from height ${parent.forked_at_height}, snapshot `, short(parent.parent_snapshot_hash)] : null, below);
+  ancestors.forEach((one, at) => {
+    const above = ancestors[at + 1];
+    node = h("li", {}, worldLink(one.parent), above ? ` from height ${above.forked_at_height}` : null, h("ul", {}, node));
+  });
+  return h("ul", { class: "lineage" }, node);
 }

@@ -18,14 +18,21 @@ function commandLine(words) {
 }
 
 // A button that asks in a dialog before it sends a request. `fields` are `{name, label, value, type, options, required}`;
-// `body(values)`, `route(values)` and `command(values)` build the request and the equal command.
-export function action({ label, scope = "operate", route, body = () => ({}), command = null, fields = [], text = "", danger = false, done = null, disabled = false }) {
+// `body(values)`, `route(values)` and `command(values)` build the request and the equal command. `prepare` runs before the
+// dialog opens, then `fields` may be a function. `more(values)` returns further fields, again after a change of a field that
+// `decides` them.
+export function action({ label, scope = "operate", route, body = () => ({}), command = null, fields = [], more = null, prepare = null, text = "", danger = false, done = null, disabled = false }) {
   const allowed = may(scope) && !disabled;
   const button = h("button", {
     type: "button", class: danger ? "danger" : null, disabled: !allowed,
     title: may(scope) ? null : `needs a token with the scope ${scope}`,
   }, label);
-  button.addEventListener("click", () => openDialog());
+  button.addEventListener("click", async () => {
+    if (document.querySelector("dialog[open]")) return;
+    const { hash } = window.location;
+    await prepare?.();
+    if (hash === window.location.hash && button.isConnected) openDialog();
+  });
 
   function openDialog() {
     const key = newKey();
@@ -33,17 +40,31 @@ export function action({ label, scope = "operate", route, body = () => ({}), com
     const problem = h("p", { class: "problem", role: "alert" });
     const shownCommand = h("code", { class: "command" });
     const values = () => Object.fromEntries([...inputs].map(([name, input]) => [name, input.type === "checkbox" ? input.checked : input.value]));
-    const rows = fields.map((field) => {
+    const fieldRow = (field) => {
       const input = fieldInput(field);
       inputs.set(field.name, input);
       return h("label", {}, h("span", {}, field.label), input, field.hint ? h("small", {}, field.hint) : null);
-    });
+    };
+    const first = typeof fields === "function" ? fields() : fields;
+    const rows = first.map(fieldRow);
+    const further = h("div");
+    let furtherNames = [];
+    const addFurther = () => {
+      furtherNames.forEach((name) => inputs.delete(name));
+      const added = more(values());
+      furtherNames = added.map((field) => field.name);
+      replace(further, added.map(fieldRow));
+    };
+    if (more) {
+      addFurther();
+      first.filter((field) => field.decides).forEach((field) => inputs.get(field.name).addEventListener("change", addFurther));
+    }
     const titleId = newId("dialog");
     const go = h("button", { type: "submit", class: danger ? "danger" : "primary" }, label);
     const form = h("form", { method: "dialog" },
       h("h2", { id: titleId }, label),
       text ? h("p", {}, text) : null,
-      rows,
+      rows, further,
       command ? h("div", { class: "equal" }, h("span", {}, "The same command:"), shownCommand, copyButton(() => shownCommand.textContent)) : null,
       problem,
       h("div", { class: "buttons" }, h("button", { type: "button", value: "no", onclick: () => dialog.close() }, "Back"), go));
@@ -52,6 +73,7 @@ export function action({ label, scope = "operate", route, body = () => ({}), com
       if (command) shownCommand.textContent = commandLine(["holdfast", ...command(values()), ...(place.universe ? ["--universe", place.universe] : [])]);
     };
     form.addEventListener("input", update);
+    form.addEventListener("change", update);
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       go.disabled = true;
