@@ -77,7 +77,7 @@ async def order(item: str, cents: int) -> str:
     return f"{item}: {review.stars}"
 
 
-@hf.task(queue="unserved")
+@hf.task
 def slow_page(page: int) -> int:
     return page
 
@@ -86,7 +86,10 @@ def slow_page(page: int) -> int:
 async def dinner(seconds: float) -> None:
     """Waits for a timer and for a child of each kind."""
     await asyncio.gather(
-        hf.sleep(seconds), hf.step(slow_page, 1), hf.step(quote, "EUR"), hf.step(order, "tea", 5)
+        hf.sleep(seconds),
+        hf.step(slow_page.options(delay_s=seconds), 1),
+        hf.step(quote, "EUR"),
+        hf.step(order, "tea", 5),
     )
 
 

@@ -142,8 +142,11 @@ def test_open_step_shows_its_due_time_its_event_types_and_its_child(rig: ApiRig)
     assert receive["due_ns"] is None
     body = {"name": "dinner", "args": [3600.0]}
     dinner = rig.post("/v1/flows", body)["id"]
-    wait_for(rig, dinner, "WAITING")
-    steps = {one["kind"]: one for one in rig.pages(f"/v1/flows/{dinner}/steps")}
+    until_ns = SYSTEM.mono_ns() + WAIT_S * S
+    while len(open_steps := rig.pages(f"/v1/flows/{dinner}/steps")) < 4:
+        assert SYSTEM.mono_ns() < until_ns, open_steps
+        rig.store.wait(f"flow/{rig.universe}", 0, 0.02)
+    steps = {one["kind"]: one for one in open_steps}
     assert steps["sleep"]["due_ns"] - steps["sleep"]["began_ns"] == 3600 * S
     [child] = rig.get(f"/v1/flows/{dinner}")["children"]
     assert (child["name"], steps["flow"]["child"]) == ("order", child["id"])
