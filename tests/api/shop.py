@@ -77,7 +77,7 @@ async def order(item: str, cents: int) -> str:
     return f"{item}: {review.stars}"
 
 
-@hf.task
+@hf.task(queue="paused")
 def slow_page(page: int) -> int:
     return page
 
@@ -87,7 +87,7 @@ async def dinner(seconds: float) -> None:
     """Waits for a timer and for a child of each kind."""
     await asyncio.gather(
         hf.sleep(seconds),
-        hf.step(slow_page.options(delay_s=seconds), 1),
+        hf.step(slow_page, 1),
         hf.step(quote, "EUR"),
         hf.step(order, "tea", 5),
     )

@@ -140,6 +140,8 @@ def test_open_step_shows_its_due_time_its_event_types_and_its_child(rig: ApiRig)
     assert (charged["types"], charged["due_ns"], charged["child"]) == ([], None, None)
     assert (receive["kind"], receive["types"]) == ("receive", ["Review"])
     assert receive["due_ns"] is None
+    # Its child task stays open.
+    rig.post("/v1/queues/paused/pause")
     body = {"name": "dinner", "args": [3600.0]}
     dinner = rig.post("/v1/flows", body)["id"]
     until_ns = SYSTEM.mono_ns() + WAIT_S * S
