@@ -75,9 +75,18 @@ def test_cookie_is_out_of_reach_of_scripts_and_of_other_sites(
     assert token_of("read") not in str(response.headers)
 
 
-def test_cookie_of_a_server_with_tls_is_secure() -> None:
-    header, _ = BrowserSessions(1, is_secure=True).start(read_token(), 0.0)
-    assert header.endswith("; Secure")
+@pytest.mark.spec("DESIGN", "15", "with TLS no other host can set the cookie of a session")
+def test_cookie_of_a_server_with_tls_is_secure_and_bound_to_its_host() -> None:
+    sessions = BrowserSessions(1, is_secure=True)
+    header, session = sessions.start(read_token(), 0.0)
+    cookie, *attributes = header.split("; ")
+    assert cookie.startswith("__Host-holdfast_session_1=")
+    # Browsers refuse this prefix without these two, and with Domain.
+    assert {"Secure", "Path=/"} <= set(attributes)
+    assert not [one for one in attributes if one.startswith("Domain")]
+    assert sessions.find(request_with(cookie), 1.0) == session
+    # A sibling domain or a server without TLS can set this one.
+    assert sessions.find(request_with(cookie.removeprefix("__Host-")), 1.0) is None
 
 
 @pytest.mark.parametrize("sent", [None, "wrong", ""])
@@ -125,6 +134,24 @@ def test_sign_out_ends_the_session(client: JsonClient) -> None:
     ended = client.post("/v1/session/end", {}, headers=browser)
     assert "Max-Age=0" in ended.headers["set-cookie"]
     assert client.get("/v1/worlds", headers=browser).status == 401
+
+
+@pytest.mark.spec("DESIGN", "15", "a forged request ends no session of a browser")
+@pytest.mark.parametrize("sent", [None, "wrong"])
+def test_sign_out_needs_the_csrf_header(client: JsonClient, sent: str | None) -> None:
+    browser = sign_in(client, "read")
+    headers = {"Cookie": browser["Cookie"], **({} if sent is None else {"X-Holdfast-CSRF": sent})}
+    refused = client.post("/v1/session/end", {}, headers=headers)
+    assert (refused.status, refused.document["code"]) == (403, "csrf")
+    assert "set-cookie" not in refused.headers
+    assert client.get("/v1/worlds", headers=browser).status == 200
+
+
+def test_sign_out_without_a_session_removes_the_cookie(client: JsonClient) -> None:
+    browser = sign_in(client, "read")
+    client.post("/v1/session/end", {}, headers=browser)
+    again = client.post("/v1/session/end", {}, headers={"Cookie": browser["Cookie"]})
+    assert (again.status, "Max-Age=0" in again.headers["set-cookie"]) == (200, True)
 
 
 def test_session_ends_when_its_token_is_rotated(rig: ServedRig, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class ConsoleRoutes:
     async def _end(self, call: RouteCall) -> HttpResponse:
         guard = self._server.guard
         assert guard.sessions is not None
-        cookie = guard.sessions.end(call.request)
+        cookie = guard.sessions.end(call.request, self._server.loop.time())
         return HttpResponse(200, encode_json(self._document(call, None)), (("Set-Cookie", cookie),))
 
     def _document(

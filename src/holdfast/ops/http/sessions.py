@@ -2,9 +2,11 @@
 
 - The cookie has a random number of 256 bits. The server keeps its digest, and the digest of the token. So a session ends
   when its token is rotated, after SESSION_S, and with the process of the server.
-- A request that changes something under a cookie needs the header `X-Holdfast-CSRF` with the value of its session. A page of
-  another site can neither read this value nor send the header.
+- A request that changes something under a cookie, or ends its session, needs the header `X-Holdfast-CSRF` with the value of
+  its session. A page of another site can neither read this value nor send the header.
 - Browsers send a cookie to every port of a host, so its name has the port.
+- With TLS the name begins with `__Host-`. Browsers then accept the cookie only from this host, over TLS and for all paths, so
+  neither a sibling domain nor a server without TLS can set it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class BrowserSessions:
     """Used in the event loop of the server."""
 
     def __init__(self, port: int, *, is_secure: bool) -> None:
-        self._cookie = f"holdfast_session_{port}"
+        self._cookie = f"{'__Host-' if is_secure else ''}holdfast_session_{port}"
         self._is_secure = is_secure
         # By the digest of the cookie's value, oldest first.
         self._sessions: dict[bytes, BrowserSession] = {}
@@ -53,10 +55,13 @@ class BrowserSessions:
         self._sessions[_digest(value)] = session
         return self._set_cookie(value, SESSION_S), session
 
-    def end(self, request: HttpRequest) -> str:
-        """End the session of a request, if it has one; return the header that removes the cookie."""
-        for value in self._values(request):
-            self._sessions.pop(_digest(value), None)
+    def end(self, request: HttpRequest, now_s: float) -> str:
+        """End the session of a request, if it has one; return the header that removes the cookie. Raise CsrfMissing
+        without the header of the session."""
+        session = self.find(request, now_s)
+        if session is not None:
+            _check_csrf(request, session)
+            self._sessions = {key: one for key, one in self._sessions.items() if one != session}
         return self._set_cookie("", 0)
 
     def find(self, request: HttpRequest, now_s: float) -> BrowserSession | None:
@@ -79,9 +84,7 @@ class BrowserSessions:
         if session is None:
             return None
         if checks_csrf and request.method not in ("GET", "HEAD"):
-            sent = request.headers.get(CSRF_HEADER, "")
-            if not hmac.compare_digest(sent.encode("latin-1"), session.csrf.encode()):
-                raise CsrfMissing(what=CSRF_HEADER, why="wrong" if sent else "missing")
+            _check_csrf(request, session)
         return session.token_digest
 
     def _values(self, request: HttpRequest) -> list[str]:
@@ -93,6 +96,12 @@ class BrowserSessions:
     def _set_cookie(self, value: str, age_s: int) -> str:
         secure = "; Secure" if self._is_secure else ""
         return f"{self._cookie}={value}; Path=/; Max-Age={age_s}; HttpOnly; SameSite=Strict{secure}"
+
+
+def _check_csrf(request: HttpRequest, session: BrowserSession) -> None:
+    sent = request.headers.get(CSRF_HEADER, "")
+    if not hmac.compare_digest(sent.encode("latin-1"), session.csrf.encode()):
+        raise CsrfMissing(what=CSRF_HEADER, why="wrong" if sent else "missing")
 
 
 def _digest(value: str) -> bytes:
