@@ -18,14 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import __version__
 from holdfast import store as stores
 from holdfast.config import WriterLimits
 from holdfast.errors import HoldfastError, NotFound, StoreReplaced
 from holdfast.store.api import Store, Txn
 from holdfast.store.engine import StoreEngine
 from holdfast.store.lmdb.backup import restore_backup
-from holdfast.store.lmdb.protocol import PROTOCOL, ClientHello, encode, encode_frame
+from holdfast.store.lmdb.protocol import client_hello, encode, encode_frame
 from holdfast.store.lmdb.writer import Writer, open_engine, try_lock
 from holdfast.store.lmdb.writer_process import connect, start_writer
 from holdfast.store.requests import CommitAnswer, CommitRequest
@@ -395,7 +394,7 @@ def test_commit_is_not_acknowledged_when_the_directory_vanishes_before_the_reply
     serving.start()
     with connect(tmp_path) as sock:
         sock.settimeout(ERROR_TIMEOUT_S)
-        sock.sendall(encode_frame(encode(ClientHello(PROTOCOL, os.getpid(), __version__))))
+        sock.sendall(encode_frame(encode(client_hello())))
         assert sock.recv(65536), "it says welcome"
         request = CommitRequest(1, b"client01", engine._backend.last_id(), puts={b"k": b"v"})
         sock.sendall(encode_frame(encode([[request], []])))

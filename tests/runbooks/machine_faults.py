@@ -79,9 +79,7 @@ def store_of_a_newer_version(scene: FaultScene) -> Exists:
     subprocess.run([sys.executable, "-c", FIRST_EVENT], env=env, cwd=scene.directory, check=True)
 
     def mismatched() -> bool:
-        """Whether this version refuses the store. A running writer of the newer one serves it."""
-        if writers_of(Path(scene.store)):
-            return False
+        """Whether this version is refused: by a running writer of the newer one, then by the marker."""
         try:
             scene.client()
         except HoldfastError as error:

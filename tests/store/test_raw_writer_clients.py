@@ -10,12 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast import __version__, codec
+from holdfast import codec
 from holdfast.errors import RequestCancelled
 from holdfast.store.api import Txn
 from holdfast.store.lmdb.protocol import (
-    PROTOCOL,
-    ClientHello,
+    client_hello,
     decode_writer_message,
     encode,
     encode_frame,
@@ -34,7 +33,7 @@ from tests.conformance.conftest import open_store
 MODULES = ("holdfast.store.lmdb.writer",)
 KEYS = keys_of("main")
 TOPIC = KEYS.queue_topic("default")
-HELLO_FRAME = encode_frame(encode(ClientHello(PROTOCOL, os.getpid(), __version__)))
+HELLO_FRAME = encode_frame(encode(client_hello()))
 CLIENT_ID = b"client01"
 SUBMIT_ARGS = ("main", TaskSpec(name="t", queue="default"), [TaskToSubmit(b"x")])
 LEASE_REQUEST = GrantRequest("w", ["default"], 1, free_slots=(1,) * len(EXECUTOR_KINDS))

@@ -1,4 +1,4 @@
-"""The schema upgrade from 0.2 to 0.4 to 0.5: an open for writing raises the marker, and older code refuses the store then."""
+"""The schema upgrade from 0.2 to 0.6: an open for writing raises the marker, and older code refuses the store then."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.store.former_store import CLOSED, KILLED, unpack_store
 pytestmark = pytest.mark.timeout(120)
 
 LIMITS = WriterLimits(idle_exit_s=0.2, reader_check_s=0.2)
-FORMER, CURRENT, NEWER = b"RSV0\0\0\2\0", b"RSV0\0\0\5\0", b"RSV0\0\0\6\0"
+FORMER, CURRENT, NEWER = b"RSV0\0\0\2\0", b"RSV0\0\0\6\0", b"RSV0\0\0\7\0"
 OPENERS = 6
 
 
@@ -99,21 +99,22 @@ def versions_in_use(path: Path) -> set[tuple[int, int] | None]:
 
 DECISIONS = [
     # found, expected, the decision
-    ((0, 5), (0, 5), SchemaMatch.SAME),
-    ((0, 2), (0, 5), SchemaMatch.UPGRADE),
-    ((0, 3), (0, 5), SchemaMatch.UPGRADE),
-    ((0, 4), (0, 5), SchemaMatch.UPGRADE),
-    ((0, 1), (0, 5), SchemaMatch.REFUSE),
-    ((0, 0), (0, 5), SchemaMatch.REFUSE),
-    ((0, 6), (0, 5), SchemaMatch.REFUSE),
-    ((1, 2), (0, 5), SchemaMatch.REFUSE),
-    ((1, 3), (0, 5), SchemaMatch.REFUSE),
+    ((0, 6), (0, 6), SchemaMatch.SAME),
+    ((0, 2), (0, 6), SchemaMatch.UPGRADE),
+    ((0, 3), (0, 6), SchemaMatch.UPGRADE),
+    ((0, 4), (0, 6), SchemaMatch.UPGRADE),
+    ((0, 5), (0, 6), SchemaMatch.UPGRADE),
+    ((0, 1), (0, 6), SchemaMatch.REFUSE),
+    ((0, 0), (0, 6), SchemaMatch.REFUSE),
+    ((0, 7), (0, 6), SchemaMatch.REFUSE),
+    ((1, 2), (0, 6), SchemaMatch.REFUSE),
+    ((1, 3), (0, 6), SchemaMatch.REFUSE),
     # A user's own version must match.
     ((7, 1), (7, 1), SchemaMatch.SAME),
     ((7, 0), (7, 1), SchemaMatch.REFUSE),
     ((0, 2), (7, 1), SchemaMatch.REFUSE),
-    ((0, 2), (0, 6), SchemaMatch.REFUSE),
-    ((0, 5), (0, 2), SchemaMatch.REFUSE),
+    ((0, 2), (0, 7), SchemaMatch.REFUSE),
+    ((0, 6), (0, 2), SchemaMatch.REFUSE),
 ]
 
 
@@ -121,7 +122,7 @@ DECISIONS = [
 def test_versions_are_compared_by_the_table(
     found: tuple[int, int], expected: tuple[int, int], decision: SchemaMatch
 ) -> None:
-    assert SCHEMA_VERSION == (0, 5)
+    assert SCHEMA_VERSION == (0, 6)
     assert schema.compare_versions(found, expected) is decision
     marker = schema.encode_marker(*found)
     if decision is SchemaMatch.SAME:
@@ -165,7 +166,7 @@ def test_the_engine_of_a_users_own_version_upgrades_nothing() -> None:
     backend = MemoryBackend()
     StoreEngine(backend, SimClock(), schema_version=(0, 2))
     with pytest.raises(SchemaMismatch):
-        StoreEngine(backend, SimClock(), schema_version=(0, 6))
+        StoreEngine(backend, SimClock(), schema_version=(0, 7))
     assert backend.get(schema.MARKER_KEY) == FORMER
 
 
@@ -258,7 +259,7 @@ def test_a_checkpoint_after_the_upgrade_has_the_new_version(home: Path) -> None:
         [sys.executable, "-c", script, str(home), "never"], capture_output=True, timeout=60
     )
     assert died.returncode == -9, died.stderr.decode()
-    assert (0, 5) in versions_in_use(home)
+    assert (0, 6) in versions_in_use(home)
     stores.open(home, limits=LIMITS, bootstrap=False).close()
 
 

@@ -6,7 +6,8 @@ never change their meaning. The schema version changes when the meaning of store
     0.2    queue items name their operations by Python paths
     0.3    queue items name their operations by stable names (`operation_names`)
     0.4    flows and schedules, and tasks with an owner
-    0.5    audit, settings, counters by tag, error, minute and day, jobs; 0.2 to 0.4 are read and upgraded
+    0.5    audit, settings, counters by tag, error, minute and day, jobs
+    0.6    pauses of queues, which older code would not obey; 0.2 to 0.5 are read and upgraded
 
     0  app_state    runner.schema.version (raw bytes)            the marker (8 bytes, document 001)
                     "meta"                                       generation, store id, clock anchor
@@ -175,7 +176,7 @@ class Space(IntEnum):
 
 
 SCHEMA_MAJOR = 0
-SCHEMA_MINOR = 5
+SCHEMA_MINOR = 6
 # The oldest version whose rows this code reads. An open for writing raises the marker to the current version.
 SCHEMA_MINOR_OLDEST = 2
 SCHEMA_VERSION = (SCHEMA_MAJOR, SCHEMA_MINOR)

@@ -11,14 +11,16 @@ an operation instead of sending code.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from holdfast import codec
+from holdfast import __version__, codec
 from holdfast.config import FRAME_BYTES_MAX
-from holdfast.errors import Invalid, from_wire
+from holdfast.errors import Invalid, SchemaMismatch, from_wire
+from holdfast.store import schema
 from holdfast.store.api import Operation, unwrap
 from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.store.txn import ClientTxn
@@ -32,6 +34,8 @@ class ClientHello(msgspec.Struct, array_like=True):
     protocol: int
     pid: int
     version: str
+    # The schema version of the client's code. Builds before schema 0.6 do not send it.
+    schema: tuple[int, int] | None = None
 
 
 class WriterWelcome(msgspec.Struct, array_like=True):
@@ -43,6 +47,8 @@ class WriterWelcome(msgspec.Struct, array_like=True):
     pid: int
     inode: int
     error: list[Any] | None = None
+    # The schema version of the writer's code. Builds before schema 0.6 do not send it.
+    schema: tuple[int, int] | None = None
 
 
 class ClientMessage(msgspec.Struct, array_like=True, gc=False):
@@ -54,6 +60,23 @@ class ClientMessage(msgspec.Struct, array_like=True, gc=False):
 class WriterMessage(msgspec.Struct, array_like=True, gc=False):
     answers: list[CommitAnswer] = []
     topics: dict[str, int] = {}
+
+
+def client_hello() -> ClientHello:
+    return ClientHello(PROTOCOL, os.getpid(), __version__, schema.SCHEMA_VERSION)
+
+
+def schema_mismatch(
+    writer: tuple[int, int] | None, client: tuple[int, int] | None
+) -> SchemaMismatch:
+    """The error of a client whose code has another schema version than the code of the writer. Operations run in the
+    writer, so a client of another version would get decisions that its code does not know. None: before 0.6."""
+    return SchemaMismatch(
+        what="writer",
+        found=list(writer or ()) or "before 0.6",
+        expected=list(client or ()) or "before 0.6",
+        why="processes of two versions use the store: stop those of the older one",
+    )
 
 
 _encoder = msgspec.msgpack.Encoder()

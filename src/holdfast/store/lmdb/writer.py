@@ -42,6 +42,7 @@ from holdfast.errors import (
     StoreReplaced,
     to_wire,
 )
+from holdfast.store import schema
 from holdfast.store.engine import StoreEngine
 from holdfast.store.lmdb import permissions
 from holdfast.store.lmdb.backend import LmdbBackend, prepare_directory, storage_error
@@ -56,6 +57,7 @@ from holdfast.store.lmdb.protocol import (
     encode,
     encode_frame,
     new_frame_decoder,
+    schema_mismatch,
 )
 from holdfast.store.lmdb.redo_log import LOG_FILES as LOGS
 from holdfast.store.lmdb.writer_address import (
@@ -357,6 +359,8 @@ class Writer:
         if (hello.protocol, hello.version) != (PROTOCOL, __version__):
             running, yours = f"{__version__}/{PROTOCOL}", f"{hello.version}/{hello.protocol}"
             error = to_wire(Invalid(what="version and protocol", running=running, yours=yours))
+        elif hello.schema != schema.SCHEMA_VERSION:
+            error = to_wire(schema_mismatch(writer=schema.SCHEMA_VERSION, client=hello.schema))
         connection.is_greeted = error is None
         connection.out += encode_frame(encode(self._welcome(error)))
         self._send(connection)
@@ -373,6 +377,7 @@ class Writer:
             pid=os.getpid(),
             inode=data_identity[1],
             error=error,
+            schema=schema.SCHEMA_VERSION,
         )
 
     def _reply(self, connection: ClientConnection) -> None:

@@ -21,8 +21,9 @@ from holdfast.child_process import is_stopped, kill_verified
 from holdfast.clock import SYSTEM, S
 from holdfast.config import WriterLimits
 from holdfast.errors import HoldfastError, StoreGone, StoreReplaced, WriterLost, from_wire
+from holdfast.store import schema
 from holdfast.store.lmdb.directory_identity import DirectoryIdentity
-from holdfast.store.lmdb.protocol import WriterWelcome, new_frame_decoder
+from holdfast.store.lmdb.protocol import WriterWelcome, new_frame_decoder, schema_mismatch
 from holdfast.store.lmdb.writer_process import connect_or_start, peer_of
 
 # How often a waiting reader checks for a stuck writer.
@@ -123,6 +124,10 @@ class WriterConnection:
         if welcome.error is not None:
             sock.close()
             raise from_wire(welcome.error)
+        if welcome.schema != schema.SCHEMA_VERSION:
+            # The writer of an older build greets every client of its package version.
+            sock.close()
+            raise schema_mismatch(writer=welcome.schema, client=schema.SCHEMA_VERSION)
         identity = (welcome.store_id, welcome.generation)
         directory = self._directory or DirectoryIdentity(self.path)
         same_store = self._identity in (None, identity)

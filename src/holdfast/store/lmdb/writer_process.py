@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast import __version__
 from holdfast.child_process import (
     DetachedChildren,
     SpawnedChild,
@@ -104,8 +103,7 @@ def connect(path: Path) -> socket.socket:
 def _handshake(sock: socket.socket, timeout_s: float) -> WriterWelcome:
     # Imported late: a started writer imports it concurrently.
     from holdfast.store.lmdb.protocol import (
-        PROTOCOL,
-        ClientHello,
+        client_hello,
         decode_welcome,
         encode,
         encode_frame,
@@ -113,7 +111,7 @@ def _handshake(sock: socket.socket, timeout_s: float) -> WriterWelcome:
     )
 
     sock.settimeout(timeout_s)
-    sock.sendall(encode_frame(encode(ClientHello(PROTOCOL, os.getpid(), __version__))))
+    sock.sendall(encode_frame(encode(client_hello())))
     frames = new_frame_decoder()
     while True:
         data = sock.recv(65536)
