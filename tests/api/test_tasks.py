@@ -1,6 +1,5 @@
 """The endpoints of tasks and queues."""
 
-import threading
 from typing import Any
 
 import pytest
@@ -121,16 +120,6 @@ def test_dead_task_is_redriven_as_a_new_task(rig: ApiRig) -> None:
     assert made["redrive_of"] == id
     assert rig.post(f"/v1/tasks/{id}/redrive") == made
     assert rig.get(f"/v1/tasks/{id}")["redriven_by"] == made["id"]
-
-
-def test_show_waits_for_the_end_of_a_task(rig: ApiRig) -> None:
-    id = submit(rig)
-    assert rig.get(f"/v1/tasks/{id}", wait_s=0.01)["state"] == "WAITING"
-    threading.Thread(target=lambda: rig.start("task"), daemon=True).start()
-    shown = rig.get(f"/v1/tasks/{id}", wait_s=30)
-    assert (shown["state"], shown["result"]) == ("COMPLETED", 1)
-    with pytest.raises(Invalid):
-        rig.get(f"/v1/tasks/{id}", wait_s=61)
 
 
 @pytest.mark.parametrize("id", ["1-999", "9-1"])

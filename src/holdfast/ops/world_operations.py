@@ -250,7 +250,7 @@ def enqueue_ingress(
     def enqueue(txn: Txn) -> Deferred[IngressResult]:
         record = _existing_record(txn, universe, world_id)
         if app is not None:
-            program = _definition_of(app, record.type)
+            program = definition_of(app, record.type)
             program.handler_argument(ingress)
             app.check_known(record.type, cause_of(ingress)[0])
         return doors.deliver_by_id(txn, universe, world_id, key, ingress, trace)
@@ -271,13 +271,28 @@ def event_send(
     correlation_id: str | None = None,
 ) -> IngressResult:
     """Send an event to a world by name, once per key. The world is created if it does not exist."""
-    _definition_of(app, type)
-    event_type, value = app.check_event(type, event)
+    definition_of(app, type)
     to = WorldAddress(universe or app.universe, type, name, new_world_id())
+    return send_event(store, app, to, event, key=key, correlation_id=correlation_id)
+
+
+def send_event(
+    store: Store,
+    app: App,
+    to: WorldAddress,
+    event: Any,
+    *,
+    key: str | None = None,
+    correlation_id: str | None = None,
+) -> IngressResult:
+    """Send an event to a world that another process may have the code of, once per key."""
+    event_type, value = app.check_event(to.type, event)
     ingress = event_ingress(event_type, value, correlation_id=correlation_id)
-    delivered: IngressResult = store.transact(
-        doors.deliver, to, doors.user_key(key), ingress, traces.current()
-    )
+    with traces.sending("send", to.type, to.type) as sending:
+        delivered: IngressResult = store.transact(
+            doors.deliver, to, doors.user_key(key), ingress, sending.context
+        )
+        sending.sent(delivered.seq)
     return delivered
 
 
@@ -351,7 +366,7 @@ def world_fork(
         record = _existing_record(txn, universe, world_id)
         if app is not None:
             parent = WorldSpec(
-                universe, world_id, record.name, _definition_of(app, record.type), app
+                universe, world_id, record.name, definition_of(app, record.type), app
             )
         else:
             if (effects, timers) != ("drop", "drop"):
@@ -467,7 +482,7 @@ def _decode_receipt(ingress: Ingress) -> IntentReceipt:
     return receipt
 
 
-def _definition_of(app: App, type: str) -> WorldDefinition:
+def definition_of(app: App, type: str) -> WorldDefinition:
     definition = app.programs.get(type)
     if definition is None:
         raise Invalid(what="world", type=type, why="unknown to the app", known=sorted(app.programs))

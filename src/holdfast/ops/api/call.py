@@ -18,8 +18,8 @@ from holdfast import codec
 from holdfast.app.store_calls import Cancellation
 from holdfast.errors import Invalid
 from holdfast.ops import audit
-from holdfast.ops.api import idempotency
-from holdfast.ops.api.endpoint import ApiAnswer, Endpoint, PageQuery, Scope
+from holdfast.ops.api import cursors, idempotency
+from holdfast.ops.api.endpoint import ApiAnswer, Endpoint, ListQuery, PageQuery, Scope
 from holdfast.ops.api.idempotency import AnswerPending, RequestKey
 from holdfast.store.api import Store, Txn, unwrap
 from holdfast.store.txn import ApplyTxn
@@ -234,11 +234,13 @@ def _as_answer(call: ApiCall, value: Any) -> ApiAnswer:
 
 def decode_query(kind: type[T], query: Mapping[str, str]) -> T:
     """Decode a query string. Its values are texts, which become numbers and truth values by their types."""
-    if issubclass(kind, PageQuery):
+    if issubclass(kind, ListQuery):
         indexed = sorted(name for name in kind.__struct_encode_fields__)
         unknown = sorted(set(query) - set(indexed))
         if unknown:
             raise NoIndex(what="filter", found=unknown[0][:64], indexed=indexed)
+    if issubclass(kind, PageQuery) and "limit" in query:
+        cursors.check_limit_text(query["limit"], kind.limit_min)
     try:
         return msgspec.convert(dict(query), kind, strict=False)
     except msgspec.ValidationError as error:

@@ -13,6 +13,9 @@ from holdfast.ops.api.endpoint import LIMIT_MAX, PageQuery
 
 T = TypeVar("T")
 
+# Python refuses to convert texts with thousands of digits.
+LIMIT_DIGITS_MAX = 9
+
 
 def encode(position: object) -> str:
     return base64.urlsafe_b64encode(msgspec.msgpack.encode(position)).decode().rstrip("=")
@@ -31,6 +34,11 @@ def decode(text: str, kind: type[T]) -> T | None:
 
 def page_limit(query: PageQuery) -> int:
     """Return the number of items of a page."""
-    if not 1 <= query.limit <= LIMIT_MAX:
-        raise Invalid(what="limit", found=query.limit, min=1, max=LIMIT_MAX)
+    check_limit_text(str(query.limit), query.limit_min)
     return query.limit
+
+
+def check_limit_text(text: str, limit_min: int) -> None:
+    is_number = text.isascii() and text.isdigit()
+    if not (is_number and len(text) <= LIMIT_DIGITS_MAX and limit_min <= int(text) <= LIMIT_MAX):
+        raise Invalid(what="limit", found=text[:64], min=limit_min, max=LIMIT_MAX)

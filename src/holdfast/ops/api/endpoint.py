@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -43,9 +43,15 @@ class NoQuery(RequestModel):
     pass
 
 
-class PageQuery(RequestModel):
-    """The query of a list: where it continues, and how many items it returns. The further fields of a subclass are
-    its filters, and each has an index. Any other filter is refused with `no_index`."""
+class ListQuery(RequestModel):
+    """The query of a list. The fields of a subclass are its filters, and each has an index. Any other filter is refused
+    with `no_index`."""
+
+
+class PageQuery(ListQuery):
+    """The query of a list of pages: where it continues, and how many items it returns."""
+
+    limit_min: ClassVar[int] = 1
 
     cursor: str = ""
     limit: int = LIMIT_DEFAULT

@@ -30,7 +30,7 @@ from holdfast.ops.api.endpoint import (
     RequestModel,
     Scope,
 )
-from holdfast.ops.api.worlds import SeedBody, SentEvent, subject_text
+from holdfast.ops.api.worlds import EventBody, SeedBody, SentEvent, subject_text
 from holdfast.ops.world_documents import WorldWithLineage
 from holdfast.ops.world_operations import LEASE_TTL_S, NotActive, NotAssigned
 from holdfast.world.catalog import WorldRecord
@@ -116,14 +116,10 @@ class CreateFromSeedBody(RequestModel):
     seed_snapshot: SeedBody
 
 
-class EventSendBody(RequestModel):
+class EventSendBody(EventBody, kw_only=True):
     """`world` is `Type/name`, which is created if it does not exist, or an id."""
 
     world: str
-    type: str
-    event: dict[str, Any] = field(default_factory=dict)
-    key: str | None = None
-    correlation_id: str | None = None
 
 
 class ReceiptBody(RequestModel):
@@ -298,18 +294,8 @@ def event_send(call: ApiCall) -> SentEvent:
     if not slash:
         record = _world(call, body.world)
         type, name = record.type, record.name
-    event = world_operations.event_of(app, body.type, body.event)
-    delivered = world_operations.event_send(
-        call.recording_store(),
-        app,
-        type,
-        name,
-        event,
-        universe=call.universe,
-        key=body.key or call.key or None,
-        correlation_id=body.correlation_id,
-    )
-    return worlds.sent_event(delivered)
+    world_operations.definition_of(app, type)
+    return worlds.send_event(call, type, name, body)
 
 
 def receipt_inject(call: ApiCall) -> SentEvent:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast import traces
 from holdfast.app.keyed_tasks import KeyedTasks
-from holdfast.clock import SYSTEM, S
 from holdfast.errors import KeyConflict, NotFound
 from holdfast.ops import task_documents
 from holdfast.ops.api import cursors
@@ -20,11 +19,12 @@ from holdfast.ops.api.endpoint import (
     EmptyBody,
     Endpoint,
     EndpointOptions,
+    ListQuery,
     PageQuery,
     RequestModel,
     Scope,
 )
-from holdfast.ops.http.request_schemas import CancelBody, NewTaskBody, SubmissionBody, check_wait
+from holdfast.ops.http.request_schemas import CancelBody, NewTaskBody, SubmissionBody
 from holdfast.ops.http.task_batch import build_batch, require_tasks
 from holdfast.ops.task_documents import TaskReport, read_report
 from holdfast.store.api import Txn
@@ -36,6 +36,8 @@ from holdfast.tasks.model import QueueLimits, get_limits, keys_of
 class TaskListQuery(PageQuery):
     """`state` is a state, or a place where tasks wait. `name` reads the tasks page by page, and with `tag` the other
     filters read the tasks of that tag: a page may be short."""
+
+    limit_min: ClassVar[int] = 0
 
     state: str = ""
     queue: str = ""
@@ -186,24 +188,9 @@ def list_tasks(call: ApiCall) -> TaskPageDocument:
 
 
 def show_task(call: ApiCall) -> TaskDetailsDocument:
-    task = parse_task_id(call.path["id"])
-    report: TaskReport = call.read(read_report, call.universe, task)
-    if call.query.wait_s:
-        _wait_until_ended(call, task, call.query.wait_s)
-        report = call.read(read_report, call.universe, task)
+    """Before this call, the server waits up to `wait_s` (`ops/http/task_routes.py`)."""
+    report: TaskReport = call.read(read_report, call.universe, parse_task_id(call.path["id"]))
     return msgspec.convert(task_documents.task_details(report), TaskDetailsDocument)
-
-
-def _wait_until_ended(call: ApiCall, task: TaskId, wait_s: float) -> None:
-    check_wait(wait_s)
-    until_ns = SYSTEM.mono_ns() + int(wait_s * S)
-    topic = keys_of(call.universe).task_topic(task.seq)
-    since = call.store.wait(topic, 0, 0.0)
-    while not call.read(queries.finished_among, call.universe, [task.seq]):
-        left_s = (until_ns - SYSTEM.mono_ns()) / S
-        if left_s <= 0:
-            return
-        since = call.store.wait(topic, since, left_s)
 
 
 def submit_tasks(call: ApiCall) -> ApiAnswer:
@@ -337,7 +324,7 @@ ENDPOINTS = (
              "Submit a failed or dead task again as a new task",
              EndpointOptions(body=EmptyBody, status=201)),
     Endpoint("GET", "/v1/queues", Scope.READ, list_queues, QueueListDocument,
-             "List the queues of tasks with their counts and limits"),
+             "List the queues of tasks with their counts and limits", EndpointOptions(query=ListQuery)),
     Endpoint("GET", "/v1/queues/{queue}", Scope.READ, show_queue, QueueDocument,
              "Show the counts and limits of a queue"),
     Endpoint("POST", "/v1/queues/{queue}/limit", Scope.OPERATE, limit_queue, QueueLimitDocument,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import field
 
-from holdfast import codec, traces
+from holdfast import codec
 from holdfast.app import store_calls
 from holdfast.app.world_handle import WorldHandle
 from holdfast.durable import journal
@@ -25,7 +25,6 @@ from holdfast.errors import (
     StatesBusy,
     UnknownEvent,
 )
-from holdfast.messages import event_ingress
 from holdfast.ops import catalog_queries, erasure, world_documents, world_operations
 from holdfast.ops.api import cursors
 from holdfast.ops.api.call import ApiCall, NeedsApp
@@ -52,7 +51,7 @@ from holdfast.ops.world_documents import (
 )
 from holdfast.ops.world_operations import SeedSnapshot
 from holdfast.store.api import Txn
-from holdfast.world import catalog, ingress
+from holdfast.world import catalog
 from holdfast.world.catalog import WorldEvent, WorldRecord, subject_of
 from holdfast.world.ingress import IngressResult, WorldAddress
 from holdfast.world.purge import WorldInUse
@@ -295,22 +294,27 @@ def seed_snapshot(seed: SeedBody) -> SeedSnapshot:
 
 
 def send_world_event(call: ApiCall) -> SentEvent:
-    """The key of the request is also the key of the event, unless the event has its own."""
     body: EventBody = call.body
-    app = call.require_app()
     type, name = _address(call)
-    event = world_operations.event_of(app, body.type, body.event)
-    event_type, value = app.check_event(type, event)
     for what, text in (("key", body.key), ("correlation_id", body.correlation_id)):
         if text is not None:
             catalog.check_text(what, text)
+    return send_event(call, type, name, body)
+
+
+def send_event(call: ApiCall, type: str, name: str, body: EventBody) -> SentEvent:
+    """Send an event to a world. The key of the request is also the key of the event, unless the event has its own."""
+    app = call.require_app()
+    event = world_operations.event_of(app, body.type, body.event)
     catalog.check_address(call.universe, type, name)
-    key = ingress.user_key(body.key or call.key or None)
-    to = WorldAddress(call.universe, type, name, world_operations.new_world_id())
-    message = event_ingress(event_type, value, correlation_id=body.correlation_id)
-    with traces.sending("send", type, type) as sending:
-        delivered = call.transact(ingress.deliver, to, key, message, sending.context)
-        sending.sent(delivered.seq)
+    delivered = world_operations.send_event(
+        call.recording_store(),
+        app,
+        WorldAddress(call.universe, type, name, world_operations.new_world_id()),
+        event,
+        key=body.key or call.key or None,
+        correlation_id=body.correlation_id,
+    )
     return sent_event(delivered)
 
 

@@ -28,7 +28,7 @@ from holdfast.ops.http.openapi import openapi_document
 from holdfast.ops.http.problem import HttpResponse, ServerOverloaded, encode_json
 from holdfast.ops.http.routes import HttpApi, Route, RouteCall
 from holdfast.ops.http.task_batch import DeclaredTask
-from holdfast.ops.http.task_routes import TaskApi, metrics_route, task_routes
+from holdfast.ops.http.task_routes import TaskApi, metrics_route, task_route, task_routes
 from holdfast.ops.jobs.runner import JobRunner
 from holdfast.ops.metrics.exposition import MetricsPage
 
@@ -42,6 +42,7 @@ TASK_UNIVERSES_MAX = 200
 # How long the end of a server waits for the current page of a job.
 JOBS_STOP_S = 5.0
 READINESS = ("readyz",)
+TASK_ROUTE = ("GET", ("v1", "tasks", "*"))
 
 
 class ServedApi(HttpApi):
@@ -76,6 +77,8 @@ class ServedApi(HttpApi):
             (route.method, route.path): route
             for route in EndpointRoutes(server, store, universes).build(endpoints())
         }
+        show = built[TASK_ROUTE].handler
+        built[TASK_ROUTE] = task_route(self._resolve_tasks, show)
         routes = [
             _keyed_route(route, built.pop((route.method, route.path), None)) for route in fixed
         ]
@@ -142,7 +145,7 @@ def _encoded_document() -> bytes:
 
 def _keyed_route(route: Route, keyed: Route | None) -> Route:
     """Return a route that sends the requests with an idempotency key to the endpoint of the same path."""
-    if keyed is None or route.method == "GET":
+    if keyed is None:
         return route
 
     async def handle(call: RouteCall) -> HttpResponse:

@@ -5,15 +5,12 @@
     POST /v1/tasks/heartbeat       extend leases; report progress
     POST /v1/tasks/complete        report completed tasks with their results
     POST /v1/tasks/fail            report failed tasks, and whether a retry may succeed
-    GET  /v1/tasks                 list tasks by queue, state, name and tag
-    GET  /v1/tasks/{id}            show a task; long poll of up to `wait_s` for its end
-    GET  /v1/queues                queue counts and limits
+    GET  /v1/tasks/{id}            the long poll of up to `wait_s` for the end of a task, before it is shown
     GET  /healthz, /readyz         whether this process is alive; whether the universe is ready
     GET  /metrics                  the metrics of the store and of this process, for Prometheus
 
 `worker_routes` implements the lease, heartbeat, complete and fail routes. `ops/api/tasks.py` declares the endpoints of
-tasks, with the same requests and answers, and has their other routes: cancel, redrive, and a submission with an
-idempotency key.
+tasks and has their other routes: list, show, cancel, redrive, and a submission with an idempotency key.
 """
 
 from __future__ import annotations
@@ -32,7 +29,6 @@ from holdfast import traces
 from holdfast.app.keyed_tasks import KeyedTasks
 from holdfast.clock import S
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.ops.api.call import NoIndex
 from holdfast.ops.api.endpoint import Scope
 from holdfast.ops.http.json_values import decode
 from holdfast.ops.http.problem import HttpResponse, encode_json
@@ -42,20 +38,13 @@ from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.task_batch import DeclaredTask, build_batch, require_tasks
 from holdfast.ops.http.worker_routes import WorkerRoutes
 from holdfast.ops.metrics.exposition import MetricsPage
-from holdfast.ops.task_documents import (
-    queue_summary,
-    read_report,
-    task_details,
-    task_summary,
-)
-from holdfast.store.api import Store, Txn
-from holdfast.tasks import queries, task_list
+from holdfast.store.api import Store
+from holdfast.tasks import queries
 from holdfast.tasks.ids import TaskId, parse_task_id
 from holdfast.tasks.states import TaskState
 from holdfast.workers import readiness_facts
 from holdfast.workers.tasks.upkeep import ACTIVE_INTERVAL_NS, run_round
 
-LIST_MAX = 1_000
 # The timeout of a readiness check.
 READINESS_TIMEOUT_S = 3.0
 # The interval of maintenance: deletion of expired tasks, and checkpoints of the log.
@@ -128,54 +117,18 @@ class TaskApi(HttpApi):
             return await self._server.run_in_thread(store.read, queries.task_ids, universe, seqs)
         return [TaskId(store.generation, seq) for seq in seqs]
 
-    # -- query and control ---------------------------------------------------------------------------
-
-    async def show(self, call: RouteCall) -> HttpResponse:
+    async def wait_until_ended(self, call: RouteCall) -> None:
+        """Wait for the end of a task up to `wait_s`, before it is shown."""
         _check_query(call, ("wait_s",))
         task = parse_task_id(call.path_parameters[0])
         wait_s = _parse_seconds(call.request.query.get("wait_s", "0"))
-        report = await self._server.run_in_thread(
-            self._store.read, read_report, self._universe, task
+        if not wait_s:
+            return
+        row = await self._server.run_in_thread(
+            self._store.read, queries.get_task, self._universe, task
         )
-        if wait_s and report.details.row.state in (TaskState.WAITING, TaskState.LEASED):
+        if row.state in (TaskState.WAITING, TaskState.LEASED):
             await self.worker_routes.until_ended(task, wait_s, call.disconnect)
-            report = await self._server.run_in_thread(
-                self._store.read, read_report, self._universe, task
-            )
-        return HttpResponse(200, encode_json(task_details(report)))
-
-    async def list_tasks(self, call: RouteCall) -> HttpResponse:
-        _check_filters(call, ("state", "queue", "name", "tag", "cursor", "limit"))
-        query = call.request.query
-        limit = query.get("limit", "100")
-        if not (limit.isascii() and limit.isdigit() and int(limit) <= LIST_MAX):
-            raise Invalid(what="limit", found=limit[:64], min=0, max=LIST_MAX)
-
-        def read_page(txn: Txn) -> task_list.TaskPage:
-            return task_list.list_tasks(
-                txn,
-                self._universe,
-                query.get("state", "").lower(),
-                query.get("queue", ""),
-                query.get("name", ""),
-                query.get("cursor", ""),
-                int(limit),
-                tag=query.get("tag", ""),
-            )
-
-        page = await self._server.run_in_thread(self._store.read, read_page)
-        document = {
-            "tasks": [task_summary(row) for row in page.rows],
-            "cursor": page.cursor or None,
-        }
-        return HttpResponse(200, encode_json(document))
-
-    async def queues(self, call: RouteCall) -> HttpResponse:
-        _check_filters(call, ())
-        rows = await self._server.run_in_thread(
-            self._store.read, queries.list_queues, self._universe
-        )
-        return HttpResponse(200, encode_json({"queues": [queue_summary(row) for row in rows]}))
 
     # -- health --------------------------------------------------------------------------------------
 
@@ -230,14 +183,23 @@ def task_routes(api_of: ApiOfCall) -> tuple[Route, ...]:
         Route(get, ("healthz",), healthz, open=True, always=True),
         Route(get, ("readyz",), using(TaskApi.readyz), open=True),
         Route(post, ("v1", "tasks"), using(TaskApi.submit), (submit,)),
-        Route(get, ("v1", "tasks"), using(TaskApi.list_tasks)),
         Route(post, ("v1", "tasks", "lease"), using(_lease), (work,)),
         Route(post, ("v1", "tasks", "heartbeat"), using(_heartbeat), (work,)),
         Route(post, ("v1", "tasks", "complete"), using(_complete), (work,)),
         Route(post, ("v1", "tasks", "fail"), using(_fail), (work,)),
-        Route(get, ("v1", "tasks", "*"), using(TaskApi.show)),
-        Route(get, ("v1", "queues"), using(TaskApi.queues)),
     )
+
+
+def task_route(api_of: ApiOfCall, show: RouteHandler) -> Route:
+    """Return the route that shows a task, and before that waits for its end without a thread. `show` is the handler of
+    its endpoint."""
+
+    async def handle(call: RouteCall) -> HttpResponse:
+        api, resolved = await api_of(call)
+        await api.wait_until_ended(resolved)
+        return await show(call)
+
+    return Route("GET", ("v1", "tasks", "*"), handle)
 
 
 def metrics_route(server: HttpServer, page: MetricsPage) -> Route:
@@ -269,13 +231,6 @@ def _check_query(call: RouteCall, accepted: Sequence[str]) -> None:
     unknown = sorted(set(call.request.query) - set(accepted))
     if unknown:
         raise Invalid(what="query", found=unknown[0][:64], expected=list(accepted))
-
-
-def _check_filters(call: RouteCall, indexed: Sequence[str]) -> None:
-    """Refuse the filters of a list that no index answers."""
-    unknown = sorted(set(call.request.query) - set(indexed))
-    if unknown:
-        raise NoIndex(what="filter", found=unknown[0][:64], indexed=sorted(indexed))
 
 
 def _lease(api: TaskApi, call: RouteCall) -> Awaitable[HttpResponse]:
