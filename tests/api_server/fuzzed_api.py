@@ -32,7 +32,15 @@ from tests.api_server.served_rig import token_of
 TIMEOUT_S = 300.0
 CHECKS = [response_schema_conformance, status_code_conformance, content_type_conformance]
 # Codes of 503 that the documentation names.
-CODES_503 = {"timeout", "answer_pending", "too_many", "commit_unknown", "store_busy", "overloaded"}
+CODES_503 = {
+    "states_busy",
+    "timeout",
+    "answer_pending",
+    "too_many",
+    "commit_unknown",
+    "store_busy",
+    "overloaded",
+}
 # The operations whose acknowledged changes are checked at the end.
 CHANGES = {
     "create_world", "fork_world", "delete_world", "purge_world",
