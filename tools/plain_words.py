@@ -32,7 +32,7 @@ import sys
 import tokenize
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +51,15 @@ PLANTED_BUGS = "tests/simulation/mutants"
 # The third argument of this marker is a rule of a source document.
 SPEC_MARKER = "pytest.mark.spec"
 SPEC_MARKER_ARGS = 3
+# The nodes of a syntax tree that can have prose.
+TEXT_NODES = (
+    ast.Module,
+    ast.ClassDef,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.Call,
+    ast.Dict,
+)
 # A decision page is never edited after it is accepted.
 FROZEN = ("docs/decisions/",)
 RULES = (
@@ -150,11 +159,12 @@ def survey(root: Path, rules: Rules) -> Report:
         if name.endswith(".py"):
             source = (root / name).read_text("utf-8")
             tree = ast.parse(source)
+            nodes = list(ast.walk(tree))
             report.findings += shape_findings(name, tree)
-            for node in ast.walk(tree):
+            for node in nodes:
                 if isinstance(node, ast.ClassDef):
                     definitions[node.name].append((name, node.lineno))
-            texts = list(python_texts(name, source, tree))
+            texts = list(python_texts(name, source, nodes))
         elif name.endswith(".md") and not name.startswith(FROZEN):
             texts = list(page_texts(name, (root / name).read_text("utf-8")))
         else:
@@ -225,9 +235,12 @@ def instance_attributes(cls: ast.ClassDef) -> set[str]:
     return found
 
 
-def python_texts(path: str, source: str, tree: ast.Module) -> Iterator[Text]:
+def python_texts(path: str, source: str, nodes: Iterable[ast.AST]) -> Iterator[Text]:
+    """Return the prose of a module. `nodes` are all nodes of its syntax tree."""
     area = path.split("/")[0]
-    for node in ast.walk(tree):
+    for node in nodes:
+        if not isinstance(node, TEXT_NODES):
+            continue
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if words := ast.get_docstring(node):
                 yield Text(f"{area} prose", path, getattr(node, "lineno", 1), words)
@@ -237,8 +250,10 @@ def python_texts(path: str, source: str, tree: ast.Module) -> Iterator[Text]:
             yield Text("test names", path, node.lineno, node.name[5:].replace("_", " "))
         if (
             isinstance(node, ast.Call)
-            and ast.unparse(node.func) == SPEC_MARKER
             and len(node.args) == SPEC_MARKER_ARGS
+            # Unparsing is slow, so only calls that may be the marker are unparsed.
+            and getattr(node.func, "attr", "") == SPEC_MARKER.rpartition(".")[2]
+            and ast.unparse(node.func) == SPEC_MARKER
         ):
             yield Text("spec rules", path, node.lineno, literal_text(node.args[-1]))
         if isinstance(node, ast.Call) and area == "src":
@@ -268,6 +283,8 @@ def comment_texts(kind: str, path: str, source: str) -> Iterator[Text]:
     """Comments; lines of one block are one text, so that a phrase is found across a line break."""
     block: list[str] = []
     first = last = 0
+    if "#" not in source:
+        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
             continue
