@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from holdfast import store as stores
 from holdfast.cli.source_files import SourceFiles
+from holdfast.tasks.ids import parse_task_id
+from holdfast.tasks.queries import get_task
+from holdfast.tasks.states import TaskState
 from tests.process.test_up_http import call
-from tests.process.watch import assert_no_client_left, until
-from tests.processes import Proc
+from tests.process.watch import OsProcess, assert_no_client_left, os_process, until
+from tests.processes import TIMEOUT_S, Proc
 
-MODULES = ("holdfast.cli.dev", "holdfast.cli.source_files")
+MODULES = ("holdfast.cli.dev", "holdfast.cli.parent_pipe", "holdfast.cli.source_files")
 
 CODE = """
 import pathlib, time
@@ -82,6 +87,25 @@ def test_dev_reloads_changed_code_keeps_the_store_and_prints_its_errors(
     assert [(task["result"], task["attempt"]) for task in tasks] == [(14, 1), (21, 1)]
     dev.terminate()
     assert dev.wait() == 0
+
+
+def children_of(pid: int) -> list[OsProcess]:
+    """The children of a process, without its zombies."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [child for child in map(os_process, map(int, found)) if child.alive]
+
+
+def test_application_stops_when_dev_is_killed(dev: Proc, tmp_path: Path) -> None:
+    task = submit(dev)
+    until((tmp_path / "started").exists, "the task runs")
+    [child] = children_of(dev.pid)
+    assert dev.kill() == -signal.SIGKILL
+    # The application stops as at SIGTERM: its running task ends.
+    (tmp_path / "go").touch()
+    assert child.wait(TIMEOUT_S)
+    with stores.open(tmp_path / "data") as store:
+        row = store.read(get_task, "shop", parse_task_id(task))
+    assert (row.status.state, row.status.attempt) == (TaskState.COMPLETED, 1)
 
 
 def test_changes_of_source_files_are_found_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 - A change of a source file stops the child by SIGTERM, so its running tasks end, and starts the new code.
 - Code that cannot be loaded prints its error. The next change starts it again.
 - The child has its own session, so Ctrl-C in a terminal reaches it only through this process. A second signal kills it.
+- If this process is killed, the child stops as at SIGTERM: it reads the end of a pipe (`parent_pipe`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from holdfast.app.runtime import ROLES
 from holdfast.child_process import SpawnedChild
 from holdfast.cli import EXIT_FAILED, EXIT_OK
 from holdfast.cli.http import DEFAULT
+from holdfast.cli.parent_pipe import ParentPipe
 from holdfast.cli.source_files import SourceFiles
 from holdfast.cli.stop_signal import StopSignal
 from holdfast.cli.store_option import add_options, directory_of, is_embedded, url_of
@@ -91,10 +93,12 @@ class WorkerProcess:
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
+        self._pipe = ParentPipe()
         self._child: SpawnedChild | None = None
 
     def start(self) -> None:
-        self._child = SpawnedChild(self._command, new_session=True)
+        command = [*self._command, "--parent-fd", str(self._pipe.read_fd)]
+        self._child = SpawnedChild(command, pass_fds=[self._pipe.read_fd], new_session=True)
 
     def has_ended(self) -> bool:
         return self._child is not None and not self._child.is_alive()

@@ -27,6 +27,7 @@ from holdfast.app.runtime import ROLES, Runtime
 from holdfast.cli import EXIT_OK
 from holdfast.cli.app_argument import app_errors_are_usage
 from holdfast.cli.http import add_http, build_guard, http_server, state_processes
+from holdfast.cli.parent_pipe import stop_with_parent
 from holdfast.cli.process_log import SpaceWatch, add_log, configure_log
 from holdfast.cli.stop_signal import StopSignal
 from holdfast.cli.store_option import add_options, check_store, is_embedded
@@ -139,6 +140,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="move an event that no live worker can handle to the dead letters after S seconds "
         f"(default {policy.unknown_event_s:g})",
     )
+    # The pipe of `holdfast dev`.
+    parser.add_argument("--parent-fd", type=int, help=argparse.SUPPRESS)
     add_http(parser)
     add_log(parser)
     add_options(parser, universe="the universe to run in (default: that of the app)")
@@ -146,6 +149,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @app_errors_are_usage
 def run(args: argparse.Namespace) -> int:
+    if args.parent_fd is not None:
+        stop_with_parent(args.parent_fd, args.grace_s)
     policy = policy_of(args)
     guard = build_guard(args)
     peers = peers_of(args.peer)
