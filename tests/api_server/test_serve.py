@@ -5,13 +5,16 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast import store as stores
 from holdfast.ops.http.auth import TOKEN_VARIABLE
@@ -44,6 +47,11 @@ def run(tmp_path: Path) -> Iterator[Run]:
     assert_no_client_left(tmp_path / "data")
 
 
+def page(proc: Proc) -> str:
+    with urllib.request.urlopen(proc.lines[0].split()[-1] + "/metrics", timeout=50) as answer:
+        return str(answer.read().decode())
+
+
 def call(proc: Proc, method: str, path: str, document: Any = None, token: str = "") -> Any:
     host, _, port = proc.lines[0].rpartition("://")[2].rstrip('"}').rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=50)
@@ -64,6 +72,27 @@ def test_serve_answers_for_a_store_without_roles_and_stops_on_sigterm(run: Run) 
     os.kill(proc.pid, signal.SIGTERM)
     assert proc.wait() == 0
     assert proc.errors == []
+
+
+def test_serve_exports_the_metrics_of_its_process(run: Run) -> None:
+    proc = run("serve", "--http", "127.0.0.1:0")
+    for path, answered in (
+        ("/v1/worlds/Account/ada/pause", {}),
+        ("/v1/worlds/Account/bob/pause", {}),
+    ):
+        call(proc, "POST", path, answered)
+    families = {one.name: one for one in text_string_to_metric_families(page(proc))}
+    [commits] = [
+        one for one in families["holdfast_commit_seconds"].samples if one.name.endswith("_count")
+    ]
+    assert commits.value >= 1
+    worker = commits.labels["worker"]
+    assert re.fullmatch("server-[0-9a-f]{8}", worker)
+    responses = {
+        (one.labels["worker"], one.labels["status"]): one.value
+        for one in families["holdfast_http_responses"].samples
+    }
+    assert (responses[worker, "2xx"], responses[worker, "4xx"]) == (1, 1)
 
 
 def test_serve_exits_with_one_line_when_the_store_directory_is_gone(

@@ -8,7 +8,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import holdfast as hf
-from holdfast.ops.metrics.process_samples import process_histograms, read_process_samples
+from holdfast.ops.metrics.process_samples import (
+    MeteredProcess,
+    process_histograms,
+    read_process_samples,
+)
 from holdfast.ops.metrics.runner_metrics import add_metrics, read_samples, runner_readings
 from holdfast.runner.counters import RunnerCounters
 from holdfast.runner.error_policy import ErrorKind
@@ -104,7 +108,7 @@ METERED = hf.App("metered", worlds=[Greeter], effects=[greet], tasks=[halve])
 def process_samples(rt: hf.Runtime) -> dict[tuple[str, ...], float]:
     return {
         (sample.family, *sample.labels): sample.value
-        for sample in read_process_samples("w1", rt.store, rt.roles)
+        for sample in read_process_samples(MeteredProcess("w1", rt.roles), rt.store)
     }
 
 

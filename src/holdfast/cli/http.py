@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.adapters.errors import NotInstalled
 from holdfast.app.runtime import Runtime
+from holdfast.clock import SYSTEM
 from holdfast.errors import Invalid
 from holdfast.ops.api.universes import UniverseChoice
 from holdfast.ops.http.auth import (
@@ -116,8 +117,8 @@ def http_server(
     guard: RequestGuard | None,
     runtime: Runtime | None = None,
 ) -> contextlib.AbstractContextManager[HttpServer | None]:
-    """Return a context that runs the HTTP server; without --http it does nothing. `runtime` has the roles whose
-    runners `/metrics` shows."""
+    """Return a context that runs the HTTP server; without --http it does nothing. `/metrics` shows the roles of
+    `runtime`. A server without roles has a random name there."""
     if guard is None:
         return contextlib.nullcontext()
     from holdfast.ops.http.served_api import ServedApi
@@ -125,16 +126,23 @@ def http_server(
     from holdfast.ops.metrics.exposition import MetricsPage
     from holdfast.ops.metrics.runner_metrics import runner_readings
 
-    metrics = MetricsPage(store)
-    if runtime is not None:
-        roles = runtime.roles
+    worker = f"server-{SYSTEM.entropy(4).hex()}" if runtime is None else runtime.worker
+    roles = () if runtime is None else runtime.roles
+
+    def serve_api(server: HttpServer) -> ServedApi:
         metrics = MetricsPage(
-            store, worker=runtime.worker, runners=lambda: runner_readings(roles), roles=roles
+            store,
+            worker=worker,
+            runners=lambda: runner_readings(roles),
+            roles=roles,
+            responses=server.responses,
         )
-    return HttpServer(
-        lambda server: ServedApi(
+        return ServedApi(
             server, store, universes, metrics=metrics, trace_url=args.http_trace_url
-        ),
+        )
+
+    return HttpServer(
+        serve_api,
         address=parse_address(args.http),
         guard=guard,
         tls=build_tls(args),

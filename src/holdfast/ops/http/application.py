@@ -53,7 +53,7 @@ class HttpApplication:
                 await self._router(scope, receive, send)
             except HoldfastError as error:
                 shown = connection.too_many() if connection.is_rejected else error
-                await _send(send, problem_response(shown), close=True)
+                await _send(self._server, send, problem_response(shown), close=True)
         except (ConnectionError, asyncio.CancelledError):
             connection.abort()
         except Exception as error:
@@ -100,7 +100,7 @@ class ApiRoute(BaseRoute):
             # A half-closed client may still read. But a response with an undo must reach a live client.
             if response.undo is not None and connection.disconnect.is_set:
                 raise ConnectionResetError
-            await _send(send, response, close=connection.is_rejected)
+            await _send(server, send, response, close=connection.is_rejected)
         except ConnectionError:
             if response.undo is not None:
                 await response.undo()
@@ -150,7 +150,8 @@ class ApiRoute(BaseRoute):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _send(send: Send, response: HttpResponse, *, close: bool) -> None:
+async def _send(server: HttpServer, send: Send, response: HttpResponse, *, close: bool) -> None:
+    server.responses[response.status // 100] += 1
     start, end = response_messages(response, close=close)
     await send(start)
     if response.stream is not None:

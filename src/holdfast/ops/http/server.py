@@ -72,11 +72,12 @@ class HttpServer:
         self._tls = tls
         self.rate = rate or RequestRate(0)
         self.limits = limits or ConnectionLimits()
-        self.connections_max = min(self.limits.connections_max, _open_files_max() // 2)
         self.rounds = 0
         self.failure: BaseException | None = None
         self.stopping = False
         self.bodies_bytes = 0
+        # The number of responses by the first digit of their status.
+        self.responses = dict.fromkeys(range(2, 6), 0)
         self._socket = _bind(address)
         host, port = self._socket.getsockname()[:2]
         self.address = ListenAddress(host, port)
@@ -119,6 +120,10 @@ class HttpServer:
     @property
     def connections(self) -> int:
         return len(self._connections)
+
+    @property
+    def connections_max(self) -> int:
+        return min(self.limits.connections_max, _open_files_max() // 2)
 
     @property
     def rejected_max(self) -> int:

@@ -5,7 +5,7 @@ The samples are read when they are asked for, so that nothing that runs pays for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -19,7 +19,12 @@ from prometheus_client.registry import Collector
 
 from holdfast.clock import SYSTEM, Clock
 from holdfast.ops.metrics.families import BY_NAME, MetricFamily, MetricSample, MetricType
-from holdfast.ops.metrics.process_samples import process_histograms, read_process_samples
+from holdfast.ops.metrics.process_samples import (
+    NO_RESPONSES,
+    MeteredProcess,
+    process_histograms,
+    read_process_samples,
+)
 from holdfast.ops.metrics.runner_metrics import RunnerReading, latency_histogram
 from holdfast.ops.metrics.runner_metrics import read_samples as read_runner_samples
 from holdfast.ops.metrics.store_samples import read_samples as read_store_samples
@@ -39,10 +44,14 @@ class MetricsPage:
         worker: str = "",
         runners: ReadRunners = tuple,
         roles: Sequence[object] = (),
+        responses: Mapping[int, int] = NO_RESPONSES,
         clock: Clock = SYSTEM,
     ) -> None:
+        """`worker` is the label of the metrics of this process. Without it they are left out. `responses` has the number of
+        HTTP responses by the first digit of their status."""
         self._registry = CollectorRegistry()
-        self._registry.register(_HoldfastCollector(store, worker, runners, roles, clock))
+        process = MeteredProcess(worker, roles, responses)
+        self._registry.register(_HoldfastCollector(store, process, runners, clock))
         # Memory, processor time, open files and garbage collection of this process.
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
@@ -57,15 +66,13 @@ class _HoldfastCollector(Collector):
     def __init__(
         self,
         store: Store,
-        worker: str,
+        process: MeteredProcess,
         runners: ReadRunners,
-        roles: Sequence[object],
         clock: Clock,
     ) -> None:
         self._store = store
-        self._worker = worker
+        self._process = process
         self._runners = runners
-        self._roles = roles
         self._clock = clock
 
     def describe(self) -> Iterable[Metric]:
@@ -73,21 +80,21 @@ class _HoldfastCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        readings = self._runners()
+        readings, process = self._runners(), self._process
         samples = [
             *_size_samples(self._store),
             *self._store.read(read_store_samples, self._clock.wall_ns()),
-            *read_runner_samples(self._worker, readings),
+            *read_runner_samples(process.worker, readings),
         ]
-        if self._worker:
-            samples += read_process_samples(self._worker, self._store, self._roles)
+        if process.worker:
+            samples += read_process_samples(process, self._store)
         # A stable sort keeps the order within a family.
         samples.sort(key=lambda sample: sample.family)
         for name, found in groupby(samples, key=lambda sample: sample.family):
             yield _metric(BY_NAME[name], found)
-        yield from latency_histogram(self._worker, readings)
-        if self._worker:
-            yield from process_histograms(self._worker, self._store, self._roles)
+        yield from latency_histogram(process.worker, readings)
+        if process.worker:
+            yield from process_histograms(process.worker, self._store, process.roles)
 
 
 def _size_samples(store: Store) -> Iterator[MetricSample]:

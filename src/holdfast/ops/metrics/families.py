@@ -105,6 +105,7 @@ PROCESS_FAMILIES = tuple(
         ("holdfast_leases_held", MetricType.GAUGE, ("worker", "kind"), "Held leases: tasks, worlds, effects, and authority of the leader."),
         ("holdfast_leases_renewed_total", MetricType.COUNTER, ("worker", "kind"), "Extended leases of tasks and worlds."),
         ("holdfast_leases_lost_total", MetricType.COUNTER, ("worker", "kind"), "Leases of tasks and worlds that were lost or revoked."),
+        ("holdfast_http_responses_total", MetricType.COUNTER, ("worker", "status"), "Responses of the HTTP server by the class of their status, such as 2xx."),
         ("holdfast_commit_seconds", MetricType.HISTOGRAM, ("worker",), "Duration of commits of this process."),
         ("holdfast_postgres_round_trips_total", MetricType.COUNTER, ("worker",), "Round trips of commits to PostgreSQL."),
         ("holdfast_postgres_statements_total", MetricType.COUNTER, ("worker",), "Statements of commits on PostgreSQL."),

@@ -1,11 +1,12 @@
-"""The samples of the roles and of the store of one process: tasks, leases, commits and the cost of PostgreSQL.
+"""The samples of one process: HTTP responses, tasks, leases, commits and the cost of PostgreSQL.
 
-The roles and the store count anyway, or count what costs less than a thousandth of the work that it belongs to.
+The roles, the store and the HTTP server count anyway, or count what costs less than a thousandth of the work that it belongs to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from prometheus_client.metrics_core import HistogramMetricFamily
 
@@ -24,9 +25,22 @@ TASK_SECONDS = "holdfast_task_attempt_seconds"
 COMMIT_SECONDS = "holdfast_commit_seconds"
 
 
-def read_process_samples(
-    worker: str, store: Store, roles: Sequence[object]
-) -> Iterator[MetricSample]:
+NO_RESPONSES: Mapping[int, int] = {}
+
+
+class MeteredProcess(NamedTuple):
+    """A process whose metrics have the label `worker`. `responses` has the number of its HTTP responses by the first digit
+    of their status."""
+
+    worker: str
+    roles: Sequence[object] = ()
+    responses: Mapping[int, int] = NO_RESPONSES
+
+
+def read_process_samples(process: MeteredProcess, store: Store) -> Iterator[MetricSample]:
+    worker, roles, responses = process
+    for digit, count in sorted(responses.items()):
+        yield MetricSample("holdfast_http_responses_total", (worker, f"{digit}xx"), count)
     for role in roles:
         if isinstance(role, TaskWorker):
             for outcome in AttemptOutcome:
