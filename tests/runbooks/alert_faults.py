@@ -19,6 +19,7 @@ from tests.runbooks.shelf_app import (
     CheckPlanned,
     CopySent,
     DeliveryAsked,
+    LabelledShelf,
     Relabelled,
     Shelf,
     Stocked,
@@ -135,7 +136,7 @@ def world_with_a_reducer_that_changed(scene: FaultScene) -> Exists:
 def event_of_a_newer_version(scene: FaultScene) -> Exists:
     rt = scene.client(next_app)
     scene.up("shop:app")
-    rt.world(Shelf, "a").send(Relabelled())
+    rt.world(LabelledShelf, "a").send(Relabelled())
     name, code = "holdfast_readiness_blockers", "unknown_event"
     return lambda: scene.metric(rt, name, code=code) > 0
 

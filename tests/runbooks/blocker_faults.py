@@ -316,6 +316,18 @@ def universe_with_a_full_backlog(scene: FaultScene) -> Exists:
     return scene.blocked(rt, "limit_reached", "universe", "shop")
 
 
+@variant("limit-reached")
+def world_without_room_on_the_only_worker(scene: FaultScene) -> Exists:
+    rt = scene.client()
+    rt.store.transact(change_limits, "shop", {"worlds_per_worker": 1})
+    first = rt.world(Shelf, "a")
+    first.send(Stocked(1))
+    scene.up("shop:app")
+    first.wait_for(lambda state: state.count == 1)
+    rt.world(Shelf, "b").send(Stocked(1))
+    return scene.blocked(rt, "workers_full", "world", "Shelf/b")
+
+
 @code_fault("queue-full")
 def queue_with_a_limit_of_one(scene: FaultScene) -> Exists:
     rt = scene.client()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -12,13 +13,15 @@ from pathlib import Path
 
 import holdfast
 from holdfast.cli import main
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, IllegalTransition
 from holdfast.store import schema
+from tests.ledger_service.service_rig import running_service
 from tests.process.watch import until, writers_of
+from tests.processes import Proc
 from tests.runbooks import label_driver
 from tests.runbooks.alert_faults import Exists
 from tests.runbooks.blocker_faults import code_fault, variant
-from tests.runbooks.fault_scene import FaultScene
+from tests.runbooks.fault_scene import DRIVER_S, FaultScene
 from tests.runbooks.shelf_app import NightShift, PromptAsked, panes
 from tests.tmux_panes import running_tmux
 
@@ -102,15 +105,58 @@ def prompt_for_a_leader_without_a_pane(scene: FaultScene) -> Exists:
     return deferred
 
 
+@variant("dispatch-waiting")
+def notices_without_a_dispatch_worker(scene: FaultScene) -> Exists:
+    tmux = scene.enter(running_tmux())
+    rt = scene.client(panes)
+    scene.env |= {"PANE": tmux.start_program("lead", "cat"), "SOCKET": tmux.socket}
+    scene.up("shop:panes", "--role", "orchestrator", "--role", "world", "--role", "adapter")
+    assert main(["dispatch", "leader", scene.env["PANE"], "--socket", tmux.socket]) == 0
+    rt.world(NightShift, "ada").send(PromptAsked(tmux.socket))
+    return scene.blocked(rt, "replay_pending", "universe", "shop")
+
+
 @code_fault("run-stopped")
 def stage_that_failed_too_often(scene: FaultScene) -> Exists:
     broken = scene.file("scale-is-broken")
-    driver = scene.directory / "label.py"
-    shutil.copy(label_driver.__file__, driver)
-    scene.env["DRIVER"] = f"{driver} {scene.store}"
-    done = subprocess.run(
-        [sys.executable, str(driver), scene.store], cwd=scene.directory, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "RunStopped" in done.stderr, done.stderr
+    with start_driver(scene) as driver:
+        assert driver.wait(DRIVER_S) == 1
+        assert any("RunStopped" in line for line in driver.errors), driver.errors
     broken.unlink()
     return scene.blocked(scene.client(), "run_stopped", "run", "labels")
+
+
+@variant("run-stopped")
+def stage_of_a_killed_driver(scene: FaultScene) -> Exists:
+    slow = scene.file("scale-is-slow")
+    rt = scene.client()
+    with start_driver(scene) as driver:
+        called = scene.directory / "called"
+        until(called.exists, "the first call", DRIVER_S)
+        driver.kill()
+    slow.unlink()
+    return scene.blocked(rt, "no_driver", "run", "labels")
+
+
+@variant("run-stopped")
+def run_with_an_illegal_report(scene: FaultScene) -> Exists:
+    """A child with a bug reports a row that it has not begun."""
+    with running_service(Path(scene.store), 40, name="labels") as service:
+        line = service.connect("child/with a bug")
+        grant = line.claim(10, begin=5)
+        with contextlib.suppress(IllegalTransition):
+            line.report(grant, done=[(7, 8)])
+    copy_driver(scene, "fresh")
+    return scene.blocked(scene.client(), "run_halted", "run", "labels")
+
+
+def copy_driver(scene: FaultScene, *options: str) -> list[str]:
+    driver = scene.directory / "label.py"
+    shutil.copy(label_driver.__file__, driver)
+    words = [str(driver), scene.store, *options]
+    scene.env["DRIVER"] = " ".join(words)
+    return words
+
+
+def start_driver(scene: FaultScene) -> Proc:
+    return Proc([sys.executable, *copy_driver(scene)], cwd=scene.directory)

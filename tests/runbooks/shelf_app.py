@@ -3,6 +3,8 @@ cause a fault, and the page removes the cause.
 
     carrier-is-down     the effect fails
     carrier-is-slow     the effect does not return
+    former-class        a class of recorded values is that of a former version
+    no-upcast           the code does not declare how to read a value of the former class
     other-code          the code of the world and of the flow differs
     scale-is-broken     the task and the step that read the scale fail
     scale-is-slow       they do not return
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ import holdfast as hf
 
 CARRIER_DOWN = Path("carrier-is-down")
 CARRIER_SLOW = Path("carrier-is-slow")
+FORMER_CLASS = Path("former-class")
+NO_UPCAST = Path("no-upcast")
 OTHER_CODE = Path("other-code")
 SCALE_BROKEN = Path("scale-is-broken")
 SCALE_SLOW = Path("scale-is-slow")
@@ -42,6 +47,12 @@ class Counted(hf.Event):
 
 class CheckPlanned(hf.Event):
     seconds: float
+
+
+class ChecksPlanned(hf.Event):
+    """Asks for a check in each minute of a time zone."""
+
+    zone: str
 
 
 class ShelfChecked(hf.Event):
@@ -115,6 +126,34 @@ async def refill(shelf: str) -> str:
     return "filled"
 
 
+if FORMER_CLASS.exists():
+
+    @dataclass
+    class ShelfLevel:
+        percent: int
+else:
+
+    @dataclass
+    class ShelfLevel:  # type: ignore[no-redef]
+        parts: float
+
+
+@hf.upcast(ShelfLevel, 1)
+def percent_to_parts(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"parts": fields["percent"] / 100}
+
+
+def measure_level(shelf: str) -> ShelfLevel:
+    return ShelfLevel(50)
+
+
+@hf.flow
+async def watch_level(shelf: str) -> str:
+    await hf.step(measure_level, shelf)
+    await hf.sleep(1)
+    return "watched"
+
+
 class Shelf(hf.World):
     count: int = 0
     delivered: int = 0
@@ -148,9 +187,23 @@ class Shelf(hf.World):
         cx.after(event.seconds, ShelfChecked(), key="check")
         self.planned += 1
 
+    @hf.on(ChecksPlanned)
+    def checks_planned(self, event: ChecksPlanned, cx: hf.Context) -> None:
+        cx.every("* * * * *", ShelfChecked(), key="check", zone=event.zone)
+        self.planned += 1
+
     @hf.on(ShelfChecked)
     def checked(self, event: ShelfChecked, cx: hf.Context) -> None:
         self.checks += 1
+
+
+class LabelledShelf(Shelf):
+    """The world type `Shelf` of the newer version. Its state has a further field."""
+
+    labels: int = 0
+
+
+LabelledShelf.__name__ = "Shelf"
 
 
 class PromptAsked(hf.Event):
@@ -170,12 +223,13 @@ class NightShift(hf.World):
 PARTS: dict[str, Any] = {
     "worlds": [Shelf],
     "tasks": [count_stock, count_slowly, weigh],
-    "flows": [refill, weigh_shelf, weigh_quickly, count_later],
+    "flows": [refill, weigh_shelf, weigh_quickly, count_later, watch_level],
+    "upcasts": [] if FORMER_CLASS.exists() or NO_UPCAST.exists() else [percent_to_parts],
     "version": "1",
 }
 app = hf.App("shop", **PARTS)
 # The newer version.
-next_app = hf.App("shop", events=[Relabelled], **PARTS)
+next_app = hf.App("shop", events=[Relabelled], **{**PARTS, "worlds": [LabelledShelf]})
 # A version without a task.
 former_app = hf.App("shop", **{**PARTS, "tasks": [count_stock]})
 # The same code in another universe.

@@ -19,7 +19,7 @@ from tests.postgres import fresh_url
 from tests.process.test_tutorial import blocks_of, pattern_of, without_times
 from tests.process.watch import until
 from tests.processes import ROOT
-from tests.runbooks import machine_faults
+from tests.runbooks import machine_faults, release_faults, time_zone_faults
 from tests.runbooks.alert_faults import EMBEDDED, FAULTS, STAYS, VARIANTS, Fault
 from tests.runbooks.blocker_faults import CODE_FAULTS, CODE_VARIANTS
 from tests.runbooks.fault_scene import FaultScene
@@ -29,7 +29,8 @@ from tests.runbooks.shelf_app import count_stock
 
 PAGES = ROOT / "docs" / "runbooks"
 INDEX = PAGES / "README.md"
-assert machine_faults.SHIFTED_CLOCK
+# The modules register their faults.
+FAULT_MODULES = (machine_faults, release_faults, time_zone_faults)
 ALL_FAULTS = {**FAULTS, **CODE_FAULTS}
 # Faults that end, of pages whose state mostly stays.
 ENDS = {"clock_that_was_years_behind_before_the_boot"}
@@ -134,13 +135,14 @@ def test_commands_of_a_page_mend_its_fault(name: str, scene: FaultScene) -> None
 
 def cases(variants: Mapping[str, Sequence[Fault]], *marks: pytest.MarkDecorator) -> list[Any]:
     return [
-        pytest.param(name, fault, id=fault.__name__, marks=marks)
+        pytest.param(
+            name, fault, id=fault.__name__, marks=DEEP_MARKS if name in DEEP else (*LIMIT, *marks)
+        )
         for name, faults in variants.items()
         for fault in faults
     ]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("name", "variant"), cases(VARIANTS) + cases(CODE_VARIANTS, pytest.mark.deep)
 )
@@ -169,6 +171,14 @@ def test_commands_of_a_page_mend_its_fault_on_postgresql(
     name: str, scene_on_postgres: FaultScene
 ) -> None:
     run_page(name, ALL_FAULTS[name], scene_on_postgres)
+
+
+@pytest.mark.deep
+@pytest.mark.postgresql
+@pytest.mark.timeout(900)
+def test_upgrade_under_load_interrupts_nothing_on_postgresql(scene_on_postgres: FaultScene) -> None:
+    name = "zero-downtime-upgrade"
+    run_page(name, PROCEDURES[name], scene_on_postgres)
 
 
 @pytest.mark.deep

@@ -73,7 +73,7 @@ _ALL = (
     BlockerCode("schedule_paused", "An operator paused the schedule.", f"`holdfast schedules resume {{schedule}} {_U}`"),
     BlockerCode("schedule_stopped", "The rule of the schedule cannot be evaluated.", f"mend the rule in the code, or `holdfast schedules delete {{schedule}} {_U}`"),
     BlockerCode("waits_for_last_occurrence", "Occurrences wait for the end of the last started one.", "`{last}`", passes=True),
-    BlockerCode("run_halted", "The run stopped at an error of the runtime itself, such as an illegal transition.", "report the text as a bug; run the stage again under another name"),
+    BlockerCode("run_halted", "The run stopped at an error of the runtime itself, such as an illegal transition.", "report the text as a bug; run the stage with `fresh=True` into another output"),
     BlockerCode("run_stopped", "A stop rule of the stage was reached. The run grants no rows.", "`holdfast runs retry {run}`, then run the stage again"),
     BlockerCode("no_driver", "No driver process holds the run.", "run the stage again: it resumes"),
     # -- queues and workers
