@@ -84,6 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         ["retention"],
         ["single"],
         ["telemetry"],
+        ["telemetry_switch"],
     ):
         # Each command parses its options.
         command: int = importlib.import_module(f"bench.{argv[0]}").main(argv[1:])

@@ -181,7 +181,7 @@ def _serve_child(mode: str, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         if mode in ("api", "sdk", "all"):
-            _use_opentelemetry(with_sdk=mode != "api")
+            use_opentelemetry(with_sdk=mode != "api")
         if mode == "all":
             lines = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             log_format.configure("json", "info", {"worker": "bench"}, lines)
@@ -192,10 +192,10 @@ def _serve_child(mode: str, directory: Path) -> None:
         print(json.dumps({"address": address}), flush=True)
         for line in sys.stdin:
             part, slice_s = json.loads(line)
-            print(json.dumps(_work(rt, threads, part, slice_s)), flush=True)
+            print(json.dumps(work(rt, threads, part, slice_s)), flush=True)
 
 
-def _use_opentelemetry(*, with_sdk: bool) -> None:
+def use_opentelemetry(*, with_sdk: bool) -> None:
     from opentelemetry import trace
 
     if not with_sdk:
@@ -225,7 +225,7 @@ def _metrics_server(rt: hf.Runtime) -> Iterator[str]:
         yield f"http://{server.address.host}:{server.address.port}/metrics"
 
 
-def _work(rt: hf.Runtime, threads: ThreadPoolExecutor, part: str, slice_s: float) -> dict[str, Any]:
+def work(rt: hf.Runtime, threads: ThreadPoolExecutor, part: str, slice_s: float) -> dict[str, Any]:
     """Work for this time in batches of all threads, each item by its own call."""
     call = _run_tasks if part == "tasks" else _send_messages
     began = time.perf_counter()

@@ -8,11 +8,14 @@
 - A process that has not imported OpenTelemetry stores and passes contexts on, and makes no spans. This module imports
   OpenTelemetry only if the process has imported it already.
 - No span is made under a context that is not sampled. The context is passed on.
+- A message without a context starts a trace. The samplers of the SDK that decide by the trace id alone are asked before
+  anything else is made (`RootDraw`).
 - An error of the OpenTelemetry SDK is logged once and never reaches a caller.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +40,7 @@ Attributes = Mapping[str, "str | int | bool"]
 
 _IDS_BYTES = 25
 _SAMPLED = 1
+_RANDOM = 2
 # The sampled flag and the flag of a random trace id. Other flags have no meaning yet and are cleared.
 _KNOWN_FLAGS = 3
 # The context of replays: not sampled.
@@ -197,10 +201,28 @@ def forget(token: Token[bytes]) -> None:
 def sending(operation: str, target: str, destination: str) -> Sending:
     """Return the block that sends a message: its span is `<operation> <target>`, for example `submit resize`."""
     otel = _otel or _find_otel()
-    if otel is None or otel.tracer() is None:
+    tracer = None if otel is None else otel.tracer()
+    if otel is None or tracer is None:
         return _UNTRACED
+    under = None
+    local = otel.current_span_context()
+    if local is not None:
+        if not local.trace_flags & _SAMPLED:
+            return Sending(None, _pack(local))
+    elif received := _received.get():
+        if not received[24] & _SAMPLED:
+            return Sending(None, received)
+        under = otel.remote(received)
+    else:
+        if otel.root_draw is not None:
+            drawn = otel.root_draw.draw()
+            if isinstance(drawn, bytes):
+                return Sending(None, drawn)
+            tracer = drawn
+        under = otel.remote(b"")
     name, attributes = _message_of(operation, target, destination)
-    return Sending(start(name, PRODUCER, attributes))
+    span = otel.start_span(tracer, name, PRODUCER, attributes, under, ())
+    return Sending(span, None if span is None else span.context)
 
 
 @lru_cache(1024)
@@ -221,15 +243,16 @@ def message_attributes(operation: str, kind: str, destination: str) -> dict[str,
 class Sending:
     """A block that sends a message, with a span if one is made."""
 
-    __slots__ = ("_span",)
+    __slots__ = ("_context", "_span")
 
-    def __init__(self, span: TraceSpan | None) -> None:
+    def __init__(self, span: TraceSpan | None, context: bytes | None) -> None:
         self._span = span
+        self._context = context
 
     @property
     def context(self) -> bytes:
         """The context to store with the message."""
-        return current() if self._span is None else self._span.context
+        return current() if self._context is None else self._context
 
     def sent(self, message_id: object) -> None:
         """Record the id of the message."""
@@ -250,7 +273,7 @@ class Sending:
             self._span.end()
 
 
-_UNTRACED = Sending(None)
+_UNTRACED = Sending(None, None)
 
 
 def flush() -> None:
@@ -331,7 +354,11 @@ class _OpenTelemetry:
         context = import_module("opentelemetry.context")
         trace = import_module("opentelemetry.trace")
         self._trace = trace
+        self._context_class = context.Context
+        self._current_context = context.get_current
         self._empty = context.Context()
+        # The key of the span in a context.
+        [self._span_key] = trace.set_span_in_context(trace.INVALID_SPAN, self._empty)
         self._error_status = trace.StatusCode.ERROR
         self._kinds = {kind.name: kind for kind in trace.SpanKind}
         # Most contexts that are not sampled are only passed on: their objects are made when they are needed.
@@ -339,6 +366,7 @@ class _OpenTelemetry:
         # Loads a provider that an environment variable names.
         self._seen: Any = trace.get_tracer_provider()
         self._tracer = self._tracer_of(self._seen)
+        self.root_draw = find_root_draw(self._tracer)
         self.attach = context.attach
         self.detach = context.detach
 
@@ -350,6 +378,7 @@ class _OpenTelemetry:
             provider = self._trace.get_tracer_provider()
         if provider is not self._seen:
             self._seen, self._tracer = provider, self._tracer_of(provider)
+            self.root_draw = find_root_draw(self._tracer)
         return self._tracer
 
     def flush(self) -> None:
@@ -368,11 +397,20 @@ class _OpenTelemetry:
 
     def local_sampled(self) -> bool | None:
         """Whether the current span of this process is sampled. None without one."""
-        context = self._trace.get_current_span().get_span_context()
-        return bool(context.trace_flags & _SAMPLED) if context.is_valid else None
+        context = self.current_span_context()
+        return None if context is None else bool(context.trace_flags & _SAMPLED)
+
+    def current_span_context(self) -> Any:
+        """Return the SDK's context of the current span, or None without a valid one."""
+        span = self._current_context().get(self._span_key)
+        if span is None:
+            return None
+        context = span.get_span_context()
+        return context if context.is_valid else None
 
     def current(self) -> bytes:
-        return _pack(self._trace.get_current_span().get_span_context())
+        context = self.current_span_context()
+        return b"" if context is None else _pack(context)
 
     def start_span(
         self,
@@ -392,7 +430,7 @@ class _OpenTelemetry:
             return None
 
     def with_span(self, span: TraceSpan) -> Any:
-        return self._trace.set_span_in_context(span.span, self._empty)
+        return self._context_class({self._span_key: span.span})
 
     def _link(self, context: bytes) -> Any:
         return self._trace.Link(self._span_context(context))
@@ -401,7 +439,7 @@ class _OpenTelemetry:
         """Return the context of OpenTelemetry for a stored context."""
         if len(context) < _IDS_BYTES:
             return self._empty
-        return self._trace.set_span_in_context(self._stored_span(context), self._empty)
+        return self._context_class({self._span_key: self._stored_span(context)})
 
     def _span_context(self, context: bytes) -> Any:
         trace = self._trace
@@ -419,14 +457,85 @@ def _stored_span_class(base: type, decode: Callable[[bytes], Any]) -> Callable[[
     """Return the class of the remote parent with a stored context."""
 
     def __init__(span: Any, context: bytes) -> None:
-        span.stored, span.decoded = context, None
+        span.stored = context
 
     def get_span_context(span: Any) -> Any:
         if span.decoded is None:
             span.decoded = decode(span.stored)
         return span.decoded
 
-    return type("StoredSpan", (base,), {"__init__": __init__, "get_span_context": get_span_context})
+    members = {"decoded": None, "__init__": __init__, "get_span_context": get_span_context}
+    return type("StoredSpan", (base,), members)
+
+
+_LOW_64_BITS = (1 << 64) - 1
+_SDK = "opentelemetry.sdk.trace"
+
+
+class RootDraw:
+    """Decides about a new trace as the SDK would, without a span, a context object or attributes for a dropped one.
+
+    Only for the SDK's samplers that decide by the trace id alone. `bound` is the least low half of a trace id that is
+    dropped.
+    """
+
+    def __init__(self, tracer: Any, bound: int) -> None:
+        self._tracer = tracer
+        self._bound = bound
+        ids = tracer.id_generator
+        self._trace_id, self._span_id = ids.generate_trace_id, ids.generate_span_id
+        is_random = getattr(ids, "is_trace_id_random", None)
+        self._flags = _RANDOM if is_random is not None and is_random() else 0
+
+    def draw(self) -> Any:
+        """Return the context of a dropped trace, or the tracer that starts the root span of a sampled one."""
+        try:
+            trace_id = self._trace_id()
+            if trace_id & _LOW_64_BITS >= self._bound:
+                ids = trace_id << 64 | self._span_id()
+                return (ids << 8 | self._flags).to_bytes(_IDS_BYTES, "big")
+        except Exception as error:
+            _warn_once(error)
+            return b""
+        # The SDK asks its sampler again, so that it gets the same trace id.
+        tracer = copy.copy(self._tracer)
+        tracer.id_generator = _DrawnId(self._tracer.id_generator, trace_id)
+        return tracer
+
+
+class _DrawnId:
+    """An id generator of the SDK whose trace id was drawn."""
+
+    def __init__(self, ids: Any, trace_id: int) -> None:
+        self._ids, self._trace_id = ids, trace_id
+
+    def generate_trace_id(self) -> int:
+        return self._trace_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ids, name)
+
+
+def find_root_draw(tracer: Any) -> RootDraw | None:
+    """Return the draw for the sampler of a tracer, or None if only the SDK can ask the sampler."""
+    sdk, sampling = sys.modules.get(_SDK), sys.modules.get(f"{_SDK}.sampling")
+    if tracer is None or sdk is None or sampling is None or type(tracer) is not sdk.Tracer:
+        return None
+    try:
+        sampler = tracer.sampler
+        if (
+            isinstance(sampler, sampling.ParentBased)
+            and type(sampler).__module__ == sampling.__name__
+        ):
+            sampler = sampler._root
+        if type(sampler) is sampling.TraceIdRatioBased:
+            return RootDraw(tracer, sampler.bound)
+        if sampler is sampling.ALWAYS_OFF:
+            return RootDraw(tracer, 0)
+    except AttributeError as error:
+        # Another version of the SDK.
+        _warn_once(error)
+    return None
 
 
 def _pack(span_context: Any) -> bytes:
