@@ -10,6 +10,8 @@ from holdfast import store as stores
 from holdfast.effects import budget, daily_costs
 from holdfast.effects.budget import MONEY, TOKENS, Cost
 from holdfast.errors import Invalid
+from holdfast.ledger import runs, stage_costs
+from holdfast.ledger.runs import RunProgress, RunRecord
 from holdfast.ops.verify import find_differences
 from tests.api.rig import ApiRig
 from tests.cli.conftest import RunCommand
@@ -46,3 +48,22 @@ def test_budgets_are_listed_with_their_days(run: RunCommand, path: Path) -> None
         ("", MONEY): 80, ("", TOKENS): 8, ("w", MONEY): 80, ("w", TOKENS): 8,
     }  # fmt: skip
     assert "(universe)" in run("budgets", "list", *where).out
+
+
+def test_costs_of_a_stage_are_listed_by_day(run: RunCommand, path: Path) -> None:
+    with stores.open(path) as store, ApiRig(store, "shop") as rig:
+        store.transact(lambda txn: runs.create(txn, RunRecord("r1", "labels")))
+        for cost in (0.25, 0.75):
+            progress = RunProgress(cost=cost, tokens=9)
+            store.transact(stage_costs.publish_progress, "r1", progress)
+        pages = rig.pages("/v1/budgets/days", stage="labels", limit=1)
+        assert [(one["scope"], one["model"], one["unit"], one["spent"]) for one in pages] == [
+            ("", None, MONEY, 750_000), ("", None, TOKENS, 9),
+        ]  # fmt: skip
+        assert rig.pages("/v1/budgets/days") == []
+        with pytest.raises(Invalid):
+            rig.get("/v1/budgets/days", stage="labels", scope="w")
+    days = run("budgets", "days", "--stage", "labels", "--store", path, "--json")
+    assert days.document["days"] == pages
+    both = run("budgets", "days", "--stage", "labels", "--scope", "w", "--store", path)
+    assert both.error.startswith("invalid")

@@ -13,7 +13,7 @@ from holdfast.cli.why import universe_of
 from holdfast.effects import budget, daily_costs
 from holdfast.effects.daily_costs import DAY_NS, KEPT_DAYS, DaySpending
 from holdfast.errors import Invalid
-from holdfast.ops.api.budgets import DAYS, BudgetDocument, budget_document, day_document
+from holdfast.ops.api.budgets import DAYS, BudgetDocument, budget_document, day_document, stage_days
 from holdfast.store.api import Store, Txn
 
 LIST_MAX = 100
@@ -30,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     days.add_argument(
         "--scope", metavar="ID", default="", help="world or flow (default: the whole universe)"
     )
+    days.add_argument("--stage", metavar="NAME", default="", help="a stage instead of an account")
     days.add_argument(
         "--days", metavar="N", type=int, default=DAYS,
         help=f"the last N days, at most {KEPT_DAYS} (default {DAYS})",
@@ -41,7 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with open_existing(args) as store:
-        universe = universe_of(store, args, "budgets")
+        # Stages belong to no universe.
+        is_stage = args.action == "days" and args.stage
+        universe = "" if is_stage else universe_of(store, args, "budgets")
         return (_list if args.action == "list" else _days)(store, universe, args)
 
 
@@ -67,10 +70,15 @@ def _list(store: Store, universe: str, args: argparse.Namespace) -> int:
 def _days(store: Store, universe: str, args: argparse.Namespace) -> int:
     if not 1 <= args.days <= KEPT_DAYS:
         raise Invalid(what="--days", found=args.days, min=1, max=KEPT_DAYS)
+    if args.scope and args.stage:
+        raise Invalid(what="--stage", why="a stage has no scope", found=args.scope[:64])
 
     def read(txn: Txn) -> list[DaySpending]:
         last = txn.now_ns // DAY_NS
-        return daily_costs.list_days(txn, universe, args.scope, last - args.days + 1, last)
+        first = last - args.days + 1
+        if args.stage:
+            return stage_days(txn, args.stage, first, last)
+        return daily_costs.list_days(txn, universe, args.scope, first, last)
 
     rows = store.read(read)
     cells = [

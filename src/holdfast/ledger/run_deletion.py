@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from holdfast.clock import SYSTEM, S
 from holdfast.durable import lease
 from holdfast.errors import Fenced, Held, Invalid
-from holdfast.ledger import runs
+from holdfast.ledger import runs, stage_costs
 from holdfast.ledger.lease_renewal import renew_in_background
 from holdfast.ledger.runs import RunRecord
 from holdfast.store.api import Store, Txn
@@ -279,4 +279,8 @@ def _delete_step(txn: Txn, run_lease: lease.Lease, name: str, run_id: str) -> in
     record = runs.get_record(txn, run_id)
     if record is None or record.name != name:
         return 0
-    return runs.delete_rows(txn, run_id, DELETE_ROWS_MAX, resumable=True)
+    progress = runs.get_progress(txn, run_id)
+    removed = runs.delete_rows(txn, run_id, DELETE_ROWS_MAX, resumable=True)
+    if progress is not None and runs.get_progress(txn, run_id) is None:
+        stage_costs.forget_run(txn, name, progress)
+    return removed

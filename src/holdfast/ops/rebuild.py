@@ -36,6 +36,7 @@ from holdfast.errors import NotFound, StoreCorrupt
 from holdfast.flows import derived_rows
 from holdfast.flows.model import FlowId
 from holdfast.leadership import leader_lease
+from holdfast.ledger import stage_costs
 from holdfast.ops import (
     catalog_queries,
     decode_errors,
@@ -174,6 +175,7 @@ def _build_rows(txn: ApplyTxn, universe: str, differences: int) -> None:
             error_group_check.rebuild,
             ended_count_check.rebuild,
             daily_costs.rebuild,
+            stage_costs.rebuild,
         ):
             part(txn, universe)
     except decode_errors.DECODE_ERRORS as error:

@@ -1,7 +1,7 @@
 """Verification of derived rows and redundant records: runs the consistency checks of every feature.
 
 `durable.consistency`, `world.consistency`, `leadership.consistency`, `dispatch.consistency`,
-`tasks.consistency`, `flows.consistency`, `schedules.consistency`, `error_group_check`, `ended_count_check`, `effects.daily_costs` and `limit_check` hold the checks. All of them read one snapshot, so
+`tasks.consistency`, `flows.consistency`, `schedules.consistency`, `error_group_check`, `ended_count_check`, `effects.daily_costs`, `ledger.stage_costs` and `limit_check` hold the checks. All of them read one snapshot, so
 concurrent commits cause no differences. `world_replay` verifies the journals of worlds, and `tasks.replay_check` reads the task log.
 """
 
@@ -15,6 +15,7 @@ from holdfast.durable.difference import Difference
 from holdfast.effects import daily_costs
 from holdfast.flows import consistency as flow_consistency
 from holdfast.leadership.consistency import check_leader_lease
+from holdfast.ledger import stage_costs
 from holdfast.ops import (
     catalog_queries,
     decode_errors,
@@ -64,6 +65,7 @@ def _checks(txn: Txn) -> Iterator[tuple[str, str, Iterator[Difference]]]:
         yield "limit", universe, limit_check.find_differences(txn, universe)
     for universe in iter_names(txn, (int(Space.APP_STATE), "budget")):
         yield "statistic", universe, daily_costs.find_differences(txn, universe)
+    yield "statistic", "stages", stage_costs.find_differences(txn)
     yield "lease", "all", durable_consistency.check_leases(txn)
     yield "lease", "log", durable_consistency.check_lease_log(txn)
     yield "journal", "all", _check_journals(txn)

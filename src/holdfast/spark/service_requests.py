@@ -26,7 +26,7 @@ from holdfast.errors import (
     StoreError,
     ValueTooLarge,
 )
-from holdfast.ledger import runs
+from holdfast.ledger import runs, stage_costs
 from holdfast.ledger.events import LedgerHalted
 from holdfast.ledger.lineage import RunLineage
 from holdfast.ledger.log import load_run
@@ -625,5 +625,5 @@ class ServiceRequests:
         """Store the metrics for readers of the store."""
         with self.log_writer.lock:
             progress = self.progress()
-        self.store.transact(runs.put_progress, self.record.run_id, progress)
+        self.store.transact(stage_costs.publish_progress, self.record.run_id, progress)
         self.mark_stopped()
