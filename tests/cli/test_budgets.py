@@ -63,7 +63,7 @@ def test_costs_of_a_stage_are_listed_by_day(run: RunCommand, path: Path) -> None
         assert rig.pages("/v1/budgets/days") == []
         with pytest.raises(Invalid):
             rig.get("/v1/budgets/days", stage="labels", scope="w")
-    days = run("budgets", "days", "--stage", "labels", "--store", path, "--json")
+    days = run("budgets", "days", "--stage=labels", "--store", path, "--json")
     assert days.document["days"] == pages
-    both = run("budgets", "days", "--stage", "labels", "--scope", "w", "--store", path)
+    both = run("budgets", "days", "--stage=labels", "--scope=w", "--store", path)
     assert both.error.startswith("invalid")

@@ -56,9 +56,7 @@ def rows(txn: Txn) -> list[tuple[bytes, bytes]]:
     return txn.scan(prefix, tuples.prefix_end(prefix))
 
 
-def test_each_progress_adds_what_was_spent_since_the_last_one(
-    store: Store, clock: SimClock
-) -> None:
+def test_each_progress_adds_the_new_costs_to_its_day(store: Store, clock: SimClock) -> None:
     start(store, "r1")
     start(store, "s1", "other")
     publish(store, "r1", 0.5, 100)
@@ -135,7 +133,7 @@ def test_planted_bug_of_the_days_is_killed(name: str) -> None:
     clock = SimClock()
     with Mutant(name, (BUGS[name],)).planted(), pytest.raises(AssertionError):  # noqa: PT012
         with stores.open("memory:", clock=clock) as store:
-            test_each_progress_adds_what_was_spent_since_the_last_one(store, clock)
+            test_each_progress_adds_the_new_costs_to_its_day(store, clock)
         with stores.open("memory:", clock=clock) as store:
             test_expired_days_are_removed_and_stay_in_the_sum(store, clock)
         with stores.open("memory:", clock=clock) as store:

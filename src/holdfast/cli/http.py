@@ -137,9 +137,7 @@ def http_server(
             roles=roles,
             responses=server.responses,
         )
-        return ServedApi(
-            server, store, universes, metrics=metrics, trace_url=args.http_trace_url
-        )
+        return ServedApi(server, store, universes, metrics=metrics, trace_url=args.http_trace_url)
 
     return HttpServer(
         serve_api,
