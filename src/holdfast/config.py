@@ -55,6 +55,8 @@ INBOX_DEPTH_MAX = 1_000_000
 # Retention of idempotency keys. It exceeds every retry period.
 DEDUPE_RETENTION_NS = 7 * 24 * 3600 * S
 SWEEP_INTERVAL_NS = 10 * S
+# Lines of the lease log that a sweep leaves, also if they are younger than DEDUPE_RETENTION_NS.
+LEASE_LOG_LINES_MAX = 10_000
 # Retention of the rows of a deleted world.
 DELETED_RETENTION_NS = 7 * 24 * 3600 * S
 # Approximate maximum of rows that one commit removes when it truncates or erases a journal.

@@ -41,6 +41,7 @@ TABLE = [
     ("POST", "/v1/runs/prune", OPERATE),
     ("GET", "/v1/limits", READ),
     ("POST", "/v1/limits", OPERATE),
+    ("GET", "/v1/store/usage", READ),
     ("POST", "/v1/effects/00/redrive", OPERATE),
     *(("POST", f"/v1/workers/w/{verb}", OPERATE) for verb in ("drain", "undrain")),
     *(("POST", f"/v1/authority/{verb}", OPERATE) for verb in ("force-release", "mark-stale")),

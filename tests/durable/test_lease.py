@@ -8,22 +8,31 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from holdfast import codec
 from holdfast.clock import S, SimClock
 from holdfast.config import BATCH_MAX, TTL_NS_MAX
-from holdfast.durable import lease
+from holdfast.durable import consistency, lease
 from holdfast.durable.lease import LEASE_TRANSITIONS, Lease, LeaseAction, LeaseState
 from holdfast.errors import Fenced, Held, IllegalTransition, Invalid, NotFound
 from holdfast.store.api import Store, Txn
 from holdfast.store.in_process import InProcessStore
 from holdfast.store.memory_backend import MemoryBackend
 from holdfast.store.postgres.store import PostgresStore
+from holdfast.store.schema import Space, key_prefix
 
 MODULES = ("holdfast.durable.lease",)
 TTL = 10 * S
 
 
-def acquire(store: Store, worker: str = "a", incarnation: str = "1", ttl_ns: int = TTL) -> Lease:
-    granted: Lease = store.transact(lease.acquire, "w", worker, incarnation, ttl_ns)
+def acquire(
+    store: Store,
+    worker: str = "a",
+    incarnation: str = "1",
+    ttl_ns: int = TTL,
+    *,
+    resource: str = "w",
+) -> Lease:
+    granted: Lease = store.transact(lease.acquire, resource, worker, incarnation, ttl_ns)
     return granted
 
 
@@ -465,6 +474,48 @@ def test_lease_event_numbers_are_not_reused_after_truncation(store: Store) -> No
     store.transact(lease.truncate_events, store.now_ns() + S, 10)
     store.transact(lease.force_release, "w", "")
     assert [event.n for event in store.read(lease.events, 0, 10)] == [2]
+
+
+def test_truncate_excess_keeps_the_last_lines(store: Store) -> None:
+    for _ in range(4):
+        store.transact(lease.release, acquire(store))
+    removed = [store.transact(lease.truncate_excess, 3, 4) for _ in range(3)]
+    assert removed == [4, 1, 0]
+    assert [event.n for event in store.read(lease.events, 0, 10)] == [6, 7, 8]
+
+
+def test_truncation_keeps_the_last_decision_about_each_resource(store: Store) -> None:
+    for name in ("ada", "bob", "ada", "eve"):
+        store.transact(lease.release, acquire(store, resource=name))
+    before = store.read(consistency.logged_leases)
+    assert store.transact(lease.truncate_excess, 2, 10) == 6
+    assert {event.resource for event in store.read(lambda txn: list(lease.baselines(txn)))} == {
+        "ada",
+        "bob",
+    }
+    assert store.read(consistency.logged_leases) == before
+
+
+def test_difference_to_a_removed_line_is_found(store: Store) -> None:
+    store.transact(lease.release, acquire(store, resource="ada"))
+    store.transact(lease.truncate_events, store.now_ns() + S, 10)
+    assert store.read(lambda txn: list(consistency.check_leases(txn))) == []
+    fence = key_prefix(Space.LEASE, "fence", "ada")
+    store.transact(
+        lambda txn: txn.put(fence, codec.pack(lease.LeaseFence(LeaseState.FREE, "", "", 1, 7)))
+    )
+    [found] = store.read(lambda txn: list(consistency.check_leases(txn)))
+    assert (found.where, found.expected) == ("ada", "free nobody 1.1")
+
+
+def test_deleted_lease_leaves_no_baseline(store: Store) -> None:
+    for name in ("deleted first", "truncated first"):
+        store.transact(lease.release, acquire(store, resource=name))
+        if name == "truncated first":
+            store.transact(lease.truncate_excess, 0, 10)
+        store.transact(lease.delete_lease, name)
+        store.transact(lease.truncate_excess, 0, 10)
+    assert store.read(lambda txn: list(lease.baselines(txn))) == []
 
 
 # -- the table -----------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from holdfast.ops.metrics.store_samples import OTHER, UNIVERSES_MAX, VALUES_MAX,
 from holdfast.runner.counters import RunnerCounters
 from holdfast.runner.error_policy import ErrorKind
 from holdfast.store.api import Store
+from holdfast.workers.space_census import take_census
+from holdfast.workers.space_kinds import KINDS
 from holdfast.world import catalog
 from tests.process.watch import until
 from tests.tidy_rules import ROOT
@@ -109,6 +111,25 @@ def test_samples_of_a_store_equal_its_contents(tmp_path: Path) -> None:
     assert values["holdfast_inbox_oldest_seconds", ("shop",)] == 0
     assert values["holdfast_failed_events", ("shop",)] == 1
     assert values["holdfast_timer_lateness_seconds", ("shop",)] == 0
+
+
+def test_kinds_of_the_last_census_are_samples(store: Store) -> None:
+    names = (
+        "holdfast_store_kind_rows",
+        "holdfast_store_kind_bytes",
+        "holdfast_store_census_age_seconds",
+    )
+    assert not {family for family, _ in values_of(store)}.intersection(names)
+    for universe in ("shop", "bank"):
+        store.transact(queue.put, f"{universe}/effects/charge", b"x")
+    figures = [one for one in take_census(store, "test").figures if one.kind == "effects"]
+    values = values_of(store)
+    rows, size, age = (names[0], ("effects",)), (names[1], ("effects",)), (names[2], ())
+    assert (len(figures), values[rows]) == (2, sum(one.rows for one in figures))
+    assert values[size] == sum(one.bytes for one in figures)
+    assert values[age] >= 0
+    # A label has at most 40 values.
+    assert len(KINDS) <= VALUES_MAX
 
 
 def test_unread_events_are_counted_with_their_age(store: Store) -> None:

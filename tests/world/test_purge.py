@@ -16,6 +16,7 @@ from holdfast.config import BLOB_GRACE_NS, DELETED_RETENTION_NS
 from holdfast.durable import queue
 from holdfast.errors import Fenced, Invalid, NotFound
 from holdfast.messages import event_ingress
+from holdfast.ops import audit
 from holdfast.ops.erasure import world_purge
 from holdfast.ops.verify import find_differences
 from holdfast.store import blobs, schema, tuples
@@ -212,6 +213,28 @@ def test_purge_keeps_blobs_shared_with_forks() -> None:
     # The parent is erased. The child keeps its id in the lineage.
     assert [one.parent_world_id for one in child.lineage()] == [world_id]
     assert len(grandchild.lineage()) == 2
+
+
+@pytest.mark.spec(
+    "DESIGN",
+    "15. HTTP, console, telemetry",
+    "a purge that has begun has its audit entry, also if it is interrupted",
+)
+@pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
+@pytest.mark.parametrize("at", [1, 2])
+def test_begun_purge_is_audited(at: int, fault: str) -> None:
+    rig = rig_on()
+    world_id = rig.id(make_busy_world(rig))
+    rig.backend.arm({at: fault})
+    with pytest.raises(Crash):
+        world_purge(
+            rig.store, "bank", world_id, force=True,
+            record=lambda txn: audit.record(txn, "bank", "ada", "worlds.purge", "world/by-id/w"),
+        )  # fmt: skip
+    rig.backend.arm({})
+    begun = rig.read(catalog.get_record, "bank", world_id).purged
+    assert begun == (at > 1 or fault == CRASH_AFTER)
+    assert len(rig.read(audit.list_entries, "bank")) == begun
 
 
 @pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])

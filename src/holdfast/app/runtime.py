@@ -62,6 +62,8 @@ V = TypeVar("V")
 A = TypeVarTuple("A")
 
 ROLES = ("orchestrator", "world", "adapter", "timer", "dispatch", "task")
+# A process with one of these roles takes part in the census of its store. Its failure ends no role.
+COUNTING_ROLES = frozenset(["orchestrator", "task"])
 
 
 class Runtime:
@@ -140,17 +142,28 @@ class Runtime:
                 self._declare_load_limits()
             services = [self._create_role(name, policy, kinds) for name in role_names]
             self._colocate_roles(services)
-            # Start task workers first, orchestrators last: the first task then finds a worker that already
-            # requests leases, and does not wait behind the first commits of other roles.
-            for role in reversed(services):
-                self.roles.insert(0, role)
-                role.start()
+            self._start_roles(services)
+            if COUNTING_ROLES.intersection(role_names):
+                self._start_census()
         except BaseException:
             # The caller has no runtime to close yet, so started roles must be stopped here.
             self.close()
             raise
         if self.roles:
             atexit.register(self._at_exit)
+
+    def _start_roles(self, services: Sequence[ManagedService]) -> None:
+        """Start task workers first, orchestrators last: the first task then finds a worker that already requests
+        leases, and does not wait behind the first commits of other roles."""
+        for role in reversed(services):
+            self.roles.insert(0, role)
+            role.start()
+
+    def _start_census(self) -> None:
+        from holdfast.workers.space_census import CensusTaker
+
+        _censuses[self] = CensusTaker(self.store, self.incarnation, self.clock)
+        _censuses[self].start()
 
     def _create_coalescers(self) -> None:
         """Create the coalescers that merge calls of the threads and event loops of this process."""
@@ -438,10 +451,11 @@ class Runtime:
         if os.getpid() != self._pid:
             return  # in a forked child: the roles, their threads and the store belong to the parent
         try:
-            for role in self.roles:
+            services = [*self.roles, *filter(None, [census_of(self)])]
+            for role in services:
                 with contextlib.suppress(HoldfastError):
                     role.request_stop()
-            for role in self.roles:
+            for role in services:
                 with contextlib.suppress(Exception):
                     role.join(30 + self._stop_grace_s)
         finally:
@@ -554,6 +568,14 @@ _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 _task_definitions: weakref.WeakKeyDictionary[Runtime, Mapping[str, TaskDefinition]] = (
     weakref.WeakKeyDictionary()
 )
+
+# The census service of each open runtime that has one.
+_censuses: weakref.WeakKeyDictionary[Runtime, ManagedService] = weakref.WeakKeyDictionary()
+
+
+def census_of(runtime: Runtime) -> ManagedService | None:
+    """Return the service that takes part in the census of the store of a runtime."""
+    return _censuses.get(runtime)
 
 
 def register_definitions(runtime: Runtime, definitions: Mapping[str, TaskDefinition]) -> None:

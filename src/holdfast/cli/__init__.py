@@ -53,7 +53,7 @@ COMMANDS = {
     ),
     "verify": Command("holdfast.cli.verify", "verify stored data; with --app also replay it"),
     "demo": Command("holdfast.cli.demo", "run a demo that kills workers and the store's writer"),
-    "store": Command("holdfast.cli.store", "a store: info, copy, restored, rebuild"),
+    "store": Command("holdfast.cli.store", "a store: info, usage, copy, restored, rebuild"),
     "tasks": Command("holdfast.cli.tasks", "tasks: list, show, cancel, redrive, limit"),
     "queues": Command("holdfast.cli.queues", "queues of tasks: list, pause, resume, drain"),
     "flows": Command("holdfast.cli.flows", "flows: list, show, steps, why, send, fork, cancel, …"),

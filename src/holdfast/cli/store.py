@@ -1,14 +1,14 @@
 """`holdfast store info`: shows the properties of a store and its queue counts, without a scan.
 
 `holdfast store copy` is in `store_copy`, `holdfast store restored` in `store_restored`, `holdfast store
-rebuild` in `store_rebuild`.
+rebuild` in `store_rebuild`, `holdfast store usage` in `store_usage`.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from holdfast.cli import store_copy, store_rebuild, store_restored
+from holdfast.cli import store_copy, store_rebuild, store_restored, store_usage
 from holdfast.cli.output import bytes_text, emit, field_lines, table, time_text
 from holdfast.cli.store_option import UNIVERSE_OF_STORE, add_options, open_existing
 from holdfast.durable import queue
@@ -24,12 +24,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     info = actions.add_parser("info", help="show URL, generation, commits, size and queues")
     add_options(info, universe=UNIVERSE_OF_STORE)
+    store_usage.configure(actions.add_parser("usage", help=store_usage.HELP))
     store_copy.configure(actions.add_parser("copy", help="move or copy a whole store"))
     store_restored.configure(actions.add_parser("restored", help=store_restored.HELP))
     store_rebuild.configure(actions.add_parser("rebuild", help=store_rebuild.HELP))
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action == "usage":
+        return store_usage.run(args)
     if args.action == "copy":
         return store_copy.run(args)
     if args.action == "restored":

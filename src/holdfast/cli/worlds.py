@@ -336,9 +336,14 @@ def _unpin(store: Store, args: argparse.Namespace) -> None:
 
 def _purge(store: Store, args: argparse.Namespace) -> None:
     universe, world_id = store.read(erasure.find_purgeable, args.world, args.universe)
-    tombstone, forks = erasure.world_purge(store, universe, world_id, force=args.force)
-    # By its id: the name of a purged world is erased.
-    store.transact(audit.record, universe, ACTOR, "worlds.purge", f"world/by-id/{world_id}")
+
+    def record(txn: Txn) -> None:
+        # By its id: the name of a purged world is erased.
+        audit.record(txn, universe, ACTOR, "worlds.purge", f"world/by-id/{world_id}")
+
+    tombstone, forks = erasure.world_purge(
+        store, universe, world_id, force=args.force, record=record
+    )
     purged, backups = time_text(tombstone.purged_ns), erasure.backups_text(tombstone)
     document = msgspec.to_builtins(
         world_documents.purge_document(universe, tombstone, forks, backups)

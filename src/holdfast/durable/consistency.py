@@ -128,23 +128,24 @@ class LoggedLease(NamedTuple):
 
 
 def logged_leases(txn: Txn) -> dict[str, LoggedLease]:
-    """Return the last logged state of each resource, from the retained part of the lease log."""
-    last_logged: dict[str, LoggedLease] = {}
+    """Return the last logged state of each resource, from the baselines and the retained part of the lease log."""
+    last_logged = {event.resource: _logged_lease(event) for event in leases.baselines(txn)}
     after = 0
     while page := leases.events(txn, after, SCAN_PAGE):
         for event in page:
             after = event.n
-            if event.kind in ("granted", "expired"):
-                state = (
-                    leases.LeaseState.HELD if event.kind == "granted" else leases.LeaseState.STALE
-                )
-                worker, incarnation = event.worker, event.incarnation
-            else:
-                state, worker, incarnation = leases.LeaseState.FREE, "", ""
-            fence = LeaseFence(state, worker, incarnation, event.generation, event.epoch)
-            expires_ns = 0 if state is leases.LeaseState.FREE else event.expires_ns
-            last_logged[event.resource] = LoggedLease(fence, expires_ns)
+            last_logged[event.resource] = _logged_lease(event)
     return last_logged
+
+
+def _logged_lease(event: leases.LeaseEvent) -> LoggedLease:
+    if event.kind in ("granted", "expired"):
+        state = leases.LeaseState.HELD if event.kind == "granted" else leases.LeaseState.STALE
+        worker, incarnation = event.worker, event.incarnation
+    else:
+        state, worker, incarnation = leases.LeaseState.FREE, "", ""
+    fence = LeaseFence(state, worker, incarnation, event.generation, event.epoch)
+    return LoggedLease(fence, 0 if state is leases.LeaseState.FREE else event.expires_ns)
 
 
 def check_lease_log(txn: Txn) -> Iterator[Difference]:

@@ -12,12 +12,18 @@
 A lease has two rows for concurrency. Guarded writes read the fence row and renewals rewrite only the
 expiry row, so renewing never conflicts with guarded writes. The lease log records every decision with
 its time, so replay needs no clock. Renewals are not logged because they change no holder.
+
+The log is bounded by age and by number (`truncate_events`, `truncate_excess`). The last removed line of a
+resource stays as its baseline until the resource is deleted. So baseline and log together always have the last
+decision about a resource (`baselines`, `events`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from functools import lru_cache
+from itertools import takewhile
 
 from msgspec.structs import replace
 
@@ -27,7 +33,8 @@ from holdfast.config import ERROR_TEXT_CHARS_MAX
 from holdfast.durable.validation import check_limit, check_name, check_time, check_ttl
 from holdfast.errors import Fenced, Held, Invalid, NotFound
 from holdfast.store import schema, tuples
-from holdfast.store.api import LeaseGuard, Txn, operation
+from holdfast.store.api import LeaseGuard, Row, Txn, operation
+from holdfast.store.prefix_scan import iter_rows
 from holdfast.transitions import Transitions
 
 
@@ -220,6 +227,7 @@ def delete_lease(txn: Txn, resource: str) -> None:
     keys = _keys(resource)
     txn.delete(keys.fence)
     txn.delete(keys.expiry)
+    txn.delete(keys.baseline)
 
 
 @operation("lease.mark_stale")
@@ -242,13 +250,17 @@ def truncate_events(txn: Txn, before_ns: int, limit: int) -> int:
     """Remove lease log entries older than a time, oldest first, and return their number."""
     check_time("before_ns", before_ns)
     check_limit(limit)
-    removed = 0
-    for key, row in txn.scan(_LOG, tuples.prefix_end(_LOG), limit):
-        if _decode_event(row).decided_ns >= before_ns:
-            break
-        txn.delete(key)
-        removed += 1
-    return removed
+    rows = txn.scan(_LOG, tuples.prefix_end(_LOG), limit)
+    return _truncate(txn, takewhile(lambda row: _decode_event(row[1]).decided_ns < before_ns, rows))
+
+
+@operation("lease.truncate_excess")
+def truncate_excess(txn: Txn, lines_max: int, limit: int) -> int:
+    """Remove the oldest lease log entries beyond the last `lines_max`, and return their number."""
+    check_limit(lines_max, "lines_max")
+    check_limit(limit)
+    end = _LOG + tuples.pack_int(max(txn.count(schema.sequence_key(_LOG)) - lines_max, 0) + 1)
+    return _truncate(txn, txn.scan(_LOG, end, limit))
 
 
 def current_status(txn: Txn, resource: str) -> LeaseStatus | None:
@@ -286,15 +298,22 @@ def events(txn: Txn, after: int, limit: int) -> list[LeaseEvent]:
     ]
 
 
+def baselines(txn: Txn) -> Iterator[LeaseEvent]:
+    """Yield the last removed log entry of each resource, without its number."""
+    for _, row in iter_rows(txn, schema.key_prefix(schema.Space.LEASE, "base")):
+        yield _decode_event(row)
+
+
 # -- inside --------------------------------------------------------------------------------------
 
 
 class _LeaseKeys:
-    __slots__ = ("expiry", "fence")
+    __slots__ = ("baseline", "expiry", "fence")
 
     def __init__(self, resource: str) -> None:
         self.fence = schema.key_prefix(schema.Space.LEASE, "fence", resource)
         self.expiry = schema.key_prefix(schema.Space.LEASE, "expiry", resource)
+        self.baseline = schema.key_prefix(schema.Space.LEASE, "base", resource)
 
 
 _keys = lru_cache(maxsize=65536)(_LeaseKeys)
@@ -368,6 +387,22 @@ def _log(txn: Txn, resource: str, kind: str, status: LeaseStatus, reason: str = 
         reason=reason,
     )
     txn.append(_LOG, codec.pack(log_event))
+
+
+def _truncate(txn: Txn, oldest: Iterable[Row]) -> int:
+    """Remove the oldest log entries. The last one of each resource that still exists becomes its baseline."""
+    removed, last = 0, dict[str, bytes]()
+    for key, row in oldest:
+        last[_decode_event(row).resource] = row
+        txn.delete(key)
+        removed += 1
+    txn.prefetch([_keys(resource).fence for resource in last])
+    for resource, row in last.items():
+        keys = _keys(resource)
+        # Without a fence the resource was deleted.
+        if txn.get(keys.fence) is not None:
+            txn.put(keys.baseline, row)
+    return removed
 
 
 _LOG = schema.key_prefix(schema.Space.LEASE_LOG)

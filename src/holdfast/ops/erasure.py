@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -21,14 +22,26 @@ class PurgeResult(NamedTuple):
 
 
 def world_purge(
-    store: Store, universe: str, world_id: str, *, force: bool = False, tries: int = 10
+    store: Store,
+    universe: str,
+    world_id: str,
+    *,
+    force: bool = False,
+    tries: int = 10,
+    record: Callable[[Txn], object] = lambda txn: None,
 ) -> PurgeResult:
     """Erase a world permanently. Raise InUse if it is leased or has open effects; `force` fences it and drops
-    them. A repeated call resumes an interrupted purge or returns the first result."""
+    them. A repeated call resumes an interrupted purge or returns the first result. `record` writes the audit entry in
+    the commit that begins the purge."""
     tombstone = store.read(purge.tombstone, universe, world_id)
     forks = purge.descendants(store, universe, world_id)
     if tombstone is None:
-        _begin_purge(store, universe, world_id, force, tries)
+
+        def begin(txn: Txn, head: int) -> None:
+            purge.begin_purge(txn, universe, world_id, head, force)
+            record(txn)
+
+        _begin_purge(store, (universe, world_id), begin, force, tries)
         for _ in purge.erase_steps(store, universe, [world_id]):
             pass
         tombstone = store.read(purge.tombstone, universe, world_id)
@@ -51,15 +64,21 @@ def backups_text(tombstone: Tombstone) -> str:
     return f"every backup made before {moment:%Y-%m-%d %H:%M:%S} holds a copy"
 
 
-def _begin_purge(store: Store, universe: str, world_id: str, force: bool, tries: int) -> None:
+def _begin_purge(
+    store: Store,
+    world: tuple[str, str],
+    begin: Callable[[Txn, int], None],
+    force: bool,
+    tries: int,
+) -> None:
     for tries_left in range(tries - 1, -1, -1):
-        use = purge.find_use(store, universe, world_id)
+        use = purge.find_use(store, *world)
         if not force and (use.holder or use.effects):
             raise purge.WorldInUse(
-                what="world", world_id=world_id, worker=use.holder or None, open_effects=use.effects
+                what="world", world_id=world[1], worker=use.holder or None, open_effects=use.effects
             )
         try:
-            store.transact(purge.begin_purge, universe, world_id, use.head, force)
+            store.transact(begin, use.head)
             return
         except Conflict:
             if not tries_left:

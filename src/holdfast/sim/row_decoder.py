@@ -256,7 +256,7 @@ def _lease_row(leases: defaultdict[str, Plain], path: tuple[Any, ...], value: by
         leases[path[1]].update(_decode_record(FENCE, value))
     elif path[0] == "expiry":
         leases[path[1]]["expires_ns"] = _decode_int(value)
-    else:
+    elif path[0] == "by":
         leases[path[2]].setdefault("by", []).append(path[1])
 
 

@@ -11,6 +11,8 @@ never change their meaning. The schema version changes when the meaning of store
 
     0  app_state    runner.schema.version (raw bytes)            the marker (8 bytes, document 001)
                     "meta"                                       generation, store id, clock anchor
+                    "census" "progress"                          the walk of the census that is under way
+                    "census" "result"                            rows and bytes by universe, kind and type
                     "sim" …                                      free for tests and the simulator
                     "budget" <u> …                               money and tokens, reserved and spent, by day and model
                     "dispatch" <u> …                             dispatch requests, by id, state and mark
@@ -24,6 +26,7 @@ never change their meaning. The schema version changes when the meaning of store
     4  lease        "fence" <resource>                           holder and epoch (fencing token)
                     "expiry" <resource>                          expiry time (8 bytes)
                     "by" <worker> <resource>                     index: leases of a worker
+                    "base" <resource>                            the last removed line of the lease log
     5  lease_log    <n>                                          grants, expiries, releases
     6  journal      <subject> "head"                             height, hash, checkpoint, floor
                     <subject> "e" <height>                       entries

@@ -48,7 +48,7 @@ def unpack(data: bytes) -> Key:
     elements: list[Element] = []
     at = 0
     while at < len(data):
-        element, at = _decode(data, at)
+        element, at = unpack_element(data, at)
         elements.append(element)
     return tuple(elements)
 
@@ -58,7 +58,7 @@ def unpack_last_int(data: bytes, prefix_len: int) -> int:
     code = data[prefix_len]
     if code >= _ZERO:
         return int.from_bytes(data[prefix_len + 1 :], "big")
-    element, _ = _decode(data, prefix_len)
+    element, _ = unpack_element(data, prefix_len)
     assert isinstance(element, int)
     return element
 
@@ -84,7 +84,8 @@ def _encode(element: Element) -> bytes:
     raise Invalid(what="key", why="elements are bytes, str or int", found=type(element).__name__)
 
 
-def _decode(data: bytes, at: int) -> tuple[Element, int]:
+def unpack_element(data: bytes, at: int) -> tuple[Element, int]:
+    """Unpack the element at an offset, and return the offset of its end."""
     code = data[at]
     if code in (1, 2):
         end = at + 1

@@ -23,6 +23,7 @@ from holdfast.config import (
     BLOB_GRACE_NS,
     DEDUPE_RETENTION_NS,
     DELETED_RETENTION_NS,
+    LEASE_LOG_LINES_MAX,
     SWEEP_INTERVAL_NS,
     UNKNOWN_EVENT_TIMEOUT_S,
 )
@@ -524,4 +525,5 @@ def collect_expired(
     removed_counts = [dedupe.expire.fn(txn, scope, retention_ns, limit) for scope in scopes]
     removed_counts.append(blobs.collect.fn(txn, grace_ns, limit))
     removed_counts.append(leases.truncate_events.fn(txn, max(txn.now_ns - retention_ns, 0), limit))
+    removed_counts.append(leases.truncate_excess.fn(txn, LEASE_LOG_LINES_MAX, limit))
     return max(removed_counts) >= limit

@@ -418,7 +418,8 @@ def purge_world(call: ApiCall) -> PurgeDocument:
     type, name = call.path["type"], call.path["name"]
     text = name if type == BY_ID else f"{type}/{name}"
     universe, world_id = call.read(erasure.find_purgeable, text, call.universe)
-    store = call.recording_store(f"world/{text}", world_id)
+    # By its id: the name of a purged world is erased.
+    store = call.recording_store(f"world/by-id/{world_id}", world_id)
     tombstone, forks = erasure.world_purge(store, universe, world_id, force=call.body.force)
     return world_documents.purge_document(
         universe, tombstone, forks, erasure.backups_text(tombstone)

@@ -26,6 +26,7 @@ from holdfast.schedules import queries as schedule_queries
 from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.tasks import queries as task_queries
+from holdfast.workers import space_census
 from holdfast.workers.readiness import derive_readiness
 from holdfast.workers.readiness_facts import gather_facts
 from holdfast.world import catalog, timers
@@ -52,6 +53,7 @@ def read_samples(txn: Txn, wall_ns: int) -> list[MetricSample]:
         for read in (_read_roles, _read_worlds, _read_effects, _read_timers, _read_tasks, _read_flows,
                      _read_schedules, _read_budgets, _read_dispatch):  # fmt: skip
             read(txn, universe, samples)
+    _read_census(txn, samples)
     samples.add("holdfast_universes", (), len(names))
     if len(names) > UNIVERSES_MAX:
         for family in STORE_FAMILIES:
@@ -95,6 +97,21 @@ class _Samples:
 
 
 # --- one function for each noun ------------------------------------------------------------------
+
+
+def _read_census(txn: Txn, samples: _Samples) -> None:
+    census = space_census.last_census(txn)
+    if census is None:
+        return
+    rows, size = Counter[str](), Counter[str]()
+    for figure in census.figures:
+        rows[figure.kind] += figure.rows
+        size[figure.kind] += figure.bytes
+    for kind in sorted(rows):
+        samples.add("holdfast_store_kind_bytes", (kind,), size[kind])
+        samples.add("holdfast_store_kind_rows", (kind,), rows[kind])
+    age_ns = max(txn.now_ns - census.ended_ns, 0)
+    samples.add("holdfast_store_census_age_seconds", (), age_ns / S)
 
 
 def _read_roles(txn: Txn, universe: str, samples: _Samples) -> None:

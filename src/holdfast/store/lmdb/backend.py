@@ -12,8 +12,9 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import lmdb
 
@@ -164,6 +165,24 @@ class LmdbBackend:
         except lmdb.Error as error:
             raise storage_error(error, self.path) from None
 
+    def row_sizes(self, lo: bytes, limit: int) -> list[tuple[bytes, int]]:
+        """Return keys and lengths of values from a key on, without a copy of the values."""
+        try:
+            txn = self._begin(buffers=True)
+        except lmdb.BadRslotError:
+            txn = self._begin(buffers=True)  # see `snapshot`
+        with txn, txn.cursor() as cursor:
+            found = cursor.set_range(lo)
+            rows = islice(cursor.iternext(), limit) if found else ()
+            return [(bytes(key), len(value)) for key, value in rows]
+
+    def page_usage(self) -> PageUsage:
+        stat, info = self.env.stat(), self.env.info()
+        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        used = pages * stat["psize"]
+        free = (info["last_pgno"] + 1 - META_PAGES) * stat["psize"] - used
+        return PageUsage(int(stat["entries"]), used, max(free, 0))
+
     def last_id(self) -> int:
         return int(self.env.info()["last_txnid"])
 
@@ -181,6 +200,14 @@ class LmdbBackend:
             self.env.close()
             if self._reader_locks_fd >= 0:
                 os.close(self._reader_locks_fd)
+
+
+class PageUsage(NamedTuple):
+    """Rows of a store, bytes of the pages that hold them, and bytes of the pages that wait for new rows."""
+
+    rows: int
+    used_bytes: int
+    free_bytes: int
 
 
 class LmdbSnapshot:
@@ -411,6 +438,8 @@ def _is_full(path: Path) -> bool:
 
 
 DISK_FULL_BYTES = 1 << 20
+# Pages of a file that hold no rows and are never free.
+META_PAGES = 2
 # The layout of LMDB's lock file.
 _LOCK_HEADER_BYTES = 128
 _READER_BYTES = 64

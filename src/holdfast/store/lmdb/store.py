@@ -34,7 +34,7 @@ from holdfast.store.futures import CallbackThread, CommitFuture, complete_one
 from holdfast.store.latency_histogram import LatencyHistogram
 from holdfast.store.lmdb import backup as backups
 from holdfast.store.lmdb import permissions
-from holdfast.store.lmdb.backend import LmdbBackend, prepare_directory, storage_error
+from holdfast.store.lmdb.backend import LmdbBackend, PageUsage, prepare_directory, storage_error
 from holdfast.store.lmdb.protocol import OperationCall, TransactionCall, as_parked
 from holdfast.store.lmdb.writer_client import PendingCall, WriterClient
 from holdfast.store.requests import CommitAnswer
@@ -119,6 +119,21 @@ class LmdbStore:
         txn, result = self._run(fn, args, kwargs)
         refuse_writes(txn)
         return result
+
+    def row_sizes(self, lo: bytes, limit: int) -> list[tuple[bytes, int]]:
+        """See `store.row_sizes`."""
+        self._check_open()
+        self._client.check()
+        try:
+            return self._backend.row_sizes(lo, limit)
+        except lmdb.Error as error:
+            self._check_open()  # another thread may have closed the store
+            raise storage_error(error, self.path) from None
+
+    def page_usage(self) -> PageUsage:
+        """Return exact figures of the file, without a scan."""
+        self._check_open()
+        return self._backend.page_usage()
 
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> CommitFuture:
         future = CommitFuture(self._ensure_sent)

@@ -34,6 +34,9 @@ GET_MANY = "SELECT key, value FROM holdfast_row WHERE key = ANY(%b)"
 _SCAN = "SELECT key, value FROM holdfast_row WHERE key >= %b AND key < %b ORDER BY key {} LIMIT %b"
 SCAN = _SCAN.format("ASC")
 SCAN_BACK = _SCAN.format("DESC")
+ROW_SIZES = (
+    "SELECT key, octet_length(value) FROM holdfast_row WHERE key >= %b ORDER BY key LIMIT %b"
+)
 
 ScanRange = tuple[bytes, bytes, int | None, bool]
 

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import psycopg
+from psycopg.types.numeric import Int8
 
 from holdfast import failpoints
 from holdfast.clock import MS, SYSTEM, Clock
@@ -41,8 +42,9 @@ from holdfast.store.postgres.read_pool import (
     ReadPool,
     ServerSnapshot,
 )
+from holdfast.store.postgres.rows import GET_MANY, ROW_SIZES
 from holdfast.store.postgres.server import READER_IDLE_S, PostgresUnreachable
-from holdfast.store.postgres.statements import CommitCounters
+from holdfast.store.postgres.statements import ByteaArray, CommitCounters
 from holdfast.store.requests import CommitAnswer, CommitRequest
 from holdfast.store.subscription import Subscription, wait_once
 from holdfast.store.txn import ClientTxn, checked_topics, refuse_writes
@@ -61,6 +63,13 @@ OnAnswer = Callable[[CommitAnswer, CompletionBatch], None]
 _SELECT_SIZE = """
     SELECT (SELECT coalesce(max(no), 0) FROM holdfast_commit),
            pg_total_relation_size('holdfast_row') + pg_total_relation_size('holdfast_commit')
+"""
+
+
+_SELECT_USAGE = """
+    SELECT pg_table_size('holdfast_row'), pg_indexes_size('holdfast_row'), pg_total_relation_size('holdfast_commit'),
+           coalesce(n_live_tup, 0), coalesce(n_dead_tup, 0)
+    FROM (SELECT 1) AS one LEFT JOIN pg_stat_user_tables ON relid = 'holdfast_row'::regclass
 """
 
 
@@ -222,6 +231,28 @@ class PostgresStore:
         with server.translate_errors(self._conninfo), server.connect(self._conninfo) as connection:
             [(last, size)] = connection.execute(_SELECT_SIZE).fetchall()
         return int(last), int(size)
+
+    def row_sizes(self, lo: bytes, limit: int) -> list[tuple[bytes, int]]:
+        """See `store.row_sizes`. The server reads the lengths without the values."""
+        return self._fetch_uncached(ROW_SIZES, (lo, Int8(limit)))
+
+    def peek_rows(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
+        """See `store.row_sizes`."""
+        rows = dict(self._fetch_uncached(GET_MANY, (ByteaArray(keys),)))
+        return {key: rows.get(key) for key in keys}
+
+    def relation_usage(self) -> tuple[int, ...]:
+        """Return bytes of the rows, of their index, of the commit records, and the numbers of live and dead rows that
+        the server last estimated."""
+        [figures] = self._fetch_uncached(_SELECT_USAGE, ())
+        return tuple(map(int, figures))
+
+    def _fetch_uncached(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        self._check_open()
+        try:
+            return self._read_pool.fetch_all(statement, values)
+        except psycopg.Error as error:
+            raise server.to_store_error(error, self._conninfo) from error
 
     def stop_within(self, seconds: float) -> None:
         """Set the shutdown deadline: after it, no call waits for an unreachable or silent server."""
