@@ -25,6 +25,7 @@ TIME_SCALE = 0.4
 
 
 @pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(240)
 @pytest.mark.spec(
     "004",

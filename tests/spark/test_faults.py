@@ -201,7 +201,7 @@ def test_sort_and_self_join_of_the_lazy_form_call_each_row_once(
     assert Bill.read(trial.log).calls == ROWS
 
 
-@pytest.mark.parametrize(("parts", "tasks"), [(1, 1), (17, 5)])
+@pytest.mark.parametrize(("parts", "tasks"), [(17, 5), pytest.param(1, 1, marks=pytest.mark.deep)])
 def test_output_bytes_do_not_depend_on_partitions_and_tasks(
     spark: SparkSession,
     undisturbed: dict[str, dict[str, str]],

@@ -72,6 +72,7 @@ def test_stage_without_an_output_runs_on_both_hosts(driver: HostDriver) -> None:
     assert result["ids"] == list(range(20))
 
 
+@pytest.mark.deep
 def test_output_on_a_shared_mount_is_read_by_both_hosts(driver: HostDriver) -> None:
     result = driver.call("run_stage", name="shared", output=f"{SHARED}/labels")
     assert result["ids"] == list(range(20))
@@ -94,7 +95,13 @@ def test_output_on_the_driver_disk_is_refused_before_the_first_call(
     )
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["of the function", "in its body"])
+@pytest.mark.parametrize(
+    "inside",
+    [
+        pytest.param(False, id="of the function"),
+        pytest.param(True, id="in its body", marks=pytest.mark.deep),
+    ],
+)
 def test_module_missing_on_an_executor_is_reported_before_the_first_call(
     idle_driver: HostDriver, inside: bool
 ) -> None:
