@@ -74,6 +74,23 @@ app = hf.App(
 )
 
 
+@hf.task(every="* * * * *")
+def tick() -> None:
+    ticks.append(1)
+
+
+@hf.flow(every="0 * * * *")
+async def nap() -> str:
+    await hf.sleep(30)
+    return "slept"
+
+
+ticks: list[int] = []
+scheduled = hf.App(
+    "deadlocks", flows=[approval, patient, nap], tasks=[tick], events=[OrderApproved]
+)
+
+
 @pytest.mark.parametrize("kind", ["step", "task", "effect"])
 @pytest.mark.parametrize("seed", [1, pytest.param(0, marks=pytest.mark.deep)])
 def test_call_that_faults_hit_each_time_ends(kind: str, seed: int) -> None:
@@ -128,6 +145,30 @@ def test_flow_with_a_due_time_is_no_deadlock() -> None:
         with pytest.raises(hf.FlowFailed):
             flow.result()
         assert flow.status().code == "timeout"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_next_occurrence_of_a_schedule_is_no_progress_of_a_waiting_flow(seed: int) -> None:
+    ticks.clear()
+    with hf.simulate(scheduled, seed=seed) as s:
+        flow, before_s = s.start(approval), s.now_s
+        with pytest.raises(Deadlock, match="waits for an event: OrderApproved"):
+            flow.result()
+        assert s.now_s - before_s < 3600
+        flow.send(OrderApproved())
+        assert flow.result() is None
+        s.advance(600)
+        assert len(ticks) >= 9
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_due_times_of_a_simulation_with_schedules_are_waited_for(seed: int) -> None:
+    with hf.simulate(scheduled, seed=seed) as s:
+        with pytest.raises(hf.FlowFailed, match="timeout"):
+            s.start(patient).result()
+        s.advance(3600)
+        # The flow that the schedule started.
+        assert s.flow("f1-2").result() == "slept"
 
 
 def test_result_after_a_crash_without_a_restart_is_a_deadlock() -> None:

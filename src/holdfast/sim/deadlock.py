@@ -1,7 +1,8 @@
-"""Deadlock of a simulation: a call waits for a flow or a task, and no further commit can come.
+"""Deadlock of a simulation: a call waits for a flow or a task, and nothing that was started can go on.
 
 In production such a call waits until its timeout is over. In a simulation nothing outside sends an event, so the
-call raises `Deadlock`, which names the open flows and tasks and what each of them waits for.
+call raises `Deadlock`, which names the open flows and tasks and what each of them waits for. The next occurrence of a
+schedule does not end a wait: it starts another task or flow.
 """
 
 from __future__ import annotations

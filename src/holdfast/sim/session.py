@@ -308,8 +308,9 @@ class _DrivenSimulation(Simulation):
             )
 
     def is_stuck(self) -> bool:
-        """Whether no further commit can come: no work is left and no time is due, or no process runs."""
-        return self.is_down or self._idle_time_ns() == FOREVER_NS
+        """Whether nothing that was started can go on: no work is left and no time is due, or no process runs. The next
+        occurrence of a schedule starts something new, so it does not count."""
+        return self.is_down or self._idle_time_ns(with_occurrences=False) == FOREVER_NS
 
     def _check_quiet(self) -> bool:
         if self.scheduler.steps - self._last_check_step < CHECK_EVERY_STEPS:
@@ -357,7 +358,7 @@ class _DrivenSimulation(Simulation):
             ),
         ]
 
-    def _idle_time_ns(self) -> int:
+    def _idle_time_ns(self, *, with_occurrences: bool = True) -> int:
         """Time until the next timer is due, if no other work is pending. 0 if other work is
         pending."""
         if self._remaining_work():
@@ -365,7 +366,11 @@ class _DrivenSimulation(Simulation):
         now_ns = self.store.engine_now_ns()
         rows = decode_rows(self.store.rows())
         due = [due_ns for _, due_ns in self._timer_due_times(rows)]
-        due += [work.due_ns for work in self._all_due_work(rows)]
+        due += [
+            work.due_ns
+            for work in self._all_due_work(rows)
+            if with_occurrences or not work.is_occurrence
+        ]
         return min((due_ns - now_ns for due_ns in due), default=FOREVER_NS)
 
     def _all_due_work(self, rows: dict[str, Any]) -> Iterator[DueWork]:

@@ -20,11 +20,12 @@ from holdfast.store.api import Txn
 
 
 class DueWork(NamedTuple):
-    """Work that is due at a store time. `is_retry` marks another attempt."""
+    """Work that is due at a store time. `is_retry` marks another attempt, `is_occurrence` that of a schedule."""
 
     name: str
     due_ns: int
     is_retry: bool = False
+    is_occurrence: bool = False
 
 
 def task_work(tasks: dict[str, Any]) -> Iterator[DueWork]:
@@ -54,4 +55,4 @@ def flow_work(txn: Txn, universe: str) -> list[DueWork]:
 def schedule_work(txn: Txn, universe: str, ahead_ns: int) -> list[DueWork]:
     """The next occurrence of a schedule. `ahead_ns` is the wall clock minus store time."""
     due_ns = schedule_operations.next_due_ns(txn, universe)
-    return [] if due_ns is None else [DueWork("schedule", due_ns - ahead_ns)]
+    return [] if due_ns is None else [DueWork("schedule", due_ns - ahead_ns, is_occurrence=True)]
