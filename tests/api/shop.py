@@ -100,11 +100,16 @@ def print_page(page: int) -> int:
     return page
 
 
+@hf.flow
+async def restock() -> None:
+    await hf.sleep(3600)
+
+
 app = hf.App(
     "shop",
     worlds=[ShopAccount, ShopAudit],
     effects=[quote],
     tasks=[print_page, slow_page],
-    flows=[order, dinner],
+    flows=[order, dinner, restock],
     events=[Review],
 )

@@ -77,6 +77,20 @@ def test_flows_are_listed_by_tag(rig: ApiRig) -> None:
         rig.post("/v1/flows", body | {"options": {"tag": ""}})
 
 
+def test_flows_are_listed_by_name(rig: ApiRig) -> None:
+    ids = [start(rig, f"o-{n}") for n in range(3)]
+    other = rig.post("/v1/flows", {"name": "restock", "options": {"tag": "eu"}})["id"]
+    for limit in (1, 2, 3):
+        found = rig.pages("/v1/flows", name="order", limit=limit)
+        assert [flow["id"] for flow in found] == ids[::-1]
+    assert [flow["id"] for flow in rig.pages("/v1/flows", name="restock")] == [other]
+    assert [flow["id"] for flow in rig.pages("/v1/flows", name="restock", tag="eu")] == [other]
+    assert rig.pages("/v1/flows", name="order", tag="eu") == []
+    assert len(rig.pages("/v1/flows", name="order", state="running")) == 3
+    assert rig.pages("/v1/flows", name="order", state="completed") == []
+    assert rig.pages("/v1/flows", name="unheard") == []
+
+
 def test_idempotency_key_of_the_request_is_the_key_of_the_flow(rig: ApiRig) -> None:
     body = {"name": "order", "args": ["book", 5]}
     first = rig.post("/v1/flows", body, key="k-1")
@@ -127,7 +141,7 @@ def test_flows_are_listed_newest_first_in_pages(rig: ApiRig) -> None:
     [counts] = rig.get("/v1/flows/counts")["items"]
     assert (counts["name"], counts["running"], counts["failed"]) == ("order", 3, 0)
     with pytest.raises(NoIndex):
-        rig.get("/v1/flows", name="order")
+        rig.get("/v1/flows", queue="default")
     with pytest.raises(Invalid):
         rig.get("/v1/flows", state="sleeping")
 

@@ -13,9 +13,10 @@ from holdfast import store as stores
 from holdfast.clock import S, SimClock
 from holdfast.dispatch import notifications
 from holdfast.dispatch.log import DispatchLog
+from holdfast.durable import dead_letters, queue
 from holdfast.durable import lease as leases
-from holdfast.durable import queue
 from holdfast.flows import step_threads
+from holdfast.flows.compensation_redrive import redrive_compensations
 from holdfast.flows.step_threads import StepThreadRow
 from holdfast.leadership import leader_lease, worker_registry
 from holdfast.ledger import runs
@@ -300,13 +301,23 @@ async def broken() -> None:
     raise ValueError("no stock")
 
 
+def take_back() -> None:
+    raise ConnectionError("the bank is down")
+
+
+@hf.flow(attempts=1)
+async def undone_in_vain() -> None:
+    hf.undo(take_back)
+    raise ValueError("no stock")
+
+
 @hf.flow(attempts=3)
 async def retried() -> None:
     raise ValueError("no stock")
 
 
 FLOWS = (
-    child, sleeper, receiver, parent_of_task, parent_of_effect, parent_of_flow, broken, retried,
+    child, sleeper, receiver, parent_of_task, parent_of_effect, parent_of_flow, broken, undone_in_vain, retried,
 )  # fmt: skip
 APP = hf.App("flows", flows=FLOWS, tasks=[bill], effects=[quote], events=[SaleApproved])
 
@@ -383,6 +394,25 @@ def flow_that_failed() -> Iterator[Scene]:
     rig.run(handle.done)
     yield flow(rig, handle)
     handle.redrive()
+
+
+@case("undo_failed")
+def flow_whose_compensation_failed() -> Iterator[Scene]:
+    rig = flow_rig()
+    handle = rig.start(undone_in_vain)
+    rig.run(handle.done)
+    yield flow(rig, handle)
+    [letter] = rig.store.read(dead_letters.list_dead, "flows/undo-failed")
+    rig.store.transact(redrive_compensations, "flows", [letter.seq])
+
+
+@case("undo_failed")
+def flow_whose_dead_letter_is_dropped() -> Iterator[Scene]:
+    rig = flow_rig()
+    handle = rig.start(undone_in_vain)
+    rig.run(handle.done)
+    yield flow(rig, handle)
+    rig.store.transact(dead_letters.discard_dead, "flows/undo-failed", [1])
 
 
 @case("no_worker_for_flow")

@@ -11,8 +11,9 @@ import pytest
 
 from holdfast import failpoints
 from holdfast.clock import SimClock
-from holdfast.flows import flow_list
-from holdfast.store.api import Store
+from holdfast.flows import flow_list, name_index
+from holdfast.store import tuples
+from holdfast.store.api import Store, Txn
 from holdfast.tasks import operations as task_operations
 from holdfast.tasks.model import TaskSpec
 from holdfast.tasks.operations import TaskToSubmit
@@ -152,6 +153,57 @@ def test_flows_list_by_state_reads_only_flows_in_that_state(
     with failpoints.on("flows.read_listed", calls=read.append):
         store.read(flow_list.list_flows, rig.universe, "waiting")
     assert read == [1]
+
+
+def test_flows_list_by_name_reads_only_flows_of_that_name(
+    rig: FlowRig, store: Store, shop: dict[str, str]
+) -> None:
+    """The list of a name and a state reads the index with fewer flows."""
+    for filters, expected in (
+        (("", "order"), [5, 4, 3, 1]),
+        (("failed", "order"), [4, 3]),
+        (("waiting", "order"), [1]),
+    ):
+        read: list[int] = []
+        with failpoints.on("flows.read_listed", calls=read.append):
+            store.read(flow_list.list_flows, rig.universe, *filters)
+        assert read == expected
+
+
+def test_flows_of_an_older_version_are_listed_by_name(
+    run: RunCommand, path: Path, rig: FlowRig, flows: Any, shop: dict[str, str]
+) -> None:
+    """An older version wrote no index of names. The list reads the heads until the rows are rebuilt."""
+    prefix = name_index.prefix_of(rig.universe)
+
+    def remove_index(txn: Txn) -> None:
+        txn.delete(name_index.mark_key(rig.universe))
+        for key, _ in txn.scan(prefix, tuples.prefix_end(prefix)):
+            txn.delete(key)
+
+    rig.store.transact(remove_index)
+    start(rig, "o-9")
+    listed = [row["id"] for row in flows("list", "--name", "order")["flows"]]
+    assert listed == ["f1-6", "f1-5", "f1-4", "f1-3", "f1-1"]
+
+
+def test_flows_show_and_why_name_a_failed_compensation_until_its_letter_is_gone(
+    run: RunCommand, path: Path, rig: FlowRig, flows: Any
+) -> None:
+    flow_app.failing |= {"charge", "release"}
+    handle = rig.start(order.options(key="o-1"), "book", 700, undoes=True)
+    rig.run(handle.done)
+    flow_app.failing.clear()
+    reason = "the compensation undo:release#1 failed: ValueError: the shelf is locked"
+    assert reason in run("flows", "show", handle.id, "--store", path).out
+    shown, why = flows("show", handle.id)["blockers"], flows("why", handle.id)["blockers"]
+    assert shown == why == handle.why()
+    assert [one["code"] for one in why] == ["flow_failed", "undo_failed"]
+    command = why[1]["action"].split("`")[1].split()
+    assert command == ["holdfast", "dead", "redrive", "flows/undo-failed", "1"]
+    assert run(*command[1:], "--store", path).code == 0
+    run_all(rig)
+    assert [one["code"] for one in flows("why", handle.id)["blockers"]] == ["flow_failed"]
 
 
 def test_flows_list_of_a_store_without_flows_is_not_found(

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast import codec
+from holdfast.flows import name_index
 from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.schedules.model import decode_schedule
 from holdfast.schedules.model import keys_of as schedule_keys_of
@@ -53,6 +54,7 @@ def is_sleeping(flow: Any) -> bool:
 def lose_indexes_of_flows(txn: Txn) -> None:
     for prefix in (
         FLOWS.states,
+        name_index.prefix_of(UNIVERSE),
         FLOWS.counts,
         FLOWS.keys,
         FLOWS.due,
@@ -118,6 +120,24 @@ def test_store_rebuild_restores_rows_of_flows_and_schedules(
     assert result.document["written"]
     assert stored_rows(used_store) == before
     assert verify_exit_code(run, used_store) == 0
+
+
+def remove_index_of_names(txn: Txn) -> None:
+    txn.delete(name_index.mark_key(UNIVERSE))
+    prefix = name_index.prefix_of(UNIVERSE)
+    for key, _ in txn.scan(prefix, tuples.prefix_end(prefix)):
+        txn.delete(key)
+
+
+def test_store_rebuild_lists_flows_of_an_older_version_by_name(
+    run: RunCommand, used_store: Path
+) -> None:
+    before = stored_rows(used_store)
+    damage_store(used_store, remove_index_of_names)
+    assert verify_exit_code(run, used_store) == 0
+    result = run("store", "rebuild", "--universe", UNIVERSE, "--store", used_store)
+    assert result.code == 0, result.err
+    assert stored_rows(used_store) == before
 
 
 @pytest.mark.parametrize(

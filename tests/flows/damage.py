@@ -10,6 +10,7 @@ from msgspec.structs import replace
 import holdfast as hf
 from holdfast import codec
 from holdfast.durable.tags import pack_tag
+from holdfast.flows import name_index
 from holdfast.flows.model import (
     RETRY_NAME,
     FlowKeys,
@@ -202,6 +203,11 @@ DERIVED: dict[str, tuple[Change, str]] = {
     "row of a tag that no flow has": (
         put(KEYS.tags + pack_tag("us") + pack_int(1), b""),
         "row of its tag",
+    ),
+    "row of a name lost": (lose(name_index.prefix_of(UNIVERSE)), "row of its name"),
+    "row of a name that the flow does not have": (
+        put(name_index.row_key(UNIVERSE, "none", 1), b""),
+        "row of its name",
     ),
     "state row of another state": (put(KEYS.states + tuples.pack((7, 1)), b""), "row of its state"),
     "counters lost": (lose(KEYS.counts), "counters"),

@@ -22,6 +22,7 @@ from tests.runbooks.shelf_app import (
     Stocked,
     count_later,
     count_stock,
+    move_shelf,
     refill,
     weigh,
     weigh_quickly,
@@ -171,6 +172,21 @@ def flow_that_failed(scene: FaultScene) -> Exists:
     scene.up("shop:app")
     failed = flow_waits(scene, rt, "flow_failed", rt.start(weigh_shelf, "a"))
     until(failed, "the failure")
+    broken.unlink()
+    return failed
+
+
+@code_fault("compensation-failed")
+def flow_whose_compensation_failed(scene: FaultScene) -> Exists:
+    broken = scene.file("scale-is-broken")
+    rt = scene.client()
+    scene.up("shop:app")
+    handle = rt.start(move_shelf, "a")
+    until(lambda: "waits_for_event" in [one["code"] for one in handle.why()], "its receive")
+    handle.cancel()
+    failed = flow_waits(scene, rt, "undo_failed", handle)
+    until(failed, "the failure of its compensation")
+    scene.env["LETTER"] = handle.why()[0]["action"].rstrip("`").split()[-1]
     broken.unlink()
     return failed
 

@@ -110,6 +110,12 @@ async def weigh_quickly(shelf: str) -> str:
 
 
 @hf.flow
+async def move_shelf(shelf: str) -> None:
+    hf.undo(read_scale, shelf)
+    await hf.receive(Stocked)
+
+
+@hf.flow
 async def count_later(shelf: str) -> str:
     return await hf.step(count_stock.options(queue="later"), shelf)
 
@@ -223,7 +229,7 @@ class NightShift(hf.World):
 PARTS: dict[str, Any] = {
     "worlds": [Shelf],
     "tasks": [count_stock, count_slowly, weigh],
-    "flows": [refill, weigh_shelf, weigh_quickly, count_later, watch_level],
+    "flows": [refill, weigh_shelf, weigh_quickly, move_shelf, count_later, watch_level],
     "upcasts": [] if FORMER_CLASS.exists() or NO_UPCAST.exists() else [percent_to_parts],
     "version": "1",
 }

@@ -60,6 +60,7 @@ _ALL = (
     BlockerCode("value_unreadable", "The code cannot read a recorded value.", "deploy an `hf.upcast` of the type in `App(upcasts=…)`, or the type that wrote the value, then `{resume}`"),
     BlockerCode("thread_still_running", "The thread of a step that timed out still runs.", "let the function return, or restart the worker", passes=True),
     BlockerCode("flow_failed", "The flow failed, was cancelled or is dead.", f"`holdfast flows redrive {{flow}} {_U}`"),
+    BlockerCode("undo_failed", "A compensation of the flow failed in its last attempt. Its dead letter waits for an operator.", "remove the cause, then `holdfast dead redrive {queue} {seq}`"),
     # -- effects and timers
     BlockerCode("budget_reserved", "Reservations of other calls use the rest of a budget. The effect starts when one of them ends.", "", passes=True),
     BlockerCode("rate_limited", "The starts of this kind of effect are granted until a later time.", "", passes=True),

@@ -1,4 +1,5 @@
-"""Why a flow does not move: its open steps, its activation, its failed or parked code, and threads that still run."""
+"""Why a flow does not move: its open steps, its activation, its failed or parked code, its failed compensations, and threads
+that still run."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from holdfast.blockers import limits, tasks
 from holdfast.blockers.answer import Blocker, WhyAnswer, answer, blocker
 from holdfast.blockers.runbooks import PARKED_FLOW
 from holdfast.errors import NotFound
-from holdfast.flows import step_threads
+from holdfast.flows import compensation_dead_letters, step_threads
 from holdfast.flows.execution import Divergence
 from holdfast.flows.model import (
     EFFECT,
@@ -14,6 +15,7 @@ from holdfast.flows.model import (
     RECEIVE,
     SLEEP,
     TASK,
+    UNDO_FAILED,
     FlowId,
     OpenStep,
     decode_open,
@@ -57,7 +59,22 @@ def list_blockers(txn: Txn, universe: str, seq: int) -> list[Blocker]:
     if details.head.state not in ENDED:
         figures = limits.flow_inbox_figures(txn, universe, details.head.unread)
         found += limits.reached(universe, figures)
+    found += _failed_compensations(txn, universe, seq)
     return [*found, *_thread_blockers(txn, universe, seq)]
+
+
+def _failed_compensations(txn: Txn, universe: str, seq: int) -> list[Blocker]:
+    """A dead letter that an operator has dropped blocks no more."""
+    queue = compensation_dead_letters.queue_of(universe)
+    return [
+        blocker(
+            UNDO_FAILED,
+            f"the compensation {letter.step} failed: {letter.error}",
+            letter.died_ns,
+            names={"queue": queue, "seq": str(letter.seq)},
+        )
+        for letter in compensation_dead_letters.list_letters(txn, universe, seq, STEPS_MAX)
+    ]
 
 
 def _thread_blockers(txn: Txn, universe: str, seq: int) -> list[Blocker]:

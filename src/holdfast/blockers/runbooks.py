@@ -15,6 +15,7 @@ _CODES_OF_PAGES = {
     "dead-letters-growing": ("effect_dead", "timer_dead", "dead_letters"),
     "dispatch-waiting": ("replay_pending", "notification_deferred"),
     "effects-waiting": ("no_effect_worker",),
+    "compensation-failed": ("undo_failed",),
     "flow-failed": ("flow_failed",),
     PARKED_FLOW: ("value_unreadable",),
     "leader-missing": (

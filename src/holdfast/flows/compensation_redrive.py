@@ -35,6 +35,9 @@ def _redrive(unit: FlowUnit, universe: str, letter: int) -> str:
     if flow.head.state in ENDED:
         until_ns = flow.head.ended_ns + flow.body.spec.retain_ns
         unit.txn.delete(unit.keys.retained + tuples.pack((until_ns, flow.seq)))
+    unit.txn.delete(
+        compensation_dead_letters.letter_key(universe, flow.seq, undo.step, undo.occurrence)
+    )
     unit.append(flow, UndoRedriven(undo.step, undo.occurrence))
     unit.activate(flow)
     return undo.flow

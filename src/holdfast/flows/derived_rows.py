@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from holdfast import codec
 from holdfast.durable.tags import pack_tag
+from holdfast.flows import compensation_dead_letters, name_index
 from holdfast.flows.model import (
     RETRY_NAME,
     TIMEOUT_NAME,
@@ -37,6 +38,7 @@ from holdfast.flows.states import ENDED, FlowState
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
 from holdfast.store.prefix_scan import iter_rows
+from holdfast.store.schema import encode_int
 
 
 class StoredFlow(NamedTuple):
@@ -125,6 +127,7 @@ def _mail_of(txn: Txn, keys: FlowKeys, seq: int) -> dict[int, MailRow]:
 def derive(txn: Txn, stored: StoredFlows) -> Iterator[DerivedIndex]:
     """Yield every index of the flows with the rows that it must have."""
     yield _states(stored)
+    yield names(txn, stored)
     yield _tags(stored)
     yield _counts(stored)
     yield _flow_keys(stored)
@@ -135,6 +138,7 @@ def derive(txn: Txn, stored: StoredFlows) -> Iterator[DerivedIndex]:
     yield _published(stored)
     yield _mail_keys(txn, stored)
     yield _threads(stored)
+    yield _undo_letters(txn, stored)
 
 
 # -- one index each --------------------------------------------------------------------------------
@@ -146,6 +150,22 @@ def _states(stored: StoredFlows) -> DerivedIndex:
         for seq, flow in stored.flows.items()
     }
     return DerivedIndex("row of its state", stored.keys.states, required, _allows_none, _last)
+
+
+def names(txn: Txn, stored: StoredFlows) -> DerivedIndex:
+    """Without its mark, the index lacks the flows that an older version started."""
+    universe = stored.keys.universe
+    prefix = name_index.prefix_of(universe)
+    rows = {
+        name_index.row_key(universe, flow.body.spec.name, seq): b""
+        for seq, flow in stored.flows.items()
+    }
+
+    def allows(key: bytes, row: bytes) -> bool:
+        return rows.get(key) == row
+
+    required = rows if name_index.is_complete(txn, universe) else {}
+    return DerivedIndex("row of its name", prefix, required, allows, _last)
 
 
 def _tags(stored: StoredFlows) -> DerivedIndex:
@@ -375,6 +395,31 @@ def _threads(stored: StoredFlows) -> DerivedIndex:
 
     return DerivedIndex(
         "thread of a step", prefix, {}, allows, lambda key: _elements(prefix, key)[0]
+    )
+
+
+def _undo_letters(txn: Txn, stored: StoredFlows) -> DerivedIndex:
+    universe = stored.keys.universe
+    prefix, required = compensation_dead_letters.letter_prefix(universe), {}
+    for seq, undo in compensation_dead_letters.iter_letters(txn, universe):
+        flow = stored.flows.get(undo.id.seq)
+        if flow is not None and flow.body.generation == undo.id.generation:
+            key = compensation_dead_letters.letter_key(
+                universe, flow.seq, undo.step, undo.occurrence
+            )
+            required[key] = encode_int(seq)
+
+    def allows(key: bytes, row: bytes) -> bool:
+        # An operator has dropped the letter, or the flow is being removed.
+        seq = int(_elements(prefix, key)[0])
+        return seq in stored.removing or (seq in stored.flows and key not in required)
+
+    return DerivedIndex(
+        "dead letter of a compensation",
+        prefix,
+        required,
+        allows,
+        lambda key: _elements(prefix, key)[0],
     )
 
 

@@ -1,7 +1,11 @@
 """The flow list: pages of flows by state, name and tag, newest first, and the counters of each flow name.
 
-A filter by tag reads the index of tags, a filter by state that of states. Without them the heads are read. No record of a flow is read. A page
-scans at most `SCANNED_MAX` flows. It may therefore be short or empty and still have a cursor for the next page.
+A filter by tag reads the index of tags, one by name that of names, one by state that of states. Of a name and a state,
+the index with fewer rows is read. Without a filter the heads are read. No record of a flow is read. A page scans at most
+`SCANNED_MAX` flows. It may therefore be short or empty and still have a cursor for the next page.
+
+A universe with flows of an older version has no complete index of names until its rows are rebuilt. A filter by name
+reads the states or the heads there.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from holdfast import codec, failpoints
 from holdfast.durable.tags import pack_tag
 from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid
+from holdfast.flows import name_index
 from holdfast.flows.model import (
     FlowBodyRow,
     FlowCounts,
@@ -90,7 +95,7 @@ def list_flows(
     rows: list[FlowRow] = []
     if not limit or not remaining:
         return FlowPage([], "")
-    prefix = _index_prefix(keys, state, tag)
+    prefix = _index_prefix(txn, keys, state, name, tag)
     for scanned, seq in enumerate(_iter_seqs(txn, prefix, _decode_cursor(cursor)), 1):
         if failpoints.armed:
             failpoints.hit("flows.read_listed", seq)
@@ -128,9 +133,13 @@ def _matches(row: FlowRow, state: str, name: str) -> bool:
     return name in ("", row.body.spec.name) and state in ("", row.state.name.lower())
 
 
-def _index_prefix(keys: FlowKeys, state: str, tag: str) -> bytes:
+def _index_prefix(txn: Txn, keys: FlowKeys, state: str, name: str, tag: str) -> bytes:
     if tag:
         return keys.tags + pack_tag(tag)
+    if name and name_index.is_complete(txn, keys.universe):
+        of_name = _expected_count(txn, keys.universe, "", name)
+        if not state or of_name <= _expected_count(txn, keys.universe, state, ""):
+            return name_index.prefix_of(keys.universe) + tuples.pack((name,))
     return keys.states + pack_int(STATE_FILTERS.index(state)) if state else keys.heads
 
 

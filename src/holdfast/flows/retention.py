@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from holdfast.durable.validation import check_limit
 from holdfast.errors import NotFound
+from holdfast.flows import compensation_dead_letters
 from holdfast.flows.model import decode_mail, keys_of, pack_int
 from holdfast.flows.records import StepCompleted, decode_record
 from holdfast.flows.unit_of_work import FlowUnit
@@ -130,6 +131,7 @@ def _remove_rows_of(unit: FlowUnit, seq: int, rows_left: int) -> int:
         keys.open_steps,
         keys.children,
         keys.threads,
+        compensation_dead_letters.letter_prefix(unit.universe),
     ):
         rows_left = _remove_rows(unit, prefix + pack_int(seq), rows_left)
         if not rows_left:

@@ -17,7 +17,7 @@ from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES
 from holdfast.durable import error_groups, load_limits, tags
 from holdfast.durable.ended_counts import FLOW, EndedDeltas
 from holdfast.errors import NotFound
-from holdfast.flows import compensation_dead_letters, head_fold, inbox_bytes
+from holdfast.flows import compensation_dead_letters, head_fold, inbox_bytes, name_index
 from holdfast.flows.model import (
     OWNER,
     RETRY_NAME,
@@ -89,6 +89,7 @@ class FlowUnit:
     def create(self, seq: int, body: FlowBodyRow, head: FlowHeadRow) -> OpenFlow:
         self.txn.put(self.keys.bodies + pack_int(seq), codec.pack(body))
         tags.add(self.txn, self.keys.tags, body.tag, pack_int(seq))
+        name_index.add(self.txn, self.universe, body.spec.name, seq)
         flow = self._flows[seq] = OpenFlow(seq, body, None, head)
         return flow
 
@@ -144,6 +145,7 @@ class FlowUnit:
         self.txn.delete(self.keys.bodies + packed_seq)
         self.txn.delete(self.keys.heads + packed_seq)
         tags.remove(self.txn, self.keys.tags, flow.body.tag, packed_seq)
+        name_index.remove(self.txn, self.universe, flow.body.spec.name, flow.seq)
         self.txn.delete(self.keys.states + tuples.pack((int(flow.head.state), flow.seq)))
         self._count(flow.body.spec.name, flow.head.state, -1)
         self._group_error(flow.seq, flow.stored, None)

@@ -25,7 +25,7 @@ from holdfast.dispatch.request import DispatchRecord, mark_of
 from holdfast.durable import dead_letters, item
 from holdfast.durable.tags import pack_tag
 from holdfast.flows import consistency as flow_consistency
-from holdfast.flows import derived_rows
+from holdfast.flows import derived_rows, name_index
 from holdfast.flows.derived_rows import StoredFlow
 from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.schedules import model as schedule_rows
@@ -336,6 +336,7 @@ def rebuild_flows(txn: ApplyTxn, universe: str) -> None:
         right = flow_consistency.fold_head(flow)
         if right != flow.head:
             txn.put(keys.heads + task_rows.pack_int(seq), codec.pack(right))
+    rebuild_flow_names(txn, universe)
     for index in derived_rows.derive(txn, derived_rows.load_flows(txn, universe)):
         kept = {
             key: row
@@ -343,6 +344,15 @@ def rebuild_flows(txn: ApplyTxn, universe: str) -> None:
             if key not in index.required and index.allows(key, row)
         }
         replace_rows(txn, index.prefix, {**kept, **index.required})
+
+
+def rebuild_flow_names(txn: ApplyTxn, universe: str) -> None:
+    """List every flow by its name, also those of older versions."""
+    stored = derived_rows.load_flows(txn, universe)
+    if stored.flows:
+        txn.put(name_index.mark_key(universe), b"")
+        index = derived_rows.names(txn, stored)
+        replace_rows(txn, index.prefix, index.required)
 
 
 # -- schedules -----------------------------------------------------------------------------------

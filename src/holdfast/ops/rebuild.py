@@ -186,6 +186,7 @@ def _build_rows(txn: ApplyTxn, universe: str, differences: int) -> None:
 def _backfill(txn: ApplyTxn, universe: str) -> None:
     """Write the rows that older versions did not have. Verify accepts that they are missing."""
     index_rebuild.rebuild_effect_tags(txn, universe)
+    index_rebuild.rebuild_flow_names(txn, universe)
     error_group_check.rebuild(txn, universe)
 
 

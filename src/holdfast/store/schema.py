@@ -106,6 +106,8 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "h" <flow>                               its head: state, activation task, result
                     <u> "k" <name> <key>                         the flow of an idempotency key
                     <u> "tag" <tag> <flow>                       index: flows by tag
+                    <u> "fn" <name> <flow>                       index: flows by name
+                    <u> "fnc"                                    that index has every flow
                     <u> "r" <flow> <run> <n>                     the records of a run, in order
                     <u> "o" <flow> <name> <occurrence>           open steps that no worker holds
                     <u> "d" <due_ns> <flow> <name> <occurrence>  sleeps and timeouts, by due time
@@ -114,6 +116,7 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "p" <flow> <name>                        published values
                     <u> "c" <flow> <flow'>                       the second is a child of the first
                     <u> "t" <flow> <step key> <attempt>          threads of timed-out steps that still run
+                    <u> "u" <flow> <name> <occurrence>           the dead letter of a failed compensation
                     <u> "s" <state> <flow>                       flows in each state
                     <u> "n" <name>                               number of flows in each state
                     <u> "x" <until_ns> <flow>                    ended, retained until this time

@@ -35,9 +35,10 @@ from holdfast.store.api import Txn
 
 
 class FlowListQuery(PageQuery):
-    """With `tag`, `state` reads the flows of that tag: a page may be short."""
+    """Several filters read the flows of one of them: a page may be short."""
 
     state: str = ""
+    name: str = ""
     tag: str = ""
 
 
@@ -234,7 +235,7 @@ def list_flows(call: ApiCall) -> Page[FlowDocument]:
         flow_list.list_flows,
         call.universe,
         query.state.lower(),
-        "",
+        query.name,
         query.cursor,
         limit,
         query.tag,
