@@ -7,7 +7,11 @@ import pytest
 
 import holdfast as hf
 from holdfast.ops.verify import find_differences
+from holdfast.tasks import admin as task_admin
+from holdfast.tasks import task_list
 from tests.flows.test_steps import app_of, failure
+
+MODULES = ("holdfast.flows.redrive", "holdfast.flows.children")
 
 
 class Bank:
@@ -51,6 +55,75 @@ def test_redrive_of_a_parent_redrives_its_failed_child(make_rig: Any, compensate
     bank.calls.clear()
     assert rig.result(handle.redrive()) == 12
     assert bank.calls == (["look up"] if compensates else []) + ["charge 1"]
+    assert rig.store.read(find_differences) == []
+
+
+def redrive_task(rig: Any, seq: int) -> int:
+    [new] = rig.store.transact(task_admin.redrive, rig.universe, [seq])
+    return int(new)
+
+
+def order_with_task(bank: Bank) -> tuple[Any, Any]:
+    """A flow whose step is a task, and the task."""
+
+    @hf.task(attempts=1)
+    def bill(n: int) -> int:
+        bank.calls.append(f"bill {n}")
+        if bank.down:
+            raise ConnectionError("the bank is down")
+        return n
+
+    @hf.flow
+    async def order() -> int:
+        return 10 + await hf.step(bill, 1)
+
+    return order, bill
+
+
+@pytest.mark.spec("DESIGN", "12", "a redrive runs the failed step again, once")
+@pytest.mark.parametrize("first", ["task ended", "task waits", "task failed again", "flow"])
+def test_redrive_of_a_flow_and_of_its_failed_task_run_the_step_once(
+    make_rig: Any, first: str
+) -> None:
+    bank = Bank()
+    order, bill = order_with_task(bank)
+    rig = make_rig(app_of(order, tasks=[bill]))
+    handle = rig.start(order)
+    assert failure(rig, handle).step == "bill"
+    [child] = rig.store.read(task_list.list_tasks, rig.universe, "failed", owned=False).rows
+    bank.down = first == "task failed again"
+    bank.calls.clear()
+    if first != "flow":
+        redriven = redrive_task(rig, child.id.seq)
+        while first != "task waits" and rig.run_one():
+            pass
+    handle.redrive()
+    if first == "flow":
+        rig.run_one()
+        assert redrive_task(rig, child.id.seq) == redrive_task(rig, child.id.seq)
+    bank.down = False
+    assert rig.result(handle) == 11
+    again = first == "task failed again"
+    assert bank.calls == ["bill 1"] * (2 if again else 1)
+    if first != "flow":
+        assert (redrive_task(rig, child.id.seq) == redriven) or again
+    rig.run(rig.is_idle)
+    assert len(bank.calls) == (2 if again else 1)
+    assert rig.store.read(find_differences) == []
+
+
+def test_redrive_of_a_fork_starts_another_task(make_rig: Any) -> None:
+    bank = Bank()
+    order, bill = order_with_task(bank)
+    rig = make_rig(app_of(order, tasks=[bill]))
+    handle = rig.start(order)
+    failure(rig, handle)
+    fork = handle.fork("copy")
+    failure(rig, fork)
+    bank.down = False
+    bank.calls.clear()
+    assert rig.result(handle.redrive()) == rig.result(fork.redrive()) == 11
+    assert bank.calls == ["bill 1", "bill 1"]
     assert rig.store.read(find_differences) == []
 
 

@@ -28,7 +28,13 @@ from holdfast.flows.model import (
     pack_int,
     step_key,
 )
-from holdfast.flows.records import FlowEnded, StepCompleted, StepFailure
+from holdfast.flows.records import (
+    FlowEnded,
+    FlowRedriven,
+    StepCompleted,
+    StepFailure,
+    decode_record,
+)
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.flows.unit_of_work import FlowUnit, OpenFlow
 from holdfast.messages import FLOW_WORLD_PREFIX, Intent, IntentReceipt, ReceiptStatus
@@ -38,10 +44,11 @@ from holdfast.tasks import dependents
 from holdfast.tasks.admin import cancel_within as cancel_task
 from holdfast.tasks.leases import EXPIRIES_EXHAUSTED
 from holdfast.tasks.model import TaskSpec, TaskStatusRow
+from holdfast.tasks.model import pack_int as pack_task
 from holdfast.tasks.owner_callbacks import callbacks_of
 from holdfast.tasks.states import TaskState
 from holdfast.tasks.submit import TaskToSubmit, create_within
-from holdfast.tasks.unit_of_work import UnitOfWork
+from holdfast.tasks.unit_of_work import UNSUCCESSFUL, UnitOfWork
 from holdfast.world import intents
 
 
@@ -59,33 +66,79 @@ def start_task(
     spec: TaskSpec,
     new: TaskToSubmit,
 ) -> int:
-    """Submit the child task of a step, which is (name, occurrence)."""
-    [seq] = create_within(unit.tasks, spec, [new])
+    """Submit the child task of a step, which is (name, occurrence). After a redrive of the flow, take the last redrive of
+    the former child instead: a task in progress, one that has completed, or a redrive of a failed one. So a
+    redrive of the flow and one of its task run the function once."""
+    former = _former_task(unit, flow, step, spec, new)
+    if former:
+        status = unit.tasks.status(pack_task(former))
+        if status.state == TaskState.COMPLETED:
+            return former
+        if status.state in UNSUCCESSFUL:
+            new, former = replace(new, redrive_of=former), 0
+    [seq] = [former] if former else create_within(unit.tasks, spec, [new])
     listener = codec.pack([flow.seq, flow.head.run, *step])
     dependents.listen(unit.tasks, seq, OWNER, listener)
     return seq
 
 
+def _former_task(
+    unit: FlowUnit, flow: OpenFlow, step: tuple[str, int], spec: TaskSpec, new: TaskToSubmit
+) -> int:
+    """The last redrive of the task that this step had before a redrive of the flow; 0 if none has these arguments."""
+    if not flow.head.redriven_at:
+        return 0
+    row = unit.txn.get(
+        unit.keys.records_of(flow.seq, flow.head.run) + pack_int(flow.head.redriven_at)
+    )
+    record = None if row is None else decode_record(row).record
+    if not isinstance(record, FlowRedriven):
+        return 0
+    seqs = [seq for name, occurrence, seq in record.tasks if (name, occurrence) == step]
+    if not seqs:
+        return 0
+    last = seqs[0]
+    while redriven_by := unit.tasks.status(pack_task(last)).redriven_by:
+        last = redriven_by
+    if unit.tasks.body(pack_task(last)) is None:
+        return 0
+    body, found = unit.tasks.body_and_spec(pack_task(last))
+    if found.name != spec.name:
+        return 0
+    args = blobs.get(unit.txn, body.blob) if body.blob else body.args
+    return last if args == new.args else 0
+
+
+def on_child_done(unit: FlowUnit, flow: OpenFlow, step: tuple[str, int], seq: int) -> None:
+    """Record the outcome of a child task that had completed before its step opened."""
+    status = unit.tasks.status(pack_task(seq))
+    if status.state == TaskState.COMPLETED:
+        _resolve_by_task(unit, (flow.seq, flow.head.run, *step), status)
+
+
 def on_task_end(tasks: UnitOfWork, listener: bytes, status: TaskStatusRow) -> None:
     """Record the outcome of a child task. Called in the commit that ends the task."""
-    flow_seq, run, name, occurrence = codec.unpack(listener)
     unit = FlowUnit(tasks.txn, tasks.keys.universe, tasks)
+    flow_seq, run, name, occurrence = codec.unpack(listener)
+    _resolve_by_task(unit, (flow_seq, run, name, occurrence), status)
+    unit.close()
+
+
+def _resolve_by_task(
+    unit: FlowUnit, step: tuple[int, int, str, int], status: TaskStatusRow
+) -> None:
     if status.state == TaskState.COMPLETED:
-        value = blobs.get(tasks.txn, status.blob) if status.blob else status.result
-        resolve_step(unit, flow_seq, run, name, occurrence, value=value, attempts=status.attempt)
+        value = blobs.get(unit.txn, status.blob) if status.blob else status.result
+        resolve_step(unit, *step, value=value, attempts=status.attempt)
     else:
         resolve_step(
             unit,
-            flow_seq,
-            run,
-            name,
-            occurrence,
+            *step,
             code=status.reason or TaskState(status.state).name.lower(),
             error_type=_error_type(status.error),
             error=status.error,
             attempts=status.attempt,
         )
-    unit.close()
 
 
 def _error_type(error: str) -> str:
@@ -183,6 +236,7 @@ def resolve_step(
                 error=error[:ERROR_TEXT_CHARS_MAX],
                 attempts=attempts,
                 began_ns=step.began_ns,
+                child=step.child if step.kind == TASK else 0,
             ),
         )
     else:

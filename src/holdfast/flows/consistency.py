@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from holdfast import codec
-from holdfast.durable import dead_letters
 from holdfast.durable.difference import Difference
 from holdfast.flows import compensation_dead_letters, derived_rows
 from holdfast.flows.derived_rows import StoredFlow, StoredFlows
@@ -50,6 +49,7 @@ FOLDED_FIELDS = (
     "error",
     "ended_ns",
     "undone",
+    "redriven_at",
 )
 
 
@@ -185,22 +185,16 @@ def _iter_flows(txn: Txn, prefix: bytes) -> Iterator[int]:
 
 def _check_compensation_dead_letters(txn: Txn, stored: StoredFlows) -> Iterator[Difference]:
     """Each dead letter of a stored flow belongs to a compensation whose last outcome is a failure."""
-    queue, after = compensation_dead_letters.queue_of(stored.keys.universe), 0
-    while letters := dead_letters.list_dead(txn, queue, after):
-        after = letters[-1].seq
-        for letter in letters:
-            undo = compensation_dead_letters.decode_payload(letter.payload)
-            seq = undo.id.seq
-            if seq not in stored.flows or stored.flows[seq].body.generation != undo.id.generation:
-                continue  # the flow was removed after its retention
-            last: object = None
-            for _, row in iter_rows(txn, stored.keys.records_of(seq, undo.run)):
-                record = decode_record(row).record
-                if isinstance(record, StepCompleted | StepFailure | UndoRedriven):
-                    if (record.name, record.occurrence) == (undo.step, undo.occurrence):
-                        last = record
-            if not isinstance(last, StepFailure):
-                found = "none" if last is None else type(last).__name__
-                yield Difference(
-                    "flow", stored.where(seq), f"dead letter {letter.seq}", found, "a failure"
-                )
+    for letter, undo in compensation_dead_letters.iter_letters(txn, stored.keys.universe):
+        seq = undo.id.seq
+        if seq not in stored.flows or stored.flows[seq].body.generation != undo.id.generation:
+            continue  # the flow was removed after its retention
+        last: object = None
+        for _, row in iter_rows(txn, stored.keys.records_of(seq, undo.run)):
+            record = decode_record(row).record
+            if isinstance(record, StepCompleted | StepFailure | UndoRedriven):
+                if (record.name, record.occurrence) == (undo.step, undo.occurrence):
+                    last = record
+        if not isinstance(last, StepFailure):
+            found = "none" if last is None else type(last).__name__
+            yield Difference("flow", stored.where(seq), f"dead letter {letter}", found, "a failure")

@@ -88,6 +88,7 @@ def _fire(unit: FlowUnit, flow: OpenFlow, name: str, occurrence: int) -> None:
                 if step.kind == RECEIVE
                 else "the step exceeded its timeout",
                 began_ns=step.began_ns,
+                child=step.child if step.kind == TASK else 0,
             ),
         )
     unit.wake(flow)

@@ -83,6 +83,9 @@ def fork(
     for record in records:
         if isinstance(record, StepCompleted) and record.blob:
             blobs.retain.fn(txn, record.blob)
+        if isinstance(record, StepFailure):
+            # A redrive of the fork does not take the tasks of its parent.
+            record = replace(record, child=0)
         unit.append(child, record)
         if isinstance(record, Published):
             txn.put(keys.published + tuples.pack((seq, record.name)), record.value)

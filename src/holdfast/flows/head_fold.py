@@ -78,6 +78,7 @@ def apply_record(head: FlowHeadRow, record: AnyRecord, decided_ns: int) -> FlowH
                 cancelled=False,
                 timed_out=False,
                 end_state=0,
+                redriven_at=head.records if record.tasks else head.redriven_at,
             )
         case records.UndoRedriven():
             return replace(move(head, FlowEvent.REDRIVE_UNDO), ended_ns=0)

@@ -136,6 +136,8 @@ class FlowHeadRow(Record, frozen=True):
     undone: int = 0
     # The number of events in the inbox.
     unread: int = 0
+    # The number of the last record of a redrive that names child tasks, 0 if none.
+    redriven_at: int = 0
 
 
 class OpenStep(Record, frozen=True):

@@ -328,6 +328,10 @@ def _open(unit: FlowUnit, flow: OpenFlow, request: OpenRequest) -> None:
             TaskToSubmit(request.args, limit=request.limit, trace=request.trace, tag=request.tag),
         )
         step = replace(step, child=child)
+        if flow.head.redriven_at:
+            unit.put_open(flow, name, occurrence, step)
+            children.on_child_done(unit, flow, (name, occurrence), child)
+            return
     elif request.kind == FLOW:
         child_flow = _start_child(unit, flow, request)
         step = replace(step, child=child_flow.seq)

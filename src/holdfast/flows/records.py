@@ -45,6 +45,8 @@ class StepFailure(_FlowRecord, frozen=True, tag=2):
     error: str = ""
     attempts: int = 1
     began_ns: int = 0
+    # The seq of the child task that failed.
+    child: int = 0
 
 
 class Published(_FlowRecord, frozen=True, tag=3):
@@ -116,10 +118,12 @@ class FlowEnded(_FlowRecord, frozen=True, tag=11):
 
 
 class FlowRedriven(_FlowRecord, frozen=True, tag=12):
-    """An operator redrove the flow: the failed step runs again."""
+    """An operator redrove the flow: the failed step runs again. `tasks` has the child tasks of the steps that run again:
+    (name, occurrence, seq)."""
 
     name: str = ""
     occurrence: int = 0
+    tasks: tuple[tuple[str, int, int], ...] = ()
 
 
 class ParentUndo(NamedTuple):

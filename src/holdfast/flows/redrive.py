@@ -1,6 +1,7 @@
 """Redrive: a FAILED or DEAD flow runs again.
 
-Without compensations it continues at its failed step, under the same id and idempotency keys. After compensations it is
+Without compensations it continues at its failed step, under the same id and idempotency keys. A step whose child is a task
+takes the task that an operator has redriven meanwhile, or redrives it (`children.start_task`). After compensations it is
 a new flow from the top of its last run. The new flow has the key and names the old one in `redrive_of`.
 """
 
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import Invalid
 from holdfast.flows.model import FlowHeadRow, FlowId, StartedFlow, pack_int
-from holdfast.flows.records import FlowEnded, FlowRedriven, decode_record
+from holdfast.flows.records import FlowEnded, FlowRedriven, StepFailure, decode_record
 from holdfast.flows.states import FlowState
 from holdfast.flows.unit_of_work import FlowUnit, OpenFlow
 from holdfast.store import blobs, tuples
@@ -45,23 +46,32 @@ def redrive_within(unit: FlowUnit, flow: OpenFlow) -> OpenFlow:
         return copied
     until_ns = head.ended_ns + body.spec.retain_ns
     unit.txn.delete(unit.keys.retained + tuples.pack((until_ns, flow.seq)))
-    unit.append(flow, FlowRedriven(*_failed_step(unit, flow)))
+    unit.append(flow, _redriven(unit, flow))
     flow.head = replace(flow.head, run_started_ns=unit.now_ns)
     unit.put_timeout(flow)
     unit.activate(flow)
     return flow
 
 
-def _failed_step(unit: FlowUnit, flow: OpenFlow) -> tuple[str, int]:
-    """The identity of the step whose failure ended the flow."""
+def _redriven(unit: FlowUnit, flow: OpenFlow) -> FlowRedriven:
+    """The record of a redrive: the step whose failure ended the flow, and the child tasks of the steps that run again."""
     if not flow.head.step:
-        return "", 0
+        return FlowRedriven()
+    failed = ("", 0)
+    tasks: list[tuple[str, int, int]] = []
     prefix = unit.keys.records_of(flow.seq, flow.head.run)
     for _, row in unit.txn.scan(prefix, tuples.prefix_end(prefix), None, True):
         record = decode_record(row).record
-        if isinstance(record, FlowEnded):
-            return record.step, record.occurrence
-    return "", 0
+        if isinstance(record, FlowEnded) and not failed[0]:
+            failed = (record.step, record.occurrence)
+            if not record.step:
+                break
+        elif isinstance(record, StepFailure):
+            if record.child:
+                tasks.append((record.name, record.occurrence, record.child))
+            if (record.name, record.occurrence) == failed:
+                break
+    return FlowRedriven(*failed, tuple(tasks))
 
 
 def _start_copy(unit: FlowUnit, flow: OpenFlow) -> OpenFlow:

@@ -12,6 +12,8 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from holdfast.codec import Record
 from holdfast.config import (
     BLOB_THRESHOLD_BYTES,
@@ -75,6 +77,8 @@ class TaskToSubmit(Record, frozen=True):
     # The trace context of the submission.
     trace: bytes = b""
     tag: str = ""
+    # The FAILED or DEAD task that this one replaces.
+    redrive_of: int = 0
 
 
 @operation("tasks.submit")
@@ -251,6 +255,7 @@ def _create_within(
             or new_task.after
             or new_task.delay_ns
             or new_task.tag
+            or new_task.redrive_of
             or blob
         )
         if ready and (has_options or spec_no != ready_spec_no):
@@ -332,9 +337,13 @@ class _TaskBatch:
             blob=blob,
             trace=new_task.trace,
             tag=new_task.tag,
+            redrive_of=new_task.redrive_of,
         )
         row = pack(body)
         self._put(self._bodies + packed_seq, row)
+        if new_task.redrive_of:
+            replaced = pack_int(new_task.redrive_of)
+            unit.write_status(replaced, replace(unit.status(replaced), redriven_by=seq))
         tags.add(unit.txn, unit.keys.tags, body.tag, packed_seq)
         if new_task.key:
             index_key = unit.keys.idempotency_keys + tuples.pack((spec.name, new_task.key))
