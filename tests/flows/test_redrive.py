@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.flows.compensation_redrive import redrive_compensations
 from holdfast.ops.verify import find_differences
 from holdfast.tasks import admin as task_admin
 from holdfast.tasks import task_list
@@ -109,6 +110,36 @@ def test_redrive_of_a_flow_and_of_its_failed_task_run_the_step_once(
         assert (redrive_task(rig, child.id.seq) == redriven) or again
     rig.run(rig.is_idle)
     assert len(bank.calls) == (2 if again else 1)
+    assert rig.store.read(find_differences) == []
+
+
+@pytest.mark.spec("DESIGN", "12", "a redrive runs a failed compensation again, once")
+def test_redrive_of_a_compensation_and_of_its_failed_task_run_it_once(make_rig: Any) -> None:
+    bank = Bank()
+    order, bill = order_with_task(bank)
+
+    @hf.flow(attempts=1)
+    async def returned() -> None:
+        hf.undo(bill, 1)
+        hf.undo(bill, 2)
+        raise ValueError("sent back")
+
+    rig = make_rig(app_of(order, returned, tasks=[bill]))
+    handle = rig.start(returned)
+    failure(rig, handle)
+    rows = rig.store.read(task_list.list_tasks, rig.universe, "failed", owned=False).rows
+    bank.down = False
+    bank.calls.clear()
+    for row in rows:
+        redrive_task(rig, row.id.seq)
+    while rig.run_one():
+        pass
+    assert sorted(bank.calls) == ["bill 1", "bill 2"]
+    rig.store.transact(redrive_compensations, rig.universe, [1, 2])
+    failure(rig, handle)
+    assert len(bank.calls) == 2
+    states = [step.state for step in handle.steps() if step.name.startswith("undo:")]
+    assert states.count("completed") == 2
     assert rig.store.read(find_differences) == []
 
 

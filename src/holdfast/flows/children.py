@@ -33,6 +33,7 @@ from holdfast.flows.records import (
     FlowRedriven,
     StepCompleted,
     StepFailure,
+    UndoRedriven,
     decode_record,
 )
 from holdfast.flows.states import ENDED, FlowState
@@ -86,18 +87,10 @@ def _former_task(
     unit: FlowUnit, flow: OpenFlow, step: tuple[str, int], spec: TaskSpec, new: TaskToSubmit
 ) -> int:
     """The last redrive of the task that this step had before a redrive of the flow; 0 if none has these arguments."""
-    if not flow.head.redriven_at:
-        return 0
-    row = unit.txn.get(
-        unit.keys.records_of(flow.seq, flow.head.run) + pack_int(flow.head.redriven_at)
-    )
-    record = None if row is None else decode_record(row).record
-    if not isinstance(record, FlowRedriven):
-        return 0
-    seqs = [seq for name, occurrence, seq in record.tasks if (name, occurrence) == step]
+    seqs = [seq for *found, seq in redriven_tasks(unit, flow) if tuple(found) == step]
     if not seqs:
         return 0
-    last = seqs[0]
+    last = seqs[-1]
     while redriven_by := unit.tasks.status(pack_task(last)).redriven_by:
         last = redriven_by
     if unit.tasks.body(pack_task(last)) is None:
@@ -107,6 +100,16 @@ def _former_task(
         return 0
     args = blobs.get(unit.txn, body.blob) if body.blob else body.args
     return last if args == new.args else 0
+
+
+def redriven_tasks(unit: FlowUnit, flow: OpenFlow) -> tuple[tuple[str, int, int], ...]:
+    """The child tasks that the last redrive of the flow or of a compensation names: (name, occurrence, seq)."""
+    if not flow.head.redriven_at:
+        return ()
+    prefix = unit.keys.records_of(flow.seq, flow.head.run)
+    row = unit.txn.get(prefix + pack_int(flow.head.redriven_at))
+    record = None if row is None else decode_record(row).record
+    return record.tasks if isinstance(record, FlowRedriven | UndoRedriven) else ()
 
 
 def on_child_done(unit: FlowUnit, flow: OpenFlow, step: tuple[str, int], seq: int) -> None:

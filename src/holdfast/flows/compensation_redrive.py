@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from holdfast.durable import dead_letters
 from holdfast.errors import Invalid, NotFound
-from holdfast.flows import compensation_dead_letters
+from holdfast.flows import children, compensation_dead_letters
 from holdfast.flows.compensation_dead_letters import FailedCompensation
-from holdfast.flows.records import UndoRedriven
+from holdfast.flows.records import StepFailure, UndoRedriven, decode_record
 from holdfast.flows.states import ENDED, FlowState
 from holdfast.flows.unit_of_work import FlowUnit, OpenFlow
 from holdfast.store import tuples
@@ -38,9 +38,23 @@ def _redrive(unit: FlowUnit, universe: str, letter: int) -> str:
     unit.txn.delete(
         compensation_dead_letters.letter_key(universe, flow.seq, undo.step, undo.occurrence)
     )
-    unit.append(flow, UndoRedriven(undo.step, undo.occurrence))
+    tasks = (*children.redriven_tasks(unit, flow), *_failed_task(unit, flow, undo))
+    unit.append(flow, UndoRedriven(undo.step, undo.occurrence, tasks))
     unit.activate(flow)
     return undo.flow
+
+
+def _failed_task(
+    unit: FlowUnit, flow: OpenFlow, undo: FailedCompensation
+) -> list[tuple[str, int, int]]:
+    """The child task of a failed compensation, which an operator may have redriven, too."""
+    prefix = unit.keys.records_of(flow.seq, flow.head.run)
+    for _, row in unit.txn.scan(prefix, tuples.prefix_end(prefix), None, True):
+        record = decode_record(row).record
+        if isinstance(record, StepFailure):
+            if (record.name, record.occurrence) == (undo.step, undo.occurrence):
+                return [(record.name, record.occurrence, record.child)] if record.child else []
+    return []
 
 
 def _require_ended(unit: FlowUnit, undo: FailedCompensation) -> OpenFlow:

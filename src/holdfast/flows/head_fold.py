@@ -81,7 +81,9 @@ def apply_record(head: FlowHeadRow, record: AnyRecord, decided_ns: int) -> FlowH
                 redriven_at=head.records if record.tasks else head.redriven_at,
             )
         case records.UndoRedriven():
-            return replace(move(head, FlowEvent.REDRIVE_UNDO), ended_ns=0)
+            redriven = move(head, FlowEvent.REDRIVE_UNDO)
+            redriven_at = head.records if record.tasks else head.redriven_at
+            return replace(redriven, ended_ns=0, redriven_at=redriven_at)
         case _:
             pass
     return head

@@ -150,10 +150,12 @@ class Forked(_FlowRecord, frozen=True, tag=13):
 
 
 class UndoRedriven(_FlowRecord, frozen=True, tag=14):
-    """An operator redrove a failed compensation: it runs again."""
+    """An operator redrove a failed compensation: it runs again. `tasks` as in `FlowRedriven`, also those of the
+    compensations that were redriven before."""
 
     name: str
     occurrence: int
+    tasks: tuple[tuple[str, int, int], ...] = ()
 
 
 AnyRecord: TypeAlias = (
