@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar, Token
 from functools import lru_cache
@@ -274,6 +275,18 @@ class Sending:
 
 
 _UNTRACED = Sending(None, None)
+# The owners that hide the texts of errors.
+_hiding: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def hide_error_texts(owner: object) -> None:
+    """Leave the texts of errors out of the spans of this process: they may quote values that an application hides."""
+    _hiding.add(owner)
+
+
+def show_error_texts(owner: object) -> None:
+    """End `hide_error_texts` of this owner."""
+    _hiding.discard(owner)
 
 
 def flush() -> None:
@@ -300,7 +313,7 @@ class TraceSpan:
         """Set the status of the span to an error."""
         if self.span.is_recording():
             self.span.set_attribute("error.type", code)
-            self.span.set_status(self._error_status, error or code)
+            self.span.set_status(self._error_status, code if _hiding else error or code)
 
     def end(self, end_ns: int | None = None) -> None:
         try:

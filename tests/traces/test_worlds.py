@@ -153,6 +153,16 @@ def test_failed_attempt_and_failed_event_have_the_status_error(
     assert failed.status.description == "ValueError: negative"
 
 
+def test_span_of_an_application_with_hidden_values_has_the_code_of_an_error_only(
+    recorded: Recorded, rt: hf.Runtime
+) -> None:
+    traces.hide_error_texts(rt)
+    rt.world(LedgerBook, "eve").send(Opened(-1))
+    [failed] = until(lambda: recorded.finished("reduce"), "the failed event")
+    assert failed.status.status_code is StatusCode.ERROR
+    assert failed.status.description == "reducer_failed"
+
+
 def sent(rt: hf.Runtime, name: str, event: Any, context: bytes, key: str | None = None) -> int:
     token = traces.receive(context)
     try:

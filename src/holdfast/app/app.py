@@ -40,6 +40,7 @@ from holdfast.messages import (
     WorldName,
 )
 from holdfast.messages import IntentReceipt as StoredReceipt
+from holdfast.redaction import BadRedaction, Redactor
 from holdfast.world.catalog import check_text, check_universe
 from holdfast.world.definition import Cause, EventType, Handler, Upcast, WorldDefinition
 from holdfast.world.history import HistoryBound
@@ -73,8 +74,11 @@ class App:
         hooks: AppHooks = NO_HOOKS,
         universe: str | None = None,
         version: str | None = None,
+        redact: Iterable[str] = (),
     ) -> None:
         """Compile and validate the declarations.
+
+        `redact` has paths of fields, such as `Account.iban` or `*.password`, whose values no output for operators shows.
 
         `hooks` are called by every runner and task worker of the process that runs the app.
 
@@ -131,6 +135,14 @@ class App:
         bounds = bounds_of(keep or {}, kinds)
         for world in kinds:
             self._add_world(world, version, bounds.get(world))
+        self.redactor = _redactor_of(redact, self.type_names)
+
+    @property
+    def type_names(self) -> frozenset[str]:
+        """The names of worlds, events, inboxes, effects, tasks and flows."""
+        declared = (self.programs, self.events, self.effects, self.tasks, self.flows)
+        causes = (cause for program in self.programs.values() for _, cause in program.handlers)
+        return frozenset((*(name for names in declared for name in names), *causes))
 
     @property
     def histories(self) -> dict[str, HistoryBound | None]:
@@ -376,6 +388,14 @@ class App:
         except (TypeError, ValueError) as error:
             raise Invalid(what="world", type=name, why=str(error)) from None
         self._world_types[world] = name
+
+
+def _redactor_of(paths: Iterable[str], type_names: Iterable[str]) -> Redactor:
+    redactor, known = Redactor(paths), sorted(type_names)
+    if unknown := redactor.unknown_types(known):
+        why = "the app declares no such type"
+        raise BadRedaction(what="redact", path=unknown[0], why=why, known=known)
+    return redactor
 
 
 def _receipt_handler(

@@ -100,10 +100,10 @@ class Runtime:
         self.app = app
         self.universe = app.universe if universe is None else universe
         self.clock = clock
-        role_names = _default_roles(app) if roles is None else tuple(roles)
-        unknown = sorted(set(role_names) - set(ROLES))
-        if unknown:
-            raise Invalid(what="role", found=unknown, expected=list(ROLES))
+        role_names = _default_roles(app) if roles is None else _known_roles(roles)
+        if app.redactor and role_names:
+            # The roles run the code of the application, whose errors may quote hidden values.
+            traces.hide_error_texts(self)
         check_universe(self.universe)
         self.incarnation = self.mint()
         self.worker = f"worker-{self.incarnation[:8]}" if worker is None else worker
@@ -459,6 +459,7 @@ class Runtime:
                 with contextlib.suppress(Exception):
                     role.join(30 + self._stop_grace_s)
         finally:
+            traces.show_error_texts(self)
             _task_definitions.pop(self, None)
             for other in self._peer_runtimes.values():
                 other.close()
@@ -606,6 +607,13 @@ def _require_here(store: Store, universe: str, routing: StoreRouting) -> None:
     from holdfast.app.universe_location import require_here
 
     require_here(store, universe, routing)
+
+
+def _known_roles(roles: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(roles)
+    if unknown := sorted(set(names) - set(ROLES)):
+        raise Invalid(what="role", found=unknown, expected=list(ROLES))
+    return names
 
 
 def _default_roles(app: App) -> tuple[str, ...]:

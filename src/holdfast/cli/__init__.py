@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast import __version__
+from holdfast.cli.redaction import hide_quotes
 from holdfast.errors import HoldfastError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -132,7 +133,11 @@ def _run(argv: list[str]) -> int:
     except SystemExit as ended:
         # argparse has printed help or version (0) or a usage error (2).
         return ended.code if isinstance(ended.code, int) else EXIT_USAGE
-    code: int = importlib.import_module(COMMANDS[args.command].module).run(args)
+    try:
+        code: int = importlib.import_module(COMMANDS[args.command].module).run(args)
+    except HoldfastError as error:
+        hide_quotes(args, error)
+        raise
     return code
 
 

@@ -124,6 +124,8 @@ def _command(args: argparse.Namespace) -> list[str]:
     for name in ("store", "universe", "worker"):
         if getattr(args, name) is not None:
             command += [f"--{name}", getattr(args, name)]
+    for paths in args.redact:
+        command += ["--redact", paths]
     for role in args.role:
         command += ["--role", role]
     return [*command, "--grace-s", str(args.grace_s), *(["--json"] if args.json else [])]

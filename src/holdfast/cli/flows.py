@@ -379,6 +379,7 @@ def _why(store: Store, args: argparse.Namespace) -> int:
         "id": str(row.id),
         "state": row.state.name,
         "blockers": blockers,
+        "error": row.head.error or None,
     }
     lines = [f"{row.id} is {row.state.name}"]
     for blocker in blockers:

@@ -11,14 +11,17 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from holdfast.cli.redaction import hide_result
+
 # Shorter waits show no progress.
 PROGRESS_DELAY_S = 0.4
 TICK_S = 0.5
 
 
 def emit(args: argparse.Namespace, document: Any, text: str) -> None:
-    """Print the result: one JSON document with `--json`, else text."""
-    print(json.dumps(document, indent=2, ensure_ascii=False) if args.json else text)
+    """Print the result without hidden values: one JSON document with `--json`, else text."""
+    shown = hide_result(args, document, text)
+    print(json.dumps(shown.document, indent=2, ensure_ascii=False) if args.json else shown.text)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

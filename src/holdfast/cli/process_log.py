@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from holdfast import logs
+from holdfast.cli.redaction import ProcessRules
 from holdfast.clock import SYSTEM, S
 from holdfast.ops import log_format
 from holdfast.ops.store_size import StoreSpace, store_size, store_space
@@ -32,7 +33,7 @@ def add_log(parser: argparse.ArgumentParser) -> None:
 
 
 def configure_log(args: argparse.Namespace, **process_ids: object) -> None:
-    log_format.configure(args.log, args.log_level, process_ids)
+    log_format.configure(args.log, args.log_level, process_ids, rules=ProcessRules(args))
 
 
 class SpaceWatch:

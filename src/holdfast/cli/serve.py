@@ -16,6 +16,7 @@ from holdfast.cli import EXIT_OK
 from holdfast.cli.app_argument import app_errors_are_usage
 from holdfast.cli.http import DEFAULT, add_http, build_guard, http_server, state_processes
 from holdfast.cli.process_log import SpaceWatch, add_log, configure_log
+from holdfast.cli.redaction import redactor_of, warn_unknown_types
 from holdfast.cli.stop_signal import StopSignal
 from holdfast.cli.store_option import add_options, check_store, open_existing
 from holdfast.errors import Invalid
@@ -49,7 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     configure_log(args)
     guard = build_guard(args)
+    redactor = redactor_of(args)
     apps, sources = _load_apps(args.app)
+    warn_unknown_types(redactor, apps.values())
     if args.universe is None and len(apps) == 1:
         args.universe = next(iter(apps))
     stop_signal = StopSignal()
@@ -57,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: stop_signal.set())
     with open_existing(args) as store:
         states = state_processes(store, sources)
-        universes = UniverseChoice(store, apps, default=args.universe or "", states=states)
+        universes = UniverseChoice(
+            store, apps, default=args.universe or "", states=states, redactor=redactor
+        )
         with http_server(args, store, universes, guard) as http:
             assert http is not None
             space = SpaceWatch(store)

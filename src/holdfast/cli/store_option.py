@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.cli.output import waiting
+from holdfast.cli.redaction import add_redact
 from holdfast.errors import Invalid, NotFound
 from holdfast.store import open as open_store
 from holdfast.store.admin import routing
@@ -52,6 +53,7 @@ def add_options(
         help=f"store URL (default: ${ENVIRONMENT_VARIABLE}, then holdfast.toml, then {DEFAULT_URL})",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
+    add_redact(parser)
 
 
 def url_of(args: argparse.Namespace) -> str:

@@ -21,7 +21,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast import gc_control
+from holdfast import gc_control, traces
 from holdfast.app.app import App
 from holdfast.app.runtime import ROLES, Runtime
 from holdfast.cli import EXIT_OK
@@ -29,6 +29,7 @@ from holdfast.cli.app_argument import app_errors_are_usage
 from holdfast.cli.http import add_http, build_guard, http_server, state_processes
 from holdfast.cli.parent_pipe import stop_with_parent
 from holdfast.cli.process_log import SpaceWatch, add_log, configure_log
+from holdfast.cli.redaction import redactor_of, warn_unknown_types
 from holdfast.cli.stop_signal import StopSignal
 from holdfast.cli.store_option import add_options, check_store, is_embedded
 from holdfast.clock import SYSTEM, S
@@ -36,6 +37,7 @@ from holdfast.config import DEDUPE_RETENTION_NS, TTL_NS_MAX
 from holdfast.errors import Busy, HoldfastError, Invalid
 from holdfast.ops.api.universes import UniverseChoice
 from holdfast.ops.app_loader import load_app
+from holdfast.redaction import Redactor
 from holdfast.store.admin.routing import StoreRouting, locate_store
 from holdfast.store.api import Store
 from holdfast.store.urls import redact
@@ -154,19 +156,23 @@ def run(args: argparse.Namespace) -> int:
     policy = policy_of(args)
     guard = build_guard(args)
     peers = peers_of(args.peer)
+    redactor = redactor_of(args)
     configure_log(args)
     app = load_app(args.app)
+    warn_unknown_types(redactor, [app])
     stop_signal = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: _on_stop_signal(stop_signal))
     arm_hard_timeout(args.stuck_s)
     try:
         runtime = open_runtime(args, app, policy, peers, stop_signal)
+        if redactor:
+            traces.hide_error_texts(runtime)
         with (
             Watchdog(runtime, args.stuck_s),
             runtime,
             http_server(
-                args, runtime.store, universe_choice(runtime, args.app), guard, runtime
+                args, runtime.store, universe_choice(runtime, args.app, redactor), guard, runtime
             ) as http,
         ):
             configure_log(args, universe=runtime.universe, worker=runtime.worker)
@@ -191,11 +197,13 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def universe_choice(runtime: Runtime, source: str) -> UniverseChoice:
+def universe_choice(runtime: Runtime, source: str, redactor: Redactor) -> UniverseChoice:
     """The HTTP API serves all universes of the store, and has the code of this one. `source` is its import path."""
     name, store = runtime.universe, runtime.store
     states = state_processes(store, {name: source})
-    return UniverseChoice(store, {name: runtime.app}, default=name, states=states)
+    return UniverseChoice(
+        store, {name: runtime.app}, default=name, states=states, redactor=redactor
+    )
 
 
 def open_runtime(

@@ -10,6 +10,9 @@ from typing import Any
 from holdfast.app.app import App
 from holdfast.errors import HoldfastError, Invalid
 
+# The applications that this process has loaded.
+loaded_apps: list[App] = []
+
 
 class NoApp(Invalid):
     code = "no_app"
@@ -34,4 +37,6 @@ def load_app(name: str) -> App:
         raise NoApp(what="app", found=name, why=f"{type(error).__name__}: {error}") from None
     if not isinstance(attribute, App):
         raise NoApp(what="app", found=name, why=f"a {type(attribute).__name__}, not an App")
+    if attribute not in loaded_apps:
+        loaded_apps.append(attribute)
     return attribute

@@ -78,7 +78,7 @@ class WorldWithLineage(WorldDocument, frozen=True):
 
 
 class EntryDocument(msgspec.Struct, frozen=True):
-    """A journal entry. `shown` is its event as text."""
+    """A journal entry. `value` has the fields of its event or its mail, and `shown` is it as text."""
 
     height: int
     seq: int
@@ -86,6 +86,7 @@ class EntryDocument(msgspec.Struct, frozen=True):
     kind: str
     type: str
     shown: str
+    value: Any
     outcome: str
     error: str
     emitted: int
@@ -242,6 +243,7 @@ def entry_document(
         kind=ingress.kind.value,
         type=ingress.type,
         shown=_event_text(record, step, app),
+        value=_stored_value(step),
         outcome=step.outcome.value,
         error=step.error,
         emitted=len(step.emitted),
@@ -264,6 +266,15 @@ def purge_document(
         tombstone.purged_ns,
         PurgeCopies(forks, backups),
     )
+
+
+def _stored_value(step: JournalStep) -> Any:
+    """Return the fields of an event or of mail; None for a receipt, of which only the status is shown."""
+    ingress = step.ingress
+    if ingress.kind is IngressKind.RECEIPT:
+        return None
+    # The first byte of an event is its version.
+    return to_json(ingress.value if ingress.kind is IngressKind.INBOX else ingress.value[1:])
 
 
 def _event_text(record: WorldRecord, step: JournalStep, app: App | None) -> str:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from holdfast.errors import Invalid, NotFound
 from holdfast.ops import catalog_queries
+from holdfast.ops.redacted_documents import RedactionRules
+from holdfast.redaction import Redactor
 from holdfast.schedules import queries as schedules
 from holdfast.store.api import Store, Txn
 
@@ -32,13 +36,19 @@ class UniverseChoice:
         default: str = "",
         *,
         states: Mapping[str, StateProcess] | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
         """`apps` has the app of each universe whose code the server has. `states` has the process that
-        computes states of its worlds; without one they are computed in this process."""
+        computes states of its worlds; without one they are computed in this process. `redactor` has
+        further paths than the apps."""
         self._store = store
         self._apps = apps
         self.default = default
         self._states = states or {}
+        redactors = [app.redactor for app in apps.values()]
+        self.redaction = RedactionRules(
+            reduce(or_, redactors, redactor or Redactor()), apps.values()
+        )
         self._named = {*apps, default} - {""}
         # The universes that were found in the store. They never leave it.
         self._known: set[str] = set(self._named)

@@ -12,13 +12,16 @@ import asyncio
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute, Match, Router
 
 from holdfast import failpoints, traces
 from holdfast.errors import HoldfastError
+from holdfast.ops.api.endpoint import Scope as TokenScope
 from holdfast.ops.http.problem import (
     BadRequest,
     HttpResponse,
@@ -68,6 +71,7 @@ class ApiRoute(BaseRoute):
 
     def __init__(self, server: HttpServer, api: HttpApi) -> None:
         self._server = server
+        self._api = api
         self._table = RouteTable(api.routes)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -95,6 +99,9 @@ class ApiRoute(BaseRoute):
         connection.proven = connection.proven or token is not None
         call = RouteCall(request, names, body, token, connection.disconnect)
         response = await self._handle(route.handler, call)
+        redact = self._api.redact
+        if redact is not None and TokenScope.WORK not in route.scopes:
+            response = await self._redact(partial(redact, call, response))
         connection.body.release()
         try:
             # A half-closed client may still read. But a response with an undo must reach a live client.
@@ -120,7 +127,15 @@ class ApiRoute(BaseRoute):
         except HoldfastError as error:
             return problem_response(error)
         except Exception as error:
-            log_error(error)
+            log_error(error, with_text=self._api.redact is None)
+            return internal_error_response()
+
+    async def _redact(self, redact: Callable[[], HttpResponse]) -> HttpResponse:
+        """Hide values in a response. A response that cannot be redacted is not sent."""
+        try:
+            return await self._server.threads.handle(redact)
+        except Exception as error:
+            log_error(error, with_text=False)
             return internal_error_response()
 
     async def _read_body(self, connection: HttpConnection, receive: Receive) -> bytes:
@@ -161,7 +176,9 @@ async def _send(server: HttpServer, send: Send, response: HttpResponse, *, close
     await send(end)
 
 
-def log_error(error: BaseException) -> None:
-    print(f"holdfast: http: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+def log_error(error: BaseException, *, with_text: bool = True) -> None:
+    """Print an unexpected error. Its text may quote hidden values."""
+    text = f"{type(error).__name__}: {error}" if with_text else type(error).__name__
+    print(f"holdfast: http: {text}", file=sys.stderr, flush=True)
     if os.environ.get("HOLDFAST_DEBUG"):
         traceback.print_exception(error)

@@ -29,6 +29,7 @@ from holdfast.ops.http.routes import ClientDisconnect, RouteCall
 
 if TYPE_CHECKING:
     from holdfast.ops.api.universes import UniverseChoice
+    from holdfast.ops.http.redacted_responses import ResponseRedactor
     from holdfast.ops.http.server import HttpServer
     from holdfast.store.api import Store
 
@@ -108,8 +109,10 @@ class EventStreams:
         store: Store,
         universes: UniverseChoice,
         endpoints: Mapping[str, Endpoint],
+        redactor: ResponseRedactor | None = None,
     ) -> None:
         """`endpoints` by their operation id."""
+        self._redactor = redactor
         self._server = server
         self._store = store
         self._universes = universes
@@ -135,7 +138,7 @@ class EventStreams:
             name = await self._server.run_in_thread(self._universes.resolve, universe)
             streamed = []
             for subject, (operations, path) in zip(subjects, parsed, strict=True):
-                read = self._reader_of(name, operations, path)
+                read = self._reader_of(name, subject, operations, path)
                 # A missing subject is a problem, and not a stream.
                 first = await self._server.threads.handle(read)
                 streamed.append(StreamedSubject((name, subject), read, first))
@@ -236,7 +239,11 @@ class EventStreams:
                 _log.exception("reading a subject of the event streams failed")
 
     def _reader_of(
-        self, universe: str, operations: tuple[str, ...], path: Mapping[str, str]
+        self,
+        universe: str,
+        subject: str,
+        operations: tuple[str, ...],
+        path: Mapping[str, str],
     ) -> Callable[[], SubjectEvent]:
         calls = [
             ApiCall(
@@ -253,6 +260,9 @@ class EventStreams:
         def read() -> SubjectEvent:
             answers = [msgspec.to_builtins(run(call).value) for call in calls]
             document = answers[0] if len(answers) == 1 else _merged(operations, answers)
+            if self._redactor is not None:
+                # Before the digest, because a digest of a hidden value reveals its changes.
+                document = self._redactor.document(universe, subject, document)
             stable = {name: value for name, value in document.items() if name not in VOLATILE}
             digest = codec.digest(msgspec.json.encode(stable)).hex()[:32]
             return SubjectEvent(digest, msgspec.json.encode(document))

@@ -70,6 +70,8 @@ class HttpApi:
     """The routes of a server. Created in the server's event loop, and closed there before the server ends."""
 
     routes: tuple[Route, ...] = ()
+    # Removes hidden values from a response. It may block.
+    redact: Callable[[RouteCall, HttpResponse], HttpResponse] | None = None
 
     def close(self) -> None: ...
 

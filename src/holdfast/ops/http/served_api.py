@@ -26,6 +26,7 @@ from holdfast.ops.http.endpoint_routes import EndpointRoutes
 from holdfast.ops.http.events import EventStreams
 from holdfast.ops.http.openapi import openapi_document
 from holdfast.ops.http.problem import HttpResponse, ServerOverloaded, encode_json
+from holdfast.ops.http.redacted_responses import ResponseRedactor
 from holdfast.ops.http.routes import HttpApi, Route, RouteCall
 from holdfast.ops.http.task_batch import DeclaredTask
 from holdfast.ops.http.task_routes import TaskApi, metrics_route, task_route, task_routes
@@ -64,7 +65,10 @@ class ServedApi(HttpApi):
         if universes.default:
             self._tasks_of(universes.default)
         by_name = {endpoint.operation_id: endpoint for endpoint in endpoints()}
-        self._events = EventStreams(server, store, universes, by_name)
+        redactor = ResponseRedactor(store, universes) if universes.redaction else None
+        if redactor is not None:
+            self.redact = redactor.response
+        self._events = EventStreams(server, store, universes, by_name, redactor)
         fixed = (
             *task_routes(self._resolve_tasks),
             metrics_route(server, metrics or MetricsPage(store)),

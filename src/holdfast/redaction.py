@@ -1,0 +1,266 @@
+"""Redaction: hides values of payloads by their paths. Pure: JSON-able values in, JSON-able values out.
+
+    Redactor(["Account.iban", "order.args.card", "*.password"])
+
+- A path is the name of a type, and the names of fields. A type is a world, an event, an effect, a task or a flow. A `*`
+  as a field is any member or item. A path passes through lists. `*` in place of the type is any type, and the fields are
+  then found at any depth.
+- `Redactor.hide` replaces the values of these fields by REDACTED, and adds them to a `HiddenValues`.
+- `HiddenValues.clean` removes these values from a text, such as the text of an error that quotes them.
+
+Nothing of a hidden value is shown, neither its length nor its hash. Stored data does not change.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from holdfast.errors import Invalid
+
+REDACTED = "[redacted]"
+PATHS_MAX = 1_000
+PATH_CHARS_MAX = 500
+# The variable with paths, divided by commas.
+VARIABLE = "HOLDFAST_REDACT"
+# Shorter texts and numbers are removed from a text only as whole words.
+WORD_CHARS = 4
+# A text that was cut may end inside of a hidden value: at least this number of its characters is removed.
+PART_CHARS_MIN = 4
+# The codes of errors whose texts quote the application.
+QUOTING_CODES = frozenset({"no_reply", "replay_diverged", "replay_failed"})
+# The parts of a task, a flow or an effect. A path without one applies to each.
+ARGS = "args"
+ANY = "*"
+# Parts with several values by name.
+NAMED_PARTS = ("published", "steps")
+
+# The fields of a path, behind its type.
+FieldPath = tuple[str, ...]
+# The names that a member may have in a path; None if they are not known.
+Keys = tuple[str, ...] | None
+
+
+class BadRedaction(Invalid):
+    code = "bad_redaction"
+    hint = "a path names a type and a field: Account.iban, order.args.card or *.password"
+
+
+def parse_paths(text: str) -> list[str]:
+    """Return the paths of an option or of the environment, which are divided by commas."""
+    return [path.strip() for path in text.split(",") if path.strip()]
+
+
+class HiddenValues:
+    """The values that were hidden in a document."""
+
+    def __init__(self) -> None:
+        self._texts: set[str] = set()
+        self._pattern: re.Pattern[str] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def add(self, value: Any) -> None:
+        """Add the texts and numbers of a value, at any depth."""
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                self.add(key)
+                self.add(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                self.add(item)
+        elif value is not None and not isinstance(value, bool) and value not in ("", REDACTED):
+            self._texts.update(_spellings(value))
+            self._pattern = None
+
+    def update(self, other: HiddenValues) -> None:
+        self._texts |= other._texts
+        self._pattern = None
+
+    def clean(self, text: str) -> str:
+        """Return a text without the hidden values, also if its start or its end is cut."""
+        if not self._texts or not text:
+            return text
+        if self._pattern is None:
+            ordered = sorted(self._texts, key=len, reverse=True)
+            self._pattern = re.compile("|".join(map(_spelling_pattern, ordered)))
+        cleaned = self._pattern.sub(REDACTED, text)
+        return self._clean_cuts(cleaned)
+
+    def _clean_cuts(self, text: str) -> str:
+        for value in self._texts:
+            start, end = value[:PART_CHARS_MIN], value[-PART_CHARS_MIN:]
+            at = text.find(start)
+            while at >= 0:
+                # The end of the text, or the mark of a cut.
+                until = text.find("…", at)
+                until = len(text) if until < 0 else until
+                if value.startswith(text[at:until]):
+                    text = text[:at] + REDACTED + text[until:]
+                at = text.find(start, at + 1)
+            until = text.find(end) + len(end)
+            if until >= len(end) and value.endswith(text[:until]):
+                text = REDACTED + text[until:]
+        return text
+
+
+class Redactor:
+    """Compiled paths."""
+
+    def __init__(self, paths: Iterable[str] = ()) -> None:
+        self.paths = tuple(dict.fromkeys(_checked(path) for path in paths))
+        if len(self.paths) > PATHS_MAX:
+            raise BadRedaction(what="redact", paths=len(self.paths), max=PATHS_MAX)
+        # The fields of the paths of any type.
+        self._anywhere = tuple(
+            tuple(path.split(".")[1:]) for path in self.paths if path.startswith("*.")
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.paths)
+
+    def __or__(self, other: Redactor) -> Redactor:
+        return Redactor((*self.paths, *other.paths))
+
+    @property
+    def any_type_fields(self) -> frozenset[str]:
+        """The last fields of the paths of any type."""
+        return frozenset(fields[-1] for fields in self._anywhere)
+
+    def fields_of(self, name: str) -> tuple[FieldPath, ...]:
+        """The fields of the paths that name this type. A name may contain dots."""
+        start = name + "."
+        return tuple(
+            tuple(path[len(start) :].split(".")) for path in self.paths if path.startswith(start)
+        )
+
+    def unknown_types(self, names: Iterable[str]) -> list[str]:
+        """Return the paths whose type is none of these."""
+        known = tuple(f"{name}." for name in (*names, ANY))
+        return [path for path in self.paths if not path.startswith(known)]
+
+    def hide(self, name: str, value: Any, hidden: HiddenValues) -> Any:
+        """Return the value of a type without the fields that its paths name."""
+        return self._hide(value, self.fields_of(name), hidden)
+
+    def hide_parts(
+        self,
+        name: str,
+        parts: Mapping[str, Any],
+        parameters: Sequence[str] | None,
+        hidden: HiddenValues,
+    ) -> dict[str, Any]:
+        """Return the parts of a task, flow or effect, such as `args` and `result`, without hidden fields.
+
+        `parameters` are the names of positional arguments. If they are not known, any field may name an argument.
+        """
+        paths = self.fields_of(name)
+        shown: dict[str, Any] = {}
+        for part, value in parts.items():
+            role = ARGS if part == "kwargs" else part
+            inner = [fields[1:] for fields in paths if fields[0] in (role, ANY)]
+            if () in inner:
+                hidden.add(value)
+                # The form of arguments stays: a list and an object.
+                shown[part] = [REDACTED] if isinstance(value, list) and part == ARGS else (
+                    {REDACTED: REDACTED} if part == "kwargs" and value else REDACTED
+                )  # fmt: skip
+                continue
+            within = (*(fields for fields in inner if fields), *paths)
+            if part == ARGS and isinstance(value, list):
+                shown[part] = [
+                    self._hide_member(_argument_keys(at, parameters), item, within, hidden)
+                    for at, item in enumerate(value)
+                ]
+            elif part in NAMED_PARTS and isinstance(value, Mapping):
+                named = (*(fields for fields in inner if fields), *((ANY, *path) for path in paths))
+                shown[part] = self._hide(value, named, hidden)
+            else:
+                shown[part] = self._hide(value, within, hidden)
+        return shown
+
+    def _hide(self, value: Any, paths: tuple[FieldPath, ...], hidden: HiddenValues) -> Any:
+        if isinstance(value, Mapping):
+            return {
+                key: self._hide_member((str(key),), item, paths, hidden)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._hide_item(at, item, paths, hidden) for at, item in enumerate(value)]
+        return value
+
+    def _hide_member(
+        self, keys: Keys, item: Any, paths: tuple[FieldPath, ...], hidden: HiddenValues
+    ) -> Any:
+        within = [
+            fields[1:]
+            for fields in (*paths, *self._anywhere)
+            if keys is None or fields[0] == ANY or fields[0] in keys
+        ]
+        if () in within:
+            hidden.add(item)
+            return REDACTED
+        return self._hide(item, tuple(within), hidden)
+
+    def _hide_item(
+        self, at: int, item: Any, paths: tuple[FieldPath, ...], hidden: HiddenValues
+    ) -> Any:
+        within = [fields[1:] for fields in paths if fields[0] in (ANY, str(at))]
+        if () in within:
+            hidden.add(item)
+            return REDACTED
+        return self._hide(item, (*within, *paths), hidden)
+
+
+def error_class(text: str) -> str:
+    """Reduce the text of an error, which may quote values, to the name of its class. The name is certain in a traceback only."""
+    if text.startswith("Traceback (most recent call last):"):
+        for line in text.splitlines()[1:]:
+            if line and not line[0].isspace():
+                name = line.partition(":")[0]
+                if re.fullmatch(r"[A-Za-z_][\w.]*", name):
+                    return f"{name}: {REDACTED}"
+                break
+    return REDACTED
+
+
+def _checked(path: str) -> str:
+    fields = path.split(".") if isinstance(path, str) else []
+    if len(fields) < 2 or not all(fields) or len(path) > PATH_CHARS_MAX:
+        raise BadRedaction(what="redact", path=str(path)[:PATH_CHARS_MAX])
+    if any(char.isspace() or char == "," for char in path):
+        raise BadRedaction(what="redact", path=path, why="a path has neither spaces nor commas")
+    return path
+
+
+def _argument_keys(at: int, parameters: Sequence[str] | None) -> Keys:
+    if parameters is None:
+        return None
+    return (str(at), parameters[at]) if at < len(parameters) else (str(at),)
+
+
+def _spellings(value: Any) -> set[str]:
+    """Return the texts by which a text or a number appears in JSON, in `repr` and in tables."""
+    if isinstance(value, int):
+        return {str(value), f"{value:,}"}
+    if isinstance(value, float):
+        return {str(value), json.dumps(value)}
+    text = str(value)
+    shown = "".join(char if char.isprintable() else "�" for char in text)
+    return {
+        text,
+        json.dumps(text)[1:-1],
+        json.dumps(text, ensure_ascii=False)[1:-1],
+        repr(text)[1:-1],
+        shown,
+        *(line.strip() for line in text.splitlines() if line.strip()),
+    }
+
+
+def _spelling_pattern(text: str) -> str:
+    escaped = re.escape(text)
+    is_word = len(text) < WORD_CHARS or text.replace(",", "").replace(".", "").lstrip("-").isdigit()
+    return rf"(?<!\w){escaped}(?!\w)" if is_word else escaped
