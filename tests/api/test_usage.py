@@ -30,6 +30,6 @@ def test_usage_has_the_figures_and_the_age_of_the_last_census(rig: ApiRig) -> No
 
 def test_usage_of_one_universe(rig: ApiRig) -> None:
     take_census(rig.store, "test")
-    figures = rig.get(PATH, universe=rig.universe)["figures"]
+    figures = rig.get(PATH, figures_of=rig.universe)["figures"]
     assert {one["universe"] for one in figures} <= {rig.universe}
-    assert rig.get(PATH, universe="unknown")["figures"] == []
+    assert rig.get(PATH, figures_of="unknown")["figures"] == []

@@ -11,13 +11,13 @@ from holdfast.ops.usage_documents import UsageDocument
 
 
 class UsageQuery(RequestModel):
-    """`universe` selects the figures of one universe."""
+    """`figures_of` selects the figures of one universe. `universe` is the universe of the request, as everywhere."""
 
-    universe: str = ""
+    figures_of: str = ""
 
 
 def show_usage(call: ApiCall) -> UsageDocument:
-    return usage_documents.read_usage(call.store, cast(UsageQuery, call.query).universe)
+    return usage_documents.read_usage(call.store, cast(UsageQuery, call.query).figures_of)
 
 
 ENDPOINTS = (
