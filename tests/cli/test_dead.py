@@ -8,6 +8,7 @@ from holdfast import codec
 from holdfast.config import BLOB_THRESHOLD_BYTES
 from holdfast.durable import queue
 from holdfast.messages import event_ingress
+from holdfast.ops import audit
 from holdfast.ops.verify import find_differences
 from holdfast.store import blobs
 from holdfast.store.api import Store
@@ -219,3 +220,15 @@ def test_dead_drop_releases_the_blob_of_the_letter(
     store.transact(queue.dead_letter, claim, "bad", "bad")
     assert run("dead", "drop", "large", seq, "--store", path).code == 0
     assert store.transact(blobs.collect, 0, 100) == 1
+
+
+def test_dead_drop_is_audited_in_its_commit(run: RunCommand, path: Path, store: Store) -> None:
+    name = "bank/effects/pay"
+    seqs = [store.transact(queue.add_dead_letter, name, b"x", "broken", "why") for _ in range(3)]
+    assert run("dead", "drop", name, 99, "--store", path).code == 1
+    assert store.read(audit.list_entries, "bank") == []
+    assert run("dead", "drop", name, *seqs[:2], "--store", path).code == 0
+    [entry] = [numbered.entry for numbered in store.read(audit.list_entries, "bank")]
+    assert (entry.action, entry.subject) == ("dead.drop", f"queue/{name}")
+    assert entry.detail == f"2 dead letters from {seqs[0]} to {seqs[1]}"
+    assert [letter.seq for letter in store.read(queue.list_dead, name)] == seqs[2:]

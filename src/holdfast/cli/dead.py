@@ -24,12 +24,14 @@ from holdfast.cli.output import emit, field_lines, payload_text, table, time_tex
 from holdfast.cli.store_option import UNIVERSE_OF_STORE, add_options, open_existing
 from holdfast.durable import queue
 from holdfast.durable.queue import DeadLetter
-from holdfast.ops import dead_letter_documents, pending_work
+from holdfast.ops import audit, dead_letter_documents, pending_work
 from holdfast.ops.dead_letter_documents import FailedEventDocument
-from holdfast.store.api import Store
+from holdfast.store.api import Deferred, Store, Txn
 from holdfast.workers.effects import receipts
 
 LIST_MAX = 100
+# The actor of audit entries of this command.
+ACTOR = "command line"
 ERROR_CHARS_MAX = 60
 PAYLOAD_CHARS_MAX = 40
 EVENT_CHARS_MAX = 80
@@ -197,8 +199,17 @@ def _drop(store: Store, args: argparse.Namespace) -> int:
     if args.dry_run:
         return dry_run(store, args.queue, args, selection, key="would_drop", verb="dropped")
 
+    universe, slash, _ = args.queue.partition("/")
+
+    def commit(txn: Txn, seqs: list[int]) -> Deferred[list[int]]:
+        if slash:
+            # A queue of the user's own belongs to no universe, and so to no audit.
+            detail = f"{len(seqs)} dead letters from {min(seqs)} to {max(seqs)}"
+            audit.record(txn, universe, ACTOR, "dead.drop", f"queue/{args.queue}", detail)
+        return receipts.delete_dead_letters(txn, args.queue, seqs)
+
     def drop(seqs: list[int]) -> list[int]:
-        dropped: list[int] = store.transact(receipts.delete_dead_letters, args.queue, seqs)
+        dropped: list[int] = store.transact(commit, seqs)
         return dropped
 
     result = redrive_selected(store, args.queue, args, drop, selection=selection, verb="dropped")
