@@ -9,16 +9,18 @@ import re
 import socket
 import sys
 import time
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from holdfast import store as stores
-from holdfast.ops.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX
+from holdfast.ops.http.limits import BODY_BYTES_MAX, HEAD_BYTES_MAX, OPEN_BODY_BYTES_MAX
 from holdfast.ops.http.server import HttpServer
 from tests.api_server.attack_server import BODIES_BYTES_MAX
-from tests.api_server.served_rig import ServedRig, client, rig
+from tests.api_server.served_rig import ONE_SCOPE_EACH, ServedRig, client, rig, token_of
 from tests.ops.http_rig import JsonClient
 from tests.processes import ROOT, Proc
 
@@ -87,6 +89,36 @@ AMBIGUOUS = {
     "CONNECT": b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n" + SMUGGLED,
     "asterisk": b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n" + SMUGGLED,
     "unknown method": b"STEAL /v1/worlds HTTP/1.1\r\nHost: localhost\r\n\r\n" + SMUGGLED,
+    "length, space before the colon": post("Content-Length : 0", body=SMUGGLED),
+    "length, tab before the colon": post("Content-Length: 0", f"Content-Length\t: {len(SMUGGLED)}", body=SMUGGLED),
+    "length with a vertical tab": post("Content-Length: \x0b0", body=SMUGGLED),
+    "length with NUL": post("Content-Length: 0\x00", body=SMUGGLED),
+    "length with an exponent": post("Content-Length: 0e0", body=SMUGGLED),
+    "length in full-width digits": post().replace(b"\r\n\r\n", b"\r\nContent-Length: \xef\xbc\x90\r\n\r\n") + SMUGGLED,
+    "list of differing lengths": post(f"Content-Length: 0, {len(SMUGGLED)}", body=SMUGGLED),
+    "chunks in HTTP/1.0": post("Transfer-Encoding: chunked", "Content-Length: 0", body=SMUGGLED).replace(b"HTTP/1.1", b"HTTP/1.0", 1),
+    "chunks with an extension": post("Transfer-Encoding: chunked", body=b"0;a=b\r\n\r\n" + SMUGGLED),
+    "chunks and identity": post("Transfer-Encoding: chunked, identity", "Content-Length: 0", body=SMUGGLED),
+    "coding in a folded line": post("Transfer-Encoding:", " chunked", "Content-Length: 0", body=SMUGGLED),
+    "coding without a value": post("Transfer-Encoding:", "Content-Length: 0", body=SMUGGLED),
+    "coding with a NUL in its name": post("Transfer\x00-Encoding: chunked", "Content-Length: 0", body=SMUGGLED),
+    "coding with a letter above ASCII": post("Transfer-Encod\xedng: chunked", "Content-Length: 0", body=SMUGGLED),
+    "space in the name of a header": get("X Y: z") + SMUGGLED,
+    "two hosts": get("Host: localhost") + SMUGGLED,
+    "two keys": post("Content-Length: 2", "Idempotency-Key: a", "Idempotency-Key: b", body=b"{}") + SMUGGLED,
+    "carriage returns only": b"GET /v1/worlds HTTP/1.1\rHost: localhost\r\r" + SMUGGLED,
+    "absolute target of another host": b"GET http://evil.example/v1/worlds HTTP/1.1\r\nHost: localhost\r\n\r\n" + SMUGGLED,
+    "authority as the target": b"GET localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n" + SMUGGLED,
+    "fragment": get(path="/v1/worlds#/healthz") + SMUGGLED,
+    "target above ASCII": get(path="/v1/worlds/\xe4/\xf6") + SMUGGLED,
+    "line feed in the target": b"GET /v1/worlds\nX: y HTTP/1.1\r\nHost: localhost\r\n\r\n" + SMUGGLED,
+    "space in the target": get(path="/v1/wor lds") + SMUGGLED,
+    "lower-case method": b"get /v1/worlds HTTP/1.1\r\nHost: localhost\r\n\r\n" + SMUGGLED,
+    "lower-case version": b"GET /v1/worlds http/1.1\r\nHost: localhost\r\n\r\n" + SMUGGLED,
+    "HTTP/1.10": b"GET /v1/worlds HTTP/1.10\r\nHost: localhost\r\n\r\n" + SMUGGLED,
+    "space after the version": b"GET /v1/worlds HTTP/1.1 \r\nHost: localhost\r\n\r\n" + SMUGGLED,
+    "NUL first": b"\x00" + get() + SMUGGLED,
+    "PROXY protocol": b"PROXY TCP4 127.0.0.1 127.0.0.1 1 1\r\n" + get() + SMUGGLED,
     "TLS hello": b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n" + SMUGGLED,
 }  # fmt: skip
 
@@ -95,7 +127,9 @@ REBINDING = {
     for host in (
         "evil.example", "evil.example:8787", "localhost.evil.example", "127.0.0.1.evil.example",
         "localhost@evil.example", "evil.example#localhost", "localhost,evil.example", "", "[::1", "0x7f.1",
-        "localhost:80@evil.example", "127.0.0.1.nip.io",
+        "localhost:80@evil.example", "127.0.0.1.nip.io", "localhost.", "localhost:80:80", "localhost:x",
+        "[::1%evil.example]", "[::1%25evil.example]", "[::1]evil.example", "::1", "2130706433", "localhost/evil.example",
+        "localhost\\evil.example", "127.0.0.1 evil.example", "http://localhost",
     )
 }  # fmt: skip
 
@@ -113,6 +147,20 @@ CROSS_SITE = {
     "multipart": post(*BODY, body=CREATE).replace(b"application/json", b"multipart/form-data; boundary=x"),
     "no content type": post(*BODY, body=CREATE).replace(b"Content-Type: application/json\r\n", b""),
     "two content types": post("Content-Type: text/plain", *BODY, body=CREATE),
+    "origin without a scheme": post("Origin: localhost", *BODY, body=CREATE),
+    "origin with a path": post("Origin: http://localhost/", *BODY, body=CREATE),
+    "origin with a user": post("Origin: http://localhost@evil.example", *BODY, body=CREATE),
+    "origin of a file": post("Origin: file://", *BODY, body=CREATE),
+    "empty origin": post("Origin:", *BODY, body=CREATE),
+    "origins in a list": post("Origin: http://localhost http://evil.example", *BODY, body=CREATE),
+    "JSON as a parameter": post(*BODY, body=CREATE).replace(b"application/json", b"text/plain; a=application/json"),
+    "content types in a list": post(*BODY, body=CREATE).replace(b"application/json", b"application/json, text/plain"),
+    "longer content type": post(*BODY, body=CREATE).replace(b"application/json", b"application/jsonp"),
+    "navigation to a list": get("Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document"),
+    "two fetch sites": get("Sec-Fetch-Site: none", "Sec-Fetch-Site: cross-site"),
+    "sign-in of another site": post("Origin: http://evil.example", "Content-Length: 2", body=b"{}", path="/v1/session"),
+    "sign-out of another site": post("Sec-Fetch-Site: cross-site", "Content-Length: 2", body=b"{}", path="/v1/session/end"),
+    "sign-in by a form": post("Content-Length: 2", body=b"{}", path="/v1/session").replace(b"application/json", b"text/plain"),
     "read of another origin": get("Origin: http://evil.example"),
     "events of another origin": get("Origin: http://evil.example", path="/v1/events?subject=counts"),
 }  # fmt: skip
@@ -145,6 +193,44 @@ OVERSIZED = {
     "dots": get(path="/v1/../../etc/passwd"),
     "NUL in the path": get(path="/v1/worlds/QuotedAccount/%00"),
     "overlong UTF-8": get(path="/v1/worlds/QuotedAccount/%c0%af"),
+    "encoded surrogate": get(path="/v1/worlds/QuotedAccount/%ed%a0%80"),
+    "truncated percent sign": get(path="/v1/worlds/QuotedAccount/%"),
+    "encoded twice": get(path="/v1/worlds/QuotedAccount/%252e%252e%252f"),
+    "encoded slash for a route": get(path="/v1%2fworlds"),
+    "dot for an id": get(path="/v1/worlds/~/."),
+    "id with a slash": get(path="/v1/worlds/~/..%2f..%2f0"),
+    "backslash": get(path="/v1\\worlds"),
+    "parameters of a path": get(path="/v1/worlds;a=b"),
+    "query of question marks": get(path="/v1/worlds?" + "?" * 4_000),
+    "query of percent signs": get(path="/v1/worlds?limit=" + "%" * 4_000),
+    "query with a long number": get(path="/v1/worlds?limit=" + "9" * 4_000),
+    "query of invalid UTF-8": get(path="/v1/worlds?cursor=%ff%fe"),
+    "query with NUL": get(path="/v1/worlds?type=%00&name=%00"),
+    "long cursor": get(path="/v1/worlds?cursor=" + "A" * 4_000),
+    "long key": post("Idempotency-Key: " + "k" * 256, *BODY, body=CREATE),
+    "key above ASCII": post("Idempotency-Key: \xe4", *BODY, body=CREATE),
+    "key with a control character": post("Idempotency-Key: a\x01b", *BODY, body=CREATE),
+    "key with a tab": post("Idempotency-Key: a\tb", *BODY, body=CREATE),
+    "byte order mark": sized(b"\xef\xbb\xbf" + CREATE),
+    "UTF-16": sized(CREATE.decode().encode("utf-16")),
+    "two documents": sized(CREATE + CREATE),
+    "comment": sized(b"/**/" + CREATE),
+    "not a number": sized(b'{"name": "add", "args": [NaN]}', "/v1/tasks"),
+    "infinity": sized(b'{"name": "add", "args": [-Infinity]}', "/v1/tasks"),
+    "leading zero": sized(b'{"name": "add", "args": [01]}', "/v1/tasks"),
+    "single quotes": sized(CREATE.replace(b'"', b"'")),
+    "control character in a text": sized(CREATE.replace(b"smuggled", b"a\x01b")),
+    "NUL in a name": sized(CREATE.replace(b"smuggled", b"a\\u0000b")),
+    "surrogate in a key": sized(b'{"\\udc00": 1}'),
+    "list in place of an object": sized(b"[" + CREATE + b"]"),
+    "empty body": sized(b""),
+    "deep text": sized(b'"' + b"[" * 100_000 + b'"'),
+    "long escapes": sized(b'{"type": "QuotedAccount", "name": "%b"}' % (b"\\u0041" * 100_000)),
+    "deep arguments": sized(b'{"name": "add", "args": ' + b"[" * 2_000 + b"]" * 2_000 + b"}", "/v1/tasks"),
+    "many tasks": sized(b'{"tasks": [' + b",".join([b'{"name": "add"}'] * 60_000) + b"]}", "/v1/tasks"),
+    "large sign-in": post(f"Content-Length: {OPEN_BODY_BYTES_MAX + 1}", path="/v1/session"),
+    "subject of an unknown kind": get(path="/v1/events?subject=../world/x"),
+    "many subjects": get(path="/v1/events?subject=counts&also=" + ",".join(["counts"] * 300)),
 }  # fmt: skip
 
 CORPUS = {**AMBIGUOUS, **REBINDING, **CROSS_SITE, **OVERSIZED}
@@ -188,6 +274,102 @@ def test_attack_gets_one_refusal_and_changes_nothing(
     observer = served.client(server)
     assert observer.get("/v1/worlds").document["items"] == []
     assert observer.get("/v1/tasks").document["tasks"] == []
+
+
+# Headers that other servers obey, and that are no part of a request here.
+HARMLESS = {
+    "method override": ("X-HTTP-Method-Override: DELETE", "X-HTTP-Method: POST", "X-Method-Override: PUT"),
+    "other address": ("X-Original-URL: /v1/limits", "X-Rewrite-URL: /v1/limits", "X-Accel-Redirect: /etc/passwd"),
+    "other host": ("X-Forwarded-Host: evil.example", "Forwarded: host=evil.example", "X-Host: evil.example"),
+    "other client": ("X-Forwarded-For: 127.0.0.1", "X-Real-IP: 127.0.0.1", "X-Remote-User: operate"),
+    "HTTP/2 upgrade": ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA"),
+    "WebSocket upgrade": ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: AAAA", "Sec-WebSocket-Version: 13"),
+    "range": ("Range: bytes=0-99999999,0-99999999,0-99999999",),
+    "hop by hop": ("Connection: keep-alive, Host, Origin, Authorization", "TE: trailers", "Trailer: Content-Length"),
+    "many cookies": ("Cookie: " + "; ".join(f"holdfast_session_{n}={n}" for n in range(500)),),
+    "long cookie": ("Cookie: a=" + "x" * 15_000,),
+    "cookie of a session that does not exist": ("Cookie: __Host-holdfast_session_1=x; holdfast_session_1=x",),
+    "many entity tags": ("If-None-Match: " + ", ".join(f'"{n}"' for n in range(1_000)),),
+    "broken trace": ("traceparent: 00-" + "0" * 400, "tracestate: " + "a=b," * 2_000),
+    "many encodings": ("Accept-Encoding: " + ",".join(["gzip;q=0.1"] * 500), "Accept: " + "*/*," * 500),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_header_without_a_meaning_changes_no_answer(
+    attacked: tuple[ServedRig, HttpServer], name: str
+) -> None:
+    served, server = attacked
+    raw = served.raw(server)
+    raw.send(get(*HARMLESS[name]))
+    raw.socket.shutdown(socket.SHUT_WR)
+    answer = raw.read_until_closed()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 "), answer[:300]
+    assert json.loads(body) == {"items": [], "next": None}
+    assert b"evil" not in answer
+    assert b"set-cookie" not in head.lower()
+
+
+UNICODE_NAMES = (
+    "\u202eadmin",
+    "a\u200db",
+    "e\u0301",
+    "\u00e9",
+    "ada\r\nSet-Cookie: a=b",
+    "..",
+    "~",
+    "%2e",
+    "\U0001f4a5",
+    "\ufeff",
+)
+
+
+@pytest.mark.parametrize("name", UNICODE_NAMES, ids=ascii)
+def test_unusual_name_is_one_world_and_reaches_no_header(rig: ServedRig, name: str) -> None:
+    """Names are compared by their bytes: no name is another one in disguise."""
+    server = rig.bank()
+    client = rig.client(server)
+    made = client.post("/v1/worlds", {"type": "QuotedAccount", "name": name})
+    assert made.status == 201
+    path = f"/v1/worlds/QuotedAccount/{quote(name, safe='')}"
+    shown = client.get(path)
+    assert shown.document["name"] == name
+    assert "set-cookie" not in {*made.headers, *shown.headers}
+    other = unicodedata.normalize("NFC" if len(name) > 1 else "NFD", name)
+    if other != name:
+        assert client.get(f"/v1/worlds/QuotedAccount/{quote(other, safe='')}").status == 404
+    assert [one["name"] for one in client.get("/v1/worlds").document["items"]] == [name]
+
+
+def test_key_of_a_request_gives_no_answer_to_a_token_without_the_scope(rig: ServedRig) -> None:
+    server = rig.bank(ONE_SCOPE_EACH)
+    headers = {"Idempotency-Key": "shared"}
+    body = {"type": "QuotedAccount", "name": "ada"}
+    made = rig.client(server, token_of("submit")).post("/v1/worlds", body, headers=headers)
+    assert made.status == 201
+    for scope in ("read", "work"):
+        refused = rig.client(server, token_of(scope)).post("/v1/worlds", body, headers=headers)
+        assert (refused.status, refused.document["code"]) == (403, "scope")
+    assert rig.client(server).post("/v1/worlds", body, headers=headers).status == 401
+
+
+def test_key_is_never_the_key_of_another_route_or_body(rig: ServedRig) -> None:
+    client = rig.client(rig.bank())
+    headers = {"Idempotency-Key": "k"}
+    for number, path in enumerate(("/v1/worlds", "/v1/tasks", "/v1/worlds")):
+        body = (
+            {"name": "add"}
+            if path == "/v1/tasks"
+            else {"type": "QuotedAccount", "name": f"n{number}"}
+        )
+        answer = client.post(path, body, headers=headers)
+        if number:
+            assert (answer.status, answer.document["code"]) == (409, "key_conflict"), (
+                answer.document
+            )
+    assert [one["name"] for one in client.get("/v1/worlds").document["items"]] == ["n0"]
+    assert client.get("/v1/tasks").document["tasks"] == []
 
 
 def test_request_behind_a_long_poll_is_answered_after_it_and_in_order(client: JsonClient) -> None:
@@ -264,3 +446,24 @@ def test_memory_is_bounded_under_attacks_of_many_connections(attack_server: Proc
         for one in open_sockets:
             one.close()
     assert grown < 4 * BODIES_BYTES_MAX, f"{grown:,} bytes"
+
+
+def test_memory_is_bounded_under_streams_and_sign_ins_of_many_connections(
+    attack_server: Proc,
+) -> None:
+    port = int(attack_server.lines[0].split()[1])
+    before = peak_bytes(attack_server)
+    last_id = "Last-Event-ID: " + "x." + "y" * 15_000
+    large = post("Content-Length: 16000000", path="/v1/session") + b" " * 1_000_000
+    with contextlib.ExitStack() as opened:
+        for number in range(400):
+            raw = opened.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            raw.settimeout(1.0)
+            with contextlib.suppress(OSError):
+                if number % 4:  # streams whose events nobody reads
+                    raw.sendall(get(last_id, path="/v1/events?subject=counts&also=readiness"))
+                else:
+                    raw.sendall(large)
+        assert attack_server.running
+        grown = peak_bytes(attack_server) - before
+    assert grown < 2 * BODIES_BYTES_MAX, f"{grown:,} bytes"

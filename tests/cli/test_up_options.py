@@ -29,3 +29,11 @@ def test_up_unknown_event_s_is_at_most_the_dedupe_retention() -> None:
 def test_up_duration_options_must_be_positive(name: str) -> None:
     with pytest.raises(Invalid):
         policy_of(_options(**{name: 0}))
+
+
+@pytest.mark.parametrize("stuck_max", [1, 2])
+def test_up_stuck_max_leaves_room_for_isolation(stuck_max: int) -> None:
+    with pytest.raises(Invalid) as refused:
+        policy_of(_options(stuck_max=stuck_max))
+    assert refused.value.fields["what"] == "--stuck-max"
+    assert policy_of(_options(stuck_max=3)).stuck_max == 3

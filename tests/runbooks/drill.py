@@ -12,7 +12,10 @@ import tempfile
 from pathlib import Path
 
 from tests.runbooks.drill_faults import DRILLS
+from tests.runbooks.drill_variants import VARIANTS
 from tests.runbooks.fault_scene import FaultScene
+
+PLAYED = DRILLS | VARIANTS
 
 
 def main(name: str) -> None:
@@ -20,7 +23,7 @@ def main(name: str) -> None:
         os.chdir(path)
         os.environ["HOLDFAST_STORE"] = f"{path}/store"
         with FaultScene(Path(path), f"{path}/store") as scene:
-            drill = DRILLS[name](scene)
+            drill = PLAYED[name](scene)
             print(f"cd {path}; export HOLDFAST_STORE={scene.store}\n\n{drill.complaint}")
             while input("Press Enter for the judge. ") or not drill.judge():
                 print("It does not move, or something is missing.")
@@ -28,6 +31,6 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in DRILLS:
-        sys.exit(f"usage: python -m tests.runbooks.drill {'|'.join(DRILLS)}")
+    if len(sys.argv) != 2 or sys.argv[1] not in PLAYED:
+        sys.exit(f"usage: python -m tests.runbooks.drill {'|'.join(PLAYED)}")
     main(sys.argv[1])

@@ -3,6 +3,7 @@
 door-is-jammed      the reducer of `DoorOpened` does not return
 tax-changed         the reducer of `Sold` yields another result
 printer-is-off      the task `print_label` and the flow `print_all` fail
+price-list-is-lost  the reducer of `Priced` raises
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from pathlib import Path
 import holdfast as hf
 
 DOOR_JAMMED, TAX_CHANGED, PRINTER_OFF = Path("door-is-jammed"), Path("tax-changed"), Path("printer-is-off")  # fmt: skip
+PRICES_LOST = Path("price-list-is-lost")
 
 
 class Sold(hf.Event):
+    cents: int
+
+
+class Priced(hf.Event):
     cents: int
 
 
@@ -34,6 +40,12 @@ class Cashier(hf.World):
     @hf.on(Sold)
     def sold(self, event: Sold, cx: hf.Context) -> None:
         self.cents += event.cents + (1 if TAX_CHANGED.exists() else 0)
+
+    @hf.on(Priced)
+    def priced(self, event: Priced, cx: hf.Context) -> None:
+        if PRICES_LOST.exists():
+            raise LookupError("no price")
+        self.cents += event.cents
 
     @hf.on(DoorOpened)
     def door_opened(self, event: DoorOpened, cx: hf.Context) -> None:

@@ -213,7 +213,7 @@ def stuck_reducer(scene: FaultScene) -> Drill:
     jammed = scene.file("door-is-jammed")
     one.send(DoorOpened())
     one.send(Sold(5))
-    stuck = ("--stuck-s", "0.5", "--stuck-max", "2", *SHORT)
+    stuck = ("--stuck-s", "0.5", "--stuck-max", "3", *SHORT)
 
     def parked() -> bool:
         return scene.metric(rt, "holdfast_worlds", status="parked") == 1

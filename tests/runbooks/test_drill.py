@@ -1,6 +1,6 @@
 """The newcomer's drill: ten faults of a real system, the commands that mended them, and the judge before and after.
 
-`docs/runbooks/drill-results.md` has the steps of a person. `python -m tests.runbooks.drill NAME` plays a fault by hand.
+`docs/drill-results.md` has the steps of a person. `python -m tests.runbooks.drill NAME` plays a fault by hand.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ from holdfast.workers.service import ManagedService
 from holdfast.workers.tasks.worker import STOP_GRACE_S
 from holdfast.workers.world.policy import WorldWorkerPolicy
 from holdfast.workers.world.worker import WorldWorker
+from holdfast.world.hosting_lease import SUSPECT_AFTER_LOSSES
 
 if TYPE_CHECKING:
     from holdfast.ops.http.server import HttpServer
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 # EX_TEMPFAIL: a supervisor should restart the process.
 EXIT_STUCK = 75
 STUCK_S = 30.0
+STUCK_MAX_MIN = SUSPECT_AFTER_LOSSES + 1
 FIRST_ROUND_POLL_S = 0.05
 # The interval of checks that all roles still run.
 WATCH_S = 0.5
@@ -132,7 +134,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=int,
         default=policy.stuck_max,
-        help=f"park a world that has made a worker stuck N times (default {policy.stuck_max})",
+        help=f"park a world that has made a worker stuck N times (default {policy.stuck_max}, "
+        f"at least {STUCK_MAX_MIN})",
     )
     parser.add_argument(
         "--unknown-event-s",
@@ -250,6 +253,10 @@ def policy_of(args: argparse.Namespace) -> WorldWorkerPolicy:
         if not 0 < getattr(args, name) <= max_ns / S:
             option = f"--{name.replace('_', '-')}"
             raise Invalid(what=option, why="out of range", max=max_ns // S)
+    if args.stuck_max <= SUSPECT_AFTER_LOSSES:
+        # These losses hit all worlds of the worker. Only later ones happen in isolation.
+        why = "healthy worlds of the same worker would be parked, too"
+        raise Invalid(what="--stuck-max", found=args.stuck_max, min=STUCK_MAX_MIN, why=why)
     defaults = WorldWorkerPolicy()
     return WorldWorkerPolicy(
         lease_ttl_s=args.lease_s,

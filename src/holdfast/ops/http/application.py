@@ -22,8 +22,10 @@ from starlette.routing import BaseRoute, Match, Router
 from holdfast import failpoints, traces
 from holdfast.errors import HoldfastError
 from holdfast.ops.api.endpoint import Scope as TokenScope
+from holdfast.ops.http.limits import OPEN_BODY_BYTES_MAX
 from holdfast.ops.http.problem import (
     BadRequest,
+    BodyTooLarge,
     HttpResponse,
     RequestTooSlow,
     ServerOverloaded,
@@ -90,6 +92,8 @@ class ApiRoute(BaseRoute):
         if request.length and route.method == "GET":
             # Some GET routes are open to clients without a token, whose bytes must not use memory.
             raise BadRequest(what="body", why="this route takes no body", bytes=request.length)
+        if route.open and request.length > OPEN_BODY_BYTES_MAX:
+            raise BodyTooLarge(what="body", bytes=request.length, bytes_max=OPEN_BODY_BYTES_MAX)
         if server.stopping:
             raise ServerStopping()
         if connection.is_rejected and not route.always:

@@ -158,7 +158,8 @@ def _is_address(name: str) -> bool:
         ipaddress.ip_address(name)
     except ValueError:
         return False
-    return True
+    # The zone of an address may be any text.
+    return "%" not in name
 
 
 def _is_loopback(name: str) -> bool:

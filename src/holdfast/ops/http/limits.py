@@ -9,6 +9,8 @@ HEADERS_MAX = 64
 TARGET_BYTES_MAX = 4096
 # The limit of a whole batch; each stored value has its own limit.
 BODY_BYTES_MAX = 16 * 1024 * 1024
+# The limit of a route that a client without a token may use.
+OPEN_BODY_BYTES_MAX = 16 * 1024
 # The bytes after a request that a connection keeps before it reads no more from its client.
 UNREAD_BYTES_MAX = 64 * 1024
 

@@ -18,7 +18,9 @@ from holdfast.ops.http.problem import BadRequest, BodyTooLarge, HeadTooLarge, Le
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _CONTENT_LENGTH = re.compile(r"[0-9]{1,12}")
 _TRANSFER_ENCODING = re.compile(rb"\ntransfer-encoding[ \t]*:([^\r\n]*)", re.IGNORECASE)
-_ONLY_ONCE = frozenset(("host", "content-length", "authorization", "origin", "content-type"))
+_ONLY_ONCE = frozenset(
+    ("host", "content-length", "authorization", "origin", "content-type", "idempotency-key")
+)
 
 
 class HttpRequest(NamedTuple):
