@@ -460,7 +460,7 @@ def test_memory_is_bounded_under_streams_and_sign_ins_of_many_connections(
             raw = opened.enter_context(socket.create_connection(("127.0.0.1", port), 10))
             raw.settimeout(1.0)
             with contextlib.suppress(OSError):
-                if number % 4:  # streams whose events nobody reads
+                if number % 4:  # streams whose events the client never reads
                     raw.sendall(get(last_id, path="/v1/events?subject=counts&also=readiness"))
                 else:
                     raw.sendall(large)

@@ -230,7 +230,7 @@ def clock_ahead(scene: FaultScene) -> Drill:
 
 
 def full_inbox_of_a_paused_world(scene: FaultScene) -> Drill:
-    """Sends are refused, because somebody paused the world and its inbox is full."""
+    """Sends are refused, because an operator paused the world and its inbox is full."""
     rt = scene.client(app)
     assert main(["limits", "set", "inbox=20", "--universe", "market"]) == 0
     scene.up("drill:app")
