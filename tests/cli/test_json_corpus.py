@@ -38,7 +38,8 @@ ADDED_KEYS = {
     "verify": dict.fromkeys(("flows", "flow_findings", "parks"), "the replay of stored flows"),
     "tasks": {"tag": "the tag of a task", "tasks.tag": "the same", "queues.paused_ns": "the pause of a queue",
               "trace_id": "the trace of the submission"},
-    "worlds": {"epoch": "the fencing epoch of the lease", "leased_until_ns": "the end of the lease"},
+    "worlds": {"epoch": "the fencing epoch of the lease", "leased_until_ns": "the end of the lease",
+               "entries.value": "the fields of the event"},
     "effects": dict.fromkeys(("intents.kind", "intents.state"), "a list by tag has several kinds"),
 }  # fmt: skip
 
