@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -75,16 +75,20 @@ class ConsolePage:
         """Press the button of an action, fill the fields of its dialog, and confirm."""
         (within or self.page).get_by_role("button", name=label, exact=True).first.click()
         dialog = self.page.get_by_role("dialog", name=label)
-        for field, value in (values or {}).items():
-            control = dialog.get_by_label(field)
+        self.fill(dialog, values or {})
+        dialog.get_by_role("button", name=label, exact=True).click()
+        expect(dialog).to_have_count(0, timeout=WAIT_MS)
+
+    def fill(self, dialog: Locator, values: Mapping[str, str]) -> None:
+        """Fill the fields of a dialog."""
+        for field, value in values.items():
+            control = dialog.get_by_label(field, exact=False)
             if control.evaluate("element => element.tagName") == "SELECT":
                 control.select_option(value)
             elif value in ("yes", "no") and control.get_attribute("type") == "checkbox":
                 control.set_checked(value == "yes")
             else:
                 control.fill(value)
-        dialog.get_by_role("button", name=label, exact=True).click()
-        expect(dialog).to_have_count(0, timeout=WAIT_MS)
 
     def sees(self, text: str, *, within: Locator | None = None) -> None:
         expect((within or self.page.get_by_role("main")).get_by_text(text).first).to_be_visible(

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser
 
 import holdfast as hf
 from holdfast import store as stores
+from holdfast.durable import queue as durable_queue
 from holdfast.ops import audit
 from holdfast.ops.api.universes import UniverseChoice
 from holdfast.ops.http.auth import RequestGuard, parse_address
@@ -82,6 +83,11 @@ class ConsoleRig:
         """The actions of operators, newest first."""
         entries = self.store.read(audit.list_entries, UNIVERSE, None, 100)
         return [f"{entry.action} {entry.subject}" for _, entry in entries]
+
+    def letters(self, queue: str) -> set[int]:
+        """The numbers of the dead letters of a queue."""
+        found = self.store.read(durable_queue.list_dead, queue, 0, 1_000)
+        return {letter.seq for letter in found}
 
     def close(self) -> None:
         self._open.close()

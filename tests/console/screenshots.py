@@ -9,7 +9,8 @@ from playwright.sync_api import expect
 
 from tests.console.browser import WAIT_MS, ConsolePage, open_browser
 from tests.console.rig import ConsoleRig, wait_until
-from tests.console.shop import Customer, TopUp, order, print_page, slow
+from tests.console.shop import Customer, TopUp, order, print_page, slow, trip
+from tests.console.subjects import measured_run, save_report
 
 SIZE = {"width": 1100, "height": 720}
 
@@ -38,14 +39,17 @@ def write_pictures(directory: Path) -> list[Path]:
     try:
         rig.fill()
         fill_more(rig)
-        failed = rig.runtime.flow(order, key="o-2")
+        journey = rig.runtime.start(trip.options(key="t-1"), "tea")
+        wait_until(lambda: rig.runtime.why(journey)["state"] == "waiting")
+        run = measured_run(rig)
+        save_report(rig)
         [page, *_] = rig.runtime.submit_many(print_page, [(-4,)])
         wait_until(lambda: rig.runtime.why(page)["state"] == "failed")
         pages = {
             "now": ("now",),
             "work": ("work",),
             "task": ("tasks", page.id),
-            "flow": ("flows", failed.id),
+            "flow": ("flows", journey.id),
             "worlds": ("worlds",),
             "world": ("worlds", "Customer", "ada"),
             "effects": ("effects",),
@@ -57,6 +61,7 @@ def write_pictures(directory: Path) -> list[Path]:
             "money": ("money",),
             "workers": ("workers",),
             "stages": ("stages",),
+            "stage": ("stages", run.run_id),
             "jobs": ("jobs",),
             "deploy": ("deploy",),
             "audit": ("audit",),

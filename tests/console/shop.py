@@ -106,6 +106,17 @@ async def trip(item: str) -> None:
     )
 
 
+# The argument of the step of `fickle`. A replay with another one parks the flow, as changed code does.
+first_way, second_way = "first", "second"
+ways = [first_way]
+
+
+@hf.flow
+async def fickle() -> int:
+    await hf.step(reserve, ways[0])
+    return (await hf.receive(Rating)).stars
+
+
 async def pack(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
@@ -139,6 +150,6 @@ app = hf.App(
     worlds=[Customer],
     effects=[quote],
     tasks=[print_page, slow, nightly],
-    flows=[order, trip, delivery],
+    flows=[order, trip, delivery, fickle],
     events=[Rating],
 )

@@ -38,7 +38,7 @@ COMMANDS = {
     ),
     "serve": Command("holdfast.cli.serve", "serve the HTTP API of a store, without any role"),
     "worlds": Command(
-        "holdfast.cli.worlds", "worlds: list, show, state, journal, fork, pause, purge, …"
+        "holdfast.cli.worlds", "worlds: list, show, state, send, fork, pause, purge, …"
     ),
     "workers": Command("holdfast.cli.workers", "workers: list, drain, undrain"),
     "authority": Command(
@@ -59,7 +59,7 @@ COMMANDS = {
     "queues": Command("holdfast.cli.queues", "queues of tasks: list, pause, resume, drain"),
     "flows": Command("holdfast.cli.flows", "flows: list, show, steps, why, send, fork, cancel, …"),
     "effects": Command("holdfast.cli.effects", "effects: list, show, redrive"),
-    "budgets": Command("holdfast.cli.budgets", "budgets: list, days"),
+    "budgets": Command("holdfast.cli.budgets", "budgets: list, days, limit"),
     "schedules": Command(
         "holdfast.cli.schedules", "schedules: list, show, pause, resume, run-now, backfill, delete"
     ),
@@ -70,6 +70,7 @@ COMMANDS = {
     "runs": Command("holdfast.cli.runs", "stage runs: list, show, failed, retry, cancel, prune"),
     "dead": Command("holdfast.cli.dead", "dead letters: list, show, redrive, drop"),
     "errors": Command("holdfast.cli.errors", "groups of errors: list, show, redrive, drop"),
+    "jobs": Command("holdfast.cli.jobs", "jobs on many subjects: list, start, pace, cancel"),
     "backup": Command("holdfast.cli.backup", "back up a store while it is in use"),
     "restore": Command(
         "holdfast.cli.restore", "restore a store from a backup, as a new generation"

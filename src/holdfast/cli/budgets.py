@@ -1,4 +1,4 @@
-"""`holdfast budgets`: lists accounts with their limits, and their costs by day and model."""
+"""`holdfast budgets`: lists accounts with their limits and their costs by day and model, and sets limits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from holdfast.cli.why import universe_of
 from holdfast.effects import budget, daily_costs
 from holdfast.effects.daily_costs import DAY_NS, KEPT_DAYS, DaySpending
 from holdfast.errors import Invalid
+from holdfast.ops import audit
 from holdfast.ops.api.budgets import DAYS, BudgetDocument, budget_document, day_document, stage_days
 from holdfast.store.api import Store, Txn
 
 LIST_MAX = 100
+# The actor of audit entries of this command.
+ACTOR = "command line"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +38,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--days", metavar="N", type=int, default=DAYS,
         help=f"the last N days, at most {KEPT_DAYS} (default {DAYS})",
     )  # fmt: skip
-    for action in (listed, days):
+    limited = actions.add_parser("limit", help="set the limit of an account, or remove it")
+    limited.add_argument("unit", choices=budget.UNITS, help=" or ".join(budget.UNITS))
+    limited.add_argument(
+        "amount",
+        metavar="AMOUNT",
+        help="tokens, or millionths of the currency; `none` removes the limit",
+    )
+    limited.add_argument(
+        "--scope", metavar="ID", default="", help="world or flow (default: the whole universe)"
+    )
+    for action in (listed, days, limited):
         action.add_argument("--universe", metavar="U", help="universe, if the store has several")
         add_options(action)
 
@@ -45,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         # Stages belong to no universe.
         is_stage = args.action == "days" and args.stage
         universe = "" if is_stage else universe_of(store, args, "budgets")
-        return (_list if args.action == "list" else _days)(store, universe, args)
+        return {"list": _list, "days": _days, "limit": _limit}[args.action](store, universe, args)
 
 
 def _list(store: Store, universe: str, args: argparse.Namespace) -> int:
@@ -64,6 +77,24 @@ def _list(store: Store, universe: str, args: argparse.Namespace) -> int:
         table(("account", "unit", "spent", "reserved", "limit"), cells) if cells else "no budgets"
     )
     emit(args, {"universe": universe, "budgets": msgspec.to_builtins(rows)}, text)
+    return EXIT_OK
+
+
+def _limit(store: Store, universe: str, args: argparse.Namespace) -> int:
+    if args.amount != "none" and not (args.amount.isascii() and args.amount.isdigit()):
+        raise Invalid(what="amount", found=args.amount[:64], expected="a number or none")
+    amount = None if args.amount == "none" else int(args.amount)
+
+    def change(txn: Txn) -> BudgetDocument:
+        account = budget.set_limit.fn(txn, universe, args.scope, args.unit, amount)
+        audit.record(
+            txn, universe, ACTOR, "budgets.limit", f"budget/{args.scope}", f"{args.unit} {amount}"
+        )
+        return budget_document(args.scope, args.unit, account)
+
+    document: BudgetDocument = store.transact(change)
+    text = f"{args.scope or '(universe)'} {args.unit}: limit {args.amount}"
+    emit(args, msgspec.to_builtins(document), text)
     return EXIT_OK
 
 

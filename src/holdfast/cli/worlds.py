@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.cli import world_input
 from holdfast.cli.app_argument import add_app_option, app_errors_are_usage
 from holdfast.cli.output import emit, field_lines, printable, table, time_text
 from holdfast.cli.store_option import ONE_UNIVERSE, add_options, open_existing
@@ -116,6 +117,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="purge a world in use: fence its worker and drop its open effects",
     )
 
+    world_input.configure(actions)
     _add_pins(actions)
     for action, (_, help) in CHANGES.items():
         _add_world(actions.add_parser(action, help=help))
@@ -139,6 +141,8 @@ def run(args: argparse.Namespace) -> int:
             "show": _show,
             "state": _state,
             "journal": _journal,
+            "create": world_input.create_world,
+            "send": world_input.send_event,
             "fork": _fork,
             "purge": _purge,
             "pin": _pin,

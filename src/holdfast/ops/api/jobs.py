@@ -87,7 +87,7 @@ def create_job(call: ApiCall) -> ApiAnswer:
 
     detail = f"{body.action} {selection_text(body.selection)}"[:1_000]
     job: Job = call.transact(create, subject="job", detail=detail)
-    return ApiAnswer(_document(job), headers=(("Location", f"/v1/jobs/{job.id}"),))
+    return ApiAnswer(job_document(job), headers=(("Location", f"/v1/jobs/{job.id}"),))
 
 
 def list_jobs(call: ApiCall) -> Page[JobDocument]:
@@ -97,13 +97,13 @@ def list_jobs(call: ApiCall) -> Page[JobDocument]:
     more = len(found) > limit
     last = found[limit - 1].number if more else 0
     return Page(
-        items=[_document(job) for job in found[:limit]],
+        items=[job_document(job) for job in found[:limit]],
         next=cursors.encode(last) if more else None,
     )
 
 
 def show_job(call: ApiCall) -> JobDocument:
-    return _document(call.read(model.get, call.universe, _number(call)))
+    return job_document(call.read(model.get, call.universe, _number(call)))
 
 
 def cancel_job(call: ApiCall) -> CancelledJob:
@@ -122,7 +122,7 @@ def pace_job(call: ApiCall) -> JobDocument:
         subject=f"job/{number}",
         detail=f"{rate_per_s:g} per second",
     )
-    return _document(job)
+    return job_document(job)
 
 
 def _number(call: ApiCall) -> int:
@@ -132,7 +132,7 @@ def _number(call: ApiCall) -> int:
     return int(text)
 
 
-def _document(job: Job) -> JobDocument:
+def job_document(job: Job) -> JobDocument:
     row = job.row
     return JobDocument(
         id=job.id,

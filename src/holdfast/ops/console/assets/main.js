@@ -200,5 +200,7 @@ onSession(() => {
 });
 window.addEventListener("hashchange", route);
 setInterval(updateTimes, 1_000);
+// No event tells of a change of these pages.
+setInterval(() => shown?.page.polls && !document.hidden && shown.page.refresh(), 3_000);
 theme();
 start();

@@ -142,7 +142,7 @@ function letterListPage(queue) {
   list.load();
   const selection = { queue };
   return {
-    title: `Dead letters of ${queue}`,
+    title: `Dead letters of ${queue}`, polls: true,
     node: h("div", {}, heading(queue), buttons(
       jobAction("Redrive all", "dead.redrive", selection, ["dead", "redrive", queue, "--all"], false),
       jobAction("Drop all", "dead.drop", selection, ["dead", "drop", queue, "--all"], true)), list.node),

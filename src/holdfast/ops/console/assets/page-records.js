@@ -8,7 +8,7 @@ import { address, worldParts } from "./router.js";
 
 export function jobsPage(parts, { id = "" }) {
   const all = loaded(() => get("jobs", { limit: 200 }), ({ items }) => items.length ? items.map((job) => h("article", { class: `card${job.id === id ? " chosen" : ""}`, "aria-label": `Job ${job.id}` },
-    h("h3", {}, `${job.id}: ${job.action} `, badge(job.state)),
+    h("h2", {}, `${job.id}: ${job.action} `, badge(job.state)),
     facts([
       ["Selection", Object.entries(job.selection).map(([name, value]) => `${name} ${value}`).join(", ")], ["By", job.actor],
       ["Processed", count(job.processed)], ["Refused", count(job.refused)], ["At most, each second", job.rate_per_s],
@@ -18,9 +18,10 @@ export function jobsPage(parts, { id = "" }) {
     job.state === "running" ? buttons(
       action({
         label: "Change pace", route: () => `jobs/${path(job.id)}/pace`, fields: [{ name: "rate", label: "At most, each second", type: "number", value: job.rate_per_s }],
+        command: (values) => ["jobs", "pace", job.id, values.rate || "RATE"],
         body: (values) => ({ rate_per_s: Number(values.rate) }), done: () => all.refresh(),
       }),
-      action({ label: "Cancel job", danger: true, route: () => `jobs/${path(job.id)}/cancel`, text: "Subjects that were processed stay so.", done: () => all.refresh() })) : null))
+      action({ label: "Cancel job", danger: true, route: () => `jobs/${path(job.id)}/cancel`, command: () => ["jobs", "cancel", job.id], text: "Subjects that were processed stay so.", done: () => all.refresh() })) : null))
     : h("p", { class: "quiet" }, "there are no jobs"));
   const refresh = () => document.querySelector("dialog[open]") ?? all.refresh();
   const timer = setInterval(refresh, 1_000);

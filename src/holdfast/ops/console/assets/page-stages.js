@@ -96,7 +96,9 @@ function runPage(id) {
   const plots = loaded(() => get(`runs/${path(id)}/plots`), runPlots);
   let former = null;
   const actions = h("div");
+  const settings = h("div");
   function draw(run) {
+    replace(settings, section("Output", tree(run.output)), section("Configuration", tree(run.config)));
     replace(head, heading(run.name, badge(run.status)));
     if (former !== run.status + run.live) {
       former = run.status + run.live;
@@ -110,6 +112,7 @@ function runPage(id) {
       ["Run", run.run_id], ["Started", when(run.created_ns)], ["Updated", when(run.updated_ns)], ["Finished", run.finished_ns ? when(run.finished_ns) : null],
       ["Rows a second", run.rate_per_s === null ? null : run.rate_per_s.toFixed(1)], ["Calls", count(calls)], ["Reused", count(run.reused)],
       ["Retries", count(run.retries)], ["Cost", run.cost.toFixed(4)], ["Time of calls", duration(Number(run.calls_ns) / 1e9)],
+      ["Retry requested", run.retry_requested_ns ? when(run.retry_requested_ns) : null], ["Cancel requested", run.cancel_requested_ns ? when(run.cancel_requested_ns) : null],
       ["Halted", run.halted], ["Retry of", run.retry_of && link(address("stages", [run.retry_of]), run.retry_of)],
     ]),
     section("Errors", table("Errors", [
@@ -118,13 +121,12 @@ function runPage(id) {
       { label: "Attempts", number: true, show: (row) => count(row.count) },
       { label: "Rows", number: true, show: (row) => count(row.rows) },
     ], run.errors, "no errors")),
-    section("Output", tree(run.output)), section("Configuration", tree(run.config)),
     run.next?.length ? section("Next", h("ul", {}, run.next.map((one) => h("li", {}, one)))) : null);
   }
   get(`runs/${path(id)}`).then(draw).catch((error) => replace(head, heading("Stage run"), h("p", { class: "problem" }, error.message)));
   return {
     title: "Stage run", subject: `run/${id}`,
-    node: h("div", {}, head, section("Why", whyPanel("run", id)), actions, details, section("Plots", plots), section("Failed rows", failed.node)),
+    node: h("div", {}, head, section("Why", whyPanel("run", id)), actions, details, section("Plots", plots), section("Failed rows", failed.node), settings),
     event(name, document) {
       if (name !== "run") return;
       draw(document);

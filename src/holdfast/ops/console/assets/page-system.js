@@ -147,7 +147,7 @@ export function queuesPage() {
     })),
   ]);
   return {
-    title: "Queues and limits",
+    title: "Queues and limits", polls: true,
     node: h("div", {}, heading("Queues and limits"), section("Queues", queues), section("Load limits", limits)),
     refresh: () => {
       if (!document.querySelector("dialog[open], details[open]")) queues.refresh();
@@ -168,6 +168,7 @@ export function moneyPage(_, given) {
       label: "Change limit", route: () => "budgets/limit",
       fields: [{ name: "amount", label: `Limit in ${row.unit}`, type: "number", value: row.limit ?? "", hint: "empty: no limit" }],
       body: (values) => ({ unit: row.unit, scope: row.scope, amount: number(values.amount) }),
+      command: (values) => ["budgets", "limit", row.unit, values.amount || "none", ...option("--scope", row.scope)],
       done: () => budgets.refresh(),
     }) },
   ], items, "no effect has spent money or has a budget"));
@@ -184,7 +185,7 @@ export function moneyPage(_, given) {
     days.refresh();
   });
   return {
-    title: "Money",
+    title: "Money", polls: true,
     node: h("div", {}, heading("Money"), section("Budgets", budgets), section("Last seven days", form, days)),
     refresh() {
       if (document.querySelector("dialog[open]")) return;

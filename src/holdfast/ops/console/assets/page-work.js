@@ -157,7 +157,9 @@ export function jobAction(label, name, selection, command, danger) {
       { name: "limit", label: "At most, in all", type: "number", hint: "empty: all" },
     ],
     body: (values) => ({ action: name, selection, rate_per_s: Number(values.rate || 100), ...(values.limit ? { limit: Number(values.limit) } : {}) }),
-    command: command && ((values) => [...command, ...(name.endsWith(".cancel") ? [] : option("--rate", values.rate)), ...option("--limit", values.limit)]),
+    command: (values) => command
+      ? [...command, ...(name.endsWith(".cancel") ? [] : option("--rate", values.rate)), ...option("--limit", values.limit)]
+      : ["jobs", "start", name, ...Object.entries(selection).map(([key, value]) => `${key}=${value}`), ...option("--rate", values.rate), ...option("--limit", values.limit)],
     done: (job) => go("jobs", [], { id: job.id }),
   });
 }
@@ -299,7 +301,6 @@ function stepRow(one) {
   const began = one.began_ns ?? one.ended_ns;
   const until = one.ended_ns ?? nowNs();
   const spans = began ? [{ from: began, to: until, tone, title: isOpen ? "open" : one.state }] : [];
-  if (isOpen && one.due_ns && Number(one.due_ns) > until) spans.push({ from: until, to: one.due_ns, tone: "plain", title: "until its end" });
   const notes = [
     Number(one.attempts) > 1 ? plural(Number(one.attempts), "attempt") : null,
     one.types.length ? `waits for ${one.types.join(" or ")}` : null,
@@ -307,7 +308,7 @@ function stepRow(one) {
   ];
   return {
     label: `${one.name}${one.occurrence > 1 ? `#${one.occurrence}` : ""}`, state: one.state, spans,
-    note: notes.filter(Boolean).join(", "),
+    note: [notes.filter(Boolean).join(", "), isOpen && one.due_ns ? [" until ", when(one.due_ns)] : null],
     took: took(began, isOpen ? nowNs() : one.ended_ns),
     details: [
       ["Position", one.position], ["Kind", one.kind], ["Attempts", one.attempts], ["Began", when(one.began_ns)], ["Ended", when(one.ended_ns)],

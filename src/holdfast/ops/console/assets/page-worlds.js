@@ -56,11 +56,12 @@ function listPage(given) {
     label: "Create world", scope: "submit", route: () => "worlds",
     fields: [{ name: "type", label: "Type", value: values.type ?? "", required: true }, { name: "name", label: "Name", required: true }],
     body: (answers) => ({ type: answers.type, name: answers.name }),
+    command: (answers) => ["worlds", "create", `${answers.type || "TYPE"}/${answers.name || "NAME"}`],
     done: (world) => go("worlds", [world.type, world.name]),
   });
   rebuild();
   return {
-    title: "Worlds", node: h("div", {}, heading("Worlds"), find, form, buttons(create), jobs, holder),
+    title: "Worlds", polls: true, node: h("div", {}, heading("Worlds"), find, form, buttons(create), jobs, holder),
     refresh: () => list?.refresh(), close: () => list?.close(),
   };
 }

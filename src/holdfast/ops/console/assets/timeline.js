@@ -17,7 +17,7 @@ export function timeline(rows, empty) {
       track.append(piece);
     }
     return h("li", {}, h("details", {},
-      h("summary", {}, h("span", { class: "step" }, h("span", {}, row.label), badge(row.state), row.note ? h("span", { class: "quiet" }, row.note) : null),
+      h("summary", {}, h("span", { class: "step" }, h("span", {}, row.label), badge(row.state), h("span", { class: "quiet" }, row.note)),
         track, h("span", { class: "number" }, row.took ?? "–")),
       facts(row.details ?? []), row.more ?? null));
   }));
