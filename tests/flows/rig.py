@@ -175,46 +175,12 @@ class FlowRig:
     def run_grant(self, grant: TaskGrant) -> None:
         try:
             report = self._attempt(grant)
-            self.crashing_store.transact(
-                task_operations.apply_reports,
-                self.universe,
-                "worker",
-                self.store.generation,
-                [report],
-            )
+            if report is not None:
+                self._report([report])
         except (Crashed, CommitUnknown):
             self._expire_leases()
 
-    def _expire_leases(self) -> None:
-        """The leases of the dead worker expire."""
-        self.clock.advance(3_600 * S)
-
-    def _attempt(self, grant: TaskGrant) -> TaskReport:
-        code = self.codes.get(grant.name)
-        if code is None:
-            return run_attempt(TaskAttempt(grant, self.app.tasks[grant.name])).report
-        attempt = TaskAttempt(grant, code)  # type: ignore[arg-type]
-        asyncio.run(run_activation(self.environment, code, attempt, grant.args))
-        return TaskReport(grant.seq, grant.lease)
-
-    def run_together(self, grants: list[TaskGrant]) -> None:
-        """Run activations in one event loop, as a worker does, and report them."""
-
-        async def run_all() -> None:
-            await asyncio.gather(
-                *(
-                    run_activation(
-                        self.environment,
-                        self.codes[grant.name],
-                        TaskAttempt(grant, self.codes[grant.name]),  # type: ignore[arg-type]
-                        grant.args,
-                    )
-                    for grant in grants
-                )
-            )
-
-        asyncio.run(run_all())
-        reports = [TaskReport(grant.seq, grant.lease) for grant in grants]
+    def _report(self, reports: list[TaskReport]) -> None:
         self.crashing_store.transact(
             task_operations.apply_reports,
             self.universe,
@@ -222,6 +188,36 @@ class FlowRig:
             self.store.generation,
             reports,
         )
+
+    def _expire_leases(self) -> None:
+        """The leases of the dead worker expire."""
+        self.clock.advance(3_600 * S)
+
+    def _attempt(self, grant: TaskGrant) -> TaskReport | None:
+        """Run a task. None if its own commit has completed it."""
+        code = self.codes.get(grant.name)
+        if code is None:
+            return run_attempt(TaskAttempt(grant, self.app.tasks[grant.name])).report
+        attempt = TaskAttempt(grant, code)  # type: ignore[arg-type]
+        asyncio.run(run_activation(self.environment, code, attempt, grant.args))
+        return None if attempt.reported else TaskReport(grant.seq, grant.lease)
+
+    def run_together(self, grants: list[TaskGrant]) -> None:
+        """Run activations in one event loop, as a worker does, and report those whose commits did not."""
+        attempts = [TaskAttempt(grant, self.codes[grant.name]) for grant in grants]  # type: ignore[arg-type]
+
+        async def run_all() -> None:
+            await asyncio.gather(
+                *(
+                    run_activation(self.environment, self.codes[grant.name], attempt, grant.args)
+                    for grant, attempt in zip(grants, attempts, strict=True)
+                )
+            )
+
+        asyncio.run(run_all())
+        left = [attempt.grant for attempt in attempts if not attempt.reported]
+        if left:
+            self._report([TaskReport(grant.seq, grant.lease) for grant in left])
 
     def pass_time(self) -> None:
         """Advance the clock to the next due time, and fire the due sleeps and timeouts."""

@@ -145,6 +145,35 @@ def test_operation_has_at_most_commits_max_commits(make_rig: Any) -> None:
     assert all(is_recorded(handle) for handle in handles)
 
 
+def test_full_operation_is_sent_before_the_next_flow_runs(make_rig: Any) -> None:
+    """The writer applies it while the loop runs the other flows of the turn."""
+    rig, _, works = leased_flows(make_rig, COMMITS_MAX + 1)
+    sent: list[int] = []
+
+    class Recording:
+        generation = rig.store.generation
+
+        def submit(self, fn: Any, universe: str, generation: int, work: Any) -> Any:
+            sent.append(len(work) if isinstance(work, list) else 1)
+            return rig.crashing_store.submit(fn, universe, generation, work)
+
+    store: Any = Recording()
+    queue = CommitQueue(store, rig.universe)
+    seen: list[list[int]] = []
+
+    async def commit_all() -> list[Any]:
+        tasks = [asyncio.create_task(queue.commit(work)) for work in works[:-1]]
+        # Runs in the same turn of the loop, after these commits and before the last one.
+        asyncio.get_running_loop().call_soon(lambda: seen.append(list(sent)))
+        tasks.append(asyncio.create_task(queue.commit(works[-1])))
+        return await asyncio.gather(*tasks)
+
+    answers = asyncio.run(commit_all())
+    assert seen == [[COMMITS_MAX]]
+    assert sent == [COMMITS_MAX, 1]
+    assert all(answer.applied for answer in answers)
+
+
 def test_stale_activation_fences_no_other_flow(make_rig: Any) -> None:
     rig, handles, works = leased_flows(make_rig, 3)
     works[1] = replace(works[1], lease=works[1].lease + 1)

@@ -204,6 +204,11 @@ class _FlowReplay:
                 if seq == flow:
                     self.recorded[seq, run] -= failed
                     failed.clear()
+        else:
+            # The flow has compensated. Its key names the copy that replaces it.
+            for key, seq in self.flow_keys.items():
+                if seq == flow:
+                    self.flow_keys[key] = event.value["seq"]
         return iter(())
 
     def _on_undo_redrive(self, event: HistoryEvent) -> Findings:

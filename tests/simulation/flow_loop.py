@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from holdfast.clock import MS, S
@@ -66,7 +66,10 @@ class FlowStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def submit(self, fn: Any, *args: Any) -> Any:
+    def submit(self, fn: Any, *args: Any) -> Any:
+        return _Submitted(self._transact, fn, args)
+
+    def _transact(self, fn: Any, *args: Any) -> Any:
         while True:
             try:
                 return self._store.transact(fn, *args)
@@ -79,6 +82,19 @@ class FlowStore:
 
     def subscribe(self, topic: str) -> PolledTopic:
         return PolledTopic()
+
+
+class _Submitted:
+    """A commit that is sent when a coroutine awaits it. A killed process drops it unsent."""
+
+    def __init__(self, transact: Callable[..., Any], fn: Any, args: tuple[Any, ...]) -> None:
+        self._transact = transact
+        self._fn = fn
+        self._args = args
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._transact(self._fn, *self._args)
+        yield  # makes this function a generator
 
 
 class PolledTopic:

@@ -244,7 +244,11 @@ FLOWS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "commit queue: has no limit": (
-        Edit("workers.flows.commit_queue:CommitQueue._join", "self._close(joined)", "pass"),
+        Edit(
+            "workers.flows.commit_queue:CommitQueue._join",
+            "if len(joined) >= COMMITS_MAX:",
+            "if False:",
+        ),
     ),
     "batch commit: ignores a commit": (
         Edit(

@@ -233,9 +233,11 @@ class _WorkerRun:
     async def _run_all(
         self, environment: FlowEnvironment, grants: list[TaskGrant]
     ) -> list[TaskReport]:
-        return await asyncio.gather(*(self._run_one(environment, grant) for grant in grants))
+        reports = await asyncio.gather(*(self._run_one(environment, grant) for grant in grants))
+        return [report for report in reports if report is not None]
 
-    async def _run_one(self, environment: FlowEnvironment, grant: TaskGrant) -> TaskReport:
+    async def _run_one(self, environment: FlowEnvironment, grant: TaskGrant) -> TaskReport | None:
+        """Run a task. None if its own commit has completed it."""
         code = APPS[self.release].codes.get(grant.name)
         if code is None:
             await self._take_time()
@@ -244,7 +246,7 @@ class _WorkerRun:
         self.held[flow] = grant
         attempt: Any = TaskAttempt(grant, code)  # type: ignore[arg-type]
         await run_activation(environment, code, attempt, grant.args)
-        return TaskReport(grant.seq, grant.lease)
+        return None if attempt.reported else TaskReport(grant.seq, grant.lease)
 
     async def _call(self) -> None:
         step = hf.current_step()

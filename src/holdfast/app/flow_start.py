@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from holdfast import traces
 from holdfast.app.call_arguments import stored_if_equal
 from holdfast.app.flow_definition import Flow, FlowCall
 from holdfast.app.flow_handle import FlowHandle, by_key_call, check_key
+from holdfast.app.start_batches import StartBatches
 from holdfast.app.store_calls import StoreCall
 from holdfast.errors import Invalid, KeyConflict
 from holdfast.flows import operations
@@ -61,7 +63,10 @@ async def start_async(
     with _sending(call) as sending:
         new, started = call.new_flow(packed, sending.context), None
         try:
-            [started] = await runtime.store.submit(operations.start, universe, [new])
+            if new.key:
+                [started] = await runtime.store.submit(operations.start, universe, [new])
+            else:
+                started = await _batches_of(runtime).start(new)
         except KeyConflict as error:
             conflict = error
         if started is None:
@@ -74,6 +79,17 @@ async def start_async(
             [started] = await runtime.store.submit(operations.start, universe, [new])
         sending.sent(FlowId(started.generation, started.seq))
     return _handle(runtime, call, started)
+
+
+def _batches_of(runtime: Runtime) -> StartBatches:
+    batches = _batches.get(runtime)
+    if batches is None:
+        batches = _batches[runtime] = StartBatches(runtime.store, runtime.universe)
+    return batches
+
+
+# By runtime.
+_batches: weakref.WeakKeyDictionary[Runtime, StartBatches] = weakref.WeakKeyDictionary()
 
 
 def _handle(runtime: Runtime, call: FlowCall[Any, Any], started: StartedFlow) -> FlowHandle[Any]:

@@ -36,6 +36,10 @@ class _Wait(NamedTuple):
     topic_index: int
 
 
+# A future with its value or error.
+_Resolved = tuple[asyncio.Future[Any], Any, BaseException | None]
+
+
 class ResultWaiter:
     def __init__(
         self, store: Store, check: Callable[[], None], topic: Callable[[int], str]
@@ -154,11 +158,19 @@ class ResultWaiter:
             return waits
 
     def _evaluate(self, waits: list[_Wait]) -> None:
-        """Evaluate all waits in one read and resolve those with a value or an error."""
+        """Evaluate all waits in one read and resolve those with a value or an error. Each event loop is woken once."""
+        if not waits:
+            return
         results = self._store.read(_evaluate_all, waits)
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Resolved]] = {}
         for wait, (value, error) in zip(waits, results, strict=True):
             if value is not None or error is not None:
-                self._resolve_wait(wait, value, error)
+                self._remove(wait)
+                by_loop.setdefault(wait.loop, []).append((wait.future, value, error))
+        for loop, resolved in by_loop.items():
+            # RuntimeError: the event loop is closed and has no waiting coroutine.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_resolve_all, resolved)
 
     def _evaluate_each(self, waits: list[_Wait]) -> None:
         """Evaluate each wait in its own read. An error of one read does not affect other waits."""
@@ -169,10 +181,6 @@ class ResultWaiter:
                 _resolve_soon(wait, self._store.read(wait.read), None)
             except BaseException as error:
                 _resolve_soon(wait, None, error)
-
-    def _resolve_wait(self, wait: _Wait, value: Any, error: BaseException | None) -> None:
-        self._remove(wait)
-        _resolve_soon(wait, value, error)
 
 
 class _ReaderThread:
@@ -224,6 +232,11 @@ def _resolve_soon(wait: _Wait, value: Any, error: BaseException | None) -> None:
     # RuntimeError: the event loop is closed and has no waiting coroutine.
     with contextlib.suppress(RuntimeError):
         wait.loop.call_soon_threadsafe(_resolve, wait.future, value, error)
+
+
+def _resolve_all(resolved: list[_Resolved]) -> None:
+    for future, value, error in resolved:
+        _resolve(future, value, error)
 
 
 def _resolve(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -112,6 +112,9 @@ class AsyncGenerators:
 
     def _take_all(self) -> list[Any]:
         """The generators that have not ended, in the order of their first iteration. One that runs belongs to a task."""
+        if not self._started:
+            self._kept.clear()
+            return []
         kept, self._kept = {id(one): one for one in self._kept}, []
         found = []
         for key, started in list(self._started.items()):

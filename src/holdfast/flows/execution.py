@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Container, Coroutine, Iterable
 from contextvars import ContextVar
 from enum import Enum, auto
@@ -133,7 +133,9 @@ class StepCall:
 
     def accepts(self, digest: bytes) -> bool:
         """Whether a recorded digest is that of this call."""
-        return digest in (self.digest, self.former_digest) or digest in self.equal_digests()
+        if digest == self.digest or digest == self.former_digest:
+            return True
+        return digest in self.equal_digests()
 
     @property
     def label(self) -> str:
@@ -161,7 +163,7 @@ class RecordQueue:
         self.outcomes: dict[tuple[str, int], StepOutcome] = {}
         self.undos: set[tuple[str, int]] = set()
         # The number of recorded values of each published name. A replay does not publish them again.
-        self.published: Counter[str] = Counter()
+        self.published: dict[str, int] = defaultdict(int)
         # The arguments of the steps that were started elsewhere and have no outcome yet.
         self.open_digests: dict[tuple[str, int], bytes] = {}
         self.undelivered: deque[AnyRecord] = deque()
@@ -313,17 +315,20 @@ class FlowExecution:
     def take_new_steps(self) -> list[StepCall]:
         """Remove and return the steps to start. Steps with a recorded outcome are not among them."""
         steps, self._new_steps = self._new_steps, []
+        outcomes, requested = self.records.outcomes, self.requested
         return [
             step
             for step in steps
-            if step.identity not in self.records.outcomes
-            and step.identity in self.requested
+            if (identity := step.identity) not in outcomes
+            and identity in requested
             and not step.future.done()
         ]
 
     def take_dropped(self) -> list[tuple[str, int]]:
         """Remove and return the steps that the flow's code cancelled. They need no outcome. A receive is among them also
         if an event came first: the code did not get the event."""
+        if not self._dropped:
+            return []
         dropped, self._dropped = self._dropped, []
         return [
             identity
@@ -429,11 +434,12 @@ class FlowExecution:
                 pass
 
     def _deliver_outcome(self, record: StepOutcome) -> None:
-        call = self.requested[record.name, record.occurrence]
+        identity = (record.name, record.occurrence)
+        call = self.requested[identity]
         if not call.accepts(record.digest):
             self._diverge(call, OTHER_ARGUMENTS)
             return
-        del self.requested[call.identity]
+        del self.requested[identity]
         # Other code may have counted more steps before this one. The steps after it have higher positions.
         self._positions = max(self._positions, record.position)
         future = call.future
@@ -515,12 +521,13 @@ class FlowExecution:
                     raise FlowStopped
                 call.future.cancel()
                 return call.future
-        self.requested[call.identity] = call
-        if call.identity not in self.records.outcomes:
+        identity, open_digests = call.identity, self.records.open_digests
+        self.requested[identity] = call
+        if identity not in self.records.outcomes:
             if call.kind is StepCallKind.LOCAL and call.context is None:
                 call.context = _context_of_step()
             self._new_steps.append(call)
-        if not call.accepts(self.records.open_digests.get(call.identity, call.digest)):
+        if identity in open_digests and not call.accepts(open_digests[identity]):
             self._diverge(call, OTHER_ARGUMENTS)
         return call.future
 

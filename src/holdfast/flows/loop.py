@@ -104,6 +104,9 @@ class FlowLoop(_Base):  # type: ignore[misc]
 
     def run_ready(self) -> bool:
         """Run callbacks until none is left. Returns False if the bound was reached first."""
+        ready = self._ready
+        if not ready:
+            return True
         former = events._get_running_loop()
         former_hooks = sys.get_asyncgen_hooks()
         events._set_running_loop(self)
@@ -111,17 +114,19 @@ class FlowLoop(_Base):  # type: ignore[misc]
         self._running = True
         try:
             for _ in range(CALLBACKS_MAX):
-                if not self._ready:
+                if not ready:
                     return True
-                handle = self._ready.popleft()
-                if handle.cancelled():
+                handle: Any = ready.popleft()
+                if handle._cancelled:
                     continue
                 try:
-                    handle._run()
-                except (SystemExit, KeyboardInterrupt):
-                    # A task raises them although they are its outcome, too. The worker must not end by them.
+                    # `Handle._run` without its error handler, which is `call_exception_handler`.
+                    handle._context.run(handle._callback, *handle._args)
+                except BaseException:
+                    # A task raises SystemExit and KeyboardInterrupt although they are its outcome, too. The worker must
+                    # not end by them.
                     continue
-            return not self._ready
+            return not ready
         finally:
             self._running = False
             sys.set_asyncgen_hooks(*former_hooks)

@@ -18,7 +18,7 @@ from holdfast.errors import HoldfastError, Invalid, NotFound
 from holdfast.flows.states import FlowState
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
-from holdfast.tasks.model import TASK_TOPICS
+from holdfast.tasks.model import TASK_TOPICS, pack_text
 
 DAY_S = 86_400
 # The prefix of the names of activation tasks, and their owner in `TaskSpec.owner`.
@@ -238,13 +238,17 @@ class FlowKeys:
         return self._topics[seq % len(self._topics)]
 
     def records_of(self, seq: int, run: int) -> bytes:
-        return self.records + tuples.pack((seq, run))
+        return self.records + pack_int(seq) + pack_int(run)
 
     def open_key(self, seq: int, name: str, occurrence: int) -> bytes:
-        return self.open_steps + tuples.pack((seq, name, occurrence))
+        return self.open_steps + pack_int(seq) + pack_text(name) + pack_int(occurrence)
 
     def due_key(self, due_ns: int, seq: int, name: str, occurrence: int) -> bytes:
-        return self.due + tuples.pack((due_ns, seq, name, occurrence))
+        packed = pack_int(due_ns) + pack_int(seq) + pack_text(name) + pack_int(occurrence)
+        return self.due + packed
+
+    def state_key(self, state: int, seq: int) -> bytes:
+        return self.states + pack_int(state) + pack_int(seq)
 
 
 @lru_cache(1024)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from holdfast.codec import Record
 from holdfast.config import KEY_BYTES_MAX, MESSAGE_BYTES_MAX
 from holdfast.durable.validation import check_name, check_time, check_ttl
@@ -37,6 +39,7 @@ def check_new(universe: str, new_flow: NewFlow) -> None:
             raise KeyTooLarge(what="flow", key=new_flow.key[:64], bytes_max=KEY_BYTES_MAX)
 
 
+@lru_cache(1024)
 def check_spec(spec: FlowSpec) -> None:
     check_name("flow", spec.name)
     submit.check_spec(activation_spec(spec))

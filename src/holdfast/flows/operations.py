@@ -182,14 +182,17 @@ class FlowAnswer(Record, frozen=True):
     suspended: bool = False
     # The records after the known ones are those of the commit, which the caller has. `records` is empty.
     only_own: bool = False
+    # The commit ended the activation and completed its task: the worker reports nothing.
+    reported: bool = False
 
 
 class CommitOutcome(NamedTuple):
-    """`whole` means that all records of the commit were appended."""
+    """`whole` means that all records of the commit were appended, `ended` that the activation is over."""
 
     applied: bool
     suspended: bool
     whole: bool
+    ended: bool
 
 
 @operation("flows.commit")
@@ -230,20 +233,24 @@ def commit_within(unit: FlowUnit, generation: int, work: FlowCommit) -> CommitOu
             mailbox.return_received(unit, flow, answered)
             mailbox.return_unseen(unit, flow, work.known, unseen)
         _apply_action(unit, flow, work)
-    return CommitOutcome(applied, suspended, not (stopped or waits))
+    ended = suspended or (applied and work.action != CONTINUE)
+    if ended:
+        unit.complete_activation(work.task, work.lease)
+    return CommitOutcome(applied, suspended, not (stopped or waits), ended)
 
 
 def answer_of(unit: FlowUnit, work: FlowCommit, outcome: CommitOutcome) -> FlowAnswer:
     """The records after the known ones, in pages. Call it after the unit of work is closed."""
-    applied, suspended, whole = outcome
+    applied, suspended, whole, ended = outcome
     head = unit.load(work.flow).head
     if whole and head.run == work.run and head.records == work.known + len(work.records):
-        return FlowAnswer([], applied, suspended=suspended, only_own=True)
+        return FlowAnswer([], applied, suspended=suspended, only_own=True, reported=ended)
     prefix = unit.keys.records_of(work.flow, work.run)
     start, end = prefix + pack_int(work.known + 1), tuples.prefix_end(prefix)
     rows = unit.txn.scan(start, end, RECORDS_PAGE)
     records = [_with_value(unit.txn, decode_record(row).record) for _, row in rows]
-    return FlowAnswer(records, applied, len(rows) == RECORDS_PAGE, suspended)
+    more = len(rows) == RECORDS_PAGE
+    return FlowAnswer(records, applied, more, suspended, reported=ended)
 
 
 def _cancel_steps(unit: FlowUnit, flow: OpenFlow, work: FlowCommit, fails: bool) -> bool:
@@ -275,6 +282,8 @@ def _require_lease(unit: FlowUnit, generation: int, work: FlowCommit) -> OpenFlo
         flow = unit.load(work.flow)
     except NotFound:
         raise Fenced(resource=f"flow/{work.flow}", held=work.lease, current=0) from None
+    # The commits of a worker share few range leases. A loaded one has the status of its tasks.
+    unit.tasks.leases.get(work.lease)
     status = unit.tasks.status(pack_task(work.task))
     live = is_live(status, work.lease, unit.now_ns) and generation == unit.txn.generation
     if not live or flow.head.task != work.task or flow.head.run != work.run:

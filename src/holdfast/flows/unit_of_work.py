@@ -41,9 +41,15 @@ from holdfast.flows.states import ENDED, FlowEvent, FlowState
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
 from holdfast.tasks.model import LOOP, TaskSpec
+from holdfast.tasks.reports import TaskReport, complete_within
 from holdfast.tasks.submit import TaskToSubmit, create_each_within
 from holdfast.tasks.unit_of_work import UnitOfWork
 
+# The result of an activation task.
+NO_RESULT = codec.pack(None)
+# The counter of each state in `FlowCounts`.
+_COUNTERS = [state.name.lower() for state in FlowState]
+_UNSUCCESSFUL = (FlowState.FAILED, FlowState.DEAD)
 # A lease is extended while the worker's loop runs, for this long without a recorded step.
 ACTIVATION_WINDOW_NS = 7 * 86_400 * S
 
@@ -70,6 +76,8 @@ class FlowUnit:
         self._flows: dict[int, OpenFlow] = {}
         # By seq, in the order of the activations.
         self._wakes: dict[int, OpenFlow] = {}
+        # Activation tasks that this operation ends.
+        self._ended_activations: list[TaskReport] = []
         self._count_deltas: dict[str, dict[str, int]] = {}
         self._ended = EndedDeltas()
 
@@ -127,6 +135,10 @@ class FlowUnit:
         # Replaced by the seq of the task in `close`.
         flow.head = replace(flow.head, task=-1)
 
+    def complete_activation(self, task: int, lease: int) -> None:
+        """Complete the task of an activation that is over, in the commit that ends it."""
+        self._ended_activations.append(TaskReport(task, lease, result=NO_RESULT))
+
     def activation_count(self) -> int:
         """The number of activations that `close` submits."""
         return len(self._wakes)
@@ -146,7 +158,7 @@ class FlowUnit:
         self.txn.delete(self.keys.heads + packed_seq)
         tags.remove(self.txn, self.keys.tags, flow.body.tag, packed_seq)
         name_index.remove(self.txn, self.universe, flow.body.spec.name, flow.seq)
-        self.txn.delete(self.keys.states + tuples.pack((int(flow.head.state), flow.seq)))
+        self.txn.delete(self.keys.state_key(flow.head.state, flow.seq))
         self._count(flow.body.spec.name, flow.head.state, -1)
         self._group_error(flow.seq, flow.stored, None)
         self._remove_end(flow, flow.stored)
@@ -205,6 +217,8 @@ class FlowUnit:
     # -- the end of the operation --------------------------------------------------------------
 
     def close(self) -> None:
+        if self._ended_activations:
+            complete_within(self.tasks, self._ended_activations)
         self._submit_activations()
         for flow in self._flows.values():
             self._save(flow)
@@ -235,11 +249,12 @@ class FlowUnit:
         name = flow.body.spec.name
         if stored is None or stored.state != head.state:
             if stored is not None:
-                self.txn.delete(self.keys.states + tuples.pack((int(stored.state), flow.seq)))
+                self.txn.delete(self.keys.state_key(stored.state, flow.seq))
                 self._count(name, stored.state, -1)
-            self.txn.put(self.keys.states + tuples.pack((int(head.state), flow.seq)), b"")
+            self.txn.put(self.keys.state_key(head.state, flow.seq), b"")
             self._count(name, head.state, 1)
-        self._group_error(flow.seq, stored, head)
+        if head.state in _UNSUCCESSFUL or (stored is not None and stored.state in _UNSUCCESSFUL):
+            self._group_error(flow.seq, stored, head)
         was_ended = stored is not None and stored.state in ENDED
         if was_ended and head.state not in ENDED:
             self._remove_end(flow, stored)
@@ -285,7 +300,7 @@ class FlowUnit:
 
     def _count(self, name: str, state: int, n: int) -> None:
         deltas = self._count_deltas.setdefault(name, {})
-        field = FlowState(state).name.lower()
+        field = _COUNTERS[state]
         deltas[field] = deltas.get(field, 0) + n
 
     def _save_counts(self) -> None:
@@ -308,7 +323,7 @@ def get_counts(txn: Txn, keys: FlowKeys, name: str) -> FlowCounts:
 
 def error_of(head: FlowHeadRow | None) -> tuple[str, int] | None:
     """The text of the error group of an unsuccessful flow, and the time of its end; None for any other flow."""
-    if head is None or head.state not in (FlowState.FAILED, FlowState.DEAD) or head.redriven_by:
+    if head is None or head.state not in _UNSUCCESSFUL or head.redriven_by:
         return None
     error = f"{head.error_type}: {head.error}" if head.error_type else head.error
     return error_groups.group_text(head.code, error), head.ended_ns

@@ -112,6 +112,11 @@ def report_and_lease(
     return ReportAndLeaseResult(answers, granted)
 
 
+def complete_within(unit: UnitOfWork, reports: list[TaskReport]) -> None:
+    """Complete tasks within a unit of work that has checked their leases. The caller closes it."""
+    _apply_batch(_ReportBatch(unit, "", current=True), unit, reports)
+
+
 def _apply_reports(
     unit: UnitOfWork, worker: str, generation: int, reports: list[TaskReport]
 ) -> list[int]:
@@ -120,6 +125,10 @@ def _apply_reports(
     if generation > unit.txn.generation:
         return [ReportAnswer.REJECTED] * len(reports)  # no lease of a later generation exists
     batch = _ReportBatch(unit, worker, current=generation == unit.txn.generation)
+    return _apply_batch(batch, unit, reports)
+
+
+def _apply_batch(batch: _ReportBatch, unit: UnitOfWork, reports: list[TaskReport]) -> list[int]:
     answers: list[int] = []
     fetched = False
     for index, report in enumerate(reports):

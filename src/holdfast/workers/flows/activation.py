@@ -73,6 +73,7 @@ from holdfast.workers.flows.step_runs import (
     run_step,
     start_coroutine,
 )
+from holdfast.workers.flows.wake_flag import WakeFlag
 from holdfast.workers.tasks.attempt import TaskAttempt, error_text
 
 # A flow that runs this long without a commit listens for outcomes from outside.
@@ -209,14 +210,13 @@ class Activation:
         self._flow = loaded
         self._seq = seq
         self._id = str(FlowId(loaded.body.generation, seq))
-        self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._wake = WakeFlag(self._loop)
         self._local: dict[tuple[str, int], _LocalStep] = {}
         self._finished: list[StepOutcome] = []
         self._open = set(loaded.open_steps)
         self._requests: list[OpenRequest] = []
         self._cancels: list[tuple[str, int]] = []
-        self._recorded_steps = 0
         self._listener: asyncio.Task[None] | None = None
         # Whether other commits have brought records.
         self._has_new_records = False
@@ -273,7 +273,8 @@ class Activation:
             return await self._park(execution.divergence)
         if execution.done:
             return await self._end()
-        self._drop_steps(execution.take_dropped())
+        if dropped := execution.take_dropped():
+            self._drop_steps(dropped)
         self._start_steps(execution.take_new_steps())
         if not (self._finished or self._requests or self._local or execution.loop.foreign_waits):
             if execution.waits_for_outcome:
@@ -281,7 +282,7 @@ class Activation:
             return await self._wait_for_nothing()
         if self._finished or self._requests:
             return await self._commit_progress()
-        if not self._wake.is_set():
+        if not self._wake.is_set:
             await self._wait()
         return False
 
@@ -414,12 +415,15 @@ class Activation:
             **fields,
         )
         answer = await self._send(work)
-        self._recorded_steps += len(finished)
+        if answer.reported:
+            self._attempt.reported = True
         execution.feed(work.records if answer.only_own else answer.records)
         while answer.more:
             more = await self._read(self._records_after, execution.known_records)
             execution.feed(more)
-            answer = FlowAnswer([], answer.applied, suspended=answer.suspended)
+            answer = FlowAnswer(
+                [], answer.applied, suspended=answer.suspended, reported=answer.reported
+            )
         return answer
 
     async def _send(self, work: FlowCommit) -> FlowAnswer:

@@ -1,12 +1,14 @@
 """The commit queue of a worker: the commits of flows that are ready in one turn of the event loop are one operation.
 
-The first commit waits for one turn of the loop, and the commits of other activations join it. If the store refuses
-the operation, each of its commits is sent alone, so that one stale activation fences no other flow.
+The first commit waits for one turn of the loop, and the commits of other activations join it. An operation with
+`COMMITS_MAX` commits is sent at once, so that the writer applies it while the loop runs the next flows. If the store
+refuses the operation, each of its commits is sent alone, so that one stale activation fences no other flow.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import NamedTuple
 
 from holdfast.errors import CommitUnknown, HoldfastError
@@ -14,8 +16,8 @@ from holdfast.flows import commit_batch, operations
 from holdfast.flows.operations import FlowAnswer, FlowCommit
 from holdfast.store.api import Store
 
-# Commits in one operation. The writer applies no other operation meanwhile.
-COMMITS_MAX = 50
+# Commits in one operation. With larger operations the writer and the loop wait for each other.
+COMMITS_MAX = 16
 
 
 class QueuedCommit(NamedTuple):
@@ -38,48 +40,49 @@ class CommitQueue:
         if self._joining is not None:
             self._join(self._joining, queued)
             return await queued.answer
-        joined: list[QueuedCommit] = []
-        self._joining = joined
+        self._joining = joined = [queued]
         try:
             await asyncio.sleep(0)
         except BaseException:
             # The activation of the first commit is cancelled. The joined commits are still sent.
-            self._close(joined)
-            if joined:
-                self._start_send(joined)
+            if self._joining is joined:
+                self._joining = None
+                if len(joined) > 1:
+                    self._start_send(joined[1:])
             raise
-        self._close(joined)
-        if not joined:
-            alone: FlowAnswer = await self._store.submit(
-                operations.commit, self._universe, self._store.generation, work
-            )
-            return alone
-        self._start_send([queued, *joined])
+        if self._joining is joined:
+            self._joining = None
+            if len(joined) == 1:
+                alone: FlowAnswer = await self._store.submit(
+                    operations.commit, self._universe, self._store.generation, work
+                )
+                return alone
+            self._start_send(joined)
         return await queued.answer
 
     def _join(self, joined: list[QueuedCommit], queued: QueuedCommit) -> None:
+        """Add a commit. A full operation is sent at once: the writer applies it while this loop runs other flows."""
         joined.append(queued)
-        if len(joined) + 1 >= COMMITS_MAX:
-            self._close(joined)
-
-    def _close(self, joined: list[QueuedCommit]) -> None:
-        """The next commit is the first one of another operation."""
-        if self._joining is joined:
+        if len(joined) >= COMMITS_MAX:
             self._joining = None
+            self._start_send(joined)
 
     def _start_send(self, batch: list[QueuedCommit]) -> None:
-        task = asyncio.get_running_loop().create_task(self._send(batch))
+        submitted = self._store.submit(
+            commit_batch.commit_many,
+            self._universe,
+            self._store.generation,
+            [queued.work for queued in batch],
+        )
+        task = asyncio.get_running_loop().create_task(self._send(batch, submitted))
         self._sends.add(task)
         task.add_done_callback(self._sends.discard)
 
-    async def _send(self, batch: list[QueuedCommit]) -> None:
+    async def _send(
+        self, batch: list[QueuedCommit], submitted: Awaitable[list[FlowAnswer]]
+    ) -> None:
         try:
-            answers = await self._store.submit(
-                commit_batch.commit_many,
-                self._universe,
-                self._store.generation,
-                [queued.work for queued in batch],
-            )
+            answers = await submitted
         except CommitUnknown as error:
             _fail(batch, error)
         except HoldfastError:

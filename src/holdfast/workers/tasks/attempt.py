@@ -66,6 +66,7 @@ class TaskAttempt:
         "progress_value",
         "progressed",
         "renew_ns",
+        "reported",
         "taken_ns",
         "token",
     )  # fmt: skip
@@ -89,6 +90,8 @@ class TaskAttempt:
         # The local estimate of store time. It advances while the store is unavailable.
         self.now = now
         self.dropped = self.progressed = False
+        # Whether the attempt's own commit has completed its task.
+        self.reported = False
         # The context of the span of the lease, if it has one.
         self.lease_trace = b""
         self.progress_value: bytes | None = None
@@ -230,7 +233,8 @@ async def run_attempt_async(task_attempt: TaskAttempt, clock: Clock) -> AttemptR
         report = failed_report(task_attempt, _handler_exited(error))
     if traced is not None:
         traced.exit(report.reason, report.error)
-    return AttemptResult(task_attempt, report, clock.mono_ns() - began_ns)
+    latency_ns = clock.mono_ns() - began_ns
+    return AttemptResult(task_attempt, report, latency_ns, task_attempt.reported)
 
 
 def _enter_trace(attempt: TaskAttempt) -> traces.TraceScope | None:

@@ -146,7 +146,7 @@ class LeaseTable:
     # -- called by the lease supervision ---------------------------------------------------------
 
     def held(self) -> list[TaskAttempt]:
-        return list(self.attempts.values())
+        return [attempt for attempt in self.attempts.values() if not attempt.reported]
 
     def extend(self, due: list[TaskAttempt]) -> list[int]:
         # A lease is not extended past the execution window, which progress restarts.

@@ -56,6 +56,12 @@ class ReportBuffer:
             for answer in tasks.ReportAnswer:
                 self.counts[answer] += answers.count(int(answer))
 
+    def count_committed(self, count: int) -> None:
+        """Count attempts whose own commits have completed their tasks."""
+        if count:
+            with self._counting:
+                self.counts[tasks.ReportAnswer.COMMITTED] += count
+
     def commit_all(self) -> None:
         while self.pending:
             batch = self.next_batch()

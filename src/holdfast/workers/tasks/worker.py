@@ -386,11 +386,12 @@ class TaskWorker:
                 for result in results
                 if release(result.work.token, None) is not None and not result.reported
             ]
+            self._reports.count_committed(sum([result.work.reported for result in results]))
         for attempt in self._executors.take_overdue():
             self._release_attempt(attempt)
 
     def _release_attempt(self, attempt: TaskAttempt) -> None:
-        if self._leases.attempts.pop(attempt.token, None) is not None:
+        if self._leases.attempts.pop(attempt.token, None) is not None and not attempt.reported:
             self._reports.add_release(attempt.token)
 
     def _supervise_leases(self) -> None:
