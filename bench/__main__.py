@@ -76,6 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] in (
         ["churn"],
+        ["console"],
         ["digest"],
         ["flows"],
         ["footprint"],

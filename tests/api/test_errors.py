@@ -89,7 +89,7 @@ def test_dead_letters_and_flows_form_groups(rig: ApiRig) -> None:
     seq = int(flow.partition("-")[2])
     for _ in range(2):
         rig.store.transact(flow_operations.cancel, rig.universe, seq, rig.store.generation)
-    [task] = rig.get("/v1/tasks", name="flow:order")["tasks"]
+    [task] = rig.get("/v1/tasks", state="ready")["tasks"]
     rig.post(f"/v1/tasks/{task['id']}/cancel", {"reason": "operator"})
     assert rig.get(f"/v1/flows/{flow}")["state"] == "DEAD"
     assert groups(rig) == [

@@ -238,6 +238,10 @@ def lose_task_tag(txn: Txn) -> None:
     lose_all(txn, task_rows.keys_of("bank").tags)
 
 
+def lose_task_list(txn: Txn) -> None:
+    lose_all(txn, task_rows.keys_of("bank").listed)
+
+
 DAMAGE = [
     lose_name,
     lose_counter,
@@ -256,6 +260,7 @@ DAMAGE = [
     change_task_places,
     lose_task_key,
     lose_task_tag,
+    lose_task_list,
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ SEEDS = range(6)
 PAGES_MAX = 500
 
 
-def list_all_pages(rig: TaskOperationsRig, limit: int = 100, **filters: str) -> list[int]:
+def list_all_pages(rig: TaskOperationsRig, limit: int = 100, **filters: Any) -> list[int]:
     """Read all pages of a list and return the seqs."""
     seqs: list[int] = []
     cursor = ""
@@ -102,8 +103,10 @@ def test_task_list_filters_return_each_matching_task_once(
             for name in ("", "x"):
                 expected = matching_seqs(rows, where, queue, name)
                 for limit in (1, 3, 100):
-                    found = list_all_pages(rig, limit, where=where, queue=queue, name=name)
-                    assert sorted(found) == sorted(expected), (where, queue, name, limit)
+                    for owned in (True, False):
+                        filters = {"where": where, "queue": queue, "name": name}
+                        found = list_all_pages(rig, limit, owned=owned, **filters)
+                        assert sorted(found) == sorted(expected), (filters, limit, owned)
 
 
 @pytest.mark.parametrize("seed", SEEDS[:2])

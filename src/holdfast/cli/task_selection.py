@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from holdfast.cli import EXIT_OK, selection
 from holdfast.cli.output import emit
 from holdfast.cli.selection import SelectionResult
+from holdfast.flows.model import TASK_PREFIX
 from holdfast.store.api import Store
 from holdfast.tasks import queries, task_list
 from holdfast.tasks.ids import TaskId, parse_task_id
@@ -129,7 +130,9 @@ def _matching_tasks(
         cursor, more = "", True
         while more:
             page = store.read(
-                partial(task_list.list_tasks, owned=bool(args.name), tag=args.tag or ""),
+                partial(
+                    task_list.list_tasks, owned=names_activations(args.name), tag=args.tag or ""
+                ),
                 universe,
                 state,
                 args.queue or "",
@@ -144,6 +147,11 @@ def _matching_tasks(
             ]
             cursor = page.cursor
             more = bool(cursor)
+
+
+def names_activations(name: str | None) -> bool:
+    """Whether a name is that of the activations of a flow."""
+    return (name or "").startswith(TASK_PREFIX)
 
 
 def _distinct_states(states: tuple[str, ...]) -> tuple[str, ...]:

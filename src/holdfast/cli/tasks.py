@@ -20,6 +20,7 @@ from holdfast.cli.task_selection import (
     add_selection,
     dry_run,
     for_each,
+    names_activations,
     print_result,
     usage_error,
 )
@@ -128,7 +129,7 @@ def _list(store: Store, args: argparse.Namespace) -> int:
     if args.queue:
         queues = [row for row in queues if row.queue == args.queue]
     page = store.read(
-        partial(task_list.list_tasks, owned=bool(args.name), tag=args.tag or ""),
+        partial(task_list.list_tasks, owned=names_activations(args.name), tag=args.tag or ""),
         universe,
         args.state or "",
         args.queue or "",

@@ -34,8 +34,9 @@ from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.store.prefix_scan import iter_rows
 
-SCANNED_MAX = 20_000
-_SCAN_PAGE = 500
+SCANNED_MAX = 1_000
+# The rows of the first and of each further read of an index.
+_SCAN_FIRST, _SCAN_PAGE = 100, 500
 STATE_FILTERS = tuple(state.name.lower() for state in FlowState)
 
 
@@ -146,7 +147,9 @@ def _index_prefix(txn: Txn, keys: FlowKeys, state: str, name: str, tag: str) -> 
 def _iter_seqs(txn: Txn, prefix: bytes, before: int) -> Iterator[int]:
     """Yield the seqs below `before` in the index rows under a prefix, the largest first."""
     end = prefix + pack_int(before) if before else tuples.prefix_end(prefix)
-    while found := txn.scan(prefix, end, _SCAN_PAGE, True):
+    limit = _SCAN_FIRST
+    while found := txn.scan(prefix, end, limit, True):
+        limit = _SCAN_PAGE
         for key, _ in found:
             seq = tuples.unpack(key)[-1]
             assert isinstance(seq, int)

@@ -1,7 +1,7 @@
 """Index rebuild: recreates the indexes of queues, waiting tasks, dispatches, flows and schedules from their records.
 
     queue      waiting and claimed items, from the items and their claims; dead letters by time
-    task       wait states, from bodies and statuses; keys and tags, from bodies
+    task       wait states and the list index, from bodies and statuses; keys and tags, from bodies
     dispatch   requests by state, marks and counters, from the records
     flow       the indexes of `flows.derived_rows`, after the folded fields of the heads
     schedule   the due index, the queue of occurrences, and the keys
@@ -35,8 +35,8 @@ from holdfast.store.prefix_scan import iter_rows
 from holdfast.store.schema import Space
 from holdfast.store.txn import ApplyTxn
 from holdfast.tasks import consistency as task_consistency
+from holdfast.tasks import list_index, row_ranges
 from holdfast.tasks import model as task_rows
-from holdfast.tasks import row_ranges
 from holdfast.tasks.consistency import StoredTask
 from holdfast.tasks.states import TaskState
 from holdfast.world import intents
@@ -228,6 +228,17 @@ def rebuild_tags(txn: ApplyTxn, universe: str) -> None:
     keys = task_rows.keys_of(universe)
     tasks = task_consistency.load_tasks(txn, keys)
     replace_rows(txn, keys.tags, task_consistency.tag_rows(keys, tasks))
+
+
+def rebuild_task_list(txn: ApplyTxn, universe: str) -> None:
+    """Index every task for the task list, also those of older versions."""
+    keys = task_rows.keys_of(universe)
+    tasks = task_consistency.load_tasks(txn, keys)
+    replace_rows(txn, keys.listed, task_consistency.list_index_rows(txn, keys, tasks))
+    first = min((seq for seq, task in tasks.items() if not task.spec.owner), default=None)
+    since = list_index.indexed_since(txn, keys)
+    if first is not None and (since is None or first < since):
+        txn.put(keys.listed_since, schema.encode_int(first))
 
 
 def rebuild_effect_tags(txn: ApplyTxn, universe: str) -> None:

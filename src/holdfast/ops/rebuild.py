@@ -187,6 +187,7 @@ def _backfill(txn: ApplyTxn, universe: str) -> None:
     """Write the rows that older versions did not have. Verify accepts that they are missing."""
     index_rebuild.rebuild_effect_tags(txn, universe)
     index_rebuild.rebuild_flow_names(txn, universe)
+    index_rebuild.rebuild_task_list(txn, universe)
     error_group_check.rebuild(txn, universe)
 
 
@@ -298,6 +299,7 @@ def _tasks(txn: ApplyTxn, universe: str) -> None:
     index_rebuild.rebuild_wait_states(txn, universe)
     index_rebuild.rebuild_keys(txn, universe)
     index_rebuild.rebuild_tags(txn, universe)
+    index_rebuild.rebuild_task_list(txn, universe)
     _task_counts(txn, universe)
 
 

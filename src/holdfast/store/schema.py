@@ -95,6 +95,8 @@ never change their meaning. The schema version changes when the meaning of store
                     <u> "i" <seq>                                the lease of the range starting here
                     <u> "k" <name> <key>                         the task of an idempotency key
                     <u> "tag" <tag> <seq>                        index: tasks by tag
+                    <u> "li" <queue> <name> <state> <chunk>      bitmap index: tasks by queue, name and final state
+                    <u> "ls"                                     the first task in that index
                     <u> "r" <until_ns> <seq>                     ended, retained until this time
                     <u> "n" <queue>                              number of tasks in each state
                     <u> "q" <queue>                              concurrency limit of the queue

@@ -29,6 +29,7 @@ from holdfast.tasks.model import (
     pack,
     pack_int,
     pack_text,
+    unpack_seq,
 )
 from holdfast.tasks.states import TaskState
 from holdfast.tasks.unit_of_work import UNSUCCESSFUL, UnitOfWork
@@ -112,6 +113,7 @@ def redrive(txn: Txn, universe: str, seqs: list[int]) -> list[int]:
         txn.put(keys.bodies + packed_seq, row)
         tags.add(txn, keys.tags, body.tag, packed_seq)
         spec = get_spec(txn, keys, body.spec)
+        unit.listed.create(keys, spec, seq, seq)
         if body.key:
             txn.put(keys.idempotency_keys + tuples.pack((spec.name, body.key)), packed_seq)
         unit.write_status(packed_old, replace(status, redriven_by=seq))
@@ -263,6 +265,7 @@ def _remove_task(unit: UnitOfWork, packed_seq: bytes) -> None:
     if not spec.owner:
         outcome = TaskState(status.state).name.lower()
         unit.ended.remove(spec.queue, status.ended_ns, outcome)
+        unit.listed.remove(keys, spec, outcome, unpack_seq(packed_seq))
     if status.state in UNSUCCESSFUL:
         unit.leave_error_group(packed_seq, status)
     txn.delete(keys.bodies + packed_seq)

@@ -6,6 +6,7 @@
     counts       the counters of each queue, and the leased tasks of each limit
     keys         an idempotency key names a task with this key; the key of every stored task is indexed
     tags         the index of tags has one row for each task with a tag
+    list         the index of the task list has the tasks since its first one
     dependents   a blocked task has one row for each task it waits for
     redrives     the old task and its replacement name each other
     specs        the hash in the key of a spec, from the spec
@@ -25,7 +26,7 @@ from holdfast.durable.tags import pack_tag
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.store.prefix_scan import iter_rows
-from holdfast.tasks import dependents
+from holdfast.tasks import dependents, list_index
 from holdfast.tasks.model import (
     NEW_STATUS,
     TaskBodyRow,
@@ -73,6 +74,7 @@ def find_differences(txn: Txn, universe: str) -> Iterator[Difference]:
     yield from _check_counts(txn, keys, tasks)
     yield from _check_idempotency_keys(txn, keys, tasks)
     yield from _check_tags(txn, keys, tasks)
+    yield from _check_list_index(txn, keys, tasks)
     yield from _check_dependents(txn, keys, tasks)
     yield from _check_redrives(txn, keys, tasks)
 
@@ -345,6 +347,53 @@ def _check_tags(txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask]) -> Itera
         yield task_difference(
             txn, keys, _last_int(key), 0, "listed by its tag", is_listed, should_be
         )
+
+
+def list_index_rows(
+    txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask], first: int = 0
+) -> dict[bytes, bytes]:
+    """Return the rows of the index of the task list, for the tasks from `first` on."""
+    return list_index.expected_rows(
+        keys,
+        (
+            (seq, task.spec, _listed_place(txn, keys, seq, task))
+            for seq, task in tasks.items()
+            if seq >= first
+        ),
+    )
+
+
+def _listed_place(txn: Txn, keys: TaskKeys, seq: int, task: StoredTask) -> str:
+    body, _, status = task
+    state = TaskState(status.state).name.lower()
+    if state in list_index.ENDED:
+        return state
+    if status.state == TaskState.WAITING and status.waits:
+        return "blocked"
+    due_ns = status.not_before_ns or body.not_before_ns
+    is_delayed = txn.get(keys.delayed + pack_int(due_ns) + pack_int(seq)) is not None
+    return "delayed" if is_delayed else list_index.ALL
+
+
+def _check_list_index(
+    txn: Txn, keys: TaskKeys, tasks: dict[int, StoredTask]
+) -> Iterator[Difference]:
+    first = list_index.indexed_since(txn, keys)
+    if first is None:
+        # No task was created since an older version wrote the store.
+        return
+    expected = list_index_rows(txn, keys, tasks, first)
+    found = dict(iter_rows(txn, keys.listed))
+    for key in sorted(expected.keys() | found.keys()):
+        chunk = _last_int(key) * list_index.CHUNK
+        # Tasks before the first indexed one have a bit once they end.
+        counted = -1 << max(first - chunk, 0)
+        should_be = list_index.decode_bits(expected.get(key))
+        wrong = (list_index.decode_bits(found.get(key)) & counted) ^ should_be
+        if wrong:
+            seq = chunk + (wrong & -wrong).bit_length() - 1
+            is_set = bool(should_be >> (seq - chunk) & 1)
+            yield task_difference(txn, keys, seq, 0, "listed by queue and name", not is_set, is_set)
 
 
 def last_redrive_of(tasks: dict[int, StoredTask], seq: int) -> int:

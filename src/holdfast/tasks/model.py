@@ -204,6 +204,8 @@ class TaskKeys:
         self.range_lease_starts = space("i")
         self.idempotency_keys = space("k")
         self.tags = space("tag")
+        self.listed = space("li")
+        self.listed_since = space("ls")
         self.retained = space("r")
         self.counts = space("n")
         self.limits = space("q")

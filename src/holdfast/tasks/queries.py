@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from holdfast.codec import unpack_as
 from holdfast.durable.validation import check_name
 from holdfast.errors import NotFound
 from holdfast.store import blobs, tuples
@@ -165,14 +166,20 @@ class QueueRow(NamedTuple):
 def list_queues(txn: Txn, universe: str) -> list[QueueRow]:
     """List queues with tasks (ended ones included) or limits, sorted by name."""
     keys = keys_of(universe)
-    names = {
-        str(tuples.unpack(key[len(space) :])[0])
+    counts, limits = (
+        {
+            str(tuples.unpack(key[len(space) :])[0]): row
+            for key, row in txn.scan(space, tuples.prefix_end(space), QUEUES_MAX)
+        }
         for space in (keys.counts, keys.limits)
-        for key, _ in txn.scan(space, tuples.prefix_end(space), QUEUES_MAX)
-    }
+    )
     return [
-        QueueRow(name, get_counts(txn, keys, name), get_limits(txn, keys, name))
-        for name in sorted(names)
+        QueueRow(
+            name,
+            unpack_as(TaskCounts, counts[name]) if name in counts else TaskCounts(),
+            unpack_as(QueueLimits, limits[name]) if name in limits else QueueLimits(),
+        )
+        for name in sorted(counts.keys() | limits.keys())
     ]
 
 

@@ -307,6 +307,7 @@ class _TaskBatch:
             rows.append(row)
         put(spec_row.ready_prefix + pack_int(first), encode_range(first, last))
         self._seq = last
+        self._unit.listed.create(self._unit.keys, self._specs[spec_no], first, last)
         self._ready_counts[spec_no] += len(arguments)
         self._created += seqs
         self.seqs += seqs
@@ -345,6 +346,7 @@ class _TaskBatch:
             replaced = pack_int(new_task.redrive_of)
             unit.write_status(replaced, replace(unit.status(replaced), redriven_by=seq))
         tags.add(unit.txn, unit.keys.tags, body.tag, packed_seq)
+        unit.listed.create(unit.keys, spec, seq, seq)
         if new_task.key:
             index_key = unit.keys.idempotency_keys + tuples.pack((spec.name, new_task.key))
             self._put(index_key, packed_seq)

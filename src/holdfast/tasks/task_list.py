@@ -1,9 +1,9 @@
-"""The task list: pages of tasks filtered by state, queue, name and tag.
+"""The task list: pages of tasks filtered by state, queue, name, tag and time.
 
-A filter with an index uses the order of that index: tasks of a tag newest first, waiting tasks by
-queue and priority, delayed tasks by time, leased tasks by the end of the lease. With a tag the other
-filters apply to the tasks of that tag. Other filters scan the tasks, newest first. A page scans at most `SCANNED_MAX` tasks. It may therefore be short or empty and still have a cursor
-for the next page.
+A list has the order of its index: tasks of a tag newest first, waiting tasks by queue and priority, delayed tasks by time,
+leased tasks by the end of the lease, tasks by queue, name and final state newest first (`list_index`). Further filters
+apply to the tasks of that index. A page reads at most `SCANNED_MAX` tasks. It may therefore be short or empty and still
+have a cursor for the next page. The creation of a task gives it its seq, so a range of time is a range of seqs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid
 from holdfast.store import tuples
 from holdfast.store.api import Txn
-from holdfast.tasks.model import WAIT_STATES, TaskKeys, get_counts, keys_of, pack_int, pack_text
+from holdfast.tasks import list_index
+from holdfast.tasks.model import (
+    WAIT_STATES,
+    TaskKeys,
+    decode_body,
+    get_counts,
+    keys_of,
+    pack_int,
+    pack_text,
+    unpack_seq,
+)
 from holdfast.tasks.queries import TaskRow, get_row, list_queues
 from holdfast.tasks.row_ranges import (
     RangeLeaseTable,
@@ -31,10 +41,23 @@ from holdfast.tasks.row_ranges import (
 )
 from holdfast.tasks.states import TaskState
 
-SCANNED_MAX = 20_000
-_SCAN_PAGE = 500
+SCANNED_MAX = 1_000
+# The names whose tasks are searched for a key.
+NAMES_MAX = 1_000
+# The rows of the first and of each further read of an index.
+_SCAN_FIRST, _SCAN_PAGE = 100, 500
 # The filter values: a task state, or the wait state of a waiting task.
 STATE_FILTERS = ("waiting", *WAIT_STATES, "leased", "completed", "failed", "dead")
+
+
+class TimeRange(NamedTuple):
+    """Tasks created from `since_ns` to before `until_ns`. 0: no bound."""
+
+    since_ns: int = 0
+    until_ns: int = 0
+
+
+ANY_TIME = TimeRange()
 
 
 class TaskPage(NamedTuple):
@@ -53,9 +76,10 @@ def list_tasks(
     limit: int = 100,
     owned: bool = True,
     tag: str = "",
+    times: TimeRange = ANY_TIME,
 ) -> TaskPage:
-    """Return a page of tasks by state, queue, name and tag. An empty filter matches every task. Without `owned`, tasks
-    that another layer submitted for itself are left out: the activations of flows."""
+    """Return a page of tasks by state, queue, name, tag and time. An empty filter matches every task. Without `owned`,
+    tasks that another layer submitted for itself are left out: the activations of flows."""
     check_limit(limit)
     if where and where not in STATE_FILTERS:
         raise Invalid(what="state", found=where[:64], expected=list(STATE_FILTERS))
@@ -70,12 +94,8 @@ def list_tasks(
     if failpoints.armed:
         failpoints.hit("tasks.list_scan", where)
     leases = RangeLeaseTable(txn, keys)
-    start = _decode_cursor(cursor)
-    walk = (
-        _tagged_candidates(txn, keys, tag, start)
-        if tag
-        else _iter_candidates(txn, keys, where, queue, start)
-    )
+    filters = _Filters(where, queue, name, owned, tag, times)
+    walk = _iter_candidates(txn, keys, filters, _decode_cursor(cursor))
     for scanned, (position, packed_seq, lease) in enumerate(walk, 1):
         row = get_row(txn, keys, packed_seq, leases)
         if row is not None and _matches(row, where, queue) and lease in (0, row.status.lease):
@@ -89,6 +109,54 @@ def list_tasks(
     return TaskPage(rows, "")
 
 
+def seq_range(txn: Txn, keys: TaskKeys, times: TimeRange) -> tuple[int, int]:
+    """Return the first seq of a range of creation times, and the seq after its last one. The rows read are few: a binary
+    search over the tasks."""
+    end = txn.count(keys.seq_counter) + 1
+    first = _first_created_at(txn, keys, times.since_ns, end) if times.since_ns else 1
+    return first, _first_created_at(txn, keys, times.until_ns, end) if times.until_ns else end
+
+
+def _first_created_at(txn: Txn, keys: TaskKeys, at_ns: int, end: int) -> int:
+    """Return the first seq below `end` whose task was created at this time or later; `end` if none was."""
+    low, high, stop = 1, end, keys.bodies + pack_int(end)
+    while low < high:
+        middle = (low + high) // 2
+        # Removed tasks leave gaps.
+        found = txn.scan(keys.bodies + pack_int(middle), stop, 1)
+        if found and decode_body(found[0][1]).created_ns < at_ns:
+            low = unpack_seq(found[0][0][len(keys.bodies) :]) + 1
+        else:
+            high = middle
+    return low
+
+
+def find_by_key(txn: Txn, universe: str, key: str, name: str = "") -> list[TaskRow]:
+    """Return the tasks with an idempotency key, by name. The search of all names reads at most `NAMES_MAX` of them."""
+    check_name("key", key)
+    if name:
+        check_name("name", name)
+    keys = keys_of(universe)
+    prefix = keys.idempotency_keys
+    names = (name,) if name else _names_with_keys(txn, keys)
+    found = (txn.get(prefix + tuples.pack((one, key))) for one in names)
+    leases = RangeLeaseTable(txn, keys)
+    rows = (get_row(txn, keys, packed_seq, leases) for packed_seq in found if packed_seq)
+    return [row for row in rows if row is not None]
+
+
+def _names_with_keys(txn: Txn, keys: TaskKeys) -> Iterator[str]:
+    lo, hi = keys.idempotency_keys, tuples.prefix_end(keys.idempotency_keys)
+    for _ in range(NAMES_MAX):
+        rows = txn.scan(lo, hi, 1)
+        if not rows:
+            return
+        name = str(tuples.unpack(rows[0][0])[-2])
+        yield name
+        lo = tuples.prefix_end(keys.idempotency_keys + pack_text(name))
+    raise Invalid(what="key", why=f"more than {NAMES_MAX:,} names have keys: give the name too")
+
+
 # -- inside --------------------------------------------------------------------------------------
 
 
@@ -99,10 +167,76 @@ class _CursorPosition(NamedTuple):
     seq: int
 
 
+class _Filters(NamedTuple):
+    where: str
+    queue: str
+    name: str
+    owned: bool
+    tag: str
+    times: TimeRange
+
+
 def _iter_candidates(
+    txn: Txn, keys: TaskKeys, filters: _Filters, start: _CursorPosition | None
+) -> Iterator[tuple[_CursorPosition, bytes, int]]:
+    """Yield the candidates after a position as (position, packed seq, lease), from the index of the filters."""
+    where, queue = filters.where, filters.queue
+    by_pair = where in ("", "waiting", "blocked", *list_index.ENDED)
+    if where == "delayed" and not filters.owned:
+        by_pair = bool(queue or filters.name)
+    if not filters.tag and not by_pair:
+        if filters.times != ANY_TIME:
+            raise Invalid(
+                what="since_ns", why=f"the list of {where} tasks has no order by creation"
+            )
+        yield from _waiting_or_leased(txn, keys, where, queue, start)
+        return
+    first, end = seq_range(txn, keys, filters.times)
+    if filters.tag:
+        yield from _tagged_candidates(txn, keys, filters.tag, start, first, end)
+        return
+    if not filters.owned:
+        pairs = list_index.list_pairs(txn, keys, queue, filters.name)
+        since = list_index.indexed_since(txn, keys)
+        if pairs is not None and since is not None:
+            yield from _indexed_candidates(txn, keys, where, pairs, start, max(since, first), end)
+            end = min(end, since)
+    yield from _created_candidates(txn, keys, start, first, end)
+
+
+def _indexed_candidates(
+    txn: Txn,
+    keys: TaskKeys,
+    where: str,
+    pairs: list[list_index.Pair],
+    start: _CursorPosition | None,
+    first: int,
+    end: int,
+) -> Iterator[tuple[_CursorPosition, bytes, int]]:
+    """Yield the tasks of these queues and names, newest first."""
+    before = end
+    if start is not None:
+        before = min(end, _seq_in(keys.bodies, start))
+    for seq in list_index.iter_seqs(txn, keys, pairs, where, before, first):
+        packed_seq = pack_int(seq)
+        yield _CursorPosition(keys.bodies + packed_seq, 0), packed_seq, 0
+
+
+def _created_candidates(
+    txn: Txn, keys: TaskKeys, start: _CursorPosition | None, first: int, end: int
+) -> Iterator[tuple[_CursorPosition, bytes, int]]:
+    """Yield the tasks of a range of seqs, newest first."""
+    space = keys.bodies
+    for key, _ in _scan_rows(
+        txn, space, start, newest_first=True, bounds=(pack_int(first), pack_int(end))
+    ):
+        yield _CursorPosition(key, 0), key[len(space) :], 0
+
+
+def _waiting_or_leased(
     txn: Txn, keys: TaskKeys, where: str, queue: str, start: _CursorPosition | None
 ) -> Iterator[tuple[_CursorPosition, bytes, int]]:
-    """Yield the candidates after a position as (position, packed seq, lease).
+    """Yield the candidates of the index of a wait state or of the leases.
 
     The lease is 0 if the index does not hold it. The caller skips a lease that is no longer
     current.
@@ -121,7 +255,7 @@ def _iter_candidates(
     elif where == "delayed":
         for key, _ in _scan_rows(txn, keys.delayed, start):
             yield _CursorPosition(key, 0), _packed_seq_in(key, len(keys.delayed)), 0
-    elif where == "leased":
+    else:
         # The last page may have ended inside a row: read that row again.
         for key, row in _scan_rows(txn, keys.expiries, start, include_start=True):
             batch, seqs = load_expiry_batch(txn, keys, key, row)
@@ -129,17 +263,16 @@ def _iter_candidates(
             for seq in seqs:
                 if seq > done:
                     yield _CursorPosition(key, seq), pack_int(seq), batch.lease
-    else:
-        for key, _ in _scan_rows(txn, keys.bodies, start, newest_first=True):
-            yield _CursorPosition(key, 0), key[len(keys.bodies) :], 0
 
 
 def _tagged_candidates(
-    txn: Txn, keys: TaskKeys, tag: str, start: _CursorPosition | None
+    txn: Txn, keys: TaskKeys, tag: str, start: _CursorPosition | None, first: int, end: int
 ) -> Iterator[tuple[_CursorPosition, bytes, int]]:
     """Yield the tasks of a tag, newest first."""
     space = keys.tags + pack_tag(tag)
-    for key, _ in _scan_rows(txn, space, start, newest_first=True):
+    for key, _ in _scan_rows(
+        txn, space, start, newest_first=True, bounds=(pack_int(first), pack_int(end))
+    ):
         yield _CursorPosition(key, 0), key[len(space) :], 0
 
 
@@ -178,14 +311,20 @@ def _scan_rows(
     *,
     newest_first: bool = False,
     include_start: bool = False,
+    bounds: tuple[bytes, bytes] | None = None,
 ) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows of a space after a position. `bounds`: only keys from the first to before the second."""
     lo, hi = space, tuples.prefix_end(space)
+    low, high = (lo, hi) if bounds is None else (space + bounds[0], space + bounds[1])
     if start is not None:
         if not lo <= start.key < hi or start.seq < 0:
             raise Invalid(what="cursor", why="the cursor belongs to another list")
         first = start.key if include_start else start.key + b"\x00"
         lo, hi = (lo, start.key) if newest_first else (first, hi)
-    while rows := txn.scan(lo, hi, _SCAN_PAGE, newest_first):
+    lo, hi = max(lo, low), min(hi, high)
+    limit = _SCAN_FIRST
+    while lo < hi and (rows := txn.scan(lo, hi, limit, newest_first)):
+        limit = _SCAN_PAGE
         yield from rows
         last = rows[-1][0]
         lo, hi = (lo, last) if newest_first else (last + b"\x00", hi)
@@ -203,6 +342,17 @@ def _expected_count(txn: Txn, keys: TaskKeys, where: str, queue: str) -> int:
         return SCANNED_MAX + 1
     names = [queue] if queue else [row.queue for row in list_queues(txn, keys.universe)]
     return sum(getattr(get_counts(txn, keys, name), where) for name in names)
+
+
+def _seq_in(space: bytes, position: _CursorPosition) -> int:
+    """Return the seq of a position in the list of all tasks."""
+    key = position.key
+    if not key.startswith(space) or position.seq < 0:
+        raise Invalid(what="cursor", why="the cursor belongs to another list")
+    seq = tuples.unpack(key[len(space) :])
+    if len(seq) != 1 or not isinstance(seq[0], int):
+        raise Invalid(what="cursor", why="malformed cursor")
+    return seq[0]
 
 
 def _packed_seq_in(key: bytes, prefix_len: int) -> bytes:

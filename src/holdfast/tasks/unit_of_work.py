@@ -15,8 +15,9 @@ from holdfast.durable.ended_counts import TASK, EndedDeltas
 from holdfast.durable.load_limits import LoadLimits
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
-from holdfast.tasks import fair_turns
+from holdfast.tasks import fair_turns, list_index
 from holdfast.tasks.events import TaskLog
+from holdfast.tasks.list_index import ListIndexDeltas
 from holdfast.tasks.model import (
     NEW_STATUS,
     CountDeltas,
@@ -58,6 +59,7 @@ class UnitOfWork:
         self.leases = RangeLeaseTable(txn, self.keys)
         self.counts = CountDeltas(txn, self.keys)
         self.ended = EndedDeltas()
+        self.listed = ListIndexDeltas()
         # Tasks that ended in this operation, by retention time.
         self._ended_by_retention: dict[int, list[int]] = {}
         self._queues_to_notify: set[str] = set()
@@ -82,6 +84,7 @@ class UnitOfWork:
             self._save_backlog(self.load_limits)
         self.counts.save()
         self.ended.save(txn, keys.universe, TASK, self.now_ns)
+        self.listed.save(txn, keys)
         for queue in self._queues_to_notify:
             txn.notify(keys.queue_topic(queue))
 
@@ -199,6 +202,8 @@ class UnitOfWork:
         """Add a waiting task to the index of its wait state. `returned`: it was ready before."""
         place, key = self.wait_state(packed_seq, body, spec, status)
         self.counts.add(spec.queue, place)
+        if place in list_index.PLACES:
+            self.listed.enter(self.keys, spec, place, (unpack_seq(packed_seq),))
         if place == "delayed":
             at = self.keys.delayed + pack_int(_not_before(body, status)) + packed_seq
             self.txn.put(at, key)
@@ -257,8 +262,15 @@ class UnitOfWork:
             if txn.get(key) is not None:
                 txn.delete(key)
                 self._count_dequeued(body, spec, place)
+                if place == "delayed":
+                    self.listed.leave(keys, spec, place, (unpack_seq(packed_seq),))
                 return
+        self.unblock(packed_seq, spec)
+
+    def unblock(self, packed_seq: bytes, spec: TaskSpec) -> None:
+        """Take a task out of the blocked tasks. No row of a queue lists them."""
         self.counts.add(spec.queue, "blocked", -1)
+        self.listed.leave(self.keys, spec, "blocked", (unpack_seq(packed_seq),))
 
     def _count_dequeued(self, body: TaskBodyRow, spec: TaskSpec, place: str) -> None:
         self.counts.add(spec.queue, place, -1)
@@ -282,6 +294,7 @@ class UnitOfWork:
             body, spec = self.body_and_spec(packed_seq)
             self._put_ready(packed_seq, body, spec, ready_key, returned=True)
             self.counts.add(spec.queue, "delayed", -1)
+            self.listed.leave(keys, spec, "delayed", (unpack_seq(packed_seq),))
             suspect = ready_key.startswith(keys.quarantined)
             self.counts.add(spec.queue, "suspect" if suspect else "ready")
             self.notify_queue(spec.queue)
@@ -416,6 +429,7 @@ class UnitOfWork:
         self.counts.add(spec.queue, place, len(seqs))
         if not spec.owner:
             self.ended.add(spec.queue, place, len(seqs))
+            self.listed.enter(self.keys, spec, place, seqs)
         if self.load_limits is not None:
             self._count_ended(seqs)
         retained = self._ended_by_retention.get(spec.retain_ns)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,7 +11,6 @@ from holdfast import traces
 from holdfast.app.keyed_tasks import KeyedTasks
 from holdfast.errors import KeyConflict, NotFound
 from holdfast.ops import task_documents
-from holdfast.ops.api import cursors
 from holdfast.ops.api.call import ApiCall
 from holdfast.ops.api.endpoint import (
     ApiAnswer,
@@ -20,29 +18,18 @@ from holdfast.ops.api.endpoint import (
     Endpoint,
     EndpointOptions,
     ListQuery,
-    PageQuery,
     RequestModel,
     Scope,
 )
+from holdfast.ops.api.task_lists import TaskListQuery, read_page
 from holdfast.ops.http.request_schemas import CancelBody, NewTaskBody, SubmissionBody
 from holdfast.ops.http.task_batch import build_batch, require_tasks
 from holdfast.ops.task_documents import TaskReport, read_report
 from holdfast.store.api import Txn
-from holdfast.tasks import operations, queries, task_list
+from holdfast.tasks import operations, queries
 from holdfast.tasks.ids import TaskId, parse_task_id
 from holdfast.tasks.model import QueueLimits, get_limits, keys_of
-
-
-class TaskListQuery(PageQuery):
-    """`state` is a state, or a place where tasks wait. `name` reads the tasks page by page, and with `tag` the other
-    filters read the tasks of that tag: a page may be short."""
-
-    limit_min: ClassVar[int] = 0
-
-    state: str = ""
-    queue: str = ""
-    name: str = ""
-    tag: str = ""
+from holdfast.tasks.task_list import TaskPage
 
 
 class WaitQuery(RequestModel):
@@ -173,16 +160,7 @@ class QueueLimitDocument(msgspec.Struct, frozen=True):
 
 
 def list_tasks(call: ApiCall) -> TaskPageDocument:
-    query: TaskListQuery = call.query
-    page: task_list.TaskPage = call.read(
-        partial(task_list.list_tasks, tag=query.tag),
-        call.universe,
-        query.state.lower(),
-        query.queue,
-        query.name,
-        query.cursor,
-        cursors.page_limit(query),
-    )
+    page: TaskPage = call.read(read_page, call.universe, call.query)
     tasks = [msgspec.convert(task_documents.task_summary(row), TaskDocument) for row in page.rows]
     return TaskPageDocument(tasks, page.cursor or None)
 
@@ -311,7 +289,7 @@ _TASK = "/v1/tasks/{id}"
 
 ENDPOINTS = (
     Endpoint("GET", "/v1/tasks", Scope.READ, list_tasks, TaskPageDocument,
-             "List tasks by state, queue, name and tag", EndpointOptions(query=TaskListQuery)),
+             "List tasks by state, queue, name, tag, key and time", EndpointOptions(query=TaskListQuery)),
     Endpoint("POST", "/v1/tasks", Scope.SUBMIT, submit_tasks, SubmittedTasks,
              "Submit a task, or several in one commit",
              EndpointOptions(body=SubmissionBody, status=201, finds_repeat=True,
