@@ -93,7 +93,7 @@ def _scroll(browser: Browser, url: str, notes: dict[str, Any]) -> Sample:
         tab.close()
 
 
-# Scroll to the end of what is read, in each frame, until so many rows are read. Return the most row elements.
+# Scroll to the last row in each frame, until this number of rows is read. Return the largest number of row elements.
 _SCROLL = """
 (element, [rows, seconds]) => new Promise((resolve, reject) => {
   let most = 0;

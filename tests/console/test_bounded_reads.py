@@ -106,6 +106,9 @@ LISTS: list[tuple[str, dict[str, str]]] = [
     ("list_flows", {"state": "waiting"}),
     ("list_flows", {"state": "running"}),
     ("list_flows", {"tag": "none"}),
+    ("list_flows", {"key": "flow-7"}),
+    ("list_flows", {"since_ns": "1", "state": "running"}),
+    ("list_flows", {"until_ns": "1"}),
     ("list_worlds", {"type": "Customer"}),
     ("list_dead_queues", {}),
     ("list_error_groups", {}),
@@ -155,6 +158,13 @@ def test_lists_below_a_subject_read_a_bounded_number_of_rows(large: LargeStore) 
     ):
         answer, rows_read = large.read(operation, {"limit": str(LIMIT)}, **path)
         assert rows_read <= READ_MAX, (operation, rows_read)
+        if operation == "list_error_subjects":
+            listed, rows_read = large.read(
+                "list_tasks", {"error": path["group"], "limit": str(LIMIT)}
+            )
+            assert rows_read <= READ_MAX
+            ids = [one["id"] for one in listed["tasks"]]  # type: ignore[attr-defined]
+            assert ids == [one["id"] for one in answer["items"]]  # type: ignore[attr-defined]
         assert operation == "list_world_journal" or len(answer["items"]) == LIMIT  # type: ignore[arg-type]
 
 
@@ -163,10 +173,38 @@ def test_counts_read_a_bounded_number_of_rows(large: LargeStore, operation: str)
     assert large.read(operation, {})[1] <= READ_MAX
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("order-7", [("task", "ship", "order-7")]),
+        ("ship/order-7", [("task", "ship", "order-7")]),
+        ("flow-7", [("flow", "order", "flow-7")]),
+        ("order/flow-7", [("flow", "order", "flow-7")]),
+        ("1-1", [("task", "pack", None)]),
+        ("f1-1", [("flow", "order", "flow-0")]),
+        ("customer-000007", [("world", "Customer", "customer-000007")]),
+        ("Customer/customer-000007", [("world", "Customer", "customer-000007")]),
+        (f"{7:032x}", [("world", "Customer", "customer-000007")]),
+        ("nobody", []),
+        ("1-999999", []),
+        (" ", []),
+    ],
+)
+def test_find_names_the_subject_with_an_id_key_or_name(
+    large: LargeStore, text: str, found: list[tuple[str, str, str | None]]
+) -> None:
+    answer, rows_read = large.read("find_subjects", {"text": text})
+    items = answer["items"]
+    assert [(one["kind"], one["name"], one["key"]) for one in items] == found  # type: ignore[attr-defined]
+    assert rows_read <= 100
+
+
 def test_every_list_of_the_api_is_counted_here() -> None:
     below_a_subject = {
         "list_dead_letters", "list_error_subjects", "list_world_journal", "list_flow_steps",
         "list_failed_rows", "list_world_lineage", "list_verify_reports",
+        # Pages of at most `world_contents.SCANNED_MAX` rows.
+        "list_world_effects", "list_world_timers", "list_world_forks", "list_limit_keys",
     }  # fmt: skip
     listed = {name for name, one in ENDPOINTS.items() if issubclass(one.options.query, PageQuery)}
     assert listed - below_a_subject == {operation for operation, _ in LISTS}

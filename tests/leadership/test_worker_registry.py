@@ -34,9 +34,20 @@ def list_registered(store: Store) -> list[str]:
 def test_heartbeat_is_stamped_with_store_time_and_leader_epoch(sim_store: Store) -> None:
     epoch = acquire(sim_store).epoch
     record = heartbeat(sim_store, worlds=3)
-    assert record == WorkerRecord("w1", "1", ("world",), record.heartbeat_ns, epoch, False, 3)
+    at_ns = record.heartbeat_ns
+    assert record == WorkerRecord("w1", "1", ("world",), at_ns, epoch, False, 3, since_ns=at_ns)
     assert 0 <= record.heartbeat_ns - sim_store.now_ns() < 1000
     assert sim_store.read(worker_registry.find, U, "w1") == record
+
+
+def test_worker_keeps_the_time_of_its_first_heartbeat_until_its_next_incarnation(
+    sim_store: Store, clock: SimClock
+) -> None:
+    first = heartbeat(sim_store)
+    clock.advance(TTL)
+    assert heartbeat(sim_store).since_ns == first.since_ns
+    restarted = heartbeat(sim_store, incarnation="2")
+    assert restarted.since_ns == restarted.heartbeat_ns > first.since_ns
 
 
 def test_worker_is_dead_exactly_at_its_ttl(sim_store: Store) -> None:

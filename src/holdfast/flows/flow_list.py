@@ -11,9 +11,11 @@ reads the states or the heads there.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from holdfast import codec, failpoints
+from holdfast.durable.creation_times import ANY_TIME, TimeRange, seq_range
 from holdfast.durable.tags import pack_tag
 from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid
@@ -32,9 +34,12 @@ from holdfast.flows.model import (
 from holdfast.flows.states import FlowState
 from holdfast.store import tuples
 from holdfast.store.api import Txn
-from holdfast.store.prefix_scan import iter_rows
+from holdfast.store.prefix_scan import iter_names, iter_rows
+from holdfast.store.schema import Space
 
 SCANNED_MAX = 1_000
+# The names whose flows are searched for a key.
+NAMES_MAX = 1_000
 # The rows of the first and of each further read of an index.
 _SCAN_FIRST, _SCAN_PAGE = 100, 500
 STATE_FILTERS = tuple(state.name.lower() for state in FlowState)
@@ -83,8 +88,9 @@ def list_flows(
     cursor: str = "",
     limit: int = 100,
     tag: str = "",
+    times: TimeRange = ANY_TIME,
 ) -> FlowPage:
-    """Return a page of flows by state, name and tag, newest first. An empty filter matches every flow."""
+    """Return a page of flows by state, name, tag and time of the start, newest first. An empty filter matches every flow."""
     check_limit(limit)
     if state and state not in STATE_FILTERS:
         raise Invalid(what="state", found=state[:64], expected=list(STATE_FILTERS))
@@ -97,7 +103,10 @@ def list_flows(
     if not limit or not remaining:
         return FlowPage([], "")
     prefix = _index_prefix(txn, keys, state, name, tag)
-    for scanned, seq in enumerate(_iter_seqs(txn, prefix, _decode_cursor(cursor)), 1):
+    end = txn.count(keys.seq_counter) + 1
+    first, end = seq_range(txn, keys.bodies, end, times, _created_ns)
+    before = min(_decode_cursor(cursor) or end, end)
+    for scanned, seq in enumerate(_iter_seqs(txn, prefix, first, before), 1):
         if failpoints.armed:
             failpoints.hit("flows.read_listed", seq)
         row = get_flow(txn, keys, seq)
@@ -116,6 +125,18 @@ def get_flow(txn: Txn, keys: FlowKeys, seq: int) -> FlowRow | None:
     if body is None or head is None:
         return None
     return FlowRow(seq, decode_body(body), decode_head(head))
+
+
+def find_by_key(txn: Txn, universe: str, key: str) -> list[FlowRow]:
+    """Return the flows with a key, by name. At most `NAMES_MAX` names are read."""
+    check_name("key", key)
+    keys = keys_of(universe)
+    names = iter_names(txn, (int(Space.FLOW), universe, "k"))
+    packed = [txn.get(keys.keys + tuples.pack((name, key))) for name in islice(names, NAMES_MAX)]
+    if next(names, None) is not None:
+        raise Invalid(what="key", why=f"more than {NAMES_MAX:,} names have keys: use NAME/KEY")
+    rows = [get_flow(txn, keys, tuples.unpack_last_int(seq, 0)) for seq in packed if seq]
+    return [row for row in rows if row is not None]
 
 
 def list_children(txn: Txn, universe: str, seq: int, limit: int) -> list[FlowRow]:
@@ -144,11 +165,15 @@ def _index_prefix(txn: Txn, keys: FlowKeys, state: str, name: str, tag: str) -> 
     return keys.states + pack_int(STATE_FILTERS.index(state)) if state else keys.heads
 
 
-def _iter_seqs(txn: Txn, prefix: bytes, before: int) -> Iterator[int]:
-    """Yield the seqs below `before` in the index rows under a prefix, the largest first."""
-    end = prefix + pack_int(before) if before else tuples.prefix_end(prefix)
+def _created_ns(row: bytes) -> int:
+    return decode_body(row).created_ns
+
+
+def _iter_seqs(txn: Txn, prefix: bytes, first: int, before: int) -> Iterator[int]:
+    """Yield the seqs from `first` to below `before` in the index rows under a prefix, the largest first."""
+    start, end = prefix + pack_int(first), prefix + pack_int(before)
     limit = _SCAN_FIRST
-    while found := txn.scan(prefix, end, limit, True):
+    while start < end and (found := txn.scan(start, end, limit, True)):
         limit = _SCAN_PAGE
         for key, _ in found:
             seq = tuples.unpack(key)[-1]

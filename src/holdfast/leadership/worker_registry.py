@@ -30,6 +30,7 @@ from holdfast.store.api import Txn, operation
 # The default time without a heartbeat after which a worker is dead.
 TTL_NS = 10 * S
 ROLES_MAX = 32
+VERSION_CHARS_MAX = 64
 
 
 class WorkerRecord(Record, frozen=True):
@@ -47,6 +48,9 @@ class WorkerRecord(Record, frozen=True):
     # The digest of its code declaration (`declarations`); empty while the declaration is not
     # stored.
     code: str = ""
+    # The version of Holdfast, and the time of the first heartbeat of this incarnation. Older versions send neither.
+    version: str = ""
+    since_ns: int = 0
 
     def live(self, now_ns: int, ttl_ns: int, authority_epoch: int) -> bool:
         return self.authority_epoch == authority_epoch and now_ns < self.heartbeat_ns + ttl_ns
@@ -66,6 +70,7 @@ def heartbeat(
     worlds: int = 0,
     leases: int = 0,
     code: str = "",
+    version: str = "",
 ) -> WorkerRecord:
     """Record a heartbeat. The returned record shows the worker whether it is draining, the current
     epoch, and whether its code declaration is stored."""
@@ -79,6 +84,7 @@ def heartbeat(
         if found < 0:
             raise Invalid(what=what, why="negative", found=found)
     was = find(txn, universe, worker)
+    continues = was is not None and was.incarnation == incarnation
     now = WorkerRecord(
         worker=worker,
         incarnation=incarnation,
@@ -89,6 +95,8 @@ def heartbeat(
         worlds=worlds,
         leases=leases,
         code=code if code and declarations.is_stored(txn, universe, code) else "",
+        version=version[:VERSION_CHARS_MAX],
+        since_ns=(was.since_ns if was is not None and continues else 0) or txn.now_ns,
     )
     txn.put(key, codec.pack(now))
     if was is None or _placement_fields(was) != _placement_fields(now):

@@ -14,6 +14,7 @@ from holdfast.errors import Invalid, NotFound
 from holdfast.flows import flow_list
 from holdfast.flows.model import keys_of as flow_keys_of
 from holdfast.flows.redrive import redrive as redrive_flow
+from holdfast.ops.api import cursors
 from holdfast.ops.dead_letter_documents import redrive_within as redrive_letters
 from holdfast.store.api import Txn
 from holdfast.tasks import operations as task_operations
@@ -98,6 +99,19 @@ def subject_document(txn: Txn, universe: str, kind: str, member: Member) -> Erro
         flow = flow_list.get_flow(txn, flow_keys_of(universe), seq)
         id = None if flow is None else str(flow.id)
     return ErrorSubjectDocument(member.at_ns, id, None, seq)
+
+
+def members_page(
+    txn: Txn, universe: str, kind: str, group: str, cursor: str, limit: int
+) -> tuple[list[int], str | None]:
+    """Return the seqs of a page of the tasks or flows of a group, the oldest first, and the cursor of the next page."""
+    existing_group(txn, universe, kind, group)
+    after = cursors.decode(cursor, bytes) or b""
+    members = error_groups.list_members(txn, universe, kind, parse_group(group), after, limit + 1)
+    seqs = [member.subject[0] for member in members[:limit]]
+    assert all(isinstance(seq, int) for seq in seqs)
+    more = len(members) > limit
+    return seqs, cursors.encode(members[limit - 1].position) if more else None  # type: ignore[return-value]
 
 
 def redrive_within(txn: Txn, universe: str, kind: str, subjects: Sequence[Any]) -> list[Any]:

@@ -22,7 +22,8 @@ EVENTS_SHOWN = 10
 
 
 class WorkerDocument(msgspec.Struct, frozen=True):
-    """A worker. `assigned` and `hosts` count worlds, `hosts` as the worker reports it."""
+    """A worker. `assigned` and `hosts` count worlds, `hosts` as the worker reports it. `leases` counts the tasks that it
+    holds. `since_ns` is its first heartbeat, `version` its version of Holdfast: null for a worker that does not report it."""
 
     worker: str
     universe: str
@@ -33,6 +34,9 @@ class WorkerDocument(msgspec.Struct, frozen=True):
     assigned: int
     hosts: int
     heartbeat_ns: int
+    leases: int
+    since_ns: int | None
+    version: str | None
 
 
 class LeaderEventDocument(msgspec.Struct, frozen=True):
@@ -104,6 +108,9 @@ def worker_document(row: WorkerRow) -> WorkerDocument:
         assigned=row.assigned,
         hosts=record.worlds,
         heartbeat_ns=record.heartbeat_ns,
+        leases=record.leases,
+        since_ns=record.since_ns or None,
+        version=record.version or None,
     )
 
 

@@ -199,6 +199,37 @@ def read_queue(txn: Txn, universe: str, queue: str) -> QueueRow:
     return QueueRow(queue, get_counts(txn, keys, queue), get_limits(txn, keys, queue))
 
 
+class LimitKeyRow(NamedTuple):
+    """A limit key of a queue with throttled tasks: its leased tasks, and the throttled task that is granted first."""
+
+    key: str
+    leased: int
+    first: TaskId
+
+
+def list_limit_keys(
+    txn: Txn, universe: str, queue: str, after: str = "", limit: int = 100
+) -> list[LimitKeyRow]:
+    """List the limit keys that tasks of a queue wait for, with one seek for each key."""
+    check_name("queue", queue)
+    keys = keys_of(universe)
+    prefix = keys.throttled + pack_text(queue)
+    found: list[LimitKeyRow] = []
+    lo = tuples.prefix_end(prefix + tuples.pack((after,))) if after else prefix
+    while len(found) < limit:
+        rows = txn.scan(lo, tuples.prefix_end(prefix), 1)
+        if not rows:
+            break
+        key = str(tuples.unpack(rows[0][0][len(prefix) :])[0])
+        body = get_body(txn, keys, rows[0][1])
+        leased = txn.count(keys.leased_per_limit + tuples.pack((queue, key)))
+        if body is not None:
+            first = TaskId(body.generation, unpack_seq(rows[0][1]))
+            found.append(LimitKeyRow(key, leased, first))
+        lo = tuples.prefix_end(prefix + tuples.pack((key,)))
+    return found
+
+
 def queues_with_work(
     txn: Txn,
     universe: str,

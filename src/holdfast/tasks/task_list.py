@@ -11,16 +11,20 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
 from holdfast import failpoints
+from holdfast.durable.creation_times import ANY_TIME, TimeRange, seq_range
 from holdfast.durable.tags import pack_tag
 from holdfast.durable.validation import check_limit, check_name
 from holdfast.errors import Invalid
 from holdfast.store import tuples
 from holdfast.store.api import Txn
+from holdfast.store.prefix_scan import iter_names
+from holdfast.store.schema import Space
 from holdfast.tasks import list_index
 from holdfast.tasks.model import (
     WAIT_STATES,
@@ -30,7 +34,6 @@ from holdfast.tasks.model import (
     keys_of,
     pack_int,
     pack_text,
-    unpack_seq,
 )
 from holdfast.tasks.queries import TaskRow, get_row, list_queues
 from holdfast.tasks.row_ranges import (
@@ -48,16 +51,6 @@ NAMES_MAX = 1_000
 _SCAN_FIRST, _SCAN_PAGE = 100, 500
 # The filter values: a task state, or the wait state of a waiting task.
 STATE_FILTERS = ("waiting", *WAIT_STATES, "leased", "completed", "failed", "dead")
-
-
-class TimeRange(NamedTuple):
-    """Tasks created from `since_ns` to before `until_ns`. 0: no bound."""
-
-    since_ns: int = 0
-    until_ns: int = 0
-
-
-ANY_TIME = TimeRange()
 
 
 class TaskPage(NamedTuple):
@@ -109,28 +102,6 @@ def list_tasks(
     return TaskPage(rows, "")
 
 
-def seq_range(txn: Txn, keys: TaskKeys, times: TimeRange) -> tuple[int, int]:
-    """Return the first seq of a range of creation times, and the seq after its last one. The rows read are few: a binary
-    search over the tasks."""
-    end = txn.count(keys.seq_counter) + 1
-    first = _first_created_at(txn, keys, times.since_ns, end) if times.since_ns else 1
-    return first, _first_created_at(txn, keys, times.until_ns, end) if times.until_ns else end
-
-
-def _first_created_at(txn: Txn, keys: TaskKeys, at_ns: int, end: int) -> int:
-    """Return the first seq below `end` whose task was created at this time or later; `end` if none was."""
-    low, high, stop = 1, end, keys.bodies + pack_int(end)
-    while low < high:
-        middle = (low + high) // 2
-        # Removed tasks leave gaps.
-        found = txn.scan(keys.bodies + pack_int(middle), stop, 1)
-        if found and decode_body(found[0][1]).created_ns < at_ns:
-            low = unpack_seq(found[0][0][len(keys.bodies) :]) + 1
-        else:
-            high = middle
-    return low
-
-
 def find_by_key(txn: Txn, universe: str, key: str, name: str = "") -> list[TaskRow]:
     """Return the tasks with an idempotency key, by name. The search of all names reads at most `NAMES_MAX` of them."""
     check_name("key", key)
@@ -138,23 +109,18 @@ def find_by_key(txn: Txn, universe: str, key: str, name: str = "") -> list[TaskR
         check_name("name", name)
     keys = keys_of(universe)
     prefix = keys.idempotency_keys
-    names = (name,) if name else _names_with_keys(txn, keys)
+    names = (name,) if name else _names_with_keys(txn, universe)
     found = (txn.get(prefix + tuples.pack((one, key))) for one in names)
     leases = RangeLeaseTable(txn, keys)
     rows = (get_row(txn, keys, packed_seq, leases) for packed_seq in found if packed_seq)
     return [row for row in rows if row is not None]
 
 
-def _names_with_keys(txn: Txn, keys: TaskKeys) -> Iterator[str]:
-    lo, hi = keys.idempotency_keys, tuples.prefix_end(keys.idempotency_keys)
-    for _ in range(NAMES_MAX):
-        rows = txn.scan(lo, hi, 1)
-        if not rows:
-            return
-        name = str(tuples.unpack(rows[0][0])[-2])
-        yield name
-        lo = tuples.prefix_end(keys.idempotency_keys + pack_text(name))
-    raise Invalid(what="key", why=f"more than {NAMES_MAX:,} names have keys: give the name too")
+def _names_with_keys(txn: Txn, universe: str) -> Iterator[str]:
+    names = iter_names(txn, (int(Space.TASK), universe, "k"))
+    yield from islice(names, NAMES_MAX)
+    if next(names, None) is not None:
+        raise Invalid(what="key", why=f"more than {NAMES_MAX:,} names have keys: give the name too")
 
 
 # -- inside --------------------------------------------------------------------------------------
@@ -191,7 +157,8 @@ def _iter_candidates(
             )
         yield from _waiting_or_leased(txn, keys, where, queue, start)
         return
-    first, end = seq_range(txn, keys, filters.times)
+    end = txn.count(keys.seq_counter) + 1
+    first, end = seq_range(txn, keys.bodies, end, filters.times, _created_ns)
     if filters.tag:
         yield from _tagged_candidates(txn, keys, filters.tag, start, first, end)
         return
@@ -353,6 +320,10 @@ def _seq_in(space: bytes, position: _CursorPosition) -> int:
     if len(seq) != 1 or not isinstance(seq[0], int):
         raise Invalid(what="cursor", why="malformed cursor")
     return seq[0]
+
+
+def _created_ns(row: bytes) -> int:
+    return decode_body(row).created_ns
 
 
 def _packed_seq_in(key: bytes, prefix_len: int) -> bytes:

@@ -9,13 +9,15 @@ from msgspec import UNSET, UnsetType, field
 
 from holdfast.app import flow_start
 from holdfast.blockers.answer import Blocker
+from holdfast.durable import error_groups
+from holdfast.durable.creation_times import TimeRange
 from holdfast.errors import Invalid, KeyConflict
 from holdfast.flows import flow_list, fork, mailbox, operations, step_list
 from holdfast.flows.flow_list import FlowPage, FlowRow
-from holdfast.flows.model import FlowId, MailRow, StartedFlow
+from holdfast.flows.model import FlowId, MailRow, StartedFlow, keys_of
 from holdfast.flows.redrive import redrive
 from holdfast.flows.step_list import StepPage
-from holdfast.ops import flow_documents, world_operations
+from holdfast.ops import error_group_documents, flow_documents, world_operations
 from holdfast.ops.api import cursors
 from holdfast.ops.api.call import ApiCall
 from holdfast.ops.api.endpoint import (
@@ -29,17 +31,24 @@ from holdfast.ops.api.endpoint import (
     RequestModel,
     Scope,
 )
+from holdfast.ops.api.task_lists import refuse_beside
 from holdfast.ops.event_documents import EventTypeDocument, event_type_documents
 from holdfast.ops.flow_documents import SpentDocument, find_flow
 from holdfast.store.api import Txn
 
 
 class FlowListQuery(PageQuery):
-    """Several filters read the flows of one of them: a page may be short."""
+    """`since_ns` and `until_ns` bound the time of the start. Several of `state`, `name` and `tag` read the flows of one of
+    them: a page may be short. `key` takes no other filter, and neither does `error`, an error group of
+    `GET /v1/errors?kind=flow`, the oldest first."""
 
     state: str = ""
     name: str = ""
     tag: str = ""
+    key: str = ""
+    error: str = ""
+    since_ns: int = 0
+    until_ns: int = 0
 
 
 class StepQuery(PageQuery):
@@ -227,21 +236,44 @@ class RedrivenFlow(msgspec.Struct, frozen=True):
 
 # -- queries ---------------------------------------------------------------------------------------
 
+_FLOW_FILTERS = ("state", "name", "tag", "key", "error", "since_ns", "until_ns")
+
 
 def list_flows(call: ApiCall) -> Page[FlowDocument]:
     query: FlowListQuery = call.query
     limit = cursors.page_limit(query)
-    page: FlowPage = call.read(
-        flow_list.list_flows,
-        call.universe,
-        query.state.lower(),
-        query.name,
-        query.cursor,
-        limit,
-        query.tag,
-    )
+    for alone in ("key", "error"):
+        if getattr(query, alone):
+            refuse_beside(alone, query, tuple(set(_FLOW_FILTERS) - {alone}), (alone,))
+
+    def read(txn: Txn) -> FlowPage:
+        if query.key:
+            return FlowPage(flow_list.find_by_key(txn, call.universe, query.key), "")
+        if query.error:
+            return _page_of_error(txn, call.universe, query)
+        return flow_list.list_flows(
+            txn,
+            call.universe,
+            query.state.lower(),
+            query.name,
+            query.cursor,
+            limit,
+            query.tag,
+            TimeRange(query.since_ns, query.until_ns),
+        )
+
+    page: FlowPage = call.read(read)
     items = [msgspec.convert(flow_documents.flow_summary(row), FlowDocument) for row in page.rows]
     return Page(items=items, next=page.cursor or None)
+
+
+def _page_of_error(txn: Txn, universe: str, query: FlowListQuery) -> FlowPage:
+    members, next = error_group_documents.members_page(
+        txn, universe, error_groups.FLOW, query.error, query.cursor, cursors.page_limit(query)
+    )
+    keys = keys_of(universe)
+    rows = (flow_list.get_flow(txn, keys, seq) for seq in members)
+    return FlowPage([row for row in rows if row is not None], next or "")
 
 
 def count_flows(call: ApiCall) -> Page[FlowCountsDocument]:

@@ -11,6 +11,7 @@ from holdfast import traces
 from holdfast.app.keyed_tasks import KeyedTasks
 from holdfast.errors import KeyConflict, NotFound
 from holdfast.ops import task_documents
+from holdfast.ops.api import cursors
 from holdfast.ops.api.call import ApiCall
 from holdfast.ops.api.endpoint import (
     ApiAnswer,
@@ -18,6 +19,8 @@ from holdfast.ops.api.endpoint import (
     Endpoint,
     EndpointOptions,
     ListQuery,
+    Page,
+    PageQuery,
     RequestModel,
     Scope,
 )
@@ -148,6 +151,14 @@ class QueueListDocument(msgspec.Struct, frozen=True):
     queues: list[QueueDocument]
 
 
+class LimitKeyDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A limit key that tasks of a queue wait for. `leased` tasks with it run; `first` is the task that gets the next slot."""
+
+    limit_key: str
+    leased: int
+    first: str
+
+
 class QueueLimitDocument(msgspec.Struct, frozen=True):
     """The limits of a queue; 0: no limit."""
 
@@ -245,6 +256,17 @@ def show_queue(call: ApiCall) -> QueueDocument:
     return _queue_document(row)
 
 
+def list_limit_keys(call: ApiCall) -> Page[LimitKeyDocument]:
+    limit = cursors.page_limit(call.query)
+    after = cursors.decode(call.query.cursor, str) or ""
+    found: list[queries.LimitKeyRow] = call.read(
+        queries.list_limit_keys, call.universe, call.path["queue"], after, limit + 1
+    )
+    items = [LimitKeyDocument(row.key, row.leased, str(row.first)) for row in found[:limit]]
+    more = len(found) > limit
+    return Page(items=items, next=cursors.encode(items[-1].limit_key) if more else None)
+
+
 def limit_queue(call: ApiCall) -> QueueLimitDocument:
     body: QueueLimitBody = call.body
     name = call.path["queue"]
@@ -305,6 +327,8 @@ ENDPOINTS = (
              "List the queues of tasks with their counts and limits", EndpointOptions(query=ListQuery)),
     Endpoint("GET", "/v1/queues/{queue}", Scope.READ, show_queue, QueueDocument,
              "Show the counts and limits of a queue"),
+    Endpoint("GET", "/v1/queues/{queue}/keys", Scope.READ, list_limit_keys, Page[LimitKeyDocument],
+             "List the limit keys that tasks of a queue wait for", EndpointOptions(query=PageQuery)),
     Endpoint("POST", "/v1/queues/{queue}/limit", Scope.OPERATE, limit_queue, QueueLimitDocument,
              "Set the concurrency limits of a queue", EndpointOptions(body=QueueLimitBody)),
     Endpoint("POST", "/v1/queues/{queue}/pause", Scope.OPERATE, pause_queue, PausedQueue,

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from holdfast import __version__
 from holdfast.clock import S
 from holdfast.config import BLOB_GRACE_NS
 from holdfast.errors import HoldfastError
@@ -164,6 +165,7 @@ class WorkerHeartbeat:
             self._incarnation,
             roles=("task",),
             leases=leased_count,
+            version=__version__,
         )
         self.draining = record.draining
         self.next_ns = now_ns + HEARTBEAT_NS

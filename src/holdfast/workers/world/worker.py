@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast import failpoints
+from holdfast import __version__, failpoints
 from holdfast.clock import MS, SYSTEM, Clock, S
 from holdfast.config import BATCH_MAX, CYCLES_MAX
 from holdfast.durable import inbox
@@ -230,6 +230,7 @@ class WorldWorker(TickService):
             (self.name,),
             worlds=hosted,
             code=self._code_digest,
+            version=__version__,
         )
         return beat
 

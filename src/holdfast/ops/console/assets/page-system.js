@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { badge, count, facts, h, link, path, plural, replace, section, table, when } from "./dom.js";
 import { action, bar, buttons, endedHistogram, filters, heading, loaded, whyDetails } from "./parts.js";
 import { address, setFilters } from "./router.js";
+import { jobAction } from "./page-work.js";
 
 const BAD_STATES = ["failed", "dead", "parked"];
 
@@ -123,6 +124,21 @@ export function option(name, value) {
   return value === "" || value === null || value === undefined ? [] : [name, String(value)];
 }
 
+// The limit keys that tasks of a queue wait for, when they are opened.
+function limitKeys(queue) {
+  const holder = h("div");
+  const details = h("details", {}, h("summary", {}, "Which limit keys are full?"), holder);
+  details.addEventListener("toggle", () => {
+    if (!details.open) return;
+    replace(holder, loaded(() => get(`queues/${path(queue.queue)}/keys`), ({ items, next }) => [table("Limit keys", [
+      { label: "Limit key", show: (row) => row.limit_key },
+      { label: "Running", number: true, show: (row) => queue.per_key ? `${count(row.leased)} of ${count(queue.per_key)}` : count(row.leased) },
+      { label: "Next task", show: (row) => link(address("tasks", [row.first]), row.first) },
+    ], items, "no task waits for a limit key"), next ? h("p", { class: "quiet" }, "more keys follow") : null]));
+  });
+  return details;
+}
+
 export function queuesPage() {
   const queues = loaded(() => get("queues"), ({ queues: all }) => all.length ? all.map((one) => h("div", { class: "card" },
     h("h3", {}, one.queue, one.paused_ns ? [" ", badge("paused")] : null), bar(queueParts(one)),
@@ -130,7 +146,7 @@ export function queuesPage() {
     buttons(limitAction(one, () => queues.refresh()), one.paused_ns
       ? action({ label: "Resume queue", route: () => `queues/${path(one.queue)}/resume`, command: () => ["queues", "resume", one.queue], done: () => queues.refresh() })
       : action({ label: "Pause queue", route: () => `queues/${path(one.queue)}/pause`, command: () => ["queues", "pause", one.queue], text: "No task of it is granted. Running tasks continue.", done: () => queues.refresh() })),
-    whyDetails("Why does it wait?", "queue", one.queue))) : h("p", { class: "quiet" }, "no queue has tasks"));
+    whyDetails("Why does it wait?", "queue", one.queue), one.parked ? limitKeys(one) : null)) : h("p", { class: "quiet" }, "no queue has tasks"));
   const limits = loaded(() => get("limits"), ({ limits: all }) => [
     table("Load limits", [
       { label: "Limit", show: (row) => row.limit },
@@ -156,9 +172,18 @@ export function queuesPage() {
   };
 }
 
+// The error of a call that the admission refused, as `effects.admission` writes it.
+const OVER_BUDGET = /^(money|tokens) of .*: spent .*, reserved .*, limit /;
+
+function scopeName(scope) {
+  if (scope === "") return "the universe";
+  if (scope === "*") return "each world";
+  return /^[0-9a-f]{32}$/.test(scope) ? link(address("worlds", ["by-id", scope]), scope) : scope;
+}
+
 export function moneyPage(_, given) {
   const budgets = loaded(() => get("budgets", { limit: 1_000 }), ({ items }) => table("Budgets", [
-    { label: "Scope", show: (row) => row.scope },
+    { label: "Account", show: (row) => scopeName(row.scope) },
     { label: "Unit", show: (row) => row.unit },
     { label: "Spent", number: true, show: (row) => count(row.spent) },
     { label: "Reserved", number: true, show: (row) => count(row.reserved) },
@@ -172,6 +197,23 @@ export function moneyPage(_, given) {
       done: () => budgets.refresh(),
     }) },
   ], items, "no effect has spent money or has a budget"));
+  const set = buttons(action({
+    label: "Set a budget", route: () => "budgets/limit",
+    text: "Money is in millionths of the currency. A call above the limit is refused.",
+    fields: [
+      { name: "scope", label: "Account", hint: "empty: the universe; *: each world; or the id of a world or flow" },
+      { name: "unit", label: "Unit", options: ["money", "tokens"] },
+      { name: "amount", label: "Limit", type: "number", required: true },
+    ],
+    body: (values) => ({ unit: values.unit, scope: values.scope, amount: number(values.amount) }),
+    done: () => budgets.refresh(),
+  }));
+  const refused = loaded(async () => (await get("errors", { kind: "dead", limit: 1_000 })).items.filter((one) => OVER_BUDGET.test(one.text)), (groups) => table("Refused over budget", [
+    { label: "Refused", show: (row) => link(address("errors", ["dead", row.group]), row.text) },
+    { label: "Number", number: true, show: (row) => count(row.count) },
+    { label: "Newest", show: (row) => when(row.newest_ns) },
+    { label: "Actions", show: (row) => jobAction("Redrive refused calls", "errors.redrive", { kind: "dead", group: row.group }, ["errors", "redrive", "dead", row.group], false) },
+  ], groups, "no call was refused over a budget"));
   let scope = given.scope ?? "";
   const days = loaded(() => get("budgets/days", { scope, limit: 1_000 }), ({ items }) => table("Spent by day", [
     { label: "Day", show: (row) => new Date(Number(row.day) * 86_400_000).toISOString().slice(0, 10) },
@@ -186,10 +228,11 @@ export function moneyPage(_, given) {
   });
   return {
     title: "Money", polls: true,
-    node: h("div", {}, heading("Money"), section("Budgets", budgets), section("Last seven days", form, days)),
+    node: h("div", {}, heading("Money"), section("Budgets", budgets, set), section("Refused over budget", refused), section("Last seven days", form, days)),
     refresh() {
       if (document.querySelector("dialog[open]")) return;
       budgets.refresh();
+      refused.refresh();
       days.refresh();
     },
   };
@@ -200,8 +243,10 @@ export function workersPage() {
     { label: "Worker", show: (row) => row.worker },
     { label: "State", show: (row) => badge(row.live ? (row.draining ? "draining" : "live") : "gone") },
     { label: "Roles", show: (row) => row.roles.join(", ") },
-    { label: "Hosts", number: true, show: (row) => count(row.hosts) },
-    { label: "Assigned", number: true, show: (row) => count(row.assigned) },
+    { label: "Version", show: (row) => row.version ?? "–" },
+    { label: "Worlds", number: true, show: (row) => row.hosts === row.assigned ? count(row.hosts) : `${count(row.hosts)} of ${count(row.assigned)}` },
+    { label: "Tasks", number: true, show: (row) => count(row.leases) },
+    { label: "Since", show: (row) => when(row.since_ns) },
     { label: "Heartbeat", show: (row) => when(row.heartbeat_ns) },
     { label: "Actions", show: (row) => row.draining
       ? action({ label: "Undrain", route: () => `workers/${path(row.worker)}/undrain`, command: () => ["workers", "undrain", row.worker], text: `${row.worker} takes new work again.`, done: () => workers.refresh() })

@@ -12,13 +12,23 @@ import { leaseSpans, nowNs, timeline, took } from "./timeline.js";
 const TASK_STATES = ["ready", "delayed", "blocked", "leased", "suspect", "parked", "stray", "completed", "failed", "dead"];
 const FLOW_STATES = ["running", "waiting", "parked", "compensating", "completed", "failed", "cancelled", "dead"];
 
-async function readTasks({ state, queue, name, tag }, cursor, limit, signal) {
-  const page = await get("tasks", { state, queue, name, tag, cursor, limit }, signal);
+// The filters of the list as parameters of a request. `error` is `kind/group`, a time is a local one.
+function parameters({ kind, error, since, until, ...others }) {
+  return { ...others, error: error?.split("/")[1], since_ns: nanoseconds(since), until_ns: nanoseconds(until) };
+}
+
+function nanoseconds(time) {
+  const ms = time ? Date.parse(time) : NaN;
+  return Number.isNaN(ms) ? undefined : `${ms}000000`;
+}
+
+async function readTasks(values, cursor, limit, signal) {
+  const page = await get("tasks", { ...parameters(values), cursor, limit }, signal);
   return { items: page.tasks.map((task) => ({ ...task, kind: "task", started_ns: task.created_ns })), next: page.cursor };
 }
 
-async function readFlows({ state, tag }, cursor, limit, signal) {
-  const page = await get("flows", { state, tag, cursor, limit }, signal);
+async function readFlows(values, cursor, limit, signal) {
+  const page = await get("flows", { ...parameters(values), cursor, limit }, signal);
   return { items: page.items.map((flow) => ({ ...flow, kind: "flow" })), next: page.next };
 }
 
@@ -92,29 +102,29 @@ export function workPage(_, given) {
     { name: "state", label: "State", options: [...new Set([...TASK_STATES, ...FLOW_STATES])] },
     { name: "queue", label: "Queue (tasks)" },
     { name: "name", label: "Name (tasks)" },
+    { name: "key", label: "Key" },
     { name: "tag", label: "Tag" },
+    { name: "since", label: "Created from", type: "datetime-local" },
+    { name: "until", label: "Created before", type: "datetime-local" },
+    { name: "error", label: "Error", options: [] },
   ], values, (next) => {
-    values = { ...next };
-    if (values.queue || values.name) values.kind = "tasks";
-    else if (values.state && !values.kind) {
-      const task = TASK_STATES.includes(values.state);
-      const flow = FLOW_STATES.includes(values.state);
-      if (task !== flow) values.kind = task ? "tasks" : "flows";
-    }
-    form.elements.kind.value = values.kind ?? "";
+    values = withIndex(next, values);
+    for (const field of form.querySelectorAll("[name]")) field.value = values[field.name] ?? "";
     setFilters(values);
     rebuild();
   });
+  fillErrors(form.elements.error, values.error);
   const find = h("form", { class: "filters", onsubmit: (event) => {
     event.preventDefault();
-    const text = find.elements.id.value.trim();
-    if (text) findWork(text, find.elements.problem);
-  } }, h("label", {}, h("span", {}, "Find"), h("input", { name: "id", type: "search", placeholder: "id of a task or flow" })),
+    const text = find.elements.text.value.trim();
+    if (text) findSubject(text, find.elements.problem, found);
+  } }, h("label", {}, h("span", {}, "Find"), h("input", { name: "text", type: "search", placeholder: "id or key of a task or flow, name of a world" })),
   h("button", { type: "submit" }, "Open"), h("output", { name: "problem", class: "problem" }));
+  const found = h("ul", { class: "links" });
   const ended = endedHistogram();
   const page = {
     title: "Work",
-    node: h("div", {}, heading("Work"), section("Ended", ended), find, form, jobs, holder),
+    node: h("div", {}, heading("Work"), section("Ended", ended), find, found, form, jobs, holder),
     refresh: () => {
       list?.refresh();
       ended.refresh();
@@ -125,20 +135,55 @@ export function workPage(_, given) {
   return page;
 }
 
-async function findWork(text, problem) {
-  problem.value = "";
-  const kind = text.startsWith("f") ? "flows" : "tasks";
+// The filters with an index beside the one that was changed last: a key and an error have no other filter.
+function withIndex(next, before) {
+  const changed = Object.keys(next).filter((name) => next[name] !== before[name]);
+  for (const alone of ["error", "key"]) {
+    if (!next[alone]) continue;
+    if (changed.includes(alone)) next = { [alone]: next[alone], ...(alone === "key" && next.kind ? { kind: next.kind } : {}) };
+    else if (changed.some((name) => name !== "kind")) next = Object.fromEntries(Object.entries(next).filter(([name]) => name !== alone));
+  }
+  if (next.error) return { ...next, kind: next.error.startsWith("flow/") ? "flows" : "tasks" };
+  if (next.queue || next.name) return { ...next, kind: "tasks" };
+  if (next.state && !next.kind) {
+    const task = TASK_STATES.includes(next.state);
+    if (task !== FLOW_STATES.includes(next.state)) return { ...next, kind: task ? "tasks" : "flows" };
+  }
+  return next;
+}
+
+// The groups of errors of tasks and flows as the options of a filter.
+async function fillErrors(select, chosen) {
   try {
-    await get(`${kind}/${path(text)}`);
-    go(kind, [text]);
+    const pages = await Promise.all(["task", "flow"].map((kind) => get("errors", { kind, limit: 200 })));
+    for (const one of pages.flatMap((page) => page.items)) {
+      select.append(h("option", { value: `${one.kind}/${one.group}` }, `${one.kind}: ${one.text.slice(0, 80)} (${count(one.count)})`));
+    }
+    select.value = chosen ?? "";
+  } catch (error) {
+    select.title = error.message;
+  }
+}
+
+// Open the subject with an id, a key or a name. Several of them are listed.
+async function findSubject(text, problem, list) {
+  problem.value = "";
+  replace(list);
+  const target = (one) => one.kind === "world" ? ["worlds", [one.name, one.key]] : [`${one.kind}s`, [one.id]];
+  try {
+    const { items } = await get("find", { text });
+    if (items.length === 1) go(...target(items[0]));
+    else if (!items.length) problem.value = `no task, flow or world has the id, key or name ${text}`;
+    else replace(list, items.map((one) => h("li", {}, link(address(...target(one)), `${one.kind} ${one.name} ${one.key ?? one.id}`), " ", badge(one.state))));
   } catch (error) {
     problem.value = error.message;
   }
 }
 
 // Jobs on everything that the filters select.
-function selectionActions({ kind, state, queue, name, tag }) {
-  if (!state || !kind || name || tag) return null;
+function selectionActions({ kind, state, queue, name, tag, since, until, error }) {
+  if (error) return errorActions(...error.split("/"));
+  if (!state || !kind || name || tag || since || until) return null;
   const selection = kind === "tasks" && queue ? { state, queue } : { state };
   const names = kind === "tasks"
     ? { cancel: !["completed", "failed", "dead"].includes(state), redrive: ["failed", "dead"].includes(state) }
@@ -146,6 +191,10 @@ function selectionActions({ kind, state, queue, name, tag }) {
   const all = Object.entries(names).filter(([, fits]) => fits).map(([verb]) => jobAction(`${verb[0].toUpperCase()}${verb.slice(1)} all ${state} ${kind}`, `${kind}.${verb}`, selection,
     kind === "tasks" ? ["tasks", verb, "--all", "--state", state, ...option("--queue", queue)] : null, verb === "cancel"));
   return all.length ? buttons(all) : null;
+}
+
+function errorActions(kind, group) {
+  return buttons([jobAction(`Redrive all ${kind}s with this error`, "errors.redrive", { kind, group }, ["errors", "redrive", kind, group])]);
 }
 
 export function jobAction(label, name, selection, command, danger) {

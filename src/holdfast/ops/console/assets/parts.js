@@ -256,7 +256,7 @@ export function filters(fields, values, change) {
   append(form, fields.map((field) => {
     const input = field.options
       ? h("select", { name: field.name }, ["", ...field.options].map((one) => h("option", { value: one }, one || "all")))
-      : h("input", { name: field.name, type: "search", placeholder: field.placeholder ?? "" });
+      : h("input", { name: field.name, type: field.type ?? "search", placeholder: field.placeholder ?? "" });
     input.value = values[field.name] ?? "";
     return h("label", {}, h("span", {}, field.label), input);
   }));
