@@ -64,12 +64,12 @@ def without_added_keys(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_changed_spaces(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record with the digest of the sequences by type: audit entries of a purge have numbers."""
+    """Return the record with some digests by type: audit entries of a purge have numbers, and workers got fields."""
     document = record["document"]
     if not isinstance(document, dict) or not isinstance(document.get("spaces"), list):
         return record
     spaces = [
-        {**item, "sha256": {TYPE: ["str"]}} if item["space"] == "sequence" else item
+        {**item, "sha256": {TYPE: ["str"]}} if item["space"] in ("sequence", "worker") else item
         for item in document["spaces"]
     ]
     return {**record, "document": {**document, "spaces": spaces}}

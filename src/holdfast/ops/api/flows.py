@@ -258,8 +258,8 @@ def list_flows(call: ApiCall) -> Page[FlowDocument]:
             query.name,
             query.cursor,
             limit,
-            query.tag,
-            TimeRange(query.since_ns, query.until_ns),
+            tag=query.tag,
+            times=TimeRange(query.since_ns, query.until_ns),
         )
 
     page: FlowPage = call.read(read)
