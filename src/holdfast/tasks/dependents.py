@@ -105,11 +105,13 @@ def _on_dependency_end(unit: UnitOfWork, packed_seq: bytes, completed: bool) -> 
         after = replace(status, waits=status.waits - 1)
         unit.write_status(packed_seq, after)
         if not after.waits:
-            unit.unblock(packed_seq, spec)
+            unit.counts.add(spec.queue, "blocked", -1)
+            unit.leave_blocked(packed_seq, spec)
             unit.enqueue(packed_seq, body, spec, after)
         return
     seq = unpack_seq(packed_seq)
     unit.log.append(TasksDead([seq], DEPENDENCY_FAILED))
     unit.write_status(packed_seq, status_fold.apply_death(status, DEPENDENCY_FAILED, unit.now_ns))
-    unit.unblock(packed_seq, spec)
+    unit.counts.add(spec.queue, "blocked", -1)
+    unit.leave_blocked(packed_seq, spec)
     unit.finish(seq, spec, "dead", awaited=status.awaited)

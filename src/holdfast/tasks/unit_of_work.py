@@ -265,11 +265,11 @@ class UnitOfWork:
                 if place == "delayed":
                     self.listed.leave(keys, spec, place, (unpack_seq(packed_seq),))
                 return
-        self.unblock(packed_seq, spec)
-
-    def unblock(self, packed_seq: bytes, spec: TaskSpec) -> None:
-        """Take a task out of the blocked tasks. No row of a queue lists them."""
         self.counts.add(spec.queue, "blocked", -1)
+        self.leave_blocked(packed_seq, spec)
+
+    def leave_blocked(self, packed_seq: bytes, spec: TaskSpec) -> None:
+        """Take a task out of the blocked tasks of the task list. No row of a queue lists them."""
         self.listed.leave(self.keys, spec, "blocked", (unpack_seq(packed_seq),))
 
     def _count_dequeued(self, body: TaskBodyRow, spec: TaskSpec, place: str) -> None:
