@@ -244,7 +244,7 @@ export function workersPage() {
     { label: "State", show: (row) => badge(row.live ? (row.draining ? "draining" : "live") : "gone") },
     { label: "Roles", show: (row) => row.roles.join(", ") },
     { label: "Version", show: (row) => row.version ?? "–" },
-    { label: "Worlds", number: true, show: (row) => row.hosts === row.assigned ? count(row.hosts) : `${count(row.hosts)} of ${count(row.assigned)}` },
+    { label: "Hosts", number: true, show: (row) => row.hosts === row.assigned ? count(row.hosts) : `${count(row.hosts)} of ${count(row.assigned)}` },
     { label: "Tasks", number: true, show: (row) => count(row.leases) },
     { label: "Since", show: (row) => when(row.since_ns) },
     { label: "Heartbeat", show: (row) => when(row.heartbeat_ns) },
