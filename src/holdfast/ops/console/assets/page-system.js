@@ -146,7 +146,7 @@ export function queuesPage() {
     buttons(limitAction(one, () => queues.refresh()), one.paused_ns
       ? action({ label: "Resume queue", route: () => `queues/${path(one.queue)}/resume`, command: () => ["queues", "resume", one.queue], done: () => queues.refresh() })
       : action({ label: "Pause queue", route: () => `queues/${path(one.queue)}/pause`, command: () => ["queues", "pause", one.queue], text: "No task of it is granted. Running tasks continue.", done: () => queues.refresh() })),
-    whyDetails("Why does it wait?", "queue", one.queue), one.parked ? limitKeys(one) : null)) : h("p", { class: "quiet" }, "no queue has tasks"));
+    whyDetails("Why does it wait?", "queue", one.queue), one.parked ? limitKeys(one) : null)) : h("p", { class: "quiet" }, "no queue has tasks"), { keepsOpen: true });
   const limits = loaded(() => get("limits"), ({ limits: all }) => [
     table("Load limits", [
       { label: "Limit", show: (row) => row.limit },

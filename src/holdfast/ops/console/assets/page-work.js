@@ -101,7 +101,7 @@ export function workPage(_, given) {
     { name: "kind", label: "Kind", options: ["tasks", "flows"] },
     { name: "state", label: "State", options: [...new Set([...TASK_STATES, ...FLOW_STATES])] },
     { name: "queue", label: "Queue (tasks)" },
-    { name: "name", label: "Name (tasks)" },
+    { name: "name", label: "Name" },
     { name: "key", label: "Key" },
     { name: "tag", label: "Tag" },
     { name: "since", label: "Created from", type: "datetime-local" },
@@ -144,7 +144,7 @@ function withIndex(next, before) {
     else if (changed.some((name) => name !== "kind")) next = Object.fromEntries(Object.entries(next).filter(([name]) => name !== alone));
   }
   if (next.error) return { ...next, kind: next.error.startsWith("flow/") ? "flows" : "tasks" };
-  if (next.queue || next.name) return { ...next, kind: "tasks" };
+  if (next.queue) return { ...next, kind: "tasks" };
   if (next.state && !next.kind) {
     const task = TASK_STATES.includes(next.state);
     if (task !== FLOW_STATES.includes(next.state)) return { ...next, kind: task ? "tasks" : "flows" };

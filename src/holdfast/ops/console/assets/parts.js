@@ -220,12 +220,13 @@ export function blockers(answer) {
     one.action ? h("div", { class: "todo" }, withCode(one.action)) : null)));
 }
 
-// A part of a page that loads a document and shows it, or the error.
-export function loaded(load, show) {
+// A part of a page that loads a document and shows it, or the error. With `keepsOpen` it does not replace opened details.
+export function loaded(load, show, { keepsOpen = false } = {}) {
   const node = h("div", { "aria-busy": "true" }, h("p", { class: "quiet" }, "loading …"));
   const refresh = async () => {
     try {
       const document = await load();
+      if (keepsOpen && node.querySelector("details[open]")) return;
       replace(node, show(document));
     } catch (error) {
       if (error.name === "AbortError") return;
