@@ -138,6 +138,7 @@ def addresses(client: JsonClient, filled: FilledStore) -> dict[str, list[str]]:
         "/v1/schedules/{name}": [("none",)],
         "/v1/tasks/{id}": [(id,) for id in filled.tasks],
         "/v1/queues/{queue}": [("charges",)],
+        "/v1/queues/{queue}/keys": [("charges",)],
         "/v1/workers/{worker}": [("none",)],
         "/v1/flows/{id}/steps": [(id,) for id in filled.flows],
         "/v1/flows/{id}/event-types": [(filled.flows[2],)],
