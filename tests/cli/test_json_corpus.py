@@ -40,7 +40,6 @@ ADDED_KEYS = {
               "trace_id": "the trace of the submission"},
     "worlds": {"epoch": "the fencing epoch of the lease", "leased_until_ns": "the end of the lease",
                "entries.value": "the fields of the event"},
-    "worlds": {"epoch": "the fencing epoch of the lease", "leased_until_ns": "the end of the lease"},
     "workers": dict.fromkeys(("workers.leases", "workers.since_ns", "workers.version"), "what a worker reports"),
     "effects": dict.fromkeys(("intents.kind", "intents.state"), "a list by tag has several kinds"),
 }  # fmt: skip
