@@ -31,15 +31,19 @@ WIDTHS = (360, 2_560)
 UNFOLD = "document.querySelectorAll('main details').forEach((one) => { one.open = true; })"
 
 
+@pytest.fixture(scope="module")
+def pages(shop: ConsoleRig) -> dict[str, tuple[str, ...]]:
+    return open_subjects(shop)
+
+
 @pytest.mark.spec(
     "DESIGN", "15", "each page of the console fits narrow and wide windows in both themes"
 )
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_fits_and_is_accessible(
-    browser: Browser, server: HttpServer, shop: ConsoleRig, scheme: str, width: int
+    browser: Browser, server: HttpServer, pages: dict[str, tuple[str, ...]], scheme: str, width: int
 ) -> None:
-    pages = open_subjects(shop)
     tab = ConsolePage(
         browser, server.url, viewport={"width": width, "height": 900}, color_scheme=scheme
     )
