@@ -137,6 +137,7 @@ def test_store_rebuild_lists_flows_of_an_older_version_by_name(
     assert verify_exit_code(run, used_store) == 0
     result = run("store", "rebuild", "--universe", UNIVERSE, "--store", used_store)
     assert result.code == 0, result.err
+    assert "rows were written; all rows match their logs" in result.out
     assert stored_rows(used_store) == before
 
 

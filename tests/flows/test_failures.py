@@ -11,8 +11,16 @@ from holdfast.cli import main
 from holdfast.clock import S
 from holdfast.durable import queue
 from holdfast.errors import Invalid, NotFound
-from holdfast.flows import compensation_dead_letters, compensation_redrive, consistency
+from holdfast.flows import (
+    compensation_dead_letters,
+    compensation_redrive,
+    consistency,
+    name_index,
+)
+from holdfast.ops import index_rebuild
 from holdfast.ops.verify import find_differences
+from holdfast.store import tuples
+from holdfast.store.schema import encode_int
 from tests.flows.test_steps import app_of, double, failure
 from tests.process.watch import until
 
@@ -490,6 +498,33 @@ def test_failed_undo_is_a_dead_letter_whose_redrive_runs_it_again(make_rig: Any)
     wrong = flow_differences(rig)
     assert [one.what for one in wrong] == ["dead letter of a compensation", "dead letter 3"]
     rig.store.transact(queue.discard_dead, letter.queue, [dead_undos(rig)[0].seq])
+
+
+def test_letters_of_an_older_version_have_no_rows_until_a_rebuild(make_rig: Any) -> None:
+    rig = make_rig(app_of(order := failing_undo([], [True])))
+    failure(rig, rig.start(order))
+    rows = letter_rows(rig)
+
+    def forget(txn: Any) -> None:
+        txn.delete(name_index.mark_key(rig.universe))
+        for key, _ in rows:
+            txn.delete(key)
+
+    rig.store.transact(forget)
+    assert flow_differences(rig) == []
+    rig.store.transact(lambda txn: txn.put(rows[0][0], encode_int(9)))
+    assert [one.what for one in flow_differences(rig)] == ["dead letter of a compensation"]
+    rig.store.transact(index_rebuild.rebuild_flow_names, rig.universe)
+    assert letter_rows(rig) == rows
+    assert len(rows) == 1
+    rig.store.transact(lambda txn: txn.delete(rows[0][0]))
+    assert [one.what for one in flow_differences(rig)] == ["dead letter of a compensation"]
+    rig.store.transact(index_rebuild.rebuild_flow_names, rig.universe)
+
+
+def letter_rows(rig: Any) -> list[tuple[bytes, bytes]]:
+    prefix = compensation_dead_letters.letter_prefix(rig.universe)
+    return list(rig.store.read(lambda txn: txn.scan(prefix, tuples.prefix_end(prefix))))
 
 
 def flow_differences(rig: Any) -> list[Any]:

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     }
     line = "{kind} {where}: {what}: {found}, expected {expected}"
     lines = [printable(line.format(**difference.document())) for difference in done.differences]
-    if not done.differences:
+    if not done.rows:
         lines.append("all rows match their logs; nothing was written")
     elif done.written:
         lines.append(f"{done.rows:,} rows were written; all rows match their logs")

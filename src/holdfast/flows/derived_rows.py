@@ -138,7 +138,7 @@ def derive(txn: Txn, stored: StoredFlows) -> Iterator[DerivedIndex]:
     yield _published(stored)
     yield _mail_keys(txn, stored)
     yield _threads(stored)
-    yield _undo_letters(txn, stored)
+    yield undo_letters(txn, stored)
 
 
 # -- one index each --------------------------------------------------------------------------------
@@ -398,26 +398,27 @@ def _threads(stored: StoredFlows) -> DerivedIndex:
     )
 
 
-def _undo_letters(txn: Txn, stored: StoredFlows) -> DerivedIndex:
+def undo_letters(txn: Txn, stored: StoredFlows) -> DerivedIndex:
+    """An older version wrote letters without these rows. They may be missing until the index of names is complete."""
     universe = stored.keys.universe
-    prefix, required = compensation_dead_letters.letter_prefix(universe), {}
+    prefix, rows = compensation_dead_letters.letter_prefix(universe), {}
     for seq, undo in compensation_dead_letters.iter_letters(txn, universe):
         flow = stored.flows.get(undo.id.seq)
         if flow is not None and flow.body.generation == undo.id.generation:
             key = compensation_dead_letters.letter_key(
                 universe, flow.seq, undo.step, undo.occurrence
             )
-            required[key] = encode_int(seq)
+            rows[key] = encode_int(seq)
 
     def allows(key: bytes, row: bytes) -> bool:
         # An operator has dropped the letter, or the flow is being removed.
         seq = int(_elements(prefix, key)[0])
-        return seq in stored.removing or (seq in stored.flows and key not in required)
+        return seq in stored.removing or (seq in stored.flows and rows.get(key, row) == row)
 
     return DerivedIndex(
         "dead letter of a compensation",
         prefix,
-        required,
+        rows if name_index.is_complete(txn, universe) else {},
         allows,
         lambda key: _elements(prefix, key)[0],
     )

@@ -1,7 +1,8 @@
 """The index of flows by name: a row for each flow, and a mark that the index has every flow of its universe.
 
 The commit that starts the first flow of a universe writes the mark. An older version wrote no rows, so a universe with
-its flows has no mark until `holdfast store rebuild` writes rows and mark.
+its flows has no mark until `holdfast store rebuild` writes rows and mark. The mark also states that the dead letter of
+each failed compensation has its row (`compensation_dead_letters`).
 """
 
 from __future__ import annotations

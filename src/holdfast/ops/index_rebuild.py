@@ -358,12 +358,14 @@ def rebuild_flows(txn: ApplyTxn, universe: str) -> None:
 
 
 def rebuild_flow_names(txn: ApplyTxn, universe: str) -> None:
-    """List every flow by its name, also those of older versions."""
+    """List every flow by its name, and find every dead letter by its flow, also those of older versions."""
     stored = derived_rows.load_flows(txn, universe)
     if stored.flows:
         txn.put(name_index.mark_key(universe), b"")
         index = derived_rows.names(txn, stored)
         replace_rows(txn, index.prefix, index.required)
+        for key, row in derived_rows.undo_letters(txn, stored).required.items():
+            txn.put(key, row)
 
 
 # -- schedules -----------------------------------------------------------------------------------
