@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from inspect import Parameter, Signature
+from typing import Any, NamedTuple
 
 from holdfast.errors import Invalid
 
@@ -107,6 +108,33 @@ class HiddenValues:
         return text
 
 
+class ParameterNames(NamedTuple):
+    """The names of the parameters of a function."""
+
+    positional: tuple[str, ...]
+    named: frozenset[str]
+    # Of `*items` and `**options`; empty without one.
+    rest: str = ""
+    rest_by_name: str = ""
+
+    @classmethod
+    def of(cls, signature: Signature) -> ParameterNames:
+        names: dict[Any, list[str]] = {}
+        for name, parameter in signature.parameters.items():
+            names.setdefault(parameter.kind, []).append(name)
+        by_place = names.get(Parameter.POSITIONAL_ONLY, [])
+        by_both = names.get(Parameter.POSITIONAL_OR_KEYWORD, [])
+        return cls(
+            (*by_place, *by_both),
+            frozenset((*by_both, *names.get(Parameter.KEYWORD_ONLY, []))),
+            *names.get(Parameter.VAR_POSITIONAL, [""]),
+            *names.get(Parameter.VAR_KEYWORD, [""]),
+        )
+
+    def of_position(self, at: int) -> str:
+        return self.positional[at] if at < len(self.positional) else self.rest
+
+
 class Redactor:
     """Compiled paths."""
 
@@ -150,12 +178,12 @@ class Redactor:
         self,
         name: str,
         parts: Mapping[str, Any],
-        parameters: Sequence[str] | None,
+        parameters: Sequence[ParameterNames] | None,
         hidden: HiddenValues,
     ) -> dict[str, Any]:
         """Return the parts of a task, flow or effect, such as `args` and `result`, without hidden fields.
 
-        `parameters` are the names of positional arguments. If they are not known, any field may name an argument.
+        `parameters` are those of each function with this name. If they are not known, any field may name an argument.
         """
         paths = self.fields_of(name)
         shown: dict[str, Any] = {}
@@ -175,6 +203,13 @@ class Redactor:
                     self._hide_member(_argument_keys(at, parameters), item, within, hidden)
                     for at, item in enumerate(value)
                 ]
+            elif part == "kwargs" and isinstance(value, Mapping):
+                shown[part] = {
+                    key: self._hide_member(
+                        _keyword_keys(str(key), parameters), item, within, hidden
+                    )
+                    for key, item in value.items()
+                }
             elif part in NAMED_PARTS and isinstance(value, Mapping):
                 named = (*(fields for fields in inner if fields), *((ANY, *path) for path in paths))
                 shown[part] = self._hide(value, named, hidden)
@@ -236,10 +271,14 @@ def _checked(path: str) -> str:
     return path
 
 
-def _argument_keys(at: int, parameters: Sequence[str] | None) -> Keys:
+def _argument_keys(at: int, parameters: Sequence[ParameterNames] | None) -> Keys:
     if parameters is None:
         return None
-    return (str(at), parameters[at]) if at < len(parameters) else (str(at),)
+    return (str(at), *(name for names in parameters if (name := names.of_position(at))))
+
+
+def _keyword_keys(key: str, parameters: Sequence[ParameterNames] | None) -> Keys:
+    return (key, *(names.rest_by_name for names in parameters or () if key not in names.named))
 
 
 def _spellings(value: Any) -> set[str]:

@@ -25,7 +25,7 @@ from holdfast.ops.http.events import SUBJECTS
 from holdfast.ops.http.openapi import documented_routes
 from holdfast.ops.http.served_api import ServedApi
 from holdfast.ops.http.server import HttpServer
-from holdfast.ops.redacted_documents import RedactionRules
+from holdfast.ops.redacted_documents import DocumentRedactor, RedactionRules
 from holdfast.redaction import REDACTED, VARIABLE, BadRedaction, Redactor
 from holdfast.store.api import Store
 from tests.api_server import vault
@@ -77,8 +77,21 @@ class FilledStore:
         slow = runtime.submit(vault.slow, "good", secret("slow"))
         while slow.status().progress is None:
             pass
-        self.tasks = [done.id, failed.id, slow.id]
+        # Its error quotes an argument of a task of its child flow.
+        flows.append(runtime.start(vault.parcel))
+        with contextlib.suppress(hf.FlowFailed):
+            flows[3].result(timeout=WAIT_S)
+        gathered = runtime.submit(vault.gather, "good", secret("rest"), secret("more"))
+        self.tasks = [done.id, failed.id, slow.id, gathered.id]
         self.flows = [flow.id for flow in flows]
+        self.flows += [child["id"] for child in children_of(runtime.store, flows[3].id)]
+
+
+def children_of(store: Store, flow: str) -> list[dict[str, str]]:
+    with serve(store, vault.open_app) as server, JsonClient(server) as client:
+        found: list[dict[str, str]] = client.get(f"/v1/flows/{flow}").document["children"]
+    assert [child["name"] for child in found] == ["purchase"]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -277,10 +290,8 @@ def test_hidden_values_have_one_marker_and_others_stay(store: Store, filled: Fil
         failed = client.get(f"/v1/tasks/{filled.tasks[1]}").document
         assert f"no charge of {REDACTED}" in failed["error"]
         # A list shows the same text without the arguments.
-        [row] = (
-            client.get("/v1/tasks?state=dead").document["tasks"]
-            or client.get("/v1/tasks?state=failed").document["tasks"]
-        )
+        rows = client.get("/v1/tasks?state=failed").document["tasks"]
+        [row] = [row for row in rows if row["id"] == filled.tasks[1]]
         assert f"no charge of {REDACTED}" in row["error"]
         flow = client.get(f"/v1/flows/{filled.flows[0]}").document
         assert flow["args"] == ["good", REDACTED]
@@ -416,6 +427,31 @@ def test_path_of_an_unknown_type_is_refused_by_the_app_and_warned_about_for_the_
     assert capsys.readouterr().err == (
         "holdfast: --redact: no application declares the type of Saef.number\n"
     )
+
+
+def test_variadic_parameters_are_named_by_paths() -> None:
+    from holdfast.redaction import HiddenValues, ParameterNames
+
+    names = [ParameterNames.of(vault.gather.signature)]
+    parts = {"args": ["a", "b", "c"], "kwargs": {"other": "d", "item": "e"}}
+
+    def shown(*paths: str) -> dict[str, Any]:
+        return Redactor(paths).hide_parts("gather", parts, names, HiddenValues())
+
+    assert shown("gather.args.cards") == parts | {"args": ["a", REDACTED, REDACTED]}
+    assert shown("gather.args.notes") == parts | {"kwargs": {"other": REDACTED, "item": "e"}}
+
+
+def test_functions_of_several_applications_with_one_name_hide_the_arguments_of_each() -> None:
+    def moved(card: str, note: Any, item: str) -> None: ...
+
+    other = hf.App("other", tasks=[hf.task(name="charge")(moved)])
+    rules = RedactionRules(Redactor(["charge.args.card"]), [other, vault.app])
+    task = {"id": "1-1", "name": "charge", "queue": "charges", "attempt": 1, "expiries_max": 1}
+    shown = DocumentRedactor(rules).hide(
+        task | {"args": ["first", "second", "third"], "kwargs": {}}
+    )
+    assert shown["args"] == [REDACTED, REDACTED, "third"]
 
 
 def value_of(paths: list[str], value: Any, name: str = "T") -> Any:

@@ -89,6 +89,22 @@ def charge(item: str, card: str, note: Any = None) -> Any:
     return {"token": card, "item": item}
 
 
+@hf.flow(attempts=1)
+async def purchase() -> None:
+    hf.undo(charge, "good", secret("undo"))
+    await hf.step(charge, "bad", secret("child"))
+
+
+@hf.flow(attempts=1)
+async def parcel() -> None:
+    await hf.step(purchase)
+
+
+@hf.task(attempts=1, queue="charges")
+def gather(item: str, *cards: str, **notes: str) -> int:
+    return len(cards) + len(notes)
+
+
 @hf.task(attempts=1, queue="charges")
 async def slow(item: str, card: str) -> None:
     hf.current_task().progress({"card": card})
@@ -100,13 +116,13 @@ REDACT = (
     "CardShown.number", "CardShown.digits", "CardRefused.number", "PaymentWanted.number",
     "bank.pay.args.number",
     "charge.args.card", "charge.args.note", "charge.result.token",
-    "slow.card",
+    "slow.card", "gather.args.cards", "gather.args.notes",
     "order.args.card", "order.number",
     "*.password",
 )  # fmt: skip
 
 _DECLARED: dict[str, Any] = {
-    "worlds": [Safe], "effects": [pay], "tasks": [charge, slow], "flows": [order], "events": [Confirmation],
+    "worlds": [Safe], "effects": [pay], "tasks": [charge, gather, slow], "flows": [order, parcel, purchase], "events": [Confirmation],
 }  # fmt: skip
 app = hf.App("vault", redact=REDACT, **_DECLARED)
 open_app = hf.App("vault", **_DECLARED)

@@ -22,8 +22,15 @@ import msgspec
 from msgspec import inspect
 
 from holdfast.errors import HoldfastError
-from holdfast.flows.model import RECEIVE_NAME
-from holdfast.redaction import QUOTING_CODES, REDACTED, HiddenValues, Redactor, error_class
+from holdfast.flows.model import RECEIVE_NAME, UNDO_PREFIX
+from holdfast.redaction import (
+    QUOTING_CODES,
+    REDACTED,
+    HiddenValues,
+    ParameterNames,
+    Redactor,
+    error_class,
+)
 
 if TYPE_CHECKING:
     from holdfast.app.app import App
@@ -34,10 +41,12 @@ STEPS_READ_MAX = 1_000
 
 
 class SubjectPayload(NamedTuple):
-    """The name of a task or a flow, and its parts."""
+    """The name of a task or a flow, and its parts. Of a flow also the names of its failed steps and of its child flows."""
 
     name: str
     parts: Mapping[str, Any]
+    failed: frozenset[str] = frozenset()
+    children: frozenset[str] = frozenset()
 
 
 # Returns the payload of `task/ID` or `flow/ID`; None if it is gone, or too large to be read.
@@ -54,13 +63,25 @@ class RedactionRules:
     def __bool__(self) -> bool:
         return bool(self.redactor)
 
-    def parameters_of(self, name: str) -> tuple[str, ...] | None:
-        """The names of the positional arguments of a task or a flow; None if its code is not known."""
+    def parameters_of(self, name: str) -> list[ParameterNames] | None:
+        """The parameters of a task or a flow in each application that declares it; None if its code is not known."""
+        found = []
         for app in self._apps:
             declared: Any = app.tasks.get(name) or app.flows.get(name)
             if declared is not None:
-                return tuple(declared.signature.parameters)
-        return None
+                found.append(ParameterNames.of(declared.signature))
+        return found or None
+
+    def may_quote_child(self, step: str, flow: SubjectPayload) -> bool:
+        """Whether the error of a failed step may quote hidden values of its child task, effect or flow, which are not known
+        here."""
+        name = step.removeprefix(UNDO_PREFIX)
+        if self.redactor.fields_of(name) or name in flow.children:
+            return True
+        declared = [kinds for app in self._apps for kinds in (app.tasks, app.effects, app.flows)]
+        if declared and not any(name in kinds for kinds in declared):
+            return False
+        return self.may_hide(name) or any(name in app.flows for app in self._apps)
 
     def may_hide(self, *names: str) -> bool:
         """Whether a path may name a field of one of these types."""
@@ -70,11 +91,10 @@ class RedactionRules:
         """Whether a path may name a field of the state of a world, or of the events and receipts that it handles."""
         if not self.redactor:
             return False
-        for app in self._apps:
-            program = app.programs.get(type)
-            if program is not None:
-                return self.may_hide(type, *(cause for _, cause in program.handlers))
-        return True
+        programs = [app.programs[type] for app in self._apps if type in app.programs]
+        return not programs or any(
+            self.may_hide(type, *(cause for _, cause in program.handlers)) for program in programs
+        )
 
     def _may_hide(self, name: str) -> bool:
         redactor = self.redactor
@@ -88,16 +108,20 @@ class RedactionRules:
 
     @cached_property
     def _declared_fields(self) -> dict[str, frozenset[str]]:
-        """The fields of the declared types at any depth. A type with a value of any type is not in it."""
+        """The fields of the declared types at any depth. A type with a value of any type is not in it. Applications may
+        declare different types with one name."""
         found: dict[str, frozenset[str]] = {}
+        unknown: set[str] = set()
         for app in self._apps:
             kinds: dict[str, Any] = {}
             kinds |= {name: program.state for name, program in app.programs.items()}
             kinds |= {name: event.kind for name, event in app.events.items()}
             for name, kind in kinds.items():
-                if (fields := _field_names(kind)) is not None:
-                    found[name] = fields
-        return found
+                if (fields := _field_names(kind)) is None:
+                    unknown.add(name)
+                else:
+                    found[name] = fields | found.get(name, frozenset())
+        return {name: fields for name, fields in found.items() if name not in unknown}
 
 
 class DocumentRedactor:
@@ -168,12 +192,13 @@ class DocumentRedactor:
     def _hide_step(self, flow: str, step: str, value: Any, local: HiddenValues) -> Any:
         """Return the value of a step: of a function, of a child task, flow or effect with this name, or an event."""
         redactor = self._rules.redactor
+        type = step.removeprefix(UNDO_PREFIX)
         if step == RECEIVE_NAME and isinstance(value, list) and len(value) == 2:
             return [value[0], redactor.hide(str(value[0]), value[1], local)]
         shown = redactor.hide_parts(flow, {"steps": {step: value}}, (), local)["steps"]
         if not isinstance(shown, dict) or shown[step] == REDACTED:
             return REDACTED
-        return redactor.hide_parts(step, {"result": shown[step]}, (), local)["result"]
+        return redactor.hide_parts(type, {"result": shown[step]}, (), local)["result"]
 
     def _step(self, value: Document, subject: str) -> Document:
         payload = self._payload(subject)
@@ -184,7 +209,10 @@ class DocumentRedactor:
         local = HiddenValues()
         shown = self._hide_step(payload.name, value["name"], value["value"], local)
         self.hidden.update(local)
-        return self._clean_texts(value | {"value": shown}, subject, local)
+        value = value | {"value": shown}
+        if self._rules.may_quote_child(value["name"], payload):
+            return self._without_quotes(value, ("error",))
+        return self._clean_texts(value, subject, local)
 
     def _state(self, value: Document, subject: str) -> Document:
         type = value["world"].partition("/")[0]
@@ -309,7 +337,8 @@ class DocumentRedactor:
             payload = self._payload(subject)
             if payload is not None:
                 self._hide_parts(payload.name, payload.parts, local)
-                clean = local.clean
+                if not any(self._rules.may_quote_child(step, payload) for step in payload.failed):
+                    clean = local.clean
         elif kind in ("world", "timer"):
             hides = self._world_hides(name)
         else:
@@ -370,7 +399,12 @@ def read_payload(store: Store, universe: str, kind: str, id: str) -> SubjectPayl
             return None
         shown = [flow_documents.step_document(step) for step in page.steps]
         steps = [(step["name"], step["value"]) for step in shown]
-        return SubjectPayload(document["name"], {**_parts_of(document), "steps": steps})
+        return SubjectPayload(
+            document["name"],
+            {**_parts_of(document), "steps": steps},
+            failed=frozenset(step["name"] for step in shown if step["error"]),
+            children=frozenset(child["name"] for child in document["children"]),
+        )
 
     try:
         return store.read(read)
