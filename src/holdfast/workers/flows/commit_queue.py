@@ -43,6 +43,9 @@ class CommitQueue:
         self._joining = joined = [queued]
         try:
             await asyncio.sleep(0)
+        except GeneratorExit:
+            # The loop is closed, so no activation waits for an answer.
+            raise
         except BaseException:
             # The activation of the first commit is cancelled. The joined commits are still sent.
             if self._joining is joined:
