@@ -220,7 +220,7 @@ def test_matching_schema_marker_is_accepted() -> None:
     "marker",
     [
         b"RSV0\x00\x00\x01\x00",
-        b"RSV0\x00\x00\x06\x00",
+        schema.encode_marker(minor=schema.SCHEMA_MINOR + 1),
         b"RSV0\x01\x00\x01\x00",
         b"RSV1\x00\x00\x01\x00",
         b"",
@@ -249,7 +249,7 @@ def test_missing_schema_marker_without_bootstrap_raises_not_found() -> None:
 def test_missing_schema_marker_with_bootstrap_is_written() -> None:
     backend = MemoryBackend()
     StoreEngine(backend, SimClock(), bootstrap=True)
-    assert backend.get(b"runner.schema.version") == b"RSV0\x00\x00\x05\x00"
+    assert backend.get(b"runner.schema.version") == schema.encode_marker()
     StoreEngine(backend, SimClock(), bootstrap=False)
 
 
