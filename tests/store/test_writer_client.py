@@ -180,6 +180,16 @@ def test_result_inside_batched_sends_the_request_and_returns(store: LmdbStore) -
         assert store.submit(put, "a").result(30) == "a"
 
 
+def test_store_that_is_closed_before_a_request_is_sent_fails_its_future(store: LmdbStore) -> None:
+    def close_and_write(txn: Txn) -> None:
+        store.close()
+        txn.put(("a",), b"x")
+
+    future = store.submit(close_and_write)
+    with pytest.raises(StoreClosed):
+        future.result(30)
+
+
 @pytest.mark.parametrize("known", [False, True], ids=["nobody's", "the main thread's"])
 @pytest.mark.parametrize("lock_name", ["_reader_lock", "_sender_lock"])
 def test_leader_lock_orphaned_by_an_interrupt_is_taken_over(

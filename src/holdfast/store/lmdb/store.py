@@ -23,6 +23,7 @@ from holdfast.clock import SYSTEM
 from holdfast.config import TRANSACT_ATTEMPTS_MAX, TRANSACT_CONCURRENT_ATTEMPTS, WriterLimits
 from holdfast.errors import (
     Conflict,
+    HoldfastError,
     NotFound,
     RequestCancelled,
     StoreClosed,
@@ -260,7 +261,11 @@ class LmdbStore:
             else:
                 completions.complete(future, result)
 
-        self._client.submit(request, finish)
+        try:
+            self._client.submit(request, finish)
+        except HoldfastError as error:
+            # Another thread has closed the store, or its directory is gone.
+            complete_one(future, error=error)
 
     def _submit_again(
         self,
