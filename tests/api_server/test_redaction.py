@@ -81,6 +81,10 @@ class FilledStore:
         flows.append(runtime.start(vault.parcel))
         with contextlib.suppress(hf.FlowFailed):
             flows[3].result(timeout=WAIT_S)
+        # A group of errors has a placeholder for its number.
+        numbered = runtime.submit(vault.charge, "bad", f"{MARK} 4711")
+        with contextlib.suppress(hf.TaskFailedError):
+            numbered.result(timeout=WAIT_S)
         gathered = runtime.submit(vault.gather, "good", secret("rest"), secret("more"))
         self.tasks = [done.id, failed.id, slow.id, gathered.id]
         self.flows = [flow.id for flow in flows]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
+from holdfast.durable import error_groups
 from holdfast.errors import HoldfastError
 from holdfast.flows.model import RECEIVE_NAME, UNDO_PREFIX
 from holdfast.redaction import (
@@ -41,10 +42,11 @@ STEPS_READ_MAX = 1_000
 
 
 class SubjectPayload(NamedTuple):
-    """The name of a task or a flow, and its parts. Of a flow also the names of its failed steps and of its child flows."""
+    """The name of a task or a flow, its parts and its error. Of a flow also the names of its failed steps and of its child flows."""
 
     name: str
     parts: Mapping[str, Any]
+    error: str = ""
     failed: frozenset[str] = frozenset()
     children: frozenset[str] = frozenset()
 
@@ -280,8 +282,18 @@ class DocumentRedactor:
             name = (example["queue"] or "").rpartition("/")[2]
             hides = name in ("events", "") or self._rules.may_hide(name)
             return self._without_quotes(value, ("text",)) if hides else value
-        about = f"{value['kind']}/{example['id']}"
-        return self._clean_texts(value, about, HiddenValues())
+        payload = self._payload(f"{value['kind']}/{example['id']}")
+        if payload is None or self._quotes_children(payload):
+            return self._without_quotes(value, ("text",))
+        local = HiddenValues()
+        self._hide_parts(payload.name, payload.parts, local)
+        # The text of a group has parts of values only: their numbers and quoted texts are replaced.
+        if payload.error and error_groups.group_text("", payload.error) == value["text"]:
+            clean = error_groups.group_text("", local.clean(payload.error))
+            return value | {"text": self._changed_text(value["text"], lambda _: clean)}
+        if payload.error and value["text"] != error_groups.OTHER_TEXT:
+            return self._without_quotes(value, ("text",))
+        return value
 
     def _why(self, value: Document, subject: str) -> Document:
         return self._clean_texts(value, subject, HiddenValues())
@@ -321,6 +333,9 @@ class DocumentRedactor:
         kind, _, id = subject.partition("/")
         return self._read(kind, id) if kind in ("task", "flow") and id else None
 
+    def _quotes_children(self, flow: SubjectPayload) -> bool:
+        return any(self._rules.may_quote_child(step, flow) for step in flow.failed)
+
     def _clean_texts(self, value: Document, subject: str, local: HiddenValues) -> Document:
         """Clean the texts of a subject. Reduce them if its hidden values cannot be known."""
         kind, _, id = subject.partition("/")
@@ -337,7 +352,7 @@ class DocumentRedactor:
             payload = self._payload(subject)
             if payload is not None:
                 self._hide_parts(payload.name, payload.parts, local)
-                if not any(self._rules.may_quote_child(step, payload) for step in payload.failed):
+                if not self._quotes_children(payload):
                     clean = local.clean
         elif kind in ("world", "timer"):
             hides = self._world_hides(name)
@@ -391,7 +406,7 @@ def read_payload(store: Store, universe: str, kind: str, id: str) -> SubjectPayl
         if kind == "task":
             report = task_documents.read_report(txn, universe, parse_task_id(id))
             document = task_documents.task_details(report)
-            return SubjectPayload(document["name"], _parts_of(document))
+            return SubjectPayload(document["name"], _parts_of(document), document["error"] or "")
         row = flow_documents.find_flow(txn, universe, id)
         document = flow_details(flow_documents.read_report(txn, universe, row))
         page = step_list.list_steps(txn, universe, row.seq, None, 0, STEPS_READ_MAX)
@@ -402,6 +417,7 @@ def read_payload(store: Store, universe: str, kind: str, id: str) -> SubjectPayl
         return SubjectPayload(
             document["name"],
             {**_parts_of(document), "steps": steps},
+            document["error"] or "",
             failed=frozenset(step["name"] for step in shown if step["error"]),
             children=frozenset(child["name"] for child in document["children"]),
         )
