@@ -59,7 +59,6 @@ class HiddenValues:
 
     def __init__(self) -> None:
         self._texts: set[str] = set()
-        self._pattern: re.Pattern[str] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._texts)
@@ -75,25 +74,26 @@ class HiddenValues:
                 self.add(item)
         elif value is not None and not isinstance(value, bool) and value not in ("", REDACTED):
             self._texts.update(_spellings(value))
-            self._pattern = None
 
     def update(self, other: HiddenValues) -> None:
         self._texts |= other._texts
-        self._pattern = None
 
     def clean(self, text: str) -> str:
         """Return a text without the hidden values, also if its start or its end is cut."""
         if not self._texts or not text:
             return text
-        if self._pattern is None:
-            ordered = sorted(self._texts, key=len, reverse=True)
-            self._pattern = re.compile("|".join(map(_spelling_pattern, ordered)))
-        cleaned = self._pattern.sub(REDACTED, text)
-        return self._clean_cuts(cleaned)
+        # A pattern of every value of a long list takes seconds to compile.
+        found = sorted((value for value in self._texts if value in text), key=len, reverse=True)
+        if found:
+            text = re.sub("|".join(map(_spelling_pattern, found)), REDACTED, text)
+        return self._clean_cuts(text)
 
     def _clean_cuts(self, text: str) -> str:
+        parts = {text[at : at + PART_CHARS_MIN] for at in range(len(text))}
         for value in self._texts:
             start, end = value[:PART_CHARS_MIN], value[-PART_CHARS_MIN:]
+            if len(value) >= PART_CHARS_MIN and parts.isdisjoint((start, end)):
+                continue
             at = text.find(start)
             while at >= 0:
                 # The end of the text, or the mark of a cut.

@@ -458,6 +458,27 @@ def test_functions_of_several_applications_with_one_name_hide_the_arguments_of_e
     assert shown["args"] == [REDACTED, REDACTED, "third"]
 
 
+def test_pattern_of_hidden_values_has_only_values_in_the_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from holdfast import redaction
+
+    patterns: list[str] = []
+    compiled = redaction._spelling_pattern
+
+    def counted(text: str) -> str:
+        patterns.append(text)
+        return compiled(text)
+
+    monkeypatch.setattr(redaction, "_spelling_pattern", counted)
+    hidden = redaction.HiddenValues()
+    hidden.add([f"value {n} of a list" for n in range(10_000)] + ["12"])
+    assert hidden.clean("no value 77 of a list, 12 at value 9999 o…") == (
+        f"no {REDACTED}, {REDACTED} at {REDACTED}…"
+    )
+    assert sorted(patterns) == ["12", "value 77 of a list"]
+
+
 def value_of(paths: list[str], value: Any, name: str = "T") -> Any:
     from holdfast.redaction import HiddenValues
 
