@@ -161,6 +161,7 @@ def test_next_occurrence_of_a_schedule_is_no_progress_of_a_waiting_flow(seed: in
         assert len(ticks) >= 9
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("seed", range(2))
 def test_due_times_of_a_simulation_with_schedules_are_waited_for(seed: int) -> None:
     with hf.simulate(scheduled, seed=seed) as s:
