@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
 
 import holdfast as hf
@@ -473,6 +474,14 @@ def value_of(paths: list[str], value: Any, name: str = "T") -> Any:
     from holdfast.redaction import HiddenValues
 
     return Redactor(paths).hide(name, value, HiddenValues())
+
+
+def test_path_has_the_name_of_a_renamed_field_in_json() -> None:
+    class Renamed(hf.Event, rename="camel"):
+        card_number: str = ""
+
+    value = msgspec.to_builtins(Renamed("1"))
+    assert value_of(["T.cardNumber"], value) == {"cardNumber": REDACTED}
 
 
 def test_paths_pass_through_lists_and_stars() -> None:
