@@ -21,7 +21,7 @@ FIRST_DATA = {
     "now": ".bar",
     "work": "[data-row]",
     "worlds": "[data-row]",
-    "errors": "tbody tr",
+    "errors": "[data-row]",
     "dead": "tbody tr",
     "queues": ".card",
     "money": "tbody tr",
